@@ -1,0 +1,1 @@
+"""`file:`: queues in a directory."""

@@ -1,0 +1,453 @@
+"""`memory:` and `memory://NAME`: queues in this process's memory.
+
+The reference model: the shortest code that keeps the contract, against which every other backend is compared. Instances with the
+same name share one store, across threads and event loops; the store lives as long as the process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import threading
+from collections.abc import Iterable, Sequence
+from typing import ClassVar, Self
+
+import msgspec
+
+from qworker.backend import Backend
+from qworker.clock import SYSTEM_CLOCK, Clock
+from qworker.errors import QueueNotFound
+from qworker.message import Draft, Lease, Message, QueueStats, Settle, Settlement, State, StoredMessage
+from qworker.names import check_id, check_queue, new_id
+from qworker.url import BackendURL
+
+__all__ = ["MemoryBackend"]
+
+
+class _Entry(msgspec.Struct, kw_only=True, eq=False):
+    """One stored message and its state."""
+
+    message: Message
+    state: State
+    order: int
+    # Rises with each lease.
+    token: int = 0
+    # Due (delayed), expiry (leased) or finish (done, fail); Unix seconds.
+    at: float = 0.0
+    holder: str | None = None
+    error: str | None = None
+
+
+class _Queue:
+    """One queue: its messages by id, and the orders in which they are taken."""
+
+    def __init__(self) -> None:
+        self.entries: dict[str, _Entry] = {}
+        self.pending_keys: dict[str, str] = {}
+        # (-priority, order, id) of ready messages, and (at, order, id) of delayed and leased ones; stale rows are skipped.
+        self.ready: list[tuple[int, int, str]] = []
+        self.timed: list[tuple[float, int, str]] = []
+        self.down = False
+        self.next_order = 0
+
+    def put(self, entry: _Entry, state: State, at: float = 0.0) -> None:
+        """Move an entry to a state, and to the order that the state has."""
+        message = entry.message
+        entry.state = state
+        entry.at = at
+        if state is State.READY:
+            heapq.heappush(self.ready, (-message.priority, entry.order, message.id))
+        elif state in {State.DELAYED, State.LEASED}:
+            heapq.heappush(self.timed, (at, entry.order, message.id))
+        if message.key is not None:
+            if state in {State.DONE, State.FAIL}:
+                self.pending_keys.pop(message.key, None)
+            else:
+                self.pending_keys[message.key] = message.id
+
+    def drop(self, entry: _Entry) -> None:
+        """Forget an entry."""
+        del self.entries[entry.message.id]
+        if entry.message.key is not None and self.pending_keys.get(entry.message.key) == entry.message.id:
+            del self.pending_keys[entry.message.key]
+
+    def in_state(self, state: State) -> list[_Entry]:
+        """The entries of a state in the order that `browse` promises."""
+        found = [entry for entry in self.entries.values() if entry.state is state]
+        if state is State.READY:
+            return sorted(found, key=lambda entry: (-entry.message.priority, entry.order))
+        return sorted(found, key=lambda entry: (entry.at, entry.order))
+
+
+class _Store:
+    """The queues of one name."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.queues: dict[str, _Queue] = {}
+        self.waiters: set[_Waiter] = set()
+
+    def wake(self, queue: str) -> None:
+        for waiter in tuple(self.waiters):
+            if queue in waiter.queues:
+                waiter.wake()
+
+
+class _Waiter:
+    """A `wait` that may have to be woken from another thread."""
+
+    __slots__ = ("_event", "_loop", "_thread", "queues")
+
+    def __init__(self, queues: Sequence[str]) -> None:
+        self.queues = frozenset(queues)
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.get_ident()
+        self._event = asyncio.Event()
+
+    def wake(self) -> None:
+        if threading.get_ident() == self._thread:
+            self._event.set()
+        elif not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._event.set)
+
+    async def wait(self, timeout: float) -> None:
+        try:
+            async with asyncio.timeout(timeout):
+                await self._event.wait()
+        except TimeoutError:
+            pass
+
+
+_stores: dict[str, _Store] = {}
+
+
+class MemoryBackend(Backend):
+    """Queues in memory; see the module."""
+
+    shared: ClassVar[bool] = False
+
+    def __init__(self, name: str = "", *, clock: Clock = SYSTEM_CLOCK, keep_done: bool = False) -> None:
+        self._name = name
+        self._clock = clock
+        self._keep_done = keep_done
+        self._store = _stores.setdefault(name, _Store())
+
+    @classmethod
+    def from_url(cls, url: BackendURL, *, clock: Clock = SYSTEM_CLOCK) -> Self:
+        """`memory:`, `memory://NAME`; `?keep_done=1` keeps what is acked."""
+        url.only({"keep_done"})
+        return cls(url.authority + url.path, clock=clock, keep_done=url.boolean("keep_done", False))
+
+    async def open(self) -> None:
+        """Nothing to reach."""
+
+    async def aclose(self) -> None:
+        """Nothing to let go of."""
+
+    def describe(self) -> str:
+        """The URL."""
+        return f"memory://{self._name}"
+
+    @property
+    def durability(self) -> str:
+        """`none`: the process is the store."""
+        return "none"
+
+    # -- producing ---------------------------------------------------------------------------------------------------
+
+    async def publish(self, queue: str, drafts: Sequence[Draft]) -> list[str]:
+        """Store messages."""
+        check_queue(queue)
+        now = self._clock.time()
+        with self._store.lock:
+            held = self._store.queues.setdefault(queue, _Queue())
+            ids = [self._put_draft(queue, held, draft, now) for draft in drafts]
+        self._store.wake(queue)
+        return ids
+
+    def _put_draft(self, queue: str, held: _Queue, draft: Draft, now: float) -> str:
+        message_id = new_id() if draft.id is None else check_id(draft.id)
+        if message_id in held.entries:
+            return message_id
+        if draft.key is not None and draft.key in held.pending_keys:
+            return held.pending_keys[draft.key]
+        message = Message(
+            id=message_id,
+            queue=queue,
+            body=draft.body,
+            tries=draft.tries,
+            enqueued_at=now if draft.enqueued_at is None else draft.enqueued_at,
+            priority=draft.priority,
+            key=draft.key,
+            arguments=draft.arguments,
+            fields=draft.fields,
+        )
+        entry = held.entries[message_id] = _Entry(message=message, state=State.READY, order=held.next_order)
+        held.next_order += 1
+        due = now + draft.delay if draft.due_at is None else draft.due_at
+        if due > now:
+            held.put(entry, State.DELAYED, due)
+        else:
+            held.put(entry, State.READY)
+        return message_id
+
+    # -- consuming ---------------------------------------------------------------------------------------------------
+
+    async def lease(self, queue: str, limit: int, visibility: float) -> list[Lease]:
+        """Claim messages."""
+        with self._store.lock:
+            held = self._store.queues.get(queue)
+            if held is None or held.down:
+                return []
+            now = self._clock.time()
+            self._make_due(held, now)
+            leases: list[Lease] = []
+            while held.ready and len(leases) < limit:
+                _, order, message_id = heapq.heappop(held.ready)
+                entry = held.entries.get(message_id)
+                if entry is None or entry.state is not State.READY or entry.order != order:
+                    continue
+                entry.token += 1
+                entry.holder = self._name or "memory"
+                held.put(entry, State.LEASED, now + visibility)
+                leases.append(Lease(message=entry.message, token=entry.token, expires_at=now + visibility))
+            return leases
+
+    async def wait(self, queues: Sequence[str], timeout: float) -> None:
+        """Wait for a publish, a release, or the moment at which a message becomes due."""
+        waiter = _Waiter(queues)
+        with self._store.lock:
+            self._store.waiters.add(waiter)
+            rest = self._until_work(queues)
+        try:
+            if rest > 0:
+                await waiter.wait(min(timeout, rest))
+        finally:
+            with self._store.lock:
+                self._store.waiters.discard(waiter)
+
+    def _until_work(self, queues: Sequence[str]) -> float:
+        """Seconds until a queue has something to lease, as far as is known now; 0 when one has."""
+        now = self._clock.time()
+        soonest = float("inf")
+        for queue in queues:
+            held = self._store.queues.get(queue)
+            if held is None or held.down:
+                continue
+            self._make_due(held, now)
+            if held.ready:
+                return 0.0
+            delayed = [entry.at for entry in held.entries.values() if entry.state is State.DELAYED]
+            soonest = min(soonest, min(delayed, default=soonest) - now)
+        return max(soonest, 0.001)
+
+    def extend(self, leases: Sequence[Lease], visibility: float) -> list[Lease]:
+        """Renew leases."""
+        lost: list[Lease] = []
+        with self._store.lock:
+            expires_at = self._clock.time() + visibility
+            for lease in leases:
+                found = self._claimed(lease)
+                if found is None:
+                    lost.append(lease)
+                    continue
+                held, entry = found
+                held.put(entry, State.LEASED, expires_at)
+                lease.expires_at = expires_at
+        return lost
+
+    async def settle(self, settlements: Sequence[Settlement]) -> list[Settlement]:
+        """End leases."""
+        refused: list[Settlement] = []
+        awake: set[str] = set()
+        with self._store.lock:
+            now = self._clock.time()
+            for settlement in settlements:
+                found = self._claimed(settlement.lease)
+                if found is None:
+                    refused.append(settlement)
+                    continue
+                self._end(*found, settlement, now)
+                if settlement.how in {Settle.RELEASE, Settle.FAIL_TMP}:
+                    awake.add(settlement.lease.message.queue)
+        for queue in awake:
+            self._store.wake(queue)
+        return refused
+
+    def _claimed(self, lease: Lease) -> tuple[_Queue, _Entry] | None:
+        held = self._store.queues.get(lease.message.queue)
+        entry = held.entries.get(lease.message.id) if held is not None else None
+        if held is None or entry is None or entry.state is not State.LEASED or entry.token != lease.token:
+            return None
+        return held, entry
+
+    def _end(self, held: _Queue, entry: _Entry, settlement: Settlement, now: float) -> None:
+        entry.holder = None
+        if settlement.how is Settle.ACK:
+            if self._keep_done:
+                held.put(entry, State.DONE, now)
+            else:
+                held.drop(entry)
+        elif settlement.how is Settle.FAIL_PERM:
+            entry.error = settlement.error
+            held.put(entry, State.FAIL, now)
+        else:
+            if settlement.how is Settle.FAIL_TMP:
+                entry.error = settlement.error
+                entry.message = msgspec.structs.replace(entry.message, tries=entry.message.tries + 1)
+            if settlement.delay > 0:
+                held.put(entry, State.DELAYED, now + settlement.delay)
+            else:
+                held.put(entry, State.READY)
+
+    async def reap(self, queue: str) -> int:
+        """Return what has expired, and what is due."""
+        with self._store.lock:
+            held = self._store.queues.get(queue)
+            count = 0 if held is None else self._make_due(held, self._clock.time(), expired_too=True)
+        if count:
+            self._store.wake(queue)
+        return count
+
+    def _make_due(self, held: _Queue, now: float, *, expired_too: bool = False) -> int:
+        count = 0
+        kept: list[tuple[float, int, str]] = []
+        while held.timed and held.timed[0][0] <= now:
+            row = heapq.heappop(held.timed)
+            entry = held.entries.get(row[2])
+            if entry is None or entry.at != row[0] or entry.order != row[1]:
+                continue
+            if entry.state is State.DELAYED:
+                held.put(entry, State.READY)
+            elif entry.state is State.LEASED:
+                if not expired_too:
+                    kept.append(row)
+                    continue
+                entry.holder = None
+                entry.error = "the lease expired"
+                entry.message = msgspec.structs.replace(entry.message, tries=entry.message.tries + 1)
+                held.put(entry, State.READY)
+            else:
+                continue
+            count += 1
+        for row in kept:
+            heapq.heappush(held.timed, row)
+        return count
+
+    # -- administering -----------------------------------------------------------------------------------------------
+
+    async def queues(self) -> list[str]:
+        """The queues."""
+        with self._store.lock:
+            return sorted(self._store.queues)
+
+    async def create(self, queue: str) -> None:
+        """Make a queue."""
+        with self._store.lock:
+            self._store.queues.setdefault(check_queue(queue), _Queue())
+
+    async def delete(self, queue: str) -> None:
+        """Forget a queue."""
+        with self._store.lock:
+            self._store.queues.pop(queue, None)
+
+    def _found(self, queue: str) -> _Queue:
+        held = self._store.queues.get(queue)
+        if held is None:
+            raise QueueNotFound(queue)
+        return held
+
+    async def stats(self, queue: str) -> QueueStats:
+        """Count."""
+        with self._store.lock:
+            held = self._found(queue)
+            self._make_due(held, self._clock.time())
+            counts = dict.fromkeys(State, 0)
+            oldest: float | None = None
+            for entry in held.entries.values():
+                counts[entry.state] += 1
+                if entry.state is State.READY:
+                    since = entry.message.enqueued_at
+                    oldest = since if oldest is None else min(oldest, since)
+            return QueueStats(
+                queue=queue,
+                ready=counts[State.READY],
+                leased=counts[State.LEASED],
+                delayed=counts[State.DELAYED],
+                done=counts[State.DONE],
+                fail=counts[State.FAIL],
+                oldest_age=None if oldest is None else max(0.0, self._clock.time() - oldest),
+                down=held.down,
+            )
+
+    async def browse(self, queue: str, state: State, limit: int = 100, offset: int = 0) -> list[StoredMessage]:
+        """Look at messages."""
+        with self._store.lock:
+            held = self._found(queue)
+            self._make_due(held, self._clock.time())
+            return [_stored(entry) for entry in held.in_state(state)[offset : offset + limit]]
+
+    async def find(self, queue: str, message_id: str) -> StoredMessage | None:
+        """Look at one message."""
+        with self._store.lock:
+            held = self._found(queue)
+            self._make_due(held, self._clock.time())
+            entry = held.entries.get(message_id)
+            return None if entry is None else _stored(entry)
+
+    async def requeue(self, queue: str, ids: Iterable[str] | None = None) -> int:
+        """Make failed messages ready."""
+        wanted = None if ids is None else set(ids)
+        with self._store.lock:
+            held = self._found(queue)
+            chosen = [e for e in held.in_state(State.FAIL) if wanted is None or e.message.id in wanted]
+            for entry in chosen:
+                entry.error = None
+                entry.message = msgspec.structs.replace(entry.message, tries=0)
+                held.put(entry, State.READY)
+        if chosen:
+            self._store.wake(queue)
+        return len(chosen)
+
+    async def remove(self, queue: str, ids: Iterable[str]) -> int:
+        """Delete messages by id."""
+        with self._store.lock:
+            held = self._found(queue)
+            found = [held.entries[i] for i in dict.fromkeys(ids) if i in held.entries]
+            for entry in found:
+                held.drop(entry)
+            return len(found)
+
+    async def purge(self, queue: str, state: State | None = None) -> int:
+        """Delete messages by state."""
+        states = {State.READY, State.DELAYED, State.FAIL} if state is None else {state}
+        with self._store.lock:
+            held = self._found(queue)
+            self._make_due(held, self._clock.time())
+            found = [entry for entry in held.entries.values() if entry.state in states]
+            for entry in found:
+                held.drop(entry)
+            return len(found)
+
+    async def down(self, queue: str) -> None:
+        """Pause."""
+        with self._store.lock:
+            self._found(queue).down = True
+
+    async def up(self, queue: str) -> None:
+        """Resume."""
+        with self._store.lock:
+            self._found(queue).down = False
+        self._store.wake(queue)
+
+
+def _stored(entry: _Entry) -> StoredMessage:
+    return StoredMessage(
+        message=entry.message,
+        state=entry.state,
+        due_at=entry.at if entry.state is State.DELAYED else None,
+        expires_at=entry.at if entry.state is State.LEASED else None,
+        finished_at=entry.at if entry.state in {State.DONE, State.FAIL} else None,
+        holder=entry.holder,
+        error=entry.error,
+    )

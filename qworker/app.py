@@ -1,0 +1,300 @@
+"""The app: a registry of tasks and handlers, and the way from a call to a backend."""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Concatenate, ParamSpec, TypeVar, overload
+
+from qworker.backend import Backend
+from qworker.context import Context
+from qworker.errors import DuplicateTask, UnknownTask
+from qworker.message import Draft
+from qworker.portal import Portal
+from qworker.registry import open_backend
+from qworker.retry import DEFAULT_BACKOFF, Backoff
+from qworker.settings import backend_url
+from qworker.task import Call, Job, Options, RawHandler, Task
+
+__all__ = ["Tasks"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+F = TypeVar("F", bound=Callable[..., Any])
+
+Lifespan = Callable[["Tasks"], AbstractAsyncContextManager[Any]]
+
+# `enqueue_many` publishes this many at a time, so that a generator of a million calls needs no memory for them.
+_BATCH = 1000
+
+
+class Tasks:
+    """An app: register functions with `task` and `handler`, enqueue calls of them from anywhere, run them with a worker.
+
+    Args:
+        url: the backend; None takes `$QWORKER_URL` or `url` in `[tool.qworker]` when it is first needed.
+        lifespan: a function that takes the app and returns an async context manager; a worker enters it before its first
+            message and leaves it after its last one, and `Context.state` is what it yields.
+    """
+
+    def __init__(self, url: str | None = None, *, lifespan: Lifespan | None = None) -> None:
+        self._url = url
+        self.lifespan = lifespan
+        self.registered: dict[str, Task[..., Any]] = {}
+        self.raw_handlers: dict[str, RawHandler] = {}
+        self._backends: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Opened] = weakref.WeakKeyDictionary()
+        self._portal = Portal()
+        self._header_sources: list[Callable[[], Mapping[str, str]]] = []
+
+    def __repr__(self) -> str:
+        return f"<Tasks {', '.join(sorted(self.registered)) or 'empty'}>"
+
+    # -- registering -------------------------------------------------------------------------------------------------
+
+    @overload
+    def task(self, function: Callable[Concatenate[Context, P], R], /) -> Task[P, R]: ...
+
+    @overload
+    def task(self, function: Callable[P, R], /) -> Task[P, R]: ...
+
+    @overload
+    def task(
+        self,
+        *,
+        name: str | None = None,
+        queue: str = "default",
+        max_tries: int = 5,
+        timeout: float | None = None,
+        backoff: Backoff = DEFAULT_BACKOFF,
+        process: bool = False,
+        priority: int = 0,
+    ) -> _Decorator: ...
+
+    def task(
+        self,
+        function: Callable[..., Any] | None = None,
+        *,
+        name: str | None = None,
+        queue: str = "default",
+        max_tries: int = 5,
+        timeout: float | None = None,
+        backoff: Backoff = DEFAULT_BACKOFF,
+        process: bool = False,
+        priority: int = 0,
+    ) -> Any:
+        """Register a function as a task.
+
+        Args:
+            function: the handler; its first parameter may be a `Context`.
+            name: what the task is called in envelopes; the function's name unless given.
+            queue: where its calls wait.
+            max_tries: after this many failed attempts a message goes to `fail`.
+            timeout: seconds a run may take; None: as long as it takes.
+            backoff: the delays of its retries.
+            process: run in a process pool, for plain functions that hold the GIL.
+            priority: 0 (default) to 9 (first), for calls that name none.
+
+        Raises:
+            DuplicateTask: the name is taken.
+            UsageError: an option or annotation cannot work.
+        """
+        options = Options(
+            queue=queue, max_tries=max_tries, timeout=timeout, backoff=backoff, process=process, priority=priority
+        )
+        decorator = _Decorator(self, name, options)
+        return decorator if function is None else decorator(function)
+
+    def handler(
+        self,
+        *,
+        queue: str = "default",
+        max_tries: int = 5,
+        timeout: float | None = None,
+        backoff: Backoff = DEFAULT_BACKOFF,
+        process: bool = False,
+    ) -> Callable[[F], F]:
+        """Register a function for a queue's raw messages: those that are no envelope of a registered task.
+
+        The function takes a `Message`, and a `Context` before it if its first parameter is annotated so.
+
+        Raises:
+            DuplicateTask: the queue has a raw handler.
+        """
+        options = Options(queue=queue, max_tries=max_tries, timeout=timeout, backoff=backoff, process=process)
+
+        def register(function: F) -> F:
+            if queue in self.raw_handlers:
+                raise DuplicateTask(f"the queue {queue!r} has a raw handler, {self.raw_handlers[queue].name}: keep one")
+            self.raw_handlers[queue] = RawHandler(function, options)
+            return function
+
+        return register
+
+    def add(self, task: Task[..., Any]) -> None:
+        """Register a task that is made.
+
+        Raises:
+            DuplicateTask: its name is taken.
+        """
+        if task.name in self.registered:
+            raise DuplicateTask(f"there is a task {task.name!r} already: give one of them name=...")
+        self.registered[task.name] = task
+
+    def __getitem__(self, name: str) -> Task[..., Any]:
+        """The task of a name.
+
+        Raises:
+            UnknownTask: there is none.
+        """
+        try:
+            return self.registered[name]
+        except KeyError:
+            known = ", ".join(sorted(self.registered)) or "none"
+            raise UnknownTask(f"no task {name!r} here; registered: {known}") from None
+
+    def queue_names(self) -> list[str]:
+        """Every queue that a task or handler names, sorted: what `qworker run` works on."""
+        return sorted({task.queue for task in self.registered.values()} | set(self.raw_handlers))
+
+    # -- enqueueing --------------------------------------------------------------------------------------------------
+
+    def headers_for(self, given: Mapping[str, str]) -> dict[str, str]:
+        """The headers of a call: those of every source (see `add_headers`), and `given` over them."""
+        if not self._header_sources:
+            return dict(given)
+        headers: dict[str, str] = {}
+        for source in self._header_sources:
+            headers.update(source())
+        headers.update(given)
+        return headers
+
+    def add_headers(self, source: Callable[[], Mapping[str, str]]) -> None:
+        """Add a function whose result travels in every envelope's headers, such as the trace context."""
+        self._header_sources.append(source)
+
+    async def enqueue_many(self, calls: Iterable[Call]) -> list[Job]:
+        """Enqueue calls in their order, in batches; all are stored durably when this returns.
+
+        After an error those before the failing batch are stored; calls made with `using(id=...)` can be enqueued again.
+        """
+        jobs: list[Job] = []
+        backend = await self.backend()
+        queue = ""
+        drafts: list[Draft] = []
+        for call in calls:
+            if drafts and (call.queue != queue or len(drafts) >= _BATCH):
+                jobs.extend(await _publish(backend, queue, drafts))
+                drafts = []
+            queue = call.queue
+            drafts.append(call.draft)
+        if drafts:
+            jobs.extend(await _publish(backend, queue, drafts))
+        return jobs
+
+    def enqueue_many_sync(self, calls: Iterable[Call]) -> list[Job]:
+        """`enqueue_many` for code without an event loop.
+
+        Raises:
+            UsageError: an event loop runs in this thread.
+        """
+        return self.run_sync(self.enqueue_many(calls), instead="await enqueue() or enqueue_many()")
+
+    def run_sync(self, coroutine: Coroutine[Any, Any, R], *, instead: str) -> R:
+        """Run a coroutine on the app's background loop and block until it is done."""
+        return self._portal.run(coroutine, instead=instead)
+
+    # -- the backend -------------------------------------------------------------------------------------------------
+
+    @property
+    def url(self) -> str:
+        """The backend's URL.
+
+        Raises:
+            UsageError: nobody gave one.
+        """
+        return backend_url(self._url)
+
+    @url.setter
+    def url(self, url: str) -> None:
+        self._url = url
+
+    async def backend(self) -> Backend:
+        """This event loop's backend, opened at the first call and closed when the loop shuts down.
+
+        `asyncio.run` needs no open and close around its calls: the backend hangs on an asynchronous generator, and loops
+        close those.
+        """
+        loop = asyncio.get_running_loop()
+        opened = self._backends.get(loop)
+        if opened is None:
+            opened = self._backends[loop] = _Opened(open_backend(self.url))
+        if not opened.ready:
+            await opened.open()
+        return opened.backend
+
+    async def aclose(self) -> None:
+        """Close this event loop's backend now; the next call opens another."""
+        opened = self._backends.pop(asyncio.get_running_loop(), None)
+        if opened is not None:
+            await opened.aclose()
+
+
+class _Opened:
+    """A backend and the generator that closes it with its loop."""
+
+    __slots__ = ("_keeper", "_lock", "backend", "ready")
+
+    def __init__(self, backend: Backend) -> None:
+        self.backend = backend
+        self.ready = False
+        self._lock = asyncio.Lock()
+        self._keeper: AsyncGenerator[None] = _closed_with_the_loop(backend)
+
+    async def open(self) -> None:
+        async with self._lock:
+            if not self.ready:
+                await self.backend.open()
+                await anext(self._keeper)
+                self.ready = True
+
+    async def aclose(self) -> None:
+        if self.ready:
+            await self._keeper.aclose()
+        else:
+            await self.backend.aclose()
+
+
+async def _closed_with_the_loop(backend: Backend) -> AsyncGenerator[None]:
+    try:
+        yield
+    finally:
+        await backend.aclose()
+
+
+async def _publish(backend: Backend, queue: str, drafts: list[Draft]) -> list[Job]:
+    return [Job(message_id, queue) for message_id in await backend.publish(queue, drafts)]
+
+
+class _Decorator:
+    """`@tasks.task(...)`, typed for functions with and without a `Context`."""
+
+    __slots__ = ("_name", "_options", "_tasks")
+
+    def __init__(self, tasks: Tasks, name: str | None, options: Options) -> None:
+        self._tasks = tasks
+        self._name = name
+        self._options = options
+
+    @overload
+    def __call__(self, function: Callable[Concatenate[Context, P], R], /) -> Task[P, R]: ...
+
+    @overload
+    def __call__(self, function: Callable[P, R], /) -> Task[P, R]: ...
+
+    def __call__(self, function: Callable[..., Any], /) -> Any:
+        name: str = self._name or function.__name__
+        task: Task[..., Any] = Task(self._tasks, function, name, self._options)
+        self._tasks.add(task)
+        return task

@@ -1,0 +1,213 @@
+"""The backend contract: what a store of queues must do, and nothing of how.
+
+Every method is batch first, and there are no optional ones. `qworker.testing` proves an implementation against this page.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Iterable, Mapping, Sequence
+from typing import ClassVar, Self
+
+from qworker.clock import SYSTEM_CLOCK, Clock
+from qworker.message import Draft, Lease, QueueStats, Settlement, State, StoredMessage
+from qworker.url import BackendURL
+
+__all__ = ["Backend"]
+
+
+class Backend(abc.ABC):
+    """A store of queues, opened from a URL.
+
+    An instance belongs to one event loop: its coroutines are called there, except `extend`, which blocks and is called from
+    any thread. Making an instance touches nothing; `open` does, and every other method opens the store by itself.
+
+    Cancellation: a cancelled `lease` or `wait_and_lease` holds no message (what it had claimed is given back); any other
+    cancelled call has either happened or not, and may be repeated.
+
+    Errors: the store's own errors arrive as `BackendError`s with the cause attached. `BackendUnavailable` means that the
+    call may be repeated later; a method that raises has changed nothing, or something that a repetition completes.
+    """
+
+    # What this protocol does otherwise than the contract, by the name of the rule that `qworker.testing` gives it, with the
+    # reason. The suite asserts each deviation, and the docs print them.
+    deviations: ClassVar[Mapping[str, str]] = {}
+
+    # True: messages outlive every process (`memory:` does not; its worker must be the process that publishes).
+    shared: ClassVar[bool] = True
+
+    @classmethod
+    @abc.abstractmethod
+    def from_url(cls, url: BackendURL, *, clock: Clock = SYSTEM_CLOCK) -> Self:
+        """Make an instance for a parsed URL, without touching the store.
+
+        Raises:
+            BadURL: an option or a part that this backend does not know; says which ones it knows.
+            MissingExtra: its driver is not installed.
+        """
+
+    @abc.abstractmethod
+    async def open(self) -> None:
+        """Reach the store now. Idempotent.
+
+        Raises:
+            BackendUnavailable: it does not answer.
+            StorePermission: it refuses this user.
+            FormatTooNew: a newer release wrote it.
+        """
+
+    @abc.abstractmethod
+    async def aclose(self) -> None:
+        """Let go of everything; leases that are still held expire as if the process had died. Idempotent."""
+
+    @abc.abstractmethod
+    def describe(self) -> str:
+        """The URL with any password masked, for people and logs."""
+
+    @property
+    @abc.abstractmethod
+    def durability(self) -> str:
+        """`none`, `process`, `disk` or `replicated`: what a successful publish or settle survives."""
+
+    # -- producing ---------------------------------------------------------------------------------------------------
+
+    @abc.abstractmethod
+    async def publish(self, queue: str, drafts: Sequence[Draft]) -> list[str]:
+        """Store messages and return their ids, in order.
+
+        Durable (see `durability`) when it returns. One publisher's messages keep their order. A draft whose id is stored
+        already in any state is not stored twice; nor is one whose key is pending (ready, delayed or leased): the id of the
+        stored one is returned. A queue that does not exist is created. Not atomic as a batch: after an error any prefix-less
+        subset may be stored, and repeating the call with the same ids completes it.
+
+        Raises:
+            QueueFull: the queue is at its capacity.
+            StorageFull: nothing partial is visible.
+            PublishFailed: the outcome is unknown.
+            NotSupported: priority, key, or an id that the protocol has no place for.
+        """
+
+    # -- consuming ---------------------------------------------------------------------------------------------------
+
+    @abc.abstractmethod
+    async def lease(self, queue: str, limit: int, visibility: float) -> list[Lease]:
+        """Claim up to `limit` ready messages for `visibility` seconds, oldest first. Never waits.
+
+        Messages that are due are ready. Of concurrent calls one wins each message. A paused queue gives none, and so does one
+        that does not exist. May give fewer than there are when others work on the queue.
+        """
+
+    async def wait_and_lease(self, queue: str, limit: int, visibility: float, timeout: float) -> list[Lease]:
+        """Wait up to `timeout` seconds for work, then lease it: one step where the store can do both in one trip.
+
+        May return nothing earlier. Composed of `wait` and `lease` unless a backend has a faster way.
+        """
+        await self.wait([queue], timeout)
+        return await self.lease(queue, limit, visibility)
+
+    @abc.abstractmethod
+    async def wait(self, queues: Sequence[str], timeout: float) -> None:
+        """Return when one of `queues` may have something to lease, or after `timeout` seconds.
+
+        A hint: it may return early for nothing, and a wake-up of another process may be missed; `timeout` bounds how long
+        that matters. A message that was published before the call and after this backend's last empty `lease` is not missed.
+        """
+
+    @abc.abstractmethod
+    def extend(self, leases: Sequence[Lease], visibility: float) -> list[Lease]:
+        """Renew leases to `visibility` seconds from now; return the ones that are lost.
+
+        Blocking, and called from any thread, also while the event loop is blocked; it sets `expires_at` of each lease that it
+        renewed. Conditional on the token. A lease is never extended while it is being settled: callers see to that.
+
+        Raises:
+            BackendUnavailable: nothing is known to be lost; try again until the leases expire.
+        """
+
+    @abc.abstractmethod
+    async def settle(self, settlements: Sequence[Settlement]) -> list[Settlement]:
+        """End leases: ack, fail_tmp (tries + 1), fail_perm (kept with its error) or release (tries unchanged).
+
+        fail_tmp and release make the message ready again after their delay; a release without one puts it where it was.
+        Each is one atomic step, conditional on the token; returns the ones that were refused because the lease was lost.
+        Durable when it returns. Repeating a settlement that has happened is not an error where the store can tell.
+        """
+
+    @abc.abstractmethod
+    async def reap(self, queue: str) -> int:
+        """Return expired leases and those of dead holders to ready with tries + 1, and due messages to ready; count them.
+
+        Knows no limit of tries: the worker fails, unrun, what arrives with its tries used up. Every worker calls it about once a
+        second; it must cost little when there is nothing to do.
+        """
+
+    # -- administering -----------------------------------------------------------------------------------------------
+
+    @abc.abstractmethod
+    async def queues(self) -> list[str]:
+        """The names of all queues, sorted."""
+
+    @abc.abstractmethod
+    async def create(self, queue: str) -> None:
+        """Make a queue. Idempotent."""
+
+    @abc.abstractmethod
+    async def delete(self, queue: str) -> None:
+        """Remove a queue and every message in it. Idempotent."""
+
+    @abc.abstractmethod
+    async def stats(self, queue: str) -> QueueStats:
+        """Count a queue.
+
+        Raises:
+            QueueNotFound: there is none.
+        """
+
+    @abc.abstractmethod
+    async def browse(self, queue: str, state: State, limit: int = 100, offset: int = 0) -> list[StoredMessage]:
+        """Look at up to `limit` messages in one state, after the first `offset`.
+
+        In the order in which they would be leased (ready), become due (delayed), expire (leased) or were finished (done, fail).
+
+        Raises:
+            QueueNotFound: there is none.
+        """
+
+    @abc.abstractmethod
+    async def find(self, queue: str, message_id: str) -> StoredMessage | None:
+        """Look at one message, wherever it is; None when it is not stored.
+
+        Raises:
+            QueueNotFound: there is none.
+        """
+
+    @abc.abstractmethod
+    async def requeue(self, queue: str, ids: Iterable[str] | None = None) -> int:
+        """Make failed messages (all, or those with these ids) ready again with tries = 0; count them."""
+
+    @abc.abstractmethod
+    async def remove(self, queue: str, ids: Iterable[str]) -> int:
+        """Delete messages in any state, whoever holds them; count them."""
+
+    @abc.abstractmethod
+    async def purge(self, queue: str, state: State | None = None) -> int:
+        """Delete every message in `state`; None: every one that is ready, delayed or failed. Count them.
+
+        Leased ones are removed only when `state` says so.
+        """
+
+    @abc.abstractmethod
+    async def down(self, queue: str) -> None:
+        """Pause a queue for all consumers, until `up`. Idempotent.
+
+        Raises:
+            QueueNotFound: there is none.
+        """
+
+    @abc.abstractmethod
+    async def up(self, queue: str) -> None:
+        """Resume a queue. Idempotent.
+
+        Raises:
+            QueueNotFound: there is none.
+        """

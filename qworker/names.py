@@ -1,0 +1,112 @@
+"""The names that cross a process's border, and the one check each of them gets.
+
+A queue name becomes a directory, a Redis key and a URL path; a message id becomes part of a file name. Both are decoded once,
+where they enter, and must then match: no other place needs to think of traversal, control characters or separators.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import socket
+import time
+
+from qworker.errors import BadName
+
+__all__ = ["check_id", "check_key", "check_queue", "new_id", "new_ids", "printable"]
+
+_QUEUE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,119}")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+
+
+def check_queue(name: str) -> str:
+    """Return `name` if it is a queue name.
+
+    Raises:
+        BadName: it does not match `[A-Za-z0-9][A-Za-z0-9._-]{0,63}`.
+    """
+    if not _QUEUE.fullmatch(name):
+        raise BadName(
+            f"{printable(name)!r} is no queue name: use 1 to 64 of A-Z a-z 0-9 . _ - and begin with a letter or digit"
+        )
+    return name
+
+
+def check_id(message_id: str) -> str:
+    """Return `message_id` if it can be a message's id.
+
+    Raises:
+        BadName: it does not match `[A-Za-z0-9][A-Za-z0-9._:-]{0,119}`.
+    """
+    if not _ID.fullmatch(message_id):
+        raise BadName(
+            f"{printable(message_id)!r} is no message id: use 1 to 120 of A-Z a-z 0-9 . _ : - and begin with a letter or digit"
+        )
+    return message_id
+
+
+def check_key(key: str) -> str:
+    """Return `key` if it can be a deduplication key.
+
+    Raises:
+        BadName: it is empty or longer than 255 bytes.
+    """
+    if not 0 < len(key.encode(errors="surrogateescape")) <= 255:
+        raise BadName("a key has 1 to 255 bytes")
+    return key
+
+
+def printable(text: str) -> str:
+    """`text` without control characters and lone surrogates, for logs and terminals."""
+    return _CONTROL.sub("?", text).encode(errors="replace").decode()
+
+
+class _Identity:
+    """What makes this process's ids unlike any other's: pid, host, and a nonce, since containers share the first two."""
+
+    __slots__ = ("_last_ns", "_second", "_stamp", "pid", "suffix")
+
+    def __init__(self) -> None:
+        self.renew()
+
+    def renew(self) -> None:
+        host = re.sub(r"[^A-Za-z0-9.-]", "-", socket.gethostname())[:40].strip(".-") or "host"
+        self.pid = os.getpid()
+        self.suffix = f"_{self.pid}_{host}-{secrets.token_hex(4)}"
+        self._last_ns = 0
+        self._second = -1
+        self._stamp = ""
+
+    def take(self, count: int) -> list[str]:
+        # Strictly rising within the process, so that one publisher's messages sort in the order published.
+        first = max(time.time_ns(), self._last_ns + 1)
+        self._last_ns = first + count - 1
+        ids: list[str] = []
+        suffix = self.suffix
+        for ns in range(first, first + count):
+            second, rest = divmod(ns, 1_000_000_000)
+            if second != self._second:
+                self._second = second
+                self._stamp = time.strftime("%Y%m%d%H%M%S", time.gmtime(second))
+            ids.append(f"{self._stamp}_{rest:09d}{suffix}")
+        return ids
+
+
+_identity = _Identity()
+os.register_at_fork(after_in_child=_identity.renew)
+
+
+def new_ids(count: int) -> list[str]:
+    """`count` new message ids, unique in the world and rising within this process.
+
+    An id is the first four fields of an fsq item's name: `<UTC second>_<nanoseconds>_<pid>_<host-nonce>`; it sorts by
+    the time of its making, and every native backend can keep it as it is.
+    """
+    return _identity.take(count)
+
+
+def new_id() -> str:
+    """One new message id; see `new_ids`."""
+    return _identity.take(1)[0]

@@ -1,0 +1,73 @@
+"""Calling coroutines from code that has no event loop: a loop in a thread of its own, started at the first call."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import os
+import threading
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from qworker.errors import UsageError
+
+__all__ = ["Portal"]
+
+T = TypeVar("T")
+
+
+class Portal:
+    """Runs coroutines on one background loop. Safe to call from any thread, and after a fork."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._pid = 0
+
+    def run(self, coroutine: Coroutine[Any, Any, T], *, instead: str) -> T:
+        """The coroutine's result; blocks this thread.
+
+        Args:
+            coroutine: what to run.
+            instead: what a caller with a running loop should write.
+
+        Raises:
+            UsageError: this thread runs an event loop, which the call would block.
+        """
+        if _has_running_loop():
+            coroutine.close()
+            raise UsageError(f"an event loop runs in this thread: {instead}")
+        future = asyncio.run_coroutine_threadsafe(coroutine, self._running_loop())
+        try:
+            return _result(future)
+        except BaseException:
+            # An interrupt: the caller is gone, and so is what it asked for, unless it has happened already.
+            future.cancel()
+            raise
+
+    def _running_loop(self) -> asyncio.AbstractEventLoop:
+        with self._lock:
+            # A forked child has the parent's loop object, and none of its threads.
+            if self._loop is None or self._pid != os.getpid():
+                self._loop = asyncio.new_event_loop()
+                self._pid = os.getpid()
+                threading.Thread(target=self._loop.run_forever, name="qworker-portal", daemon=True).start()
+            return self._loop
+
+
+def _has_running_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+def _result(future: concurrent.futures.Future[T]) -> T:
+    # A wait without an end is not woken by a signal that another thread of the process receives.
+    while True:
+        try:
+            return future.result(timeout=1.0)
+        except concurrent.futures.TimeoutError:
+            if future.done():
+                raise

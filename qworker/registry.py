@@ -1,0 +1,62 @@
+"""From a URL to a backend: entry points in the group `qworker.backends`, keyed by URL scheme.
+
+qworker's own backends are found the same way as anybody else's.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+
+from qworker.backend import Backend
+from qworker.clock import SYSTEM_CLOCK, Clock
+from qworker.errors import BadURL, MissingExtra
+from qworker.url import BackendURL
+
+__all__ = ["GROUP", "backend_class", "open_backend", "schemes"]
+
+GROUP = "qworker.backends"
+
+
+@cache
+def _installed() -> dict[str, EntryPoint]:
+    return {point.name: point for point in entry_points(group=GROUP)}
+
+
+def schemes() -> list[str]:
+    """Every URL scheme that an installed backend serves, sorted."""
+    return sorted(_installed())
+
+
+def backend_class(scheme: str) -> type[Backend]:
+    """The backend for `scheme`.
+
+    Raises:
+        BadURL: no installed backend serves it, or what is registered is no backend.
+        MissingExtra: its driver is not installed.
+    """
+    point = _installed().get(scheme)
+    if point is None:
+        raise BadURL(f"no backend for {scheme}: installed are {', '.join(schemes()) or 'none (reinstall qworker)'}")
+    try:
+        found = point.load()
+    except ModuleNotFoundError as error:
+        if error.name in {"redis", "hiredis"}:
+            raise MissingExtra("redis", f"{scheme}:") from error
+        if error.name in {"starlette", "uvicorn", "httpx"}:
+            raise MissingExtra("http", f"{scheme}:") from error
+        raise BadURL(f"the backend for {scheme}: cannot be imported: {error}") from error
+    if not (isinstance(found, type) and issubclass(found, Backend)):
+        raise BadURL(f"the entry point {scheme!r} of {GROUP} is no qworker.Backend: {point.value}")
+    return found
+
+
+def open_backend(url: str, *, clock: Clock = SYSTEM_CLOCK) -> Backend:
+    """The backend for a URL, made but not yet reached.
+
+    Raises:
+        BadURL: the URL, its scheme or an option is not known.
+        MissingExtra: the backend's driver is not installed.
+    """
+    parsed = BackendURL.parse(url)
+    return backend_class(parsed.scheme).from_url(parsed, clock=clock)

@@ -1,0 +1,1 @@
+"""For those who test: the contract suite, a fake clock, and a pytest plugin."""

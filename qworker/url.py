@@ -1,0 +1,148 @@
+"""Backend URLs, read in one place.
+
+`scheme:///abs/dir`, and `scheme://./rel` or `scheme:./rel` relative to the working directory, for directory schemes;
+`scheme://user:password@host:port/db?option=value` for servers. Split by hand: the standard library's `urlsplit` refuses lists of
+hosts with IPv6 addresses in some releases, and drops control characters silently.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from urllib.parse import parse_qsl, unquote
+
+import msgspec
+
+from qworker.errors import BadURL
+
+__all__ = ["BackendURL"]
+
+_SCHEME = re.compile(r"[a-z][a-z0-9+.-]*")
+_TRUE = frozenset({"1", "true", "yes", "on"})
+_FALSE = frozenset({"0", "false", "no", "off"})
+_PASSWORD = re.compile(r"(//[^/?#@]*?:)[^/?#]*(@)")
+
+
+class BackendURL(msgspec.Struct, frozen=True, kw_only=True):
+    """The parts of a backend URL."""
+
+    scheme: str
+    # Between `//` and the next `/` or `?`, still percent-encoded: user, hosts and port of servers.
+    authority: str
+    # Percent-decoded; for directory schemes see `directory`.
+    path: str
+    options: Mapping[str, str]
+    # As given: holds the password, so never print it.
+    raw: str
+
+    @classmethod
+    def parse(cls, text: str) -> BackendURL:
+        """Split `text`.
+
+        Raises:
+            BadURL: it has no scheme, holds control characters, or names an option twice.
+        """
+        if any(ord(c) < 0x20 or ord(c) == 0x7F for c in text):
+            raise BadURL("a backend URL has no control characters: check for a stray line end")
+        scheme, colon, rest = text.partition(":")
+        if not colon or not _SCHEME.fullmatch(scheme):
+            raise BadURL(
+                f"{mask(text)!r} is no backend URL: write something like file:///var/spool/app or redis://localhost/0"
+            )
+        rest, _, query = rest.partition("?")
+        authority = ""
+        if rest.startswith("//"):
+            authority, slash, path = rest[2:].partition("/")
+            path = slash + path
+        else:
+            path = rest
+        options: dict[str, str] = {}
+        for name, value in parse_qsl(query, keep_blank_values=True):
+            if name in options:
+                raise BadURL(f"the option {name!r} stands twice in {mask(text)}: keep one")
+            options[name] = value
+        return cls(scheme=scheme, authority=authority, path=unquote(path), options=options, raw=text)
+
+    @property
+    def directory(self) -> Path:
+        """The absolute directory of a directory scheme.
+
+        Raises:
+            BadURL: it names a host or no directory.
+        """
+        if self.authority in {".", ".."}:
+            named = self.authority + self.path
+        elif self.authority:
+            raise BadURL(
+                f"{mask(self.raw)}: {self.authority!r} would be a host: write {self.scheme}:///{self.authority}{self.path}"
+                f" or {self.scheme}://./{self.authority}{self.path}"
+            )
+        else:
+            named = self.path
+        if not named:
+            raise BadURL(
+                f"{mask(self.raw)} names no directory: write {self.scheme}:///abs/dir or {self.scheme}://./rel"
+            )
+        return Path(named).absolute()
+
+    @property
+    def masked(self) -> str:
+        """The URL with its password hidden."""
+        return mask(self.raw)
+
+    def only(self, known: Iterable[str]) -> None:
+        """Refuse options that are not in `known`.
+
+        Raises:
+            BadURL: names the first unknown one and all known ones.
+        """
+        known = sorted(known)
+        for name in self.options:
+            if name not in known:
+                raise BadURL(f"{self.masked}: unknown option {name!r}; known: {', '.join(known) or 'none'}")
+
+    def boolean(self, name: str, default: bool) -> bool:
+        """An option that is on or off.
+
+        Raises:
+            BadURL: it is neither.
+        """
+        value = self.options.get(name)
+        if value is None:
+            return default
+        if value.lower() in _TRUE:
+            return True
+        if value.lower() in _FALSE:
+            return False
+        raise BadURL(f"{self.masked}: {name} is 1 or 0, not {value!r}")
+
+    def integer(self, name: str, default: int, *, minimum: int = 0) -> int:
+        """A whole number.
+
+        Raises:
+            BadURL: it is none, or below `minimum`.
+        """
+        value = self.options.get(name)
+        if value is None:
+            return default
+        if not value.isascii() or not value.isdigit() or int(value) < minimum:
+            raise BadURL(f"{self.masked}: {name} is a whole number of at least {minimum}, not {value!r}")
+        return int(value)
+
+    def choice(self, name: str, default: str, choices: Iterable[str]) -> str:
+        """One of several words.
+
+        Raises:
+            BadURL: it is none of them.
+        """
+        value = self.options.get(name, default)
+        choices = list(choices)
+        if value not in choices:
+            raise BadURL(f"{self.masked}: {name} is one of {', '.join(choices)}, not {value!r}")
+        return value
+
+
+def mask(text: str) -> str:
+    """`text` with the password of a URL hidden."""
+    return _PASSWORD.sub(r"\1***\2", text)
