@@ -1,0 +1,114 @@
+#!/usr/bin/env bash
+# Make .venv, or bring it up to date with pyproject.toml, and install qworker into it (editable).
+#
+#   .ci/venv.sh                 the package alone: all that `make demo` needs
+#   .ci/venv.sh test check      also the extras and these dependency groups of pyproject.toml
+#
+# Needs nothing but a python3 of at least 3.11 that can make virtual environments ($PYTHON names another one). What is
+# installed for which pyproject.toml is kept in .venv/.installed, so that a second call costs nothing.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+export PATH
+venv=.venv
+stamp=$venv/.installed
+
+say() { printf 'venv: %s\n' "$*"; }
+
+die() {
+    printf 'venv: %s\n' "$*" >&2
+    exit 1
+}
+
+fits() { # fits PYTHON MODULE...: is it new enough, and does it have the modules?
+    local python=$1
+    shift
+    "$python" - "$@" >/dev/null 2>&1 <<'PYTHON'
+import importlib.util
+import sys
+
+sys.exit(sys.version_info < (3, 11) or any(importlib.util.find_spec(name) is None for name in sys.argv[1:]))
+PYTHON
+}
+
+make_venv() {
+    local python old_enough="" candidates=(python3 python3.14 python3.13 python3.12 python3.11 python)
+    [ -z "${PYTHON:-}" ] || candidates=("$PYTHON")
+    for python in "${candidates[@]}"; do
+        if fits "$python" venv ensurepip; then
+            say "making $venv with $("$python" -V) ..."
+            "$python" -m venv --clear "$venv"
+            return
+        fi
+        fits "$python" && old_enough=${old_enough:-$python}
+    done
+    [ -n "$old_enough" ] || die "no Python of at least 3.11 found: install one, or name it: PYTHON=/path/to/python3 make ..."
+    if fits "$old_enough" virtualenv; then
+        say "making $venv with virtualenv ..."
+        "$old_enough" -m virtualenv --quiet --clear "$venv"
+    elif command -v virtualenv >/dev/null; then
+        say "making $venv with virtualenv ..."
+        virtualenv --quiet --clear --python "$old_enough" "$venv"
+    else
+        die "$old_enough cannot make virtual environments: install Debian's python3-venv, or virtualenv, and run this again"
+    fi
+}
+
+# Everything that a set of groups means, one requirement a line: the package with its extras, then the groups.
+requirements() {
+    "$venv/bin/python" - "$@" <<'PYTHON'
+import sys
+import tomllib
+from pathlib import Path
+
+project = tomllib.loads(Path("pyproject.toml").read_text())
+groups = project["dependency-groups"]
+
+
+def group(name):
+    for entry in groups[name]:
+        if isinstance(entry, str):
+            yield entry
+        else:
+            yield from group(entry["include-group"])
+
+
+wanted = sys.argv[1:]
+unknown = [name for name in wanted if name not in groups]
+if unknown:
+    sys.exit(f"venv: no dependency group {unknown[0]!r} in pyproject.toml; there are: {', '.join(sorted(groups))}")
+# Spark is 400 MB: it comes only once there is something here that uses it.
+extras = [
+    name
+    for name in project["project"]["optional-dependencies"]
+    if name != "all" and (name != "spark" or Path("qworker/pipeline").is_dir())
+]
+# The package alone for `make demo`, and with every extra for what checks and tests it. Docs need neither.
+print("-e")
+print(f".[{','.join(extras)}]" if {"test", "check"} & set(wanted) else ".")
+for name in wanted:
+    print("\n".join(group(name)))
+PYTHON
+}
+
+"$venv/bin/python" -c 'import pip, sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || make_venv
+
+# What decides whether an installation is current: the project file, the interpreter, and where this tree lies.
+state=$({ cat pyproject.toml; "$venv/bin/python" -c 'import sys; print(sys.version)'; pwd; } | cksum)
+
+missing=()
+for group in package "$@"; do
+    grep -qxF "$group $state" "$stamp" 2>/dev/null || missing+=("$group")
+done
+[ ${#missing[@]} -gt 0 ] || exit 0
+
+say "installing ${missing[*]} ..."
+requested=$(requirements "$@")
+mapfile -t arguments <<<"$requested"
+"$venv/bin/python" -m pip install -qq --disable-pip-version-check --no-input "${arguments[@]}"
+
+touch "$stamp"
+kept=$(grep -F " $state" "$stamp" || true)
+{ [ -z "$kept" ] || printf '%s\n' "$kept"; printf "%s $state\n" "${missing[@]}"; } | sort -u >"$stamp.new"
+mv "$stamp.new" "$stamp"
+say "ready"

@@ -1,0 +1,49 @@
+#!/usr/bin/env bash
+# Install the programs that the tests run: a Redis server, strace and libfaketime, and a Java for Spark where it is tested.
+# Does nothing when they are there; needs root or sudo, and Debian's packages, when they are not.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+say() { printf 'tools: %s\n' "$*"; }
+
+has_faketime() { compgen -G '/usr/lib/*/faketime/libfaketime.so.1' >/dev/null; }
+
+packages=()
+command -v redis-server >/dev/null || packages+=(redis-server)
+command -v strace >/dev/null || packages+=(strace)
+has_faketime && command -v faketime >/dev/null || packages+=(libfaketime faketime)
+command -v mkfs.ext4 >/dev/null || [ -x /usr/sbin/mkfs.ext4 ] || packages+=(e2fsprogs)
+command -v cc >/dev/null || packages+=(gcc libc6-dev)
+if [ -d tests/spark ] && ! command -v java >/dev/null; then
+    packages+=(openjdk-17-jre-headless)
+fi
+[ ${#packages[@]} -gt 0 ] || exit 0
+
+as_root=()
+if [ "$(id -u)" -ne 0 ]; then
+    command -v sudo >/dev/null && sudo -n true 2>/dev/null && as_root=(sudo -n)
+fi
+if ! command -v apt-get >/dev/null || { [ "$(id -u)" -ne 0 ] && [ ${#as_root[@]} -eq 0 ]; }; then
+    say "missing: ${packages[*]}; install them as root (on Debian: apt-get install ${packages[*]}) and run this again" >&2
+    exit 1
+fi
+
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+say "installing ${packages[*]} ..."
+# A server that a package starts would hold its default port; the tests start their own.
+policy=/usr/sbin/policy-rc.d
+quiet_install() {
+    "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 apt-get install -y --no-install-recommends "${packages[@]}"
+}
+if [ ! -e "$policy" ]; then
+    printf '#!/bin/sh\nexit 101\n' | "${as_root[@]}" tee "$policy" >/dev/null
+    "${as_root[@]}" chmod 755 "$policy"
+    trap '"${as_root[@]}" rm -f "$policy"; rm -f "$log"' EXIT
+fi
+if ! { quiet_install || { "${as_root[@]}" apt-get update && quiet_install; }; } >"$log" 2>&1; then
+    tail -n 20 "$log" >&2
+    say "apt-get could not install ${packages[*]}" >&2
+    exit 1
+fi
+say "ready"
