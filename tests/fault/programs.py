@@ -1,0 +1,136 @@
+"""Programs that the fault tests run, stop and kill. Each speaks to the tests through a ledger that lives outside of it.
+
+    python programs.py publish URL LEDGER COUNT BATCH      publish numbered messages; log each before and after
+    python programs.py work URL LEDGER [CONCURRENCY]       work until the queue is empty; log each message that ran
+    python programs.py ack URL LEDGER                      lease and ack for ever; log each message that ran, and each acked
+    python programs.py watch URL LEDGER                    reap, lease and ack for ever; log each round and each message
+
+A number is written to `attempted` before its publish, to `acked` after the publish has returned, and to `finished` when its handler
+runs. Lines are appended by single writes to files opened with O_APPEND: what a program wrote before it died is there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+
+from qworker.worker import Worker, WorkerOptions
+
+from qworker import Context, Draft, Message, Tasks
+from qworker.errors import BackendError
+from qworker.message import Settle, Settlement
+from qworker.registry import open_backend
+
+QUEUE = "work"
+# Long enough that a slow machine loses no live lease; what a dead process held comes back by its life sign.
+VISIBILITY = 30.0
+
+
+class Ledger:
+    """Append-only files of lines."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder
+        self._files: dict[str, int] = {}
+
+    def write(self, book: str, *lines: object) -> None:
+        if not lines:
+            return
+        if book not in self._files:
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+            self._files[book] = os.open(self._folder / book, flags, 0o644)
+        os.write(self._files[book], "".join(f"{line}\n" for line in lines).encode())
+
+    def read(self, book: str) -> list[str]:
+        path = self._folder / book
+        return path.read_text().split() if path.exists() else []
+
+
+async def publish(url: str, ledger: Ledger, count: int, batch: int) -> None:
+    """Publish `count` messages in batches, each batch again under the same ids until the store has said yes."""
+    backend = open_backend(url)
+    await backend.open()
+    me = f"p{os.getpid()}"
+    for first in range(0, count, batch):
+        names = [f"{me}-{n}" for n in range(first, min(first + batch, count))]
+        ledger.write("attempted", *names)
+        drafts = [Draft(body=name.encode(), id=name) for name in names]
+        await _until_stored(backend, drafts, ledger)
+        ledger.write("acked", *names)
+    await backend.aclose()
+
+
+async def _until_stored(backend, drafts: list[Draft], ledger: Ledger) -> None:
+    for attempt in range(100):
+        try:
+            await backend.publish(QUEUE, drafts)
+        except BackendError as error:
+            ledger.write("errors", f"{type(error).__name__}")
+            await asyncio.sleep(0.01 * min(attempt, 10))
+        else:
+            return
+    raise SystemExit("the store never said yes")
+
+
+def make_tasks(url: str, ledger: Ledger) -> Tasks:
+    tasks = Tasks(url)
+
+    @tasks.handler(queue=QUEUE, max_tries=1000)
+    async def on_message(ctx: Context, message: Message) -> None:
+        await asyncio.sleep(0)
+        ledger.write("finished", message.body.decode())
+        ledger.write("tokens", f"{message.id}:{ctx.token}")
+
+    return tasks
+
+
+async def work(url: str, ledger: Ledger, concurrency: int) -> None:
+    """Work until nothing is ready or leased."""
+    options = WorkerOptions(queues=(QUEUE,), concurrency=concurrency, visibility=VISIBILITY, burst=True)
+    await Worker(make_tasks(url, ledger), options).run()
+
+
+async def watch(url: str, ledger: Ledger) -> None:
+    """Do what a worker's loops do to a store, in rounds that can be counted."""
+    backend = open_backend(url)
+    while True:
+        await backend.reap(QUEUE)
+        leases = await backend.lease(QUEUE, 10, VISIBILITY)
+        ledger.write("finished", *(lease.message.body.decode() for lease in leases))
+        await backend.settle([Settlement(lease=lease, how=Settle.ACK) for lease in leases])
+        ledger.write("reaps", 1)
+        await backend.wait([QUEUE], 0.2)
+
+
+async def ack(url: str, ledger: Ledger) -> None:
+    """Run messages, and log to `settled` what the store has acknowledged."""
+    backend = open_backend(url)
+    while True:
+        leases = await backend.wait_and_lease(QUEUE, 10, VISIBILITY, 0.2)
+        names = [lease.message.body.decode() for lease in leases]
+        ledger.write("finished", *names)
+        settlements = [Settlement(lease=lease, how=Settle.ACK) for lease in leases]
+        refused = {id(settlement) for settlement in await backend.settle(settlements)}
+        ledger.write(
+            "settled", *(name for name, each in zip(names, settlements, strict=True) if id(each) not in refused)
+        )
+
+
+def main(arguments: list[str]) -> None:
+    program, url, folder, *rest = arguments
+    ledger = Ledger(Path(folder))
+    if program == "publish":
+        asyncio.run(publish(url, ledger, int(rest[0]), int(rest[1])))
+    elif program == "ack":
+        asyncio.run(ack(url, ledger))
+    elif program == "watch":
+        asyncio.run(watch(url, ledger))
+    else:
+        asyncio.run(work(url, ledger, int(rest[0]) if rest else 10))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
