@@ -51,7 +51,7 @@ bench: ## Measure what docs/benchmarks.md claims (ARGS="--only latency --quick")
 
 docs: ## Build the site into site/, strictly
 	@.ci/venv.sh docs
-	$(bin)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(bin)/mkdocs build --strict --quiet
 
 clean: ## Remove what the targets made
 	rm -rf .venv site dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
