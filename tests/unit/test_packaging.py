@@ -1,0 +1,147 @@
+"""What a user installs: a wheel built from the sdist, as an index would serve it."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import pkgutil
+import re
+import subprocess
+import sys
+import tarfile
+import tomllib
+import zipfile
+from importlib.metadata import entry_points, version
+from pathlib import Path
+
+import pytest
+from hatchling import build
+
+import qworker
+from qworker.backend import Backend
+from qworker.registry import GROUP
+
+ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PACKAGES = [Path(entry) for entry in PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]]
+
+
+@pytest.fixture(scope="module")
+def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The sdist of this tree."""
+    return _build(ROOT, "build_sdist", tmp_path_factory.mktemp("sdist"))
+
+
+@pytest.fixture(scope="module")
+def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel built from the sdist, and from nothing else."""
+    unpacked = tmp_path_factory.mktemp("unpacked")
+    with tarfile.open(sdist) as archive:
+        archive.extractall(unpacked, filter="data")
+    return _build(next(unpacked.iterdir()), "build_wheel", tmp_path_factory.mktemp("wheel"))
+
+
+def _build(source: Path, hook: str, target: Path) -> Path:
+    # Build hooks work on the current directory, so they get a process of their own.
+    code = f"import sys; from hatchling.build import {hook} as hook; print(hook(sys.argv[1]))"
+    built = subprocess.run(
+        [sys.executable, "-c", code, str(target)], cwd=source, capture_output=True, text=True, timeout=60, check=True
+    )
+    return target / built.stdout.split()[-1]
+
+
+def _sources() -> set[str]:
+    return {
+        str(path.relative_to(ROOT / package.parent))
+        for package in PACKAGES
+        for path in (ROOT / package).rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+
+
+def test_a_wheel_built_from_the_sdist_has_every_file_of_every_package(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = {name for name in archive.namelist() if ".dist-info/" not in name}
+    assert names == _sources()
+
+
+def test_every_package_of_the_tree_is_in_the_wheel_and_typed() -> None:
+    on_disk = {
+        Path("qworker"),
+        *(p.relative_to(ROOT) for p in (ROOT / "backends").iterdir() if (p / "__init__.py").exists()),
+    }
+    assert set(PACKAGES) == on_disk
+    assert all((ROOT / package / "py.typed").exists() for package in PACKAGES)
+
+
+def test_the_sdist_has_what_the_readme_tells_people_to_run(sdist: Path) -> None:
+    with tarfile.open(sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    assert {
+        "Makefile",
+        ".ci/venv.sh",
+        "README.md",
+        "CHANGELOG.md",
+        "LICENSE",
+        "mkdocs.yml",
+        "tests/install-tools.sh",
+    } <= names
+
+
+def test_a_wheel_runs_with_nothing_of_this_tree_on_the_path(wheel: Path, tmp_path: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path / "site")
+    code = (
+        "import qworker, qworker.registry as registry; print(qworker.__file__); "
+        "[registry.backend_class(s) for s in ('memory', 'file')]; print(' '.join(registry.schemes()))"
+    )
+    # The dependencies come from this environment, qworker from the wheel: its folder stands first.
+    shown = subprocess.run(
+        [sys.executable, "-P", "-c", code],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path / "site")},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    ).stdout.splitlines()
+    assert shown[0] == str(tmp_path / "site" / "qworker" / "__init__.py")
+    assert {"memory", "file"} <= set(shown[1].split())
+
+
+@pytest.mark.parametrize("scheme", sorted(PROJECT["project"]["entry-points"][GROUP]))
+def test_each_scheme_loads_a_backend(scheme: str) -> None:
+    (point,) = entry_points(group=GROUP, name=scheme)
+    assert issubclass(point.load(), Backend)
+
+
+@pytest.mark.parametrize("script", sorted(PROJECT["project"]["scripts"].values()))
+def test_each_script_loads(script: str) -> None:
+    module, _, attribute = script.partition(":")
+    assert callable(getattr(importlib.import_module(module), attribute))
+
+
+def test_every_exported_name_exists_and_is_sorted() -> None:
+    assert sorted(qworker.__all__) == qworker.__all__
+    for name in qworker.__all__:
+        assert getattr(qworker, name).__name__ == name
+
+
+@pytest.mark.parametrize("package", [package.name for package in PACKAGES])
+def test_every_module_says_what_it_exports(package: str) -> None:
+    for module in pkgutil.walk_packages(importlib.import_module(package).__path__, prefix=f"{package}."):
+        if module.name.endswith("__main__") or module.name.startswith("qworker.testing"):
+            continue
+        loaded = importlib.import_module(module.name)
+        for name in getattr(loaded, "__all__", ()):
+            assert hasattr(loaded, name), f"{module.name}.__all__ has {name!r}, which does not exist"
+
+
+def test_the_version_is_one_everywhere() -> None:
+    newest = re.search(r"^## (\d+\.\d+\.\d+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert newest is not None
+    assert newest.group(1) == qworker.__version__ == PROJECT["project"]["version"] == version("qworker")
+
+
+def test_the_build_backend_is_the_one_that_the_project_names() -> None:
+    assert PROJECT["build-system"]["build-backend"] == build.__name__
