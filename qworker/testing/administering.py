@@ -1,0 +1,379 @@
+"""Administering: queues, counts, looks, removal, requeueing and pauses; and the life of an instance."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from qworker.errors import BadName, QueueNotFound
+from qworker.message import Settle, State
+from qworker.testing.base import Contract
+from qworker.testing.harness import Case
+from qworker.testing.publishing import HOSTILE_NAMES
+from qworker.testing.rules import RULES, rule
+from qworker.testing.until import until
+
+__all__ = ["AdministeringContract"]
+
+
+async def the_total_is_right(case: Case) -> None:
+    """How a deviation from `exact_counts` shows."""
+    await case.publish(b"1", b"2", b"3")
+    await case.lease_one()
+    assert sum(await case.counts()) == 3
+
+
+async def delayed_are_listed_in_any_order(case: Case) -> None:
+    """How a deviation from `browse_delayed` shows."""
+    for number in (2, 1):
+        await case.publish(b"%d" % number, delay=case.tick * number)
+    assert sorted(await case.browse(State.DELAYED)) == [b"1", b"2"]
+
+
+async def leased_are_not_listed(case: Case) -> None:
+    """How a deviation from `browse_leased` shows."""
+    await case.publish(b"x")
+    await case.lease_one()
+    assert await case.browse(State.LEASED) == []
+
+
+async def one_of_each(case: Case) -> dict[State, str]:
+    """A failed, a delayed, a leased and a ready message."""
+    (failed,) = await case.fail(b"fail")
+    (delayed,) = await case.publish(b"delayed")
+    await case.settle(await case.lease_one(), Settle.RELEASE, delay=case.long)
+    (leased,) = await case.publish(b"leased")
+    await case.lease_one()
+    (ready,) = await case.publish(b"ready")
+    return {State.FAIL: failed, State.DELAYED: delayed, State.LEASED: leased, State.READY: ready}
+
+
+class AdministeringContract(Contract):
+    """Everything that is neither producing nor consuming."""
+
+    async def test_every_deviation_is_a_rule_with_a_reason(self, case: Case) -> None:
+        for name, reason in case.backend.deviations.items():
+            assert name in RULES
+            assert len(reason) > 10
+
+    async def test_the_durability_is_one_of_four(self, case: Case) -> None:
+        assert case.backend.durability in {"none", "process", "disk", "replicated"}
+
+    async def test_describe_names_the_store(self, case: Case) -> None:
+        assert ":" in case.backend.describe()
+
+    async def test_create_is_idempotent_and_keeps_messages(self, case: Case) -> None:
+        await case.backend.create(case.queue)
+        await case.publish(b"x")
+        await case.backend.create(case.queue)
+        assert (await case.stats()).ready == 1
+        assert case.queue in await case.backend.queues()
+
+    async def test_queues_are_sorted(self, case: Case) -> None:
+        await case.backend.create(case.queue)
+        queues = await case.backend.queues()
+        assert queues == sorted(set(queues))
+
+    async def test_delete_removes_the_queue_with_its_messages_and_is_idempotent(self, case: Case) -> None:
+        await case.publish(b"1", b"2")
+        lease = await case.lease_one()
+        await case.backend.delete(case.queue)
+        await case.backend.delete(case.queue)
+        assert case.queue not in await case.backend.queues()
+        assert await case.lease(10) == []
+        assert not await case.settle(lease, Settle.RELEASE)
+        await case.publish(b"new")
+        assert await case.leased_bodies() == [b"new"]
+
+    @pytest.mark.parametrize("call", ["stats", "browse", "find", "down", "up"])
+    async def test_an_absent_queue_is_not_found(self, case: Case, call: str) -> None:
+        backend = case.backend
+        calls: dict[str, Callable[[], Awaitable[object]]] = {
+            "stats": lambda: backend.stats(case.queue),
+            "browse": lambda: backend.browse(case.queue, State.READY),
+            "find": lambda: backend.find(case.queue, "x"),
+            "down": lambda: backend.down(case.queue),
+            "up": lambda: backend.up(case.queue),
+        }
+        if call in {"down", "up"} and "down" in backend.deviations:
+            await backend.create(case.queue)
+            assert (await case.stats()).down is False
+            return
+        with pytest.raises(QueueNotFound) as caught:
+            await calls[call]()
+        assert case.queue in str(caught.value)
+        assert case.queue not in await backend.queues()
+
+    async def test_hostile_queue_names_reach_nothing(self, case: Case) -> None:
+        backend = case.backend
+        before = await backend.queues()
+        for name in HOSTILE_NAMES:
+            for call in (
+                backend.stats(name),
+                backend.browse(name, State.READY),
+                backend.find(name, "x"),
+                backend.requeue(name),
+                backend.remove(name, ["x"]),
+                backend.purge(name),
+            ):
+                with pytest.raises((BadName, QueueNotFound)):
+                    await call
+            try:
+                assert await backend.reap(name) == 0
+                await backend.delete(name)
+            except BadName:
+                pass
+        assert await backend.queues() == before
+
+    async def test_hostile_ids_are_not_found(self, case: Case) -> None:
+        await case.publish(b"x")
+        for name in HOSTILE_NAMES:
+            try:
+                assert await case.find(name) is None
+                assert await case.backend.remove(case.queue, [name]) == 0
+                assert await case.backend.requeue(case.queue, [name]) == 0
+            except BadName:
+                pass
+        assert await case.leased_bodies() == [b"x"]
+
+    @rule("exact_counts", otherwise=the_total_is_right)
+    async def test_stats_count_each_state(self, case: Case) -> None:
+        await case.publish(*[b"x"] * 10)
+        leases = await case.lease(6)
+        await case.settle(leases[0], Settle.ACK)
+        await case.settle(leases[1], Settle.FAIL_TMP, delay=case.long)
+        await case.settle(leases[2], Settle.FAIL_TMP, delay=case.long)
+        await case.settle(leases[3], Settle.FAIL_PERM, error="no")
+        assert await case.counts() == (4, 2, 2, 1)
+        stats = await case.stats()
+        assert stats.queue == case.queue
+        assert stats.down is False
+
+    async def test_stats_tell_the_oldest_age(self, case: Case) -> None:
+        await case.backend.create(case.queue)
+        assert (await case.stats()).oldest_age is None
+        await case.publish(b"old")
+        await case.harness.advance(case.tick)
+        await case.publish(b"new")
+        age = (await case.stats()).oldest_age
+        assert age is not None
+        assert case.tick * 0.5 < age < case.tick + 60
+
+    @rule("fifo", otherwise=the_total_is_right)
+    async def test_browse_shows_ready_messages_in_order_and_in_pages(self, case: Case) -> None:
+        bodies = [b"%d" % number for number in range(25)]
+        ids = await case.publish(*bodies)
+        assert await case.browse(State.READY) == bodies
+        pages = [await case.browse(State.READY, 10, offset) for offset in (0, 10, 20, 30)]
+        assert pages == [bodies[:10], bodies[10:20], bodies[20:], []]
+        (first,) = await case.backend.browse(case.queue, State.READY, 1)
+        assert (first.message.id, first.state, first.message.queue) == (ids[0], State.READY, case.queue)
+        assert await case.leased_bodies() == bodies
+
+    @rule("browse_delayed", otherwise=delayed_are_listed_in_any_order)
+    async def test_browse_shows_delayed_messages_as_they_become_due(self, case: Case) -> None:
+        for number in (3, 1, 2):
+            await case.publish(b"%d" % number)
+            (lease,) = await case.lease(1)
+            await case.settle(lease, Settle.RELEASE, delay=case.tick * 100 * number)
+        assert await case.browse(State.DELAYED) == [b"1", b"2", b"3"]
+        stored = await case.backend.browse(case.queue, State.DELAYED)
+        due = [one.due_at for one in stored if one.due_at is not None]
+        assert len(due) == 3
+        assert due == sorted(due)
+        assert await case.browse(State.DELAYED, 1, 1) == [b"2"]
+
+    @rule("browse_leased", otherwise=leased_are_not_listed)
+    async def test_browse_shows_leased_messages_with_their_expiry(self, case: Case) -> None:
+        await case.publish(b"1", b"2")
+        later = await case.lease_one(visibility=case.long * 2)
+        sooner = await case.lease_one(visibility=case.long)
+        stored = await case.backend.browse(case.queue, State.LEASED)
+        assert [one.message.id for one in stored] == [sooner.message.id, later.message.id]
+        assert [one.state for one in stored] == [State.LEASED] * 2
+        for one, lease in zip(stored, (sooner, later), strict=True):
+            assert one.expires_at is not None
+            assert abs(one.expires_at - lease.expires_at) < case.tick
+
+    @rule("fail_kept", otherwise=leased_are_not_listed)
+    async def test_browse_shows_failed_messages(self, case: Case) -> None:
+        await case.fail(b"1")
+        await case.harness.advance(case.tick * 0.1)
+        await case.fail(b"2")
+        assert await case.browse(State.FAIL) == [b"1", b"2"]
+        assert await case.browse(State.FAIL, 1, 1) == [b"2"]
+
+    async def test_a_look_claims_nothing(self, case: Case) -> None:
+        (message_id,) = await case.publish(b"x")
+        for _ in range(3):
+            await case.browse(State.READY)
+            await case.find(message_id)
+            await case.stats()
+        lease = await case.lease_one()
+        assert lease.message.tries == 0
+
+    async def test_find_shows_a_message_wherever_it_is(self, case: Case) -> None:
+        found = {state: await case.find(message_id) for state, message_id in (await one_of_each(case)).items()}
+        for state, stored in found.items():
+            assert stored is not None
+            assert stored.state is state
+            assert stored.message.body == state.value.encode()
+
+    async def test_find_shows_nothing_for_an_unknown_id(self, case: Case) -> None:
+        await case.publish(b"x")
+        assert await case.find("unknown") is None
+
+    @rule("requeue")
+    async def test_requeue_makes_failed_messages_ready_with_no_tries(self, case: Case) -> None:
+        await case.publish(b"x")
+        await case.settle(await case.lease_one(), Settle.FAIL_TMP, error="once")
+        (lease,) = await until(case.lease)
+        await case.settle(lease, Settle.FAIL_PERM, error="twice")
+        assert await case.backend.requeue(case.queue) == 1
+        assert await case.counts() == (1, 0, 0, 0)
+        lease = await case.lease_one()
+        assert (lease.message.tries, lease.message.body) == (0, b"x")
+        assert await case.settle(lease, Settle.ACK)
+        assert await case.backend.requeue(case.queue) == 0
+
+    @rule("requeue")
+    async def test_requeue_of_some_leaves_the_rest(self, case: Case) -> None:
+        ids = await case.fail(b"1", b"2", b"3")
+        (ready,) = await case.publish(b"ready")
+        assert await case.backend.requeue(case.queue, [ids[1], "unknown", ready]) == 1
+        assert sorted(await case.leased_bodies()) == [b"2", b"ready"]
+        assert sorted(await case.browse(State.FAIL)) == [b"1", b"3"]
+        assert await case.backend.requeue(case.queue, []) == 0
+
+    @rule("remove")
+    async def test_remove_deletes_ready_messages(self, case: Case) -> None:
+        ids = await case.publish(b"1", b"2", b"3")
+        assert await case.backend.remove(case.queue, [ids[1], "unknown"]) == 1
+        assert await case.find(ids[1]) is None
+        assert await case.leased_bodies() == [b"1", b"3"]
+        assert await case.backend.remove(case.queue, [ids[1]]) == 0
+
+    @rule("remove")
+    async def test_remove_deletes_what_another_worker_has_seen_and_not_leased(self, case: Case) -> None:
+        ids = await case.publish(b"1", b"2", b"3")
+        other = await case.open()
+        first = await until(lambda: case.lease(by=other))
+        rest = [message_id for message_id in ids if message_id != first[0].message.id]
+        assert await case.backend.remove(case.queue, rest) == 2
+        assert await case.lease(10, by=other) == []
+
+    @rule("remove_leased")
+    async def test_remove_deletes_in_every_state(self, case: Case) -> None:
+        ids = await one_of_each(case)
+        assert await case.backend.remove(case.queue, ids.values()) == 4
+        assert await case.counts() == (0, 0, 0, 0)
+        assert [await case.find(message_id) for message_id in ids.values()] == [None] * 4
+
+    @rule("remove_leased")
+    async def test_the_holder_of_a_removed_message_is_refused(self, case: Case) -> None:
+        ids = await case.publish(*[b"x"] * 4)
+        leases = await case.lease(4)
+        assert await case.backend.remove(case.queue, ids) == 4
+        if "extend" not in case.backend.deviations:
+            assert case.backend.extend(leases, case.long) == leases
+        for lease, how in zip(leases, (Settle.RELEASE, Settle.FAIL_TMP, Settle.FAIL_PERM, Settle.RELEASE), strict=True):
+            assert not await case.settle(lease, how, error="stale")
+        assert await case.counts() == (0, 0, 0, 0)
+
+    @rule("purge")
+    async def test_purge_leaves_what_is_leased(self, case: Case) -> None:
+        await one_of_each(case)
+        assert await case.backend.purge(case.queue) == 3
+        assert await case.counts() == (0, 1, 0, 0)
+
+    @rule("purge")
+    @pytest.mark.parametrize("state", [State.READY, State.LEASED, State.DELAYED, State.FAIL])
+    async def test_purge_of_one_state_leaves_the_others(self, case: Case, state: State) -> None:
+        ids = await one_of_each(case)
+        assert await case.backend.purge(case.queue, state) == 1
+        left = {kept for kept, message_id in ids.items() if await case.find(message_id) is not None}
+        assert left == set(ids) - {state}
+
+    @rule("purge")
+    async def test_purge_of_what_is_done_touches_nothing_else(self, case: Case) -> None:
+        await case.publish(b"1", b"2")
+        await case.settle(await case.lease_one(), Settle.ACK)
+        await case.backend.purge(case.queue, State.DONE)
+        assert await case.leased_bodies() == [b"2"]
+
+    @rule("down")
+    async def test_a_paused_queue_gives_nothing_to_any_worker_until_it_is_resumed(self, case: Case) -> None:
+        other = await case.open()
+        await case.publish(b"1", b"2")
+        for _ in range(2):
+            await case.backend.down(case.queue)
+        assert (await case.stats()).down is True
+        assert await case.lease(10) == []
+        assert await case.lease(10, by=other) == []
+        await case.publish(b"3")
+        for _ in range(2):
+            await other.up(case.queue)
+        assert (await case.stats()).down is False
+        assert await case.leased_bodies() == [b"1", b"2", b"3"]
+
+    @rule("down")
+    async def test_a_pause_leaves_leases_as_they_are(self, case: Case) -> None:
+        await case.publish(b"1", b"2")
+        leases = await case.lease(2)
+        await case.backend.down(case.queue)
+        assert case.backend.extend(leases, case.long) == [] or "extend" in case.backend.deviations
+        assert await case.backend.settle(case.settlements(leases, Settle.ACK)) == []
+
+    async def test_another_worker_sees_the_same_queue(self, case: Case) -> None:
+        ids = await one_of_each(case)
+        other = await case.open()
+        stats = await other.stats(case.queue)
+        assert (stats.ready, stats.leased, stats.delayed, stats.fail) == (1, 1, 1, 1)
+        assert case.queue in await other.queues()
+        for state, message_id in ids.items():
+            found = await other.find(case.queue, message_id)
+            assert found is not None
+            assert found.state is state
+
+    async def test_open_is_idempotent_and_other_methods_open_by_themselves(self, case: Case) -> None:
+        await case.backend.open()
+        await case.publish(b"x")
+        closed = case.harness.make()
+        assert len(await case.lease(by=closed)) == 1
+
+    async def test_aclose_is_idempotent(self, case: Case) -> None:
+        other = await case.open()
+        await other.aclose()
+        await other.aclose()
+        await case.harness.make().aclose()
+
+    async def test_an_instance_works_again_after_it_was_closed(self, case: Case) -> None:
+        other = await case.open()
+        await case.publish(b"1", b"2")
+        await case.settle(await case.lease_one(by=other), Settle.ACK, by=other)
+        await other.aclose()
+        await other.open()
+        lease = await case.lease_one(by=other)
+        assert await case.settle(lease, Settle.ACK, by=other)
+
+    async def test_cancelled_looks_and_pauses_leave_a_working_backend(self, case: Case) -> None:
+        await case.publish(b"x")
+        backend = case.backend
+        calls: list[Callable[[], Awaitable[object]]] = [
+            lambda: backend.stats(case.queue),
+            lambda: backend.browse(case.queue, State.READY),
+            lambda: backend.find(case.queue, "x"),
+            lambda: backend.create(case.queue),
+            backend.queues,
+            lambda: backend.reap(case.queue),
+        ]
+        for call in calls:
+            for turns in range(6):
+                running = asyncio.ensure_future(call())
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                running.cancel()
+                await asyncio.wait([running])
+        assert await case.leased_bodies() == [b"x"]

@@ -1,0 +1,33 @@
+"""The backend contract as a test suite: subclass `BackendContract`, give it a `harness`, and pytest does the rest.
+
+    from qworker.testing.contract import BackendContract
+    from qworker.testing.harness import Harness
+
+    class TestMine(BackendContract):
+        @pytest_asyncio.fixture
+        async def harness(self, tmp_path):
+            async with Harness.fake(f"mine://{tmp_path}") as harness:
+                yield harness
+
+or, without writing a file: `pytest -p qworker.testing --qworker-url mine:///tmp/queues`.
+
+The classes have no `Test` prefix, so that only subclasses are collected. What a protocol cannot do it says in
+`Backend.deviations`, by the names of `qworker.testing.rules.RULES`; the suite then proves the deviation instead of the rule.
+"""
+
+from __future__ import annotations
+
+from qworker.testing.administering import AdministeringContract
+from qworker.testing.leasing import LeasingContract
+from qworker.testing.publishing import PublishingContract
+from qworker.testing.reaping import ReapingContract
+from qworker.testing.settling import SettlingContract
+from qworker.testing.waiting import WaitingContract
+
+__all__ = ["BackendContract"]
+
+
+class BackendContract(
+    PublishingContract, LeasingContract, SettlingContract, ReapingContract, AdministeringContract, WaitingContract
+):
+    """Every rule of `qworker.backend`."""

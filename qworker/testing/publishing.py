@@ -1,0 +1,277 @@
+"""Publishing: order, ids, keys, times and bodies."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from qworker.errors import BadName
+from qworker.message import Draft, Settle, State
+from qworker.names import new_id
+from qworker.testing.base import Contract
+from qworker.testing.harness import Case
+from qworker.testing.rules import rule
+
+__all__ = ["PublishingContract"]
+
+HOSTILE_NAMES = ["", ".", "..", "../other", "a/b", "/etc", "a\0b", "a\nb", "-rf", "_a", "a b", "é", "a" * 300, "%2e%2e"]
+
+
+async def all_in_any_order(case: Case) -> None:
+    """How a deviation from `fifo` shows."""
+    bodies = [b"%d" % number for number in range(20)]
+    await case.publish(*bodies)
+    assert sorted(await case.leased_bodies()) == sorted(bodies)
+
+
+async def tries_start_afresh(case: Case) -> None:
+    """How a deviation from `tries_carried` shows."""
+    await case.publish(b"moved", tries=3, enqueued_at=1_600_000_000.0)
+    message = (await case.lease_one()).message
+    assert message.tries == 0
+    assert message.enqueued_at != 1_600_000_000.0
+
+
+class PublishingContract(Contract):
+    """`publish`."""
+
+    async def test_a_message_is_leased_as_it_was_published(self, case: Case) -> None:
+        (message_id,) = await case.publish(b'{"task": "thumbnail"}')
+        message = (await case.lease_one()).message
+        assert message.id == message_id
+        assert message.body == b'{"task": "thumbnail"}'
+        assert message.queue == case.queue
+        assert message.tries == 0
+
+    async def test_enqueued_at_is_the_time_of_publishing(self, case: Case) -> None:
+        await case.publish(b"x")
+        lease = await case.lease_one(visibility=case.long)
+        now = lease.expires_at - case.long
+        assert abs(now - lease.message.enqueued_at) < 60 + case.tick
+
+    async def test_publishing_makes_the_queue(self, case: Case) -> None:
+        assert case.queue not in await case.backend.queues()
+        await case.publish(b"x")
+        assert case.queue in await case.backend.queues()
+
+    async def test_publishing_nothing_stores_nothing(self, case: Case) -> None:
+        assert await case.publish() == []
+        assert await case.lease(10) == []
+
+    @rule("fifo", otherwise=all_in_any_order)
+    async def test_a_batch_is_leased_in_its_order(self, case: Case) -> None:
+        bodies = [b"%d" % number for number in range(50)]
+        ids = await case.publish(*bodies)
+        leases = await case.lease(100)
+        assert [lease.message.body for lease in leases] == bodies
+        assert [lease.message.id for lease in leases] == ids
+
+    @rule("fifo", otherwise=all_in_any_order)
+    async def test_batches_are_leased_in_the_order_of_the_calls(self, case: Case) -> None:
+        for number in range(12):
+            await case.publish(b"%d a" % number, b"%d b" % number)
+        expected = [b"%d %c" % (number, letter) for number in range(12) for letter in b"ab"]
+        found = [body for _ in range(12) for body in await case.leased_bodies(2)]
+        assert found == expected
+
+    async def test_ids_are_unique_within_and_between_batches(self, case: Case) -> None:
+        ids = await case.publish(*[b"x"] * 50) + await case.publish(*[b"x"] * 50)
+        assert len(set(ids)) == 100
+
+    @rule("given_ids")
+    async def test_an_id_that_is_stored_is_not_stored_twice(self, case: Case) -> None:
+        chosen = new_id()
+        assert await case.publish(b"first", id=chosen) == [chosen]
+        assert await case.publish(b"second", id=chosen) == [chosen]
+        assert await case.leased_bodies() == [b"first"]
+
+    @rule("given_ids")
+    async def test_an_id_given_twice_in_one_batch_is_stored_once(self, case: Case) -> None:
+        chosen = new_id()
+        drafts = [Draft(body=b"first", id=chosen), Draft(body=b"other"), Draft(body=b"second", id=chosen)]
+        ids = await case.backend.publish(case.queue, drafts)
+        assert ids[0] == ids[2] == chosen
+        assert await case.leased_bodies() == [b"first", b"other"]
+
+    @rule("given_ids")
+    async def test_an_id_that_people_would_choose_is_kept(self, case: Case) -> None:
+        for chosen in ("order-4711", "a", "A.b:c_d-e", "0" * 120):
+            assert await case.publish(chosen.encode(), id=chosen) == [chosen]
+        leases = await case.lease(10)
+        assert {lease.message.id for lease in leases} == {lease.message.body.decode() for lease in leases}
+        assert len(leases) == 4
+
+    @rule("given_ids")
+    async def test_an_id_is_known_while_its_message_is_leased(self, case: Case) -> None:
+        chosen = new_id()
+        await case.publish(b"x", id=chosen)
+        await case.lease_one()
+        assert await case.publish(b"x", id=chosen) == [chosen]
+        assert await case.lease(10) == []
+
+    @rule("given_ids")
+    async def test_an_id_is_known_while_its_message_is_delayed(self, case: Case) -> None:
+        chosen = new_id()
+        await case.publish(b"x", id=chosen)
+        await case.settle(await case.lease_one(), Settle.FAIL_TMP, delay=case.tick)
+        assert await case.publish(b"x", id=chosen) == [chosen]
+        await case.expire(case.tick)
+        assert len(await case.lease(10)) == 1
+
+    @rule("given_ids")
+    async def test_an_id_is_known_after_its_message_failed(self, case: Case) -> None:
+        chosen = new_id()
+        await case.publish(b"x", id=chosen)
+        await case.settle(await case.lease_one(), Settle.FAIL_PERM, error="no")
+        assert await case.publish(b"x", id=chosen) == [chosen]
+        assert await case.lease(10) == []
+
+    @rule("given_ids")
+    async def test_another_worker_knows_the_id_too(self, case: Case) -> None:
+        chosen = new_id()
+        other = await case.open()
+        await case.publish(b"x", id=chosen)
+        assert await other.publish(case.queue, [Draft(body=b"y", id=chosen)]) == [chosen]
+        assert await case.leased_bodies() == [b"x"]
+
+    @rule("given_ids")
+    async def test_concurrent_publishes_of_one_id_store_one_message(self, case: Case) -> None:
+        other = await case.open()
+        chosen = [new_id() for _ in range(10)]
+        drafts = [Draft(body=b"x", id=message_id) for message_id in chosen]
+        async with asyncio.TaskGroup() as group:
+            for backend in (case.backend, other) * 3:
+                group.create_task(backend.publish(case.queue, drafts))
+        assert sorted(lease.message.id for lease in await case.lease(100)) == sorted(chosen)
+
+    @rule("key")
+    async def test_a_key_that_is_pending_is_not_stored_twice(self, case: Case) -> None:
+        first = await case.publish(b"first", key="a.png")
+        assert await case.publish(b"second", key="a.png") == first
+        lease = await case.lease_one()
+        assert lease.message.key == "a.png"
+        assert await case.publish(b"third", key="a.png") == first
+        await case.settle(lease, Settle.FAIL_TMP, delay=case.tick)
+        assert await case.publish(b"fourth", key="a.png") == first
+        assert await case.lease(10) == []
+
+    @rule("key")
+    async def test_a_key_is_free_again_after_ack_and_after_failure(self, case: Case) -> None:
+        first = await case.publish(b"first", key="k")
+        await case.settle(await case.lease_one(), Settle.ACK)
+        second = await case.publish(b"second", key="k")
+        assert second != first
+        await case.settle(await case.lease_one(), Settle.FAIL_PERM, error="no")
+        third = await case.publish(b"third", key="k")
+        assert third != second
+        assert await case.leased_bodies() == [b"third"]
+
+    @rule("key")
+    async def test_a_key_is_free_again_after_its_message_was_removed(self, case: Case) -> None:
+        first = await case.publish(b"first", key="k")
+        await case.backend.remove(case.queue, first)
+        assert await case.publish(b"second", key="k") != first
+        await case.backend.purge(case.queue)
+        await case.publish(b"third", key="k")
+        assert await case.leased_bodies() == [b"third"]
+
+    @rule("key")
+    async def test_keys_are_apart_from_one_another(self, case: Case) -> None:
+        keys = ["a", "A", "a/b", "a b", "ä", "../x", "k" * 255, "x\ny"]
+        for key in keys:
+            await case.publish(key.encode(), key=key)
+        assert {lease.message.key for lease in await case.lease(100)} == set(keys)
+
+    @rule("priority")
+    async def test_a_higher_priority_is_leased_first_and_each_in_order(self, case: Case) -> None:
+        for priority in (0, 9, 5, 0, 9, 5):
+            await case.publish(b"%d" % priority, priority=priority)
+        await case.publish(b"last")
+        assert await case.leased_bodies() == [b"9", b"9", b"5", b"5", b"0", b"0", b"last"]
+
+    @rule("delay")
+    async def test_a_delayed_message_is_not_leased_before_it_is_due(self, case: Case) -> None:
+        (message_id,) = await case.publish(b"later", delay=case.tick)
+        assert await case.lease() == []
+        assert await case.state(message_id) is State.DELAYED
+        await case.harness.advance(case.tick * 1.5)
+        assert await case.leased_bodies() == [b"later"]
+
+    @rule("delay")
+    async def test_due_at_wins_over_delay(self, case: Case) -> None:
+        await case.publish(b"now")
+        now = (await case.lease_one()).expires_at - case.long
+        await case.publish(b"x", due_at=now + case.tick, delay=case.long)
+        assert await case.lease() == []
+        await case.harness.advance(case.tick * 2)
+        assert await case.leased_bodies() == [b"x"]
+
+    @rule("delay")
+    async def test_due_in_the_past_is_due_now(self, case: Case) -> None:
+        await case.publish(b"x", due_at=1_000_000.0)
+        assert await case.leased_bodies() == [b"x"]
+
+    @rule("tries_carried", otherwise=tries_start_afresh)
+    async def test_tries_and_time_come_along_from_another_store(self, case: Case) -> None:
+        await case.publish(b"moved", tries=3, enqueued_at=1_600_000_000.5)
+        message = (await case.lease_one()).message
+        assert message.tries == 3
+        assert abs(message.enqueued_at - 1_600_000_000.5) < 0.001
+
+    @rule("binary_bodies")
+    async def test_a_body_is_any_bytes(self, case: Case) -> None:
+        body = bytes(range(256)) + b"\r\n\0\xff"
+        await case.publish(body)
+        assert await case.leased_bodies() == [body]
+
+    @rule("empty_bodies")
+    async def test_a_body_may_be_empty(self, case: Case) -> None:
+        await case.publish(b"")
+        assert await case.leased_bodies() == [b""]
+
+    @rule("big_bodies")
+    async def test_a_body_may_have_a_mebibyte(self, case: Case) -> None:
+        body = b"0123456789abcdef" * 65536
+        await case.publish(body, b"small")
+        assert await case.leased_bodies() == [body, b"small"]
+
+    async def test_hostile_queue_names_are_refused(self, case: Case) -> None:
+        for name in HOSTILE_NAMES:
+            with pytest.raises(BadName):
+                await case.backend.publish(name, [Draft(body=b"x")])
+            with pytest.raises(BadName):
+                await case.backend.create(name)
+
+    @rule("given_ids")
+    async def test_hostile_ids_are_refused_and_nothing_of_their_batch_is_broken(self, case: Case) -> None:
+        for name in HOSTILE_NAMES:
+            with pytest.raises(BadName):
+                await case.publish(b"x", id=name)
+        await case.publish(b"good", id="good")
+        assert await case.leased_bodies() == [b"good"]
+
+    @rule("many_queues")
+    async def test_queues_are_apart_from_one_another(self, case: Case) -> None:
+        other = case.queue + "-2"
+        try:
+            await case.publish(b"here")
+            await case.backend.publish(other, [Draft(body=b"there")])
+            assert await case.leased_bodies() == [b"here"]
+            leases = await case.backend.lease(other, 10, case.long)
+            assert [lease.message.body for lease in leases] == [b"there"]
+        finally:
+            await case.backend.delete(other)
+
+    @rule("given_ids")
+    async def test_a_cancelled_publish_can_be_repeated_and_stores_once(self, case: Case) -> None:
+        for turns in range(20):
+            chosen = [f"{turns}-{number}" for number in range(3)]
+            drafts = [Draft(body=name.encode(), id=name) for name in chosen]
+            call = asyncio.create_task(case.backend.publish(case.queue, drafts))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            call.cancel()
+            await asyncio.wait([call])
+            assert await case.backend.publish(case.queue, drafts) == chosen
+        assert await case.leased_bodies(1000) == [b"%d-%d" % (turns, n) for turns in range(20) for n in range(3)]

@@ -1,0 +1,34 @@
+"""Waiting for a condition, with a deadline that only a failure reaches."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+__all__ = ["until"]
+
+T = TypeVar("T")
+
+
+async def until(condition: Callable[[], T | Awaitable[T]], timeout: float = 20.0, *, what: str = "") -> T:
+    """Poll `condition` until its result (awaited, if it is awaitable) is true, and return that result.
+
+    Args:
+        condition: called about every 10 ms.
+        timeout: seconds of real time after which the condition is taken to have failed; generous, for it costs nothing.
+        what: what was waited for, told when it fails.
+
+    Raises:
+        AssertionError: the condition was still false after `timeout` seconds.
+    """
+    deadline = time.monotonic() + timeout
+    while True:
+        found = condition()
+        result = await found if isinstance(found, Awaitable) else found
+        if result:
+            return result
+        if time.monotonic() >= deadline:
+            raise AssertionError(f"not within {timeout} s: {what or condition}; last result: {result!r}")
+        await asyncio.sleep(0.01)

@@ -1,0 +1,171 @@
+"""Waiting: what wakes a `wait`, and what bounds it.
+
+Nothing here asserts a speed: a wake-up that does not come shows as a wait that lasts until its own long timeout, which is longer
+than the deadline that the test gives it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+from qworker.backend import Backend
+from qworker.message import Draft, Settle
+from qworker.testing.base import Contract
+from qworker.testing.harness import Case
+from qworker.testing.rules import rule
+
+__all__ = ["WaitingContract"]
+
+# Seconds: a wait is given the first as its timeout, and must have returned by the second.
+_ENDLESS = 600.0
+_DEADLINE = 40.0
+
+
+@contextlib.asynccontextmanager
+async def woken(case: Case, by: Backend | None = None) -> AsyncIterator[None]:
+    """What happens inside must wake a wait that began before it."""
+    backend = by or case.backend
+
+    async def wait_for_work() -> None:
+        # A wait is a hint and may return for nothing: only a wait that gives a lease is awake.
+        while not await backend.wait_and_lease(case.queue, 1, case.long, _ENDLESS):
+            await asyncio.sleep(0.001)
+
+    async with asyncio.timeout(_DEADLINE):
+        waiting = asyncio.create_task(wait_for_work())
+        try:
+            await asyncio.sleep(0.05)
+            yield
+            await waiting
+        finally:
+            waiting.cancel()
+            await asyncio.wait([waiting])
+
+
+async def nothing_wakes_a_paused_queue(case: Case) -> None:
+    """A publish to a paused queue gives no lease."""
+    await case.publish(b"x")
+    assert await case.backend.wait_and_lease(case.queue, 1, case.long, 0.05) == []
+
+
+class WaitingContract(Contract):
+    """`wait` and `wait_and_lease`."""
+
+    async def test_the_timeout_bounds_a_wait(self, case: Case) -> None:
+        await case.backend.create(case.queue)
+        async with asyncio.timeout(_DEADLINE):
+            await case.backend.wait([case.queue], 0.05)
+            await case.backend.wait([case.queue, case.queue + "-absent"], 0.05)
+            await case.backend.wait([case.queue + "-absent"], 0.05)
+            await case.backend.wait([case.queue], 0.0)
+            assert await case.backend.wait_and_lease(case.queue, 1, case.long, 0.05) == []
+
+    async def test_a_ready_message_needs_no_wait(self, case: Case) -> None:
+        await case.publish(b"x")
+        async with asyncio.timeout(_DEADLINE):
+            await case.backend.wait([case.queue], _ENDLESS)
+        assert len(await case.lease()) == 1
+
+    async def test_a_message_published_after_an_empty_lease_is_not_missed(self, case: Case) -> None:
+        await case.backend.create(case.queue)
+        for _ in range(10):
+            assert await case.lease() == []
+            await case.publish(b"x")
+            async with asyncio.timeout(_DEADLINE):
+                await case.backend.wait([case.queue], _ENDLESS)
+            assert await case.settle(await case.lease_one(), Settle.ACK)
+
+    async def test_a_publish_wakes_a_wait(self, case: Case) -> None:
+        await case.backend.create(case.queue)
+        async with woken(case):
+            await case.publish(b"x")
+
+    async def test_a_publish_by_another_worker_wakes_a_wait(self, case: Case) -> None:
+        await case.backend.create(case.queue)
+        other = await case.open()
+        async with woken(case):
+            await other.publish(case.queue, [Draft(body=b"x")])
+
+    @rule("many_queues")
+    async def test_a_publish_to_any_of_the_queues_wakes_a_wait(self, case: Case) -> None:
+        other = case.queue + "-2"
+        await case.backend.create(case.queue)
+        await case.backend.create(other)
+        try:
+            waiting = asyncio.create_task(case.backend.wait([case.queue, other], _ENDLESS))
+            await asyncio.sleep(0.05)
+            await case.backend.publish(other, [Draft(body=b"x")])
+            async with asyncio.timeout(_DEADLINE):
+                await waiting
+        finally:
+            await case.backend.delete(other)
+
+    async def test_a_release_wakes_a_wait(self, case: Case) -> None:
+        await case.publish(b"x")
+        lease = await case.lease_one()
+        async with woken(case):
+            assert await case.settle(lease, Settle.RELEASE)
+
+    async def test_a_retry_that_is_due_now_wakes_a_wait(self, case: Case) -> None:
+        await case.publish(b"x")
+        lease = await case.lease_one()
+        async with woken(case):
+            assert await case.settle(lease, Settle.FAIL_TMP, error="again")
+
+    @rule("delay")
+    async def test_a_message_that_is_due_needs_no_wait(self, case: Case) -> None:
+        await case.publish(b"x", delay=case.tick)
+        await case.harness.advance(case.tick * 1.5)
+        async with asyncio.timeout(_DEADLINE):
+            await case.backend.wait([case.queue], _ENDLESS)
+        assert len(await case.lease()) == 1
+
+    @rule("delay")
+    async def test_a_message_that_becomes_due_ends_a_wait(self, case: Case) -> None:
+        await case.publish(b"x", delay=0.2)
+        async with asyncio.timeout(_DEADLINE):
+            await case.backend.wait([case.queue], _ENDLESS)
+
+    @rule("requeue")
+    async def test_a_requeue_wakes_a_wait(self, case: Case) -> None:
+        await case.fail(b"x")
+        async with woken(case):
+            assert await case.backend.requeue(case.queue) == 1
+
+    @rule("expiry")
+    async def test_a_reap_wakes_a_wait(self, case: Case) -> None:
+        await case.publish(b"x")
+        other = await case.open()
+        await case.lease_one(visibility=case.tick)
+        async with woken(case, by=other):
+            assert await case.expire(case.tick) == 1
+
+    @rule("down")
+    async def test_up_wakes_a_wait(self, case: Case) -> None:
+        await case.publish(b"x")
+        await case.backend.down(case.queue)
+        await nothing_wakes_a_paused_queue(case)
+        async with woken(case):
+            await case.backend.up(case.queue)
+
+    async def test_every_waiting_worker_may_be_served(self, case: Case) -> None:
+        await case.backend.create(case.queue)
+        workers = [case.backend, *[await case.open() for _ in range(2)]]
+        async with contextlib.AsyncExitStack() as stack:
+            for worker in workers:
+                await stack.enter_async_context(woken(case, by=worker))
+            await case.publish(*[b"x"] * len(workers))
+        assert (await case.counts())[:2] == (0, len(workers))
+
+    async def test_a_cancelled_wait_leaves_nothing_behind(self, case: Case) -> None:
+        await case.backend.create(case.queue)
+        for turns in range(20):
+            call = asyncio.create_task(case.backend.wait([case.queue], _ENDLESS))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            call.cancel()
+            await asyncio.wait([call])
+        async with woken(case):
+            await case.publish(b"x")
