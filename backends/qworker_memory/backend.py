@@ -24,6 +24,10 @@ from qworker.url import BackendURL
 __all__ = ["MemoryBackend"]
 
 
+# What a state is ordered by, the order of publishing, and the id.
+_Row = tuple[float, int, str]
+
+
 class _Entry(msgspec.Struct, kw_only=True, eq=False):
     """One stored message and its state."""
 
@@ -37,46 +41,74 @@ class _Entry(msgspec.Struct, kw_only=True, eq=False):
     holder: str | None = None
     error: str | None = None
 
+    def row(self) -> _Row:
+        """Where the entry stands in the order of its state."""
+        first = -self.message.priority if self.state is State.READY else self.at
+        return first, self.order, self.message.id
+
 
 class _Queue:
-    """One queue: its messages by id, and the orders in which they are taken."""
+    """One queue: its messages by id, and for each state that is taken from in an order, a heap.
+
+    An entry that leaves a state leaves its row behind: a row counts only while the entry is still as the row says.
+    """
 
     def __init__(self) -> None:
         self.entries: dict[str, _Entry] = {}
         self.pending_keys: dict[str, str] = {}
-        # (-priority, order, id) of ready messages, and (at, order, id) of delayed and leased ones; stale rows are skipped.
-        self.ready: list[tuple[int, int, str]] = []
-        self.timed: list[tuple[float, int, str]] = []
+        # (-priority, order, id) of ready messages; (at, order, id) of delayed and leased ones.
+        self.heaps: dict[State, list[_Row]] = {State.READY: [], State.DELAYED: [], State.LEASED: []}
         self.down = False
         self.next_order = 0
 
     def put(self, entry: _Entry, state: State, at: float = 0.0) -> None:
         """Move an entry to a state, and to the order that the state has."""
-        message = entry.message
         entry.state = state
         entry.at = at
-        if state is State.READY:
-            heapq.heappush(self.ready, (-message.priority, entry.order, message.id))
-        elif state in {State.DELAYED, State.LEASED}:
-            heapq.heappush(self.timed, (at, entry.order, message.id))
-        if message.key is not None:
-            if state in {State.DONE, State.FAIL}:
-                self.pending_keys.pop(message.key, None)
-            else:
-                self.pending_keys[message.key] = message.id
+        key = entry.message.key
+        heap = self.heaps.get(state)
+        if heap is None:
+            self._free_key(entry)
+            return
+        heapq.heappush(heap, entry.row())
+        if len(heap) > 2 * len(self.entries) + 64:
+            self.heaps[state] = [other.row() for other in self.entries.values() if other.state is state]
+            heapq.heapify(self.heaps[state])
+        if key is not None:
+            self.pending_keys.setdefault(key, entry.message.id)
+
+    def first(self, state: State) -> _Entry | None:
+        """The entry that a state's order puts first."""
+        heap = self.heaps[state]
+        while heap:
+            entry = self.entries.get(heap[0][2])
+            if entry is not None and entry.state is state and entry.row() == heap[0]:
+                return entry
+            heapq.heappop(heap)
+        return None
+
+    def make_ready(self, state: State, now: float) -> list[_Entry]:
+        """Move the delayed that are due, or the leased that have expired, to ready."""
+        moved: list[_Entry] = []
+        while (entry := self.first(state)) is not None and entry.at <= now:
+            self.put(entry, State.READY)
+            moved.append(entry)
+        return moved
 
     def drop(self, entry: _Entry) -> None:
         """Forget an entry."""
         del self.entries[entry.message.id]
-        if entry.message.key is not None and self.pending_keys.get(entry.message.key) == entry.message.id:
-            del self.pending_keys[entry.message.key]
+        self._free_key(entry)
+
+    def _free_key(self, entry: _Entry) -> None:
+        key = entry.message.key
+        if key is not None and self.pending_keys.get(key) == entry.message.id:
+            del self.pending_keys[key]
 
     def in_state(self, state: State) -> list[_Entry]:
         """The entries of a state in the order that `browse` promises."""
         found = [entry for entry in self.entries.values() if entry.state is state]
-        if state is State.READY:
-            return sorted(found, key=lambda entry: (-entry.message.priority, entry.order))
-        return sorted(found, key=lambda entry: (entry.at, entry.order))
+        return sorted(found, key=_Entry.row)
 
 
 class _Store:
@@ -200,13 +232,9 @@ class MemoryBackend(Backend):
             if held is None or held.down:
                 return []
             now = self._clock.time()
-            self._make_due(held, now)
+            held.make_ready(State.DELAYED, now)
             leases: list[Lease] = []
-            while held.ready and len(leases) < limit:
-                _, order, message_id = heapq.heappop(held.ready)
-                entry = held.entries.get(message_id)
-                if entry is None or entry.state is not State.READY or entry.order != order:
-                    continue
+            while len(leases) < limit and (entry := held.first(State.READY)) is not None:
                 entry.token += 1
                 entry.holder = self._name or "memory"
                 held.put(entry, State.LEASED, now + visibility)
@@ -234,12 +262,13 @@ class MemoryBackend(Backend):
             held = self._store.queues.get(queue)
             if held is None or held.down:
                 continue
-            self._make_due(held, now)
-            if held.ready:
+            held.make_ready(State.DELAYED, now)
+            if held.first(State.READY) is not None:
                 return 0.0
-            delayed = [entry.at for entry in held.entries.values() if entry.state is State.DELAYED]
-            soonest = min(soonest, min(delayed, default=soonest) - now)
-        return max(soonest, 0.001)
+            delayed = held.first(State.DELAYED)
+            if delayed is not None:
+                soonest = min(soonest, delayed.at - now)
+        return soonest
 
     def extend(self, leases: Sequence[Lease], visibility: float) -> list[Lease]:
         """Renew leases."""
@@ -304,35 +333,18 @@ class MemoryBackend(Backend):
         """Return what has expired, and what is due."""
         with self._store.lock:
             held = self._store.queues.get(queue)
-            count = 0 if held is None else self._make_due(held, self._clock.time(), expired_too=True)
-        if count:
-            self._store.wake(queue)
-        return count
-
-    def _make_due(self, held: _Queue, now: float, *, expired_too: bool = False) -> int:
-        count = 0
-        kept: list[tuple[float, int, str]] = []
-        while held.timed and held.timed[0][0] <= now:
-            row = heapq.heappop(held.timed)
-            entry = held.entries.get(row[2])
-            if entry is None or entry.at != row[0] or entry.order != row[1]:
-                continue
-            if entry.state is State.DELAYED:
-                held.put(entry, State.READY)
-            elif entry.state is State.LEASED:
-                if not expired_too:
-                    kept.append(row)
-                    continue
+            if held is None:
+                return 0
+            now = self._clock.time()
+            due = held.make_ready(State.DELAYED, now)
+            expired = held.make_ready(State.LEASED, now)
+            for entry in expired:
                 entry.holder = None
                 entry.error = "the lease expired"
                 entry.message = msgspec.structs.replace(entry.message, tries=entry.message.tries + 1)
-                held.put(entry, State.READY)
-            else:
-                continue
-            count += 1
-        for row in kept:
-            heapq.heappush(held.timed, row)
-        return count
+        if due or expired:
+            self._store.wake(queue)
+        return len(due) + len(expired)
 
     # -- administering -----------------------------------------------------------------------------------------------
 
@@ -361,7 +373,7 @@ class MemoryBackend(Backend):
         """Count."""
         with self._store.lock:
             held = self._found(queue)
-            self._make_due(held, self._clock.time())
+            held.make_ready(State.DELAYED, self._clock.time())
             counts = dict.fromkeys(State, 0)
             oldest: float | None = None
             for entry in held.entries.values():
@@ -384,14 +396,14 @@ class MemoryBackend(Backend):
         """Look at messages."""
         with self._store.lock:
             held = self._found(queue)
-            self._make_due(held, self._clock.time())
+            held.make_ready(State.DELAYED, self._clock.time())
             return [_stored(entry) for entry in held.in_state(state)[offset : offset + limit]]
 
     async def find(self, queue: str, message_id: str) -> StoredMessage | None:
         """Look at one message."""
         with self._store.lock:
             held = self._found(queue)
-            self._make_due(held, self._clock.time())
+            held.make_ready(State.DELAYED, self._clock.time())
             entry = held.entries.get(message_id)
             return None if entry is None else _stored(entry)
 
@@ -423,7 +435,7 @@ class MemoryBackend(Backend):
         states = {State.READY, State.DELAYED, State.FAIL} if state is None else {state}
         with self._store.lock:
             held = self._found(queue)
-            self._make_due(held, self._clock.time())
+            held.make_ready(State.DELAYED, self._clock.time())
             found = [entry for entry in held.entries.values() if entry.state in states]
             for entry in found:
                 held.drop(entry)

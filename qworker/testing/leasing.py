@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import threading
 
 from qworker.errors import BadName
@@ -202,7 +203,7 @@ class LeasingContract(Contract):
             await asyncio.sleep(0.001)
             (message_id,) = await case.publish(b"x")
             await self.cancel_after(turns, call, case)
-            await until(lambda message_id=message_id: self.is_ready(case, message_id))
+            await until(functools.partial(self.is_ready, case, message_id))
             (lease,) = await until(case.lease)
             assert lease.message.tries == 0
             assert await case.settle(lease, Settle.ACK)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Awaitable, Callable
-from typing import Any, Concatenate, ParamSpec
+from typing import Any, Concatenate, ParamSpec, cast
 
 import pytest
 
@@ -72,6 +72,6 @@ def rule(name: str, otherwise: Callable[[Case], Awaitable[None]] | None = None) 
                 with pytest.raises(NotSupported):
                     await test(self, case, *args, **kwargs)
 
-        return proved
+        return cast("Test[P]", proved)
 
     return decorate

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import time
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import Any, TypeVar, overload
 
 __all__ = ["until"]
 
 T = TypeVar("T")
 
 
-async def until(condition: Callable[[], T | Awaitable[T]], timeout: float = 20.0, *, what: str = "") -> T:
+@overload
+async def until(condition: Callable[[], Awaitable[T]], timeout: float = 20.0, *, what: str = "") -> T: ...
+
+
+@overload
+async def until(condition: Callable[[], T], timeout: float = 20.0, *, what: str = "") -> T: ...
+
+
+async def until(condition: Callable[[], Any], timeout: float = 20.0, *, what: str = "") -> Any:
     """Poll `condition` until its result (awaited, if it is awaitable) is true, and return that result.
 
     Args:
@@ -26,7 +35,7 @@ async def until(condition: Callable[[], T | Awaitable[T]], timeout: float = 20.0
     deadline = time.monotonic() + timeout
     while True:
         found = condition()
-        result = await found if isinstance(found, Awaitable) else found
+        result = await found if inspect.isawaitable(found) else found
         if result:
             return result
         if time.monotonic() >= deadline:

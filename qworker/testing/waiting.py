@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 
 from qworker.backend import Backend
 from qworker.message import Draft, Settle
@@ -24,7 +24,7 @@ _DEADLINE = 40.0
 
 
 @contextlib.asynccontextmanager
-async def woken(case: Case, by: Backend | None = None) -> AsyncIterator[None]:
+async def woken(case: Case, by: Backend | None = None) -> AsyncGenerator[None]:
     """What happens inside must wake a wait that began before it."""
     backend = by or case.backend
 
