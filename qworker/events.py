@@ -1,0 +1,85 @@
+"""The names of log events and of their fields: constant, so that they can be searched and counted.
+
+Every event of a message has `message_id`, `task`, `queue`, `tries` and `token`; every event of a worker has `worker`.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "BACKEND_RECOVERED",
+    "BACKEND_UNAVAILABLE",
+    "DURATION_S",
+    "ERROR",
+    "ERROR_TYPE",
+    "HANDLER_STUCK",
+    "LEASE_LOST",
+    "LOOP",
+    "MESSAGE_ACKED",
+    "MESSAGE_ALONE",
+    "MESSAGE_FAILED",
+    "MESSAGE_ID",
+    "MESSAGE_RELEASED",
+    "MESSAGE_RETRIED",
+    "OBSERVER_FAILED",
+    "OUTCOME",
+    "QUEUE",
+    "SETTLEMENT_ABANDONED",
+    "TASK",
+    "TOKEN",
+    "TRIES",
+    "UNKNOWN_TASK",
+    "WORKER",
+    "WORKER_ABORTING",
+    "WORKER_DRAINING",
+    "WORKER_QUIET",
+    "WORKER_STARTED",
+    "WORKER_STOPPED",
+]
+
+# -- a message's end ---------------------------------------------------------------------------------------------------
+
+# debug: the handler returned.
+MESSAGE_ACKED = "message_acked"
+# warning: it runs again later.
+MESSAGE_RETRIED = "message_retried"
+# warning: it is in `fail`.
+MESSAGE_FAILED = "message_failed"
+# info: given back untouched.
+MESSAGE_RELEASED = "message_released"
+# info: its last attempt waits until nothing else runs in this worker.
+MESSAGE_ALONE = "message_alone"
+# warning: another may have it; this worker's outcome does not count.
+LEASE_LOST = "lease_lost"
+# error: the store did not answer until the lease had expired.
+SETTLEMENT_ABANDONED = "settlement_abandoned"
+# warning: a cancelled handler does not end; its lease is left to expire.
+HANDLER_STUCK = "handler_stuck"
+# warning, once per name: neither a task nor a raw handler takes it.
+UNKNOWN_TASK = "unknown_task"
+
+# -- a worker's life ---------------------------------------------------------------------------------------------------
+
+WORKER_STARTED = "worker_started"
+WORKER_QUIET = "worker_quiet"
+WORKER_DRAINING = "worker_draining"
+WORKER_ABORTING = "worker_aborting"
+WORKER_STOPPED = "worker_stopped"
+BACKEND_UNAVAILABLE = "backend_unavailable"
+BACKEND_RECOVERED = "backend_recovered"
+OBSERVER_FAILED = "observer_failed"
+
+# -- fields ------------------------------------------------------------------------------------------------------------
+
+MESSAGE_ID = "message_id"
+TASK = "task"
+QUEUE = "queue"
+TRIES = "tries"
+TOKEN = "token"
+WORKER = "worker"
+# Seconds from the handler's start to its end.
+DURATION_S = "duration_s"
+OUTCOME = "outcome"
+ERROR_TYPE = "error_type"
+ERROR = "error"
+# Which of a worker's loops speaks.
+LOOP = "loop"

@@ -1,0 +1,79 @@
+"""Logging: structlog, lines for people on a terminal and JSON everywhere else, always to stderr."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Mapping, MutableMapping
+from typing import Any
+
+import msgspec
+import structlog
+
+from qworker.errors import UsageError
+from qworker.names import printable
+
+__all__ = ["configure", "debug_enabled", "one_line"]
+
+_LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
+_LONGEST_LINE = 500
+
+
+def configure(json: bool | None = None, level: str = "info") -> None:
+    """Set structlog up for this process.
+
+    Args:
+        json: JSON lines; None: unless stderr is a terminal.
+        level: the lowest level that is shown: debug, info, warning, error or critical.
+
+    Raises:
+        UsageError: no such level.
+    """
+    number = _LEVELS.get(level.lower())
+    if number is None:
+        raise UsageError(f"no log level {printable(level)!r}: use one of {', '.join(_LEVELS)}")
+    as_json = not sys.stderr.isatty() if json is None else json
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            _strip_controls,
+            structlog.processors.JSONRenderer(serializer=_to_json) if as_json else _console(),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(number),
+        logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
+        cache_logger_on_first_use=False,
+    )
+
+
+def debug_enabled() -> bool:
+    """Whether debug lines are shown. An application that never set structlog up gets none per message from a worker."""
+    if not structlog.is_configured():
+        return False
+    return bool(structlog.get_logger().is_enabled_for(logging.DEBUG))
+
+
+def one_line(text: str) -> str:
+    """The last line of `text` that says something, short and printable: an error's message out of its traceback."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    return printable(lines[-1].strip()[:_LONGEST_LINE]) if lines else ""
+
+
+def _console() -> structlog.dev.ConsoleRenderer:
+    return structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback)
+
+
+def _strip_controls(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> Mapping[str, Any]:
+    # What comes from messages must not draw on the terminal, nor begin a new line that looks like another event.
+    for name, value in event.items():
+        if isinstance(value, str) and not value.isprintable() and name != "exception":
+            event[name] = printable(value)
+        elif name == "exception" and isinstance(value, str):
+            event[name] = "\n".join(printable(line) for line in value.split("\n"))
+    return event
+
+
+def _to_json(event: Mapping[str, Any], **_options: Any) -> str:
+    return msgspec.json.encode(event, enc_hook=repr).decode()

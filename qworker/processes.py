@@ -1,0 +1,6 @@
+"""placeholder"""
+from typing import Any
+class ProcessRunner:
+    def __init__(self, limit: int, log: Any) -> None: ...
+    async def run(self, run: Any, call: Any) -> None: raise NotImplementedError
+    async def close(self) -> None: ...

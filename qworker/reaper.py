@@ -1,0 +1,48 @@
+"""The reaper: about once a second, expired leases and due messages of the worker's queues become ready again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from qworker.backend import Backend
+from qworker.outage import BACKEND_ERRORS, Outage
+
+__all__ = ["Reaper"]
+
+_INTERVAL = 1.0
+
+
+class Reaper:
+    """Reaps `queues` until it is cancelled."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        queues: Sequence[str],
+        *,
+        outage: Outage,
+        draw: Callable[[], float],
+        interval: float = _INTERVAL,
+    ) -> None:
+        self._backend = backend
+        self._queues = queues
+        self._outage = outage
+        self._draw = draw
+        self._interval = interval
+
+    async def run(self) -> None:
+        """The loop."""
+        while True:
+            pause = await self._round()
+            await asyncio.sleep(pause)
+
+    async def _round(self) -> float:
+        try:
+            for queue in self._queues:
+                await self._backend.reap(queue)
+        except BACKEND_ERRORS as error:
+            return self._outage.failed(error)
+        self._outage.over()
+        # Jitter keeps the workers of one store apart.
+        return self._interval * (0.8 + 0.4 * self._draw())

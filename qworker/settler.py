@@ -1,0 +1,226 @@
+"""The settler: outcomes are gathered per turn of the loop and sent to the store as one batch.
+
+While a batch is on its way the next one gathers, and at most two are on their way: a store that commits slowly gets larger batches.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from qworker import events
+from qworker.backend import Backend
+from qworker.clock import Clock
+from qworker.logs import one_line
+from qworker.message import Settle, Settlement
+from qworker.outage import BACKEND_ERRORS, Outage
+from qworker.run import Observer, Run, WorkerCounts
+
+__all__ = ["SENDERS", "Settler"]
+
+# Batches on their way at once: so many `run`s are to be started.
+SENDERS = 2
+
+LOST = "lost"
+
+
+class Settler:
+    """Sends settlements, counts and logs how messages ended.
+
+    Args:
+        backend: the store.
+        held: the worker's leases; what is settled leaves it.
+        counts: the worker's.
+        withdraw: the keeper's; returns the runs that have to wait until their extension is over.
+        settled: called after each batch.
+        observers: are told of each end.
+        clock: the monotonic clock for expiries.
+        outage: says once when settling fails.
+        log: the worker's logger.
+        debug: whether acks are logged.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        held: set[Run],
+        counts: WorkerCounts,
+        *,
+        withdraw: Callable[[Iterable[Run]], list[Run]],
+        settled: Callable[[], None],
+        observers: list[Observer],
+        clock: Clock,
+        outage: Outage,
+        log: Any,
+        debug: bool,
+    ) -> None:
+        self._backend = backend
+        self._held = held
+        self._counts = counts
+        self._withdraw = withdraw
+        self._settled = settled
+        self._observers = observers
+        self._clock = clock
+        self._outage = outage
+        self._log = log
+        self._debug = debug
+        self._pending: list[Run] = []
+        # Runs whose lease is being extended.
+        self._waiting: list[Run] = []
+        self._on_the_way = 0
+        self._wake: asyncio.Event = asyncio.Event()
+        self._idle: asyncio.Event = asyncio.Event()
+        self._idle.set()
+
+    def submit(self, run: Run) -> None:
+        """Take a run whose settlement is decided. Only on the loop's thread."""
+        if not self._pending:
+            self._wake.set()
+            self._idle.clear()
+        self._pending.append(run)
+
+    def lost(self, run: Run, why: str) -> None:
+        """Note a run that needs no settlement, since its lease is gone."""
+        self._held.discard(run)
+        self._end_lost(run, events.LEASE_LOST, why)
+        self._settled()
+
+    def extended(self) -> None:
+        """An extension is over: what waited for it may be sent."""
+        if self._waiting:
+            waiting, self._waiting = self._waiting, []
+            for run in waiting:
+                self.submit(run)
+
+    async def run(self) -> None:
+        """One sender's loop."""
+        while True:
+            while not self._pending:
+                self._wake.clear()
+                await self._wake.wait()
+            await self.send()
+
+    async def flush(self, patience: float) -> bool:
+        """Wait until everything is settled; False if `patience` seconds were not enough."""
+        try:
+            async with asyncio.timeout(patience):
+                await self._idle.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def last_flush(self, patience: float) -> bool:
+        """Settle what is left when no `run` is there any more; False if `patience` seconds were not enough."""
+        try:
+            async with asyncio.timeout(patience):
+                while self._pending or self._waiting:
+                    if self._pending:
+                        await self.send()
+                    else:
+                        await asyncio.sleep(0.005)
+        except TimeoutError:
+            return False
+        return True
+
+    async def send(self) -> None:
+        """Send what is pending."""
+        batch, self._pending = self._pending, []
+        busy = self._withdraw(batch)
+        if busy:
+            self._waiting.extend(busy)
+            batch = [run for run in batch if run.settling]
+        self._on_the_way += 1
+        try:
+            await self._send(batch)
+        except BaseException:
+            # Cancelled, or a backend's bug: whoever flushes last may still get it through.
+            self._pending[:0] = [run for run in batch if run in self._held]
+            raise
+        finally:
+            self._on_the_way -= 1
+            if not (self._pending or self._waiting or self._on_the_way):
+                self._idle.set()
+
+    async def _send(self, batch: list[Run]) -> None:
+        while batch:
+            settlements: list[Settlement] = [run.settlement for run in batch if run.settlement is not None]
+            try:
+                refused = await self._backend.settle(settlements)
+            except BACKEND_ERRORS as error:
+                pause = self._outage.failed(error)
+                batch = self._abandon_expired(batch, error)
+                await asyncio.sleep(pause)
+                continue
+            self._outage.over()
+            self._end(batch, refused)
+            return
+
+    def _abandon_expired(self, batch: list[Run], error: BaseException) -> list[Run]:
+        now = self._clock.monotonic()
+        expired = [run for run in batch if run.expires <= now]
+        for run in expired:
+            self._held.discard(run)
+            self._end_lost(run, events.SETTLEMENT_ABANDONED, one_line(str(error)))
+        if expired:
+            self._settled()
+        return [run for run in batch if run.expires > now]
+
+    def _end(self, batch: list[Run], refused: list[Settlement]) -> None:
+        held = self._held
+        held.difference_update(batch)
+        if refused:
+            lost = {id(settlement) for settlement in refused}
+            for run in batch:
+                if id(run.settlement) in lost:
+                    self._end_lost(run, events.LEASE_LOST, "the store refused the outcome")
+            batch = [run for run in batch if id(run.settlement) not in lost]
+        counts = self._counts
+        telling = self._debug or bool(self._observers)
+        for run in batch:
+            settlement = run.settlement
+            if settlement is None:
+                continue
+            if settlement.how is Settle.ACK:
+                counts.acked += 1
+                if telling:
+                    self._tell_acked(run)
+            else:
+                self._end_unacked(run, settlement)
+        self._settled()
+
+    def _tell_acked(self, run: Run) -> None:
+        if self._debug:
+            self._log.debug(events.MESSAGE_ACKED, **run.fields(), **{events.DURATION_S: round(run.duration, 6)})
+        self._observe(run, Settle.ACK, None)
+
+    def _end_unacked(self, run: Run, settlement: Settlement) -> None:
+        more: dict[str, Any] = {events.OUTCOME: settlement.how.value, events.DURATION_S: round(run.duration, 6)}
+        if settlement.error:
+            more[events.ERROR_TYPE] = "" if run.error is None else type(run.error).__name__
+            more[events.ERROR] = one_line(settlement.error)
+        if settlement.how is Settle.FAIL_TMP:
+            self._counts.retried += 1
+            self._log.warning(events.MESSAGE_RETRIED, **run.fields(), **more, delay=round(settlement.delay, 3))
+        elif settlement.how is Settle.FAIL_PERM:
+            self._counts.failed += 1
+            self._log.warning(events.MESSAGE_FAILED, **run.fields(), **more)
+        else:
+            self._counts.released += 1
+            self._log.info(events.MESSAGE_RELEASED, **run.fields(), **more)
+        self._observe(run, settlement.how, settlement.error)
+
+    def _end_lost(self, run: Run, event: str, why: str) -> None:
+        self._counts.lost += 1
+        say = self._log.error if event == events.SETTLEMENT_ABANDONED else self._log.warning
+        say(event, **run.fields(), **{events.DURATION_S: round(run.duration, 6), events.ERROR: why})
+        self._observe(run, LOST, why)
+
+    def _observe(self, run: Run, outcome: str, error: str | None) -> None:
+        for observer in self._observers:
+            try:
+                observer.finished(run, outcome, error, run.duration)
+            except Exception as problem:  # noqa: BLE001 - whoever watches must not stop the work
+                self._log.error(
+                    events.OBSERVER_FAILED, **{events.ERROR_TYPE: type(problem).__name__, events.ERROR: str(problem)}
+                )

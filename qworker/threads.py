@@ -1,0 +1,96 @@
+"""Running plain functions in threads: one per busy consumer, never shared with commits or renewals."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import inspect
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from qworker.run import Run
+
+__all__ = ["ThreadRunner"]
+
+
+class _Ticket:
+    """One call on its way to a thread and back."""
+
+    __slots__ = ("call", "context", "done", "error", "leftover")
+
+    def __init__(self, call: Callable[[], Any], done: asyncio.Future[None]) -> None:
+        self.call = call
+        self.context = contextvars.copy_context()
+        self.done = done
+        # Made when the caller has gone before the end.
+        self.leftover: asyncio.Future[None] | None = None
+        self.error: BaseException | None = None
+
+    def finish(self) -> None:
+        """On the loop: the thread has ended its call."""
+        for future in (self.done, self.leftover):
+            if future is not None and not future.done():
+                future.set_result(None)
+
+
+class ThreadRunner:
+    """Threads that begin when they are needed and stay.
+
+    They are daemons: a thread cannot be stopped, and one that hangs must not keep a drained worker from its end.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._work: queue.SimpleQueue[_Ticket | None] = queue.SimpleQueue()
+        self._threads = 0
+        self._busy = 0
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def run(self, run: Run, call: Callable[[], Any]) -> BaseException | None:
+        """What `call` raised, or None. Cancelled, it leaves the thread to itself, and `run.leftover` tells its end."""
+        loop = self._loop = asyncio.get_running_loop()
+        ticket = _Ticket(call, loop.create_future())
+        self._busy += 1
+        if self._busy > self._threads and self._threads < self._limit:
+            self._threads += 1
+            threading.Thread(target=self._work_on, name=f"qworker-handler-{self._threads}", daemon=True).start()
+        self._work.put(ticket)
+        try:
+            await ticket.done
+        except asyncio.CancelledError:
+            run.leftover = ticket.leftover = loop.create_future()
+            raise
+        return ticket.error
+
+    def close(self) -> None:
+        """Let every thread end after its call."""
+        for _ in range(self._threads):
+            self._work.put(None)
+
+    def _work_on(self) -> None:
+        while (ticket := self._work.get()) is not None:
+            try:
+                ticket.error = _outcome(ticket.context.run(ticket.call))
+            except BaseException as error:  # noqa: BLE001 - whatever a handler raises is its message's outcome
+                ticket.error = error
+            loop = self._loop
+            try:
+                if loop is not None:
+                    loop.call_soon_threadsafe(self._ended, ticket)
+            except RuntimeError:
+                # The loop has closed: nobody waits for the outcome any more.
+                return
+            del ticket
+
+    def _ended(self, ticket: _Ticket) -> None:
+        self._busy -= 1
+        ticket.finish()
+
+
+def _outcome(result: Any) -> BaseException | None:
+    if inspect.iscoroutine(result):
+        result.close()
+        return TypeError("the handler returned a coroutine that nobody awaits: declare it `async def`")
+    return None
