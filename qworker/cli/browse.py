@@ -1,0 +1,76 @@
+"""`qworker browse`: look at messages without touching them."""
+
+from __future__ import annotations
+
+import time
+
+import click
+
+from qworker.cli.common import QueueName, URLCommand, json_option, opened, run, state_option
+from qworker.cli.output import as_data, body_preview, clock_time, print_json, print_table, say, span
+from qworker.message import State, StoredMessage
+
+__all__ = ["command"]
+
+
+@click.command("browse", cls=URLCommand)
+@click.argument("url")
+@click.argument("queue", type=QueueName())
+@state_option("Only messages in this state.")
+@click.option("--limit", type=click.IntRange(1), default=20, show_default=True, help="At most so many of each state.")
+@click.option("--offset", type=click.IntRange(0), default=0, help="After the first so many of each state.")
+@json_option
+def command(url: str, queue: str, state: str | None, limit: int, offset: int, json: bool) -> None:
+    r"""Look at the messages of QUEUE, in the order in which they will be taken, become due, expire, or were finished.
+
+    \b
+    Examples:
+      qworker browse file://./spool thumbs
+      qworker browse file://./spool thumbs --state fail --json
+    """
+    states = list(State) if state is None else [State(state)]
+    found = run(_browse(url, queue, states, limit, offset))
+    if json:
+        print_json([as_data(stored) for stored in found])
+    elif found:
+        _show(found)
+    else:
+        say(f"nothing {state or 'stored'} in {queue}")
+
+
+async def _browse(url: str, queue: str, states: list[State], limit: int, offset: int) -> list[StoredMessage]:
+    async with opened(url) as backend:
+        found: list[StoredMessage] = []
+        for state in states:
+            found += await backend.browse(queue, state, limit, offset)
+        return found
+
+
+def _show(found: list[StoredMessage]) -> None:
+    rows = [
+        (s.state.value, s.message.id, str(s.message.tries), clock_time(s.message.enqueued_at), _note(s), _body(s))
+        for s in found
+    ]
+    print_table(("state", "id", "tries", "enqueued", "", "body"), rows)
+
+
+def _body(stored: StoredMessage) -> str:
+    message = stored.message
+    extra = " ".join(message.arguments)
+    return body_preview(message.body) or extra
+
+
+def _note(stored: StoredMessage) -> str:
+    if stored.state is State.DELAYED and stored.due_at is not None:
+        return f"due in {span(max(0.0, stored.due_at - time.time()))}"
+    if stored.state is State.LEASED:
+        return f"by {stored.holder or 'somebody'} until {clock_time(stored.expires_at)}"
+    if stored.state is State.FAIL:
+        return last_line(stored.error)
+    return ""
+
+
+def last_line(error: str | None) -> str:
+    """The line of a traceback that says what went wrong."""
+    lines = (error or "").strip().splitlines()
+    return lines[-1][:80] if lines else ""

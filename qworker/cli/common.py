@@ -1,0 +1,152 @@
+"""What every command shares: where its options come from, how it reaches a backend, and how it starts a loop."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar, cast
+
+import click
+
+from qworker.backend import Backend
+from qworker.errors import BadURL, UsageError
+from qworker.message import State
+from qworker.names import check_queue
+from qworker.registry import open_backend
+from qworker.settings import file_settings, setting
+
+__all__ = ["Command", "QueueName", "URLCommand", "json_option", "opened", "run", "silence_stdout", "state_option"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+R = TypeVar("R")
+
+_ENVIRONMENT_PREFIX = "QWORKER"
+
+
+class Command(click.Command):
+    """A command whose every option may also come from `QWORKER_<OPTION>`, or from `[tool.qworker]` under it."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        kwargs.setdefault("no_args_is_help", False)
+        super().__init__(*args, **kwargs)
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        """Give the context the environment's prefix and the file's table."""
+        extra.setdefault("auto_envvar_prefix", _ENVIRONMENT_PREFIX)
+        extra.setdefault("default_map", self._file_defaults(info_name or ""))
+        extra.setdefault("max_content_width", 110)
+        extra.setdefault("help_option_names", ["-h", "--help"])
+        return super().make_context(info_name, args, parent, **extra)
+
+    def _file_defaults(self, command: str) -> dict[str, Any]:
+        """`[tool.qworker]`, and over it `[tool.qworker.<command>]`, with the names that options have in Python."""
+        table = file_settings()
+        own: object = table.get(command)
+        merged = {**table, **cast("dict[str, Any]", own if isinstance(own, dict) else {})}
+        defaults = {name.replace("-", "_"): value for name, value in merged.items() if not isinstance(value, dict)}
+        for param in self.params:
+            value: object = defaults.get(param.name or "")
+            if isinstance(param, click.Option) and param.multiple and isinstance(value, str):
+                # As in the environment: one word, or several with spaces between them.
+                defaults[param.name or ""] = value.split()
+        return defaults
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run it; a reader of standard output that has gone away is the end of the work, and no error."""
+        try:
+            result = super().invoke(ctx)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            silence_stdout()
+            return 0
+        return result
+
+
+class URLCommand(Command):
+    """A command whose first argument is a backend URL, which may also come from `QWORKER_URL` or `[tool.qworker]`.
+
+    A queue's name has no colon and a URL has one, so that `qworker stats inbox` can be told from `qworker stats file:./spool`.
+    """
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Put the configured URL first where the command line has none."""
+        configured = setting("url")
+        if configured:
+            # Click stores what is missing as a sentinel of its own: ask for what is there instead.
+            first: object = self.make_parser(ctx).parse_args(list(args))[0].get("url")
+            if not (isinstance(first, str) and ":" in first):
+                args = [configured, *args]
+        return super().parse_args(ctx, args)
+
+
+class QueueName(click.ParamType):
+    """A queue's name, checked where it enters."""
+
+    name = "queue"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """The name itself.
+
+        Raises:
+            BadName: it is none.
+        """
+        return check_queue(str(value))
+
+
+def json_option(function: F) -> F:
+    """`--json`."""
+    return click.option("--json", "json", is_flag=True, help="Print one JSON document instead of text.")(function)
+
+
+def state_option(help_text: str, default: str | None = None) -> Callable[[F], F]:
+    """`--state`."""
+    return click.option("--state", type=click.Choice([s.value for s in State]), default=default, help=help_text)
+
+
+@asynccontextmanager
+async def opened(url: str) -> AsyncIterator[Backend]:
+    """The backend of a URL, reached, and let go of afterwards.
+
+    Raises:
+        BadURL: the URL is not known.
+        BackendUnavailable: nobody answers there.
+    """
+    backend = open_backend(url)
+    if not backend.shared:
+        await backend.aclose()
+        raise BadURL(f"{backend.describe()}: its queues live in one process only, and this is another: use file:")
+    try:
+        await backend.open()
+        yield backend
+    finally:
+        await backend.aclose()
+
+
+def run(coroutine: Coroutine[Any, Any, R]) -> R:
+    """Run a command's coroutine on a loop of its own."""
+    return asyncio.run(coroutine)
+
+
+def silence_stdout() -> None:
+    """Let the interpreter's last flush of standard output, whose reader is gone, go nowhere."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, sys.stdout.fileno())
+    finally:
+        os.close(nowhere)
+
+
+def positive(value: float, name: str) -> float:
+    """`value` if it is more than 0.
+
+    Raises:
+        UsageError: it is not.
+    """
+    if value <= 0:
+        raise UsageError(f"{name} is more than 0, not {value:g}")
+    return value

@@ -1,0 +1,143 @@
+"""`qworker enqueue`: calls of an app's tasks, from the shell."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any, BinaryIO, cast
+
+import click
+import msgspec
+
+from qworker.app import Tasks
+from qworker.cli.common import Command, json_option, run
+from qworker.cli.loader import load_app
+from qworker.cli.output import Progress, print_json, say
+from qworker.errors import BadArguments, UsageError
+from qworker.task import BoundTask, Call, Job, Task
+
+__all__ = ["command"]
+
+_BATCH = 1000
+_AnyTask = Task[..., Any]
+
+
+@click.command("enqueue", cls=Command, context_settings={"ignore_unknown_options": True})
+@click.argument("app")
+@click.argument("task")
+@click.argument("arguments", nargs=-1, metavar="[JSON]...")
+@click.option("--kwargs", metavar="JSON", help="Keyword arguments, as a JSON object.")
+@click.option(
+    "--many",
+    type=click.File("rb"),
+    metavar="FILE",
+    help="Enqueue one call for each line of FILE (- is standard input): a JSON array of arguments, or a JSON object of "
+    "keyword arguments.",
+)
+@click.option("--delay", type=float, metavar="SECONDS", help="Do not run it before so many seconds.")
+@click.option(
+    "--priority", type=click.IntRange(0, 9), help="0 (the default) to 9 (first), where the backend has priorities."
+)
+@click.option("--key", help="Enqueue nothing while a call with this key waits or runs.")
+@click.option("--id", "id", help="The message's id; enqueueing again under it stores nothing.")
+@click.option("--url", help="The backend, instead of the app's own.")
+@json_option
+def command(
+    app: str,
+    task: str,
+    arguments: tuple[str, ...],
+    kwargs: str | None,
+    many: BinaryIO | None,
+    delay: float | None,
+    priority: int | None,
+    key: str | None,
+    id: str | None,  # noqa: A002
+    url: str | None,
+    json: bool,
+) -> None:
+    r"""Enqueue a call of TASK, a task that APP registers, and print its id.
+
+    Each argument is JSON: text stands in double quotes, inside the single quotes of the shell. Arguments are checked against
+    the task's annotations before anything is stored.
+
+    \b
+    Examples:
+      qworker enqueue app:tasks thumbnail '"a.png"' 640
+      qworker enqueue app:tasks thumbnail '"a.png"' --kwargs '{"width": 640}' --delay 60
+      seq 1000 | sed 's/.*/[&]/' | qworker enqueue app:tasks square --many -
+    """
+    tasks = load_app(app, url)
+    chosen = tasks[task]
+    bound = chosen.using(delay=delay, priority=priority, key=key, id=id)
+    if many is None:
+        jobs = run(_enqueue(tasks, iter([_call(chosen, bound, *_given(arguments, kwargs))])))
+    else:
+        if arguments or kwargs or key or id:
+            raise UsageError(
+                "--many takes every argument from its lines: leave out arguments, --kwargs, --key and --id"
+            )
+        jobs = run(_enqueue(tasks, _calls(chosen, bound, many)))
+    _report(jobs, chosen, many is not None, json)
+
+
+def _report(jobs: list[Job], task: _AnyTask, many: bool, json: bool) -> None:
+    if json:
+        print_json({"queue": task.queue, "count": len(jobs), "ids": [job.id for job in jobs]})
+    elif many:
+        say(f"enqueued {len(jobs):,} calls of {task.name} in {task.queue}")
+    else:
+        say(jobs[0].id)
+
+
+def _given(arguments: tuple[str, ...], kwargs: str | None) -> tuple[list[Any], dict[str, Any]]:
+    return [_json(text) for text in arguments], _object(kwargs) if kwargs is not None else {}
+
+
+def _json(text: str) -> Any:
+    try:
+        return msgspec.json.decode(text)
+    except msgspec.DecodeError as error:
+        if text.startswith("--"):
+            raise BadArguments(f"no option {text}: see qworker enqueue --help") from error
+        quoted = msgspec.json.encode(text).decode()
+        raise BadArguments(f"{text!r} is not JSON: text is written '{quoted}', with both kinds of quotes") from error
+
+
+def _object(text: str) -> dict[str, Any]:
+    value = _json(text)
+    if not isinstance(value, dict):
+        raise BadArguments(f"--kwargs is a JSON object such as '{{\"width\": 640}}', not {text!r}")
+    return cast("dict[str, Any]", value)
+
+
+def _call(task: _AnyTask, bound: BoundTask[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Call:
+    task.signature.convert(args, kwargs)
+    return bound.call(*args, **kwargs)
+
+
+def _calls(task: _AnyTask, bound: BoundTask[..., Any], lines: BinaryIO) -> Iterator[Call]:
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            yield _call(task, bound, *_line(line))
+        except (msgspec.DecodeError, BadArguments) as error:
+            raise BadArguments(f"line {number} of {lines.name}: {error}; the lines before it may be stored") from error
+
+
+def _line(line: bytes) -> tuple[list[Any], dict[str, Any]]:
+    value: object = msgspec.json.decode(line)
+    if isinstance(value, list):
+        return cast("list[Any]", value), {}
+    if isinstance(value, dict):
+        return [], cast("dict[str, Any]", value)
+    raise BadArguments("a line is a JSON array of arguments, or a JSON object of keyword arguments")
+
+
+async def _enqueue(tasks: Tasks, calls: Iterator[Call]) -> list[Job]:
+    jobs: list[Job] = []
+    with Progress("enqueued") as progress:
+        while batch := list(islice(calls, _BATCH)):
+            jobs += await tasks.enqueue_many(batch)
+            progress.add(len(batch))
+    return jobs

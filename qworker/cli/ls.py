@@ -1,0 +1,34 @@
+"""`qworker ls`: the queues of a backend."""
+
+from __future__ import annotations
+
+import click
+
+from qworker.cli.common import URLCommand, json_option, opened, run
+from qworker.cli.output import print_json, say
+
+__all__ = ["command"]
+
+
+@click.command("ls", cls=URLCommand)
+@click.argument("url")
+@json_option
+def command(url: str, json: bool) -> None:
+    r"""List the queues of a backend, one name a line.
+
+    \b
+    Examples:
+      qworker ls file://./spool
+      qworker ls redis://localhost/0 --json
+    """
+    names = run(_names(url))
+    if json:
+        print_json(names)
+        return
+    for name in names:
+        say(name)
+
+
+async def _names(url: str) -> list[str]:
+    async with opened(url) as backend:
+        return await backend.queues()

@@ -1,0 +1,126 @@
+"""`qworker`: the table of commands, and the one place where an error becomes a line and an exit status.
+
+Exit status: 0 clean, 1 crash, 2 usage or import error, 3 the backend cannot be reached, 4 the drain timed out.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+import click
+
+from qworker import __version__
+from qworker.cli.common import silence_stdout
+from qworker.errors import (
+    BackendUnavailable,
+    FormatTooNew,
+    QueueNotFound,
+    QworkerError,
+    StorePermission,
+    UsageError,
+)
+from qworker.names import printable
+from qworker.url import mask
+
+__all__ = ["COMMANDS", "cli", "complain", "main"]
+
+EXIT_CRASH = 1
+EXIT_USAGE = 2
+EXIT_UNREACHABLE = 3
+EXIT_INTERRUPTED = 130
+
+# Each command is one module, imported when it is asked for: `qworker publish` need not pay for `qworker bench`.
+COMMANDS = {
+    "run": "qworker.cli.run:command",
+    "demo": "qworker.cli.demo:command",
+    "enqueue": "qworker.cli.enqueue:command",
+    "publish": "qworker.cli.publish:command",
+    "ls": "qworker.cli.ls:command",
+    "stats": "qworker.cli.stats:command",
+    "browse": "qworker.cli.browse:command",
+    "explain": "qworker.cli.explain:command",
+    "requeue": "qworker.cli.requeue:command",
+    "purge": "qworker.cli.purge:command",
+    "down": "qworker.cli.pause:down_command",
+    "up": "qworker.cli.pause:up_command",
+    "install": "qworker.cli.install:command",
+    "move": "qworker.cli.move:command",
+    "doctor": "qworker.cli.doctor:command",
+    "bench": "qworker.cli.bench:command",
+}
+
+
+class _Commands(click.Group):
+    """The commands, in the order in which a newcomer meets them."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        place = COMMANDS.get(cmd_name)
+        if place is None:
+            return None
+        module, _, attribute = place.partition(":")
+        command = getattr(importlib.import_module(module), attribute)
+        if not isinstance(command, click.Command):
+            raise TypeError(f"{place} is no command")
+        return command
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(__version__, prog_name="qworker")
+def cli() -> None:
+    r"""Run background work from a queue that is a directory, or a Redis.
+
+    \b
+    First steps:
+      qworker demo                                   see it work, and survive a kill -9
+      qworker run app:tasks                          run the tasks of app.py
+      qworker enqueue app:tasks thumbnail '"a.png"'  enqueue one call
+      qworker stats file://./spool                   what is in the queues
+
+    Every option may also be set as QWORKER_<OPTION> (QWORKER_CONCURRENCY=20), or in the table [tool.qworker] of
+    pyproject.toml (concurrency = 20). The command line beats the environment, and the environment beats the file.
+    URL is QWORKER_URL where none is given.
+
+    Exit status: 0 clean, 1 crash, 2 usage or import error, 3 the backend cannot be reached, 4 the drain timed out.
+    """
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit status."""
+    try:
+        result: object = cli.main(
+            args=None if arguments is None else list(arguments), prog_name="qworker", standalone_mode=False
+        )
+        sys.stdout.flush()
+    except click.exceptions.Exit as leaving:
+        return leaving.exit_code
+    except click.Abort:
+        return EXIT_INTERRUPTED
+    except click.ClickException as error:
+        error.show()
+        return EXIT_USAGE
+    except QworkerError as error:
+        complain(str(error))
+        return exit_status(error)
+    except BrokenPipeError:
+        silence_stdout()
+        return 0
+    return result if isinstance(result, int) else 0
+
+
+def complain(text: str) -> None:
+    """Say on standard error, in one line without passwords and control characters, what is wrong."""
+    click.echo(f"qworker: {printable(mask(' '.join(text.split())))}", err=True)
+
+
+def exit_status(error: QworkerError) -> int:
+    """The exit status that an error deserves."""
+    if isinstance(error, UsageError | QueueNotFound):
+        return EXIT_USAGE
+    if isinstance(error, BackendUnavailable | StorePermission | FormatTooNew):
+        return EXIT_UNREACHABLE
+    return EXIT_CRASH

@@ -1,0 +1,98 @@
+"""`qworker publish`: raw messages, from the shell."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from typing import BinaryIO
+
+import click
+
+from qworker.cli.common import QueueName, URLCommand, json_option, opened, run
+from qworker.cli.output import Progress, print_json, say
+from qworker.errors import UsageError
+from qworker.message import Draft
+from qworker.names import check_id, check_key
+
+__all__ = ["command"]
+
+_BATCH = 1000
+
+
+@click.command("publish", cls=URLCommand)
+@click.argument("url")
+@click.argument("queue", type=QueueName())
+@click.argument("arguments", nargs=-1, metavar="[ARGUMENT]...")
+@click.option(
+    "-f", "--file", type=click.File("rb"), metavar="FILE", help="Take the body from FILE; - is standard input."
+)
+@click.option("--body", metavar="TEXT", help="The body itself.")
+@click.option("--lines", is_flag=True, help="Publish each line of FILE as a message of its own, without its line end.")
+@click.option("--delay", type=click.FloatRange(0), default=0.0, metavar="SECONDS", help="Due in so many seconds.")
+@click.option(
+    "--priority", type=click.IntRange(0, 9), default=0, help="0 to 9 (first), where the backend has priorities."
+)
+@click.option("--key", help="Publish nothing while a message with this key waits or runs.")
+@click.option("--id", "id", help="The message's id; publishing again under it stores nothing.")
+@json_option
+def command(
+    url: str,
+    queue: str,
+    arguments: tuple[str, ...],
+    file: BinaryIO | None,
+    body: str | None,
+    lines: bool,
+    delay: float,
+    priority: int,
+    key: str | None,
+    id: str | None,  # noqa: A002
+    json: bool,
+) -> None:
+    r"""Publish a message with any body to QUEUE, and print its id. It is stored durably when this ends.
+
+    The body is what --file or --body gives, and empty without them. Further arguments travel with the message on backends
+    that have a place for them, as fsq's do.
+
+    \b
+    Examples:
+      echo hello | qworker publish file://./spool inbox -f -
+      qworker publish file://./spool inbox --body '{"task": "add", "args": [1, 2]}'
+      find /srv -name '*.jpg' | qworker publish file://./spool images --lines -f -
+    """
+    if file is not None and body is not None:
+        raise UsageError("the body comes from --file or from --body: give one of them")
+    if lines and (file is None or key is not None or id is not None):
+        raise UsageError("--lines needs --file, and one --key or --id cannot serve many messages")
+    if key is not None:
+        check_key(key)
+    if id is not None:
+        check_id(id)
+    bodies = _bodies(file, body, lines)
+    drafts = (Draft(body=b, id=id, delay=delay, priority=priority, key=key, arguments=arguments) for b in bodies)
+    ids = run(_publish(url, queue, drafts))
+    if json:
+        print_json({"queue": queue, "count": len(ids), "ids": ids})
+    elif lines:
+        say(f"published {len(ids):,} messages to {queue}")
+    else:
+        say(ids[0])
+
+
+def _bodies(file: BinaryIO | None, body: str | None, lines: bool) -> Iterator[bytes]:
+    if file is None:
+        yield (body or "").encode(errors="surrogateescape")
+    elif lines:
+        for line in file:
+            yield line.removesuffix(b"\n").removesuffix(b"\r")
+    else:
+        yield file.read()
+
+
+async def _publish(url: str, queue: str, drafts: Iterator[Draft]) -> list[str]:
+    ids: list[str] = []
+    async with opened(url) as backend:
+        with Progress("published") as progress:
+            while batch := list(islice(drafts, _BATCH)):
+                ids += await backend.publish(queue, batch)
+                progress.add(len(batch))
+    return ids

@@ -1,0 +1,51 @@
+"""`qworker purge`: delete messages."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from qworker.cli.common import QueueName, URLCommand, json_option, opened, run, state_option
+from qworker.cli.output import print_json, say
+from qworker.errors import UsageError
+from qworker.message import State
+
+__all__ = ["command"]
+
+
+@click.command("purge", cls=URLCommand)
+@click.argument("url")
+@click.argument("queue", type=QueueName())
+@state_option("Only messages in this state. Without it: ready, delayed and failed ones, and none that is leased.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@json_option
+def command(url: str, queue: str, state: str | None, yes: bool, json: bool) -> None:
+    r"""Delete messages of QUEUE for good. Asks first on a terminal, and needs --yes elsewhere.
+
+    \b
+    Examples:
+      qworker purge file://./spool thumbs --state fail
+      qworker purge file://./spool thumbs --yes
+    """
+    chosen = None if state is None else State(state)
+    if not yes:
+        _ask(queue, state)
+    count = run(_purge(url, queue, chosen))
+    if json:
+        print_json({"queue": queue, "purged": count})
+    else:
+        say(f"purged {count:,} messages of {queue}")
+
+
+def _ask(queue: str, state: str | None) -> None:
+    if not sys.stdin.isatty():
+        raise UsageError("purge deletes messages for good: say --yes")
+    click.confirm(
+        f"Delete the {state or 'ready, delayed and failed'} messages of {queue} for good?", abort=True, err=True
+    )
+
+
+async def _purge(url: str, queue: str, state: State | None) -> int:
+    async with opened(url) as backend:
+        return await backend.purge(queue, state)

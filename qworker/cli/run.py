@@ -1,0 +1,167 @@
+"""`qworker run`: the worker."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Literal
+
+import click
+
+from qworker.cli.common import Command, QueueName
+from qworker.cli.loader import load_app
+from qworker.errors import UsageError
+from qworker.supervisor.control import inherited
+from qworker.supervisor.settings import RunSettings
+
+__all__ = ["command"]
+
+
+class _WorkerCount(click.ParamType):
+    """`4`, or `2:8`: the least and the most."""
+
+    name = "N|MIN:MAX"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, int]:
+        """Both numbers."""
+        if isinstance(value, tuple):
+            return int(value[0]), int(value[1])  # pyright: ignore[reportUnknownArgumentType]
+        least, colon, most = str(value).partition(":")
+        if not least.isdecimal() or (colon and not most.isdecimal()):
+            self.fail(f"{value!r} is no number of processes: write 4, or 2:8 for between two and eight", param, ctx)
+        low, high = int(least), int(most) if colon else int(least)
+        if not 1 <= low <= high:
+            self.fail(f"{value!r}: write 4, or 2:8 for between two and eight", param, ctx)
+        return low, high
+
+
+@click.command("run", cls=Command)
+@click.argument("app")
+@click.option(
+    "-Q", "--queue", type=QueueName(), multiple=True, help="Work on this queue only; may be given several times."
+)
+@click.option(
+    "-c",
+    "--concurrency",
+    type=click.IntRange(1),
+    default=100,
+    show_default=True,
+    help="Messages at once, in each process.",
+)
+@click.option(
+    "-w",
+    "--workers",
+    type=_WorkerCount(),
+    default="1",
+    show_default=True,
+    help="Worker processes; MIN:MAX lets their number follow the backlog.",
+)
+@click.option("--burst", is_flag=True, help="End when nothing is ready or leased. Messages due later do not hold it.")
+@click.option("--reload", is_flag=True, help="Begin again when a Python file under the working directory changes.")
+@click.option(
+    "--shutdown-timeout",
+    type=click.FloatRange(0),
+    default=30.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long running handlers get after the first signal; then they are cancelled and their messages released.",
+)
+@click.option(
+    "--visibility",
+    type=click.FloatRange(0.5),
+    default=30.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long a lease lasts unless it is renewed, which happens while the handler runs: how soon a dead host's messages run elsewhere.",
+)
+@click.option("--url", help="The backend, instead of the app's own.")
+@click.option("--max-messages", type=click.IntRange(1), help="Replace a process by a fresh one after so many messages.")
+@click.option(
+    "--max-memory",
+    type=click.FloatRange(1),
+    metavar="MB",
+    help="Replace a process by a fresh one above so much resident memory.",
+)
+@click.option(
+    "--log-format",
+    type=click.Choice(["auto", "console", "json"]),
+    default="auto",
+    show_default=True,
+    help="auto: for people on a terminal, JSON elsewhere. To standard error.",
+)
+@click.option(
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    default="info",
+    show_default=True,
+    help="debug shows every message.",
+)
+@click.option(
+    "--loop",
+    type=click.Choice(["auto", "asyncio", "uvloop"]),
+    default="auto",
+    show_default=True,
+    help="The event loop; auto takes uvloop where it is installed.",
+)
+def command(
+    app: str,
+    queue: tuple[str, ...],
+    concurrency: int,
+    workers: tuple[int, int],
+    burst: bool,
+    reload: bool,
+    shutdown_timeout: float,
+    visibility: float,
+    url: str | None,
+    max_messages: int | None,
+    max_memory: float | None,
+    log_format: Literal["auto", "console", "json"],
+    log_level: str,
+    loop: Literal["auto", "asyncio", "uvloop"],
+) -> int:
+    r"""Run the tasks of APP: MODULE:ATTRIBUTE, where the module is imported from the working directory.
+
+    Works on every queue that the app's tasks and handlers name, and makes those that do not exist yet.
+
+    \b
+    Signals:
+      SIGTERM, SIGINT   lease nothing more, finish what runs, end; a second one cancels the handlers and
+                        gives their messages back with their tries unchanged
+      SIGTSTP           lease nothing more, and stay
+      SIGUSR1           print what each consumer is doing
+
+    \b
+    Exit status: 0 clean, 1 crash, 2 usage or import error, 3 the backend cannot be reached at the start,
+    4 handlers were still running at the end of --shutdown-timeout.
+
+    \b
+    Examples:
+      qworker run app:tasks
+      qworker run app:tasks -Q thumbs -Q mail -c 20 -w 4
+      qworker run app:tasks --burst --log-format console
+      QWORKER_CONCURRENCY=20 qworker run app:tasks --reload
+    """
+    settings = RunSettings(
+        queues=queue or None,
+        concurrency=concurrency,
+        workers=workers,
+        burst=burst,
+        reload=reload,
+        shutdown_timeout=shutdown_timeout,
+        visibility=visibility,
+        max_messages=max_messages,
+        max_memory_mb=max_memory,
+        log_format=log_format,
+        log_level=log_level,
+        loop=loop,
+    )
+    if burst and reload:
+        raise UsageError("--burst ends and --reload does not: leave one of them out")
+    control = inherited()
+    if control is None and (workers != (1, 1) or os.getpid() == 1):
+        # As a container's first process one worker has a supervisor too: somebody must reap strangers' zombies.
+        from qworker.supervisor.supervisor import Supervisor
+
+        return int(Supervisor(settings).run())
+    from qworker.supervisor.single import run_single
+
+    return int(run_single(lambda: load_app(app, url), settings, control))

@@ -1,0 +1,56 @@
+"""`qworker stats`: how many messages are where."""
+
+from __future__ import annotations
+
+import click
+
+from qworker.cli.common import QueueName, URLCommand, json_option, opened, run
+from qworker.cli.output import print_json, print_table, say, span
+from qworker.message import QueueStats
+
+__all__ = ["command"]
+
+
+@click.command("stats", cls=URLCommand)
+@click.argument("url")
+@click.argument("queue", required=False, type=QueueName())
+@json_option
+def command(url: str, queue: str | None, json: bool) -> None:
+    r"""Count the messages of one queue, or of all.
+
+    ready: may be taken now. leased: being worked on. delayed: due later, retries among them. fail: failed for good, and
+    kept for `qworker requeue`. done: finished and still kept. oldest: how long the oldest ready message has waited.
+
+    \b
+    Examples:
+      qworker stats file://./spool
+      qworker stats file://./spool thumbs --json
+    """
+    found = run(_stats(url, queue))
+    if json:
+        print_json(found[0] if queue is not None else found)
+    elif found:
+        _show(found)
+    else:
+        say("no queues yet: `qworker run`, `enqueue` or `install` makes them")
+
+
+async def _stats(url: str, queue: str | None) -> list[QueueStats]:
+    async with opened(url) as backend:
+        names = await backend.queues() if queue is None else [queue]
+        return [await backend.stats(name) for name in names]
+
+
+def _show(found: list[QueueStats]) -> None:
+    headings = ("queue", "ready", "leased", "delayed", "fail", "done", "oldest", "")
+    rows = [
+        (s.queue, *(f"{n:,}" for n in (s.ready, s.leased, s.delayed, s.fail, s.done)), span(s.oldest_age), _note(s))
+        for s in found
+    ]
+    print_table(headings, rows)
+
+
+def _note(stats: QueueStats) -> str:
+    notes = ["down"] if stats.down else []
+    notes += [f"{what} kept {how_long}" for what, how_long in stats.retention.items()]
+    return ", ".join(notes)

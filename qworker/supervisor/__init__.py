@@ -1,0 +1,1 @@
+"""Worker processes: one in this process (`single`), or several under a supervisor (`supervisor`)."""

@@ -1,0 +1,29 @@
+"""Which event loop a worker runs on."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import importlib.util
+from collections.abc import Callable
+from typing import Literal, cast
+
+from qworker.errors import MissingExtra
+
+__all__ = ["loop_factory"]
+
+
+def loop_factory(name: Literal["auto", "asyncio", "uvloop"]) -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """What makes the loop; None for asyncio's own. `auto` takes uvloop where it is installed.
+
+    Raises:
+        MissingExtra: uvloop was asked for and is not installed.
+    """
+    if name == "asyncio":
+        return None
+    if importlib.util.find_spec("uvloop") is None:
+        if name == "uvloop":
+            raise MissingExtra("fast", "--loop uvloop")
+        return None
+    factory = importlib.import_module("uvloop").new_event_loop
+    return cast("Callable[[], asyncio.AbstractEventLoop]", factory)

@@ -1,0 +1,126 @@
+"""The supervisor's view of one worker process, and of the slot that it fills."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Callable
+
+import msgspec
+
+from qworker.retry import Backoff
+from qworker.supervisor.control import CONTROL_FD, Command, Ready
+from qworker.supervisor.replace import command_line
+
+__all__ = ["Child", "Slot"]
+
+# Seconds after which a process that ran well has earned a restart without delay.
+_STABLE_S = 60.0
+_BACKOFF = Backoff(base=1.0, limit=30.0)
+
+
+class Child:
+    """A worker process that has been started and not yet reaped.
+
+    It leads a process group of its own, so that Ctrl-C and a terminal's signals reach it through the supervisor only.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, started: float, on_ready: Callable[[Ready], None]) -> None:
+        ours, theirs = socket.socketpair()
+        try:
+            self._process = subprocess.Popen(
+                command_line(),
+                env={**os.environ, CONTROL_FD: str(theirs.fileno())},
+                pass_fds=(theirs.fileno(),),
+                stdin=subprocess.DEVNULL,
+                process_group=0,
+            )
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        ours.setblocking(False)
+        self.pid = self._process.pid
+        self.started = started
+        # It has reached its backend.
+        self.ready = False
+        # It was told to end.
+        self.ending = False
+        self._line = ours
+        self._loop = loop
+        self._on_ready = on_ready
+        self._received = b""
+        loop.add_reader(ours, self._read)
+
+    def tell(self, command: Command) -> None:
+        """Send a command. A process that is about to be reaped hears nothing, and need not."""
+        if command in {Command.DRAIN, Command.ABORT}:
+            self.ending = True
+        try:
+            self._line.send(command.value)
+        except (BrokenPipeError, ConnectionResetError, BlockingIOError):
+            # Blocked: it has not read thousands of commands, and the deadline that follows the first ones will end it.
+            pass
+
+    def kill(self) -> None:
+        """End it now. It is not reaped yet, so that its id is its own."""
+        os.kill(self.pid, signal.SIGKILL)
+
+    def reaped(self, code: int) -> None:
+        """Forget it: the kernel has."""
+        # Popen would otherwise wait for it again, and warn.
+        self._process.returncode = code
+        self._loop.remove_reader(self._line)
+        self._line.close()
+
+    def _read(self) -> None:
+        try:
+            received = self._line.recv(65536)
+        except (BlockingIOError, ConnectionResetError):
+            received = b""
+        if not received:
+            # Its end is closed: SIGCHLD says the rest. A readable end of file would only spin.
+            self._loop.remove_reader(self._line)
+            return
+        *lines, self._received = (self._received + received).split(b"\n")
+        for line in lines:
+            self.ready = True
+            self._on_ready(msgspec.json.decode(line, type=Ready))
+
+
+class Slot:
+    """A place for one worker process, and when it may be filled again."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.child: Child | None = None
+        # Monotonic seconds before which no process is started here.
+        self.not_before = 0.0
+        # With `burst`: its process found nothing more to do.
+        self.finished = False
+        self._failures = 0
+
+    def emptied(self, now: float, *, crashed: bool, draw: float) -> float:
+        """Its process is gone: the seconds until the next one starts.
+
+        Args:
+            now: monotonic seconds.
+            crashed: whether it ended badly.
+            draw: uniform from [0, 1), so that processes that crash together do not start together.
+        """
+        lived = now - self.child.started if self.child is not None else 0.0
+        self.child = None
+        if lived >= _STABLE_S or (not crashed and lived >= 1.0):
+            self._failures = 0
+        if crashed or lived < 1.0:
+            self._failures += 1
+            # At least half of the ceiling: a crash at the start must not become a busy loop.
+            delay = _BACKOFF.ceiling(self._failures) * (0.5 + draw / 2)
+        else:
+            delay = 0.0
+        self.not_before = now + delay
+        return delay

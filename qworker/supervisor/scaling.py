@@ -1,0 +1,47 @@
+"""How many worker processes a backlog needs, for `--workers MIN:MAX`."""
+
+from __future__ import annotations
+
+import msgspec
+
+__all__ = ["Scaler"]
+
+# Seconds for which fewer must have been enough before one process ends.
+_PATIENCE = 30.0
+
+
+class Scaler(msgspec.Struct):
+    """Follows a backlog: up at once, down by one after a while in which fewer were enough."""
+
+    least: int
+    most: int
+    # Messages that one process runs at once.
+    concurrency: int
+    target: int = 0
+    # Monotonic seconds since which fewer than `target` would do; None: they would not.
+    _idle_since: float | None = None
+
+    def __post_init__(self) -> None:
+        self.target = max(self.target, self.least)
+
+    def needed(self, backlog: int) -> int:
+        """The processes that give each message of `backlog` a consumer, within the limits."""
+        return min(self.most, max(self.least, -(-backlog // self.concurrency)))
+
+    def observe(self, backlog: int, now: float) -> int:
+        """The processes that should run.
+
+        Args:
+            backlog: messages that are ready or leased.
+            now: monotonic seconds.
+        """
+        needed = self.needed(backlog)
+        if needed >= self.target:
+            self.target = needed
+            self._idle_since = None
+        elif self._idle_since is None:
+            self._idle_since = now
+        elif now - self._idle_since >= _PATIENCE:
+            self.target -= 1
+            self._idle_since = now
+        return self.target

@@ -1,0 +1,47 @@
+"""What `qworker run` was asked for, and the exit statuses that it ends with."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Literal
+
+import msgspec
+
+__all__ = ["Exit", "RunSettings"]
+
+
+class Exit(IntEnum):
+    """Exit statuses of a worker process and of its supervisor."""
+
+    CLEAN = 0
+    CRASH = 1
+    USAGE = 2
+    UNREACHABLE = 3
+    DRAIN_TIMED_OUT = 4
+
+
+class RunSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """The options of `qworker run`, checked."""
+
+    # None: every queue that the app names.
+    queues: tuple[str, ...] | None = None
+    concurrency: int = 100
+    # Worker processes: the least and the most.
+    workers: tuple[int, int] = (1, 1)
+    burst: bool = False
+    reload: bool = False
+    # Seconds that running handlers get after the first signal.
+    shutdown_timeout: float = 30.0
+    # Seconds that a lease lasts unless it is renewed.
+    visibility: float = 30.0
+    # A process is replaced by a fresh one after so many messages, or above so much resident memory.
+    max_messages: int | None = None
+    max_memory_mb: float | None = None
+    log_format: Literal["auto", "console", "json"] = "auto"
+    log_level: str = "info"
+    loop: Literal["auto", "asyncio", "uvloop"] = "auto"
+
+    @property
+    def log_json(self) -> bool | None:
+        """Whether to log JSON; None: where standard error is no terminal."""
+        return None if self.log_format == "auto" else self.log_format == "json"

@@ -1,0 +1,268 @@
+"""One worker in this process: its signals, its limits, its end.
+
+The same code runs under a supervisor and without one. The first SIGTERM, SIGINT or SIGHUP drains, a second cancels the handlers and
+releases their messages; SIGTSTP quiets; SIGUSR1 reports.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from enum import Enum
+from functools import partial
+from types import FrameType
+
+import structlog
+
+from qworker.app import Tasks
+from qworker.errors import AppImportError
+from qworker.logs import configure
+from qworker.supervisor.control import Command, ControlEnd, Ready
+from qworker.supervisor.loops import loop_factory
+from qworker.supervisor.replace import replace_process
+from qworker.supervisor.report import report
+from qworker.supervisor.settings import Exit, RunSettings
+from qworker.supervisor.sources import changes, wait_for_change
+from qworker.worker import Worker, WorkerOptions
+
+__all__ = ["run_single"]
+
+_DRAIN_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_MEMORY_EVERY_S = 1.0
+# A worker whose supervisor is dead and whose loop is blocked gets this much longer than its grace period.
+_ORPHAN_MARGIN_S = 10.0
+
+
+class _End(Enum):
+    """Why a worker has ended."""
+
+    FINISHED = "finished"
+    # A fresh process takes over.
+    RECYCLED = "recycled"
+    TIMED_OUT = "timed out"
+
+
+def run_single(load: Callable[[], Tasks], settings: RunSettings, control: ControlEnd | None = None) -> Exit:
+    """Run a worker until it is told to stop, or, with `burst`, until nothing is left to do.
+
+    Args:
+        load: imports the app.
+        settings: the options of `qworker run`.
+        control: the line to the supervisor, if there is one.
+
+    Returns:
+        CLEAN or DRAIN_TIMED_OUT. A recycled worker does not return: a fresh process takes its place.
+
+    Raises:
+        AppImportError: the app cannot be imported; with `reload`, only under a supervisor, which waits for the mend.
+        BackendError: the backend cannot be reached at the start.
+    """
+    configure(settings.log_json, settings.log_level)
+    try:
+        tasks = load()
+    except AppImportError as error:
+        if not settings.reload or control is not None:
+            raise
+        structlog.get_logger().error("import_failed", error=str(error), waiting_for="a change of the source")
+        wait_for_change()
+        replace_process()
+    with asyncio.Runner(loop_factory=loop_factory(settings.loop)) as runner:
+        end = runner.run(_Single(tasks, settings, control).run())
+    if end is _End.RECYCLED:
+        if control is not None:
+            control.keep_across_exec()
+        replace_process()
+    status = Exit.CLEAN if end is _End.FINISHED else Exit.DRAIN_TIMED_OUT
+    _leave_threads_behind(status)
+    return status
+
+
+class _Single:
+    """A worker and what watches it."""
+
+    def __init__(self, tasks: Tasks, settings: RunSettings, control: ControlEnd | None) -> None:
+        self._tasks = tasks
+        self._settings = settings
+        self._control = control
+        self._log = structlog.get_logger("qworker.process").bind(pid=os.getpid())
+        self._worker = Worker(tasks, _options(settings))
+        self._signals = 0
+        self._recycle = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def run(self) -> _End:
+        """Run the worker to its end."""
+        loop = self._loop = asyncio.get_running_loop()
+        with _Signals(loop, self._signalled, self._report):
+            await self._tasks.backend()
+            self._attach(loop)
+            async with self._watched():
+                finished = await self._worker.run()
+        await self._tasks.aclose()
+        if not finished:
+            return _End.TIMED_OUT
+        return _End.RECYCLED if self._wants_recycling() else _End.FINISHED
+
+    def _wants_recycling(self) -> bool:
+        if self._signals:
+            return False
+        limit = self._settings.max_messages
+        counts = self._worker.counts
+        return self._recycle or (limit is not None and counts.leased - counts.released >= limit)
+
+    # -- being told --------------------------------------------------------------------------------------------------
+
+    def _signalled(self, number: int) -> None:
+        if number == signal.SIGTSTP:
+            self._worker.quiet()
+            return
+        # Under a supervisor a signal may arrive twice, once by way of the process group: only the line says abort.
+        if self._control is not None or not self._signals:
+            self._drain()
+        else:
+            self._worker.abort()
+
+    def _drain(self) -> None:
+        self._signals += 1
+        self._worker.drain()
+
+    def _abort(self) -> None:
+        self._signals += 1
+        self._worker.abort()
+
+    def _drain_to_recycle(self, why: str) -> None:
+        if not self._recycle and not self._signals:
+            self._log.info("recycling", why=why)
+            self._recycle = True
+            self._worker.drain()
+
+    def _report(self, frame: FrameType | None) -> None:
+        if self._loop is not None:
+            # One unbuffered write: this runs between any two instructions, perhaps inside another write to stderr.
+            os.write(2, report(self._worker.running(), self._loop, frame).encode())
+
+    def _attach(self, loop: asyncio.AbstractEventLoop) -> None:
+        if self._control is None:
+            return
+        orders = {
+            Command.DRAIN: self._drain,
+            Command.ABORT: self._abort,
+            Command.QUIET: self._worker.quiet,
+            Command.RECYCLE: partial(self._drain_to_recycle, "the source has changed"),
+        }
+
+        def obey(command: Command) -> None:
+            if command is Command.REPORT:
+                # By the signal, whose Python handler runs even while a handler blocks the loop.
+                os.kill(os.getpid(), signal.SIGUSR1)
+            else:
+                _call_soon(loop, orders[command])
+
+        self._control.listen(obey, partial(self._orphaned, loop))
+        queues = list(self._settings.queues or self._tasks.queue_names())
+        self._control.send_ready(Ready(self._tasks.url, queues, self._settings.concurrency))
+
+    def _orphaned(self, loop: asyncio.AbstractEventLoop) -> None:
+        """The supervisor is dead: drain, and end even if a handler never gives the loop back. In a thread of its own."""
+        _call_soon(loop, self._drain)
+        deadline = threading.Timer(self._settings.shutdown_timeout + _ORPHAN_MARGIN_S, os._exit, [Exit.CRASH])
+        deadline.daemon = True
+        deadline.start()
+
+    # -- watching ----------------------------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def _watched(self) -> AsyncIterator[None]:
+        watchers: list[asyncio.Task[None]] = []
+        if self._settings.max_memory_mb is not None:
+            watchers.append(asyncio.create_task(self._watch_memory(self._settings.max_memory_mb)))
+        if self._settings.reload and self._control is None:
+            watchers.append(asyncio.create_task(self._watch_sources()))
+        try:
+            yield
+        finally:
+            for watcher in watchers:
+                watcher.cancel()
+            for outcome in await asyncio.gather(*watchers, return_exceptions=True):
+                if isinstance(outcome, Exception):
+                    self._log.error("watcher_failed", error=repr(outcome))
+
+    async def _watch_memory(self, limit_mb: float) -> None:
+        while (used := _resident_mb()) <= limit_mb:
+            await asyncio.sleep(_MEMORY_EVERY_S)
+        self._drain_to_recycle(f"{used:.0f} MB of memory are more than {limit_mb:g}")
+
+    async def _watch_sources(self) -> None:
+        async for names in changes():
+            self._drain_to_recycle(f"changed: {', '.join(names[:3])}")
+
+
+class _Signals:
+    """The process's signal handlers while the worker runs."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        signalled: Callable[[int], None],
+        show: Callable[[FrameType | None], None],
+    ) -> None:
+        self._loop = loop
+        self._signalled = signalled
+        self._show = show
+        self._installed: list[signal.Signals] = []
+
+    def __enter__(self) -> None:
+        for number in (*_DRAIN_SIGNALS, signal.SIGTSTP):
+            # nohup ignores SIGHUP on purpose.
+            if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
+                continue
+            self._loop.add_signal_handler(number, self._signalled, number)
+            self._installed.append(number)
+        # Not by the loop: what blocks it is what one wants to see.
+        signal.signal(signal.SIGUSR1, lambda _number, frame: self._show(frame))
+
+    def __exit__(self, *_: object) -> None:
+        for number in self._installed:
+            self._loop.remove_signal_handler(number)
+        # From here on the process only ends: a late signal must not cut that short.
+        for number in (*self._installed, signal.SIGUSR1):
+            signal.signal(number, signal.SIG_IGN)
+
+
+def _options(settings: RunSettings) -> WorkerOptions:
+    return WorkerOptions(
+        queues=settings.queues,
+        concurrency=settings.concurrency,
+        visibility=settings.visibility,
+        shutdown_timeout=settings.shutdown_timeout,
+        burst=settings.burst,
+        max_messages=settings.max_messages,
+    )
+
+
+def _call_soon(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
+    try:
+        loop.call_soon_threadsafe(callback)
+    except RuntimeError:
+        # The loop is closed: the process is on its way out already.
+        return
+
+
+def _resident_mb() -> float:
+    """This process's resident memory in MB."""
+    with open("/proc/self/statm", "rb") as file:
+        pages = int(file.read().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+
+def _leave_threads_behind(status: Exit) -> None:
+    """End now if a handler's thread still runs: it cannot be cancelled, and its message is released or left to expire."""
+    if status is Exit.DRAIN_TIMED_OUT:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)

@@ -1,0 +1,41 @@
+"""Noticing that the source has changed, for `--reload`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+
+import watchfiles
+
+__all__ = ["changes", "wait_for_change"]
+
+_DEBOUNCE_MS = 200
+
+
+async def changes() -> AsyncIterator[list[str]]:
+    """The Python files under the working directory that have changed, batch by batch."""
+    async for batch in watchfiles.awatch(
+        os.getcwd(), watch_filter=watchfiles.PythonFilter(), debounce=_DEBOUNCE_MS, ignore_permission_denied=True
+    ):
+        yield _names(batch)
+
+
+def wait_for_change() -> list[str]:
+    """Block until a Python file under the working directory changes.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C.
+    """
+    for batch in watchfiles.watch(
+        os.getcwd(),
+        watch_filter=watchfiles.PythonFilter(),
+        debounce=_DEBOUNCE_MS,
+        ignore_permission_denied=True,
+        raise_interrupt=True,
+    ):
+        return _names(batch)
+    return []
+
+
+def _names(batch: set[tuple[watchfiles.Change, str]]) -> list[str]:
+    return sorted(os.path.relpath(path) for _, path in batch)
