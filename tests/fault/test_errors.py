@@ -82,9 +82,13 @@ async def test_full_storage_is_one_clear_error_and_everything_stored_can_be_drai
     url = f"file://{small_disk}/spool"
     backend = open_backend(url)
     stored: list[str] = []
-    with pytest.raises(StorageFull):
+
+    async def fill() -> None:
         for _ in range(3000):
-            stored += await backend.publish(QUEUE, [Draft(body=b"x" * 2000)])
+            stored.extend(await backend.publish(QUEUE, [Draft(body=b"x" * 2000)]))
+
+    with pytest.raises(StorageFull):
+        await fill()
     assert stored
     seen = await backend.browse(QUEUE, harness.State.READY, limit=10_000)
     assert [each.message.id for each in seen] == stored
