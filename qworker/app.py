@@ -9,6 +9,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any, Concatenate, ParamSpec, TypeVar, overload
 
 from qworker.backend import Backend
+from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.context import Context
 from qworker.errors import DuplicateTask, UnknownTask
 from qworker.message import Draft
@@ -42,6 +43,8 @@ class Tasks:
     def __init__(self, url: str | None = None, *, lifespan: Lifespan | None = None) -> None:
         self._url = url
         self.lifespan = lifespan
+        # What its backends read the time from; tests give a fake one before the first call.
+        self.clock: Clock = SYSTEM_CLOCK
         self.registered: dict[str, Task[..., Any]] = {}
         self.raw_handlers: dict[str, RawHandler] = {}
         self._backends: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Opened] = weakref.WeakKeyDictionary()
@@ -217,8 +220,10 @@ class Tasks:
         return backend_url(self._url)
 
     @url.setter
-    def url(self, url: str) -> None:
+    def url(self, url: str | None) -> None:
+        # What is open belongs to the old URL; the loops close it.
         self._url = url
+        self._backends = weakref.WeakKeyDictionary()
 
     async def backend(self) -> Backend:
         """This event loop's backend, opened at the first call and closed when the loop shuts down.
@@ -229,7 +234,7 @@ class Tasks:
         loop = asyncio.get_running_loop()
         opened = self._backends.get(loop)
         if opened is None:
-            opened = self._backends[loop] = _Opened(open_backend(self.url))
+            opened = self._backends[loop] = _Opened(open_backend(self.url, clock=self.clock))
         if not opened.ready:
             await opened.open()
         return opened.backend

@@ -16,5 +16,4 @@ from __future__ import annotations
 
 import pytest
 
-for module in ("administering", "harness", "leasing", "publishing", "reaping", "rules", "settling", "waiting"):
-    pytest.register_assert_rewrite(f"qworker.testing.{module}")
+pytest.register_assert_rewrite("qworker.testing")

@@ -1,0 +1,79 @@
+"""The pytest plugin: fixtures for the tests of apps, and the options of the contract suite."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from qworker.app import Tasks
+from qworker.errors import QworkerError
+from qworker.registry import open_backend
+from qworker.testing.clock import FakeClock
+from qworker.testing.helpers import in_memory
+
+__all__ = ["qworker_clock", "qworker_memory"]
+
+_SUITE = os.path.join(os.path.dirname(__file__), "suite.py")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Options of the contract suite."""
+    group = parser.getgroup("qworker", "qworker: the backend contract")
+    group.addoption("--qworker-url", metavar="URL", help="run the backend contract suite against this store")
+    group.addoption(
+        "--qworker-clock",
+        choices=("fake", "real"),
+        default="fake",
+        help="fake (default): the backend keeps its times by the clock it is given; real: by one of its own, so wait",
+    )
+    group.addoption(
+        "--qworker-tick",
+        type=float,
+        metavar="SECONDS",
+        help="what the suite takes for long compared with any one call (default: 60 fake or 2 real seconds)",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Add the suite to what is collected; alone where no files are named.
+
+    Raises:
+        UsageError: the URL cannot be used, or pytest-asyncio is not installed.
+    """
+    url = config.getoption("--qworker-url")
+    if url is None:
+        return
+    if not config.pluginmanager.hasplugin("asyncio"):
+        raise pytest.UsageError("the contract suite needs pytest-asyncio: pip install pytest-asyncio")
+    try:
+        open_backend(url)
+    except QworkerError as error:
+        raise pytest.UsageError(str(error)) from error
+    named = config.args if config.args_source is pytest.Config.ArgsSource.ARGS else []
+    config.args = [*named, _SUITE]
+
+
+def pytest_report_header(config: pytest.Config) -> str | None:
+    """Say which store is tested, with its password masked."""
+    url = config.getoption("--qworker-url")
+    return None if url is None else f"qworker: contract of {open_backend(url).describe()}"
+
+
+@pytest.fixture
+def qworker_clock() -> FakeClock:
+    """The clock of this test's queues: `qworker_clock.advance(60)` lets a minute pass for delays and retries."""
+    return FakeClock()
+
+
+@pytest.fixture
+def qworker_memory(qworker_clock: FakeClock) -> Iterator[Callable[[Tasks], Tasks]]:
+    """A function that gives an app empty queues in memory until the end of the test."""
+    with ExitStack() as stack:
+
+        def swap(tasks: Tasks) -> Tasks:
+            return stack.enter_context(in_memory(tasks, qworker_clock))
+
+        yield swap
