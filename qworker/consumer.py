@@ -44,7 +44,7 @@ class Consumers:
         clock: the monotonic clock.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each is one collaborator
         self,
         limit: int,
         held: set[Run],
@@ -101,7 +101,7 @@ class Consumers:
         if self._solo is not None or self._ending:
             self.release_waiting()
         else:
-            self._wake()
+            self._wake(len(self._queue))
 
     def release_waiting(self) -> None:
         """Give back what has not been started."""
@@ -147,7 +147,7 @@ class Consumers:
             if self._ending:
                 return
             await self._rest()
-        self._wake()
+        self._wake(len(self._queue) - 1)
         turn = self._clock.monotonic()
         while self._queue and not self._ending:
             await self._execute(self._queue.popleft(), task)
@@ -188,7 +188,6 @@ class Consumers:
         finally:
             self._solo = None
             self._opened()
-            self._wake()
 
     async def _others_finish(self) -> bool:
         self._others_done.clear()
@@ -230,9 +229,9 @@ class Consumers:
             else:
                 self._woken -= 1
 
-    def _wake(self) -> None:
-        """Wake two consumers, unless as many are on their way as there is work for."""
-        wanted = min(2, len(self._queue) - self._woken)
+    def _wake(self, work: int) -> None:
+        """Wake two consumers, unless as many are on their way as there are messages for."""
+        wanted = min(2, work - self._woken)
         while wanted > 0 and (self._idle or len(self._tasks) < self._limit):
             wanted -= 1
             self._woken += 1

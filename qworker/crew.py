@@ -29,7 +29,7 @@ __all__ = ["Crew"]
 class Crew:
     """The parts of a working worker. Made on the running loop."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each is one collaborator
         self,
         tasks: Tasks,
         backend: Backend,
@@ -55,7 +55,7 @@ class Crew:
         # At most so many messages are asked for: few after one that had to run alone.
         self._window = options.concurrency
         self.threads = ThreadRunner(options.concurrency)
-        self.processes = ProcessRunner(options.concurrency, log)
+        self.processes = ProcessRunner(options.concurrency, clock)
         self.keeper = Keeper(
             backend,
             self.held,
@@ -95,7 +95,7 @@ class Crew:
             lost=self.settler.lost,
             closed=self._closed,
             opened=self._opened,
-            freed=lambda: self.feeder.wake(),
+            freed=self._freed,
             patience=options.visibility,
             clock=clock,
         )
@@ -175,6 +175,9 @@ class Crew:
     def _closed(self, run: Run) -> None:
         self._log.info(events.MESSAGE_ALONE, **run.fields())
         self.feeder.interrupt()
+
+    def _freed(self) -> None:
+        self.feeder.wake()
 
     def _opened(self) -> None:
         # More messages of its kind may follow: begin with few, so that few have to be given back.

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import os
-import traceback
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping
-from types import TracebackType
 from typing import Any, Protocol
 
 from qworker import events
@@ -16,6 +13,7 @@ from qworker.clock import Clock
 from qworker.context import Context
 from qworker.envelope import Envelope, open_envelope
 from qworker.errors import BadArguments, Fail, Retry
+from qworker.failure import failure_text
 from qworker.message import Settle
 from qworker.names import printable
 from qworker.run import Observer, Run, Stop
@@ -27,16 +25,12 @@ __all__ = ["Executor", "Runner"]
 _UNKNOWN_DELAY = 10.0
 # So many names are warned of: names come from outside.
 _MOST_WARNINGS = 1000
-# Characters of a traceback that are kept: its head and its tail.
-_HEAD, _TAIL = 1000, 7000
-
-_HERE = os.path.dirname(__file__)
 
 
 class Runner(Protocol):
     """Runs handlers somewhere else than on the loop."""
 
-    async def run(self, run: Run, call: Callable[[], Any]) -> BaseException | None:
+    async def run(self, run: Run) -> BaseException | None:
         """What the handler raised, or None."""
         ...
 
@@ -159,7 +153,8 @@ class Executor:
         if self._observers:
             self._tell_started(run)
         run.consumer = consumer
-        timeout = handler.options.timeout
+        # Processes are waited for: their time begins when they have one.
+        timeout = handler.options.timeout if handler.kind != "process" else None
         timer = None if timeout is None else consumer.get_loop().call_later(timeout, run.cancel, Stop.TIMEOUT)
         try:
             run.error = await self._call(run, handler)
@@ -175,12 +170,12 @@ class Executor:
         self._decide(run)
 
     def _call(self, run: Run, handler: Handler) -> Awaitable[BaseException | None]:
-        if handler.takes_context:
+        if handler.takes_context and handler.kind != "process":
             run.context = self._context(run, handler)
             run.args.insert(0, run.context)
         if handler.kind == "async":
             return _Isolated(handler.function(*run.args, **run.kwargs))
-        return self._runners[handler.kind].run(run, lambda: handler.function(*run.args, **run.kwargs))
+        return self._runners[handler.kind].run(run)
 
     def _context(self, run: Run, handler: Handler) -> Context:
         timeout = handler.options.timeout
@@ -215,11 +210,12 @@ class Executor:
         elif isinstance(error, Retry):
             self._fail(run, error.reason, delay=error.delay)
         else:
-            self._fail(run, _traceback(error))
+            self._fail(run, failure_text(error))
 
     def _decide_stopped(self, run: Run, stop: Stop) -> None:
         if stop is Stop.TIMEOUT and run.handler is not None:
-            self._fail(run, f"timed out after {run.handler.options.timeout:g} seconds")
+            run.error = TimeoutError(f"timed out after {run.handler.options.timeout:g} seconds")
+            self._fail(run, str(run.error))
         elif stop is not Stop.LOST:
             # Nothing that a handler returns after its cancellation counts: it may have been cut short.
             run.settle(Settle.RELEASE)
@@ -281,17 +277,3 @@ class _Isolated:
             except BaseException as thrown:  # noqa: BLE001 - a cancellation, for the handler
                 sent = thrown
                 step = coroutine.throw
-
-
-def _traceback(error: BaseException) -> str:
-    """The traceback from the handler's own frames on, bounded."""
-    text = "".join(traceback.format_exception(type(error), error, _own_frames(error.__traceback__)))
-    if len(text) <= _HEAD + _TAIL:
-        return text.rstrip()
-    return f"{text[:_HEAD]}\n... {len(text) - _HEAD - _TAIL} characters left out ...\n{text[-_TAIL:]}".rstrip()
-
-
-def _own_frames(frames: TracebackType | None) -> TracebackType | None:
-    while frames is not None and os.path.dirname(frames.tb_frame.f_code.co_filename) == _HERE:
-        frames = frames.tb_next
-    return frames

@@ -39,7 +39,7 @@ class Feeder:
         clock: the monotonic clock.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each is one collaborator
         self,
         backend: Backend,
         queues: Sequence[str],

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Callable, Iterable
+from collections.abc import Set as AbstractSet
 
 from qworker.backend import Backend
 from qworker.clock import Clock
@@ -33,7 +34,7 @@ class Keeper:
     def __init__(
         self,
         backend: Backend,
-        held: Set[Run],
+        held: AbstractSet[Run],
         visibility: float,
         *,
         clock: Clock,

@@ -13,10 +13,12 @@ import structlog
 from qworker.errors import UsageError
 from qworker.names import printable
 
-__all__ = ["configure", "debug_enabled", "one_line"]
+__all__ = ["configure", "configured", "debug_enabled", "one_line"]
 
 _LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
 _LONGEST_LINE = 500
+
+_configured: list[tuple[bool | None, str]] = []
 
 
 def configure(json: bool | None = None, level: str = "info") -> None:
@@ -46,6 +48,12 @@ def configure(json: bool | None = None, level: str = "info") -> None:
         logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
         cache_logger_on_first_use=False,
     )
+    _configured[:] = [(json, level)]
+
+
+def configured() -> tuple[bool | None, str] | None:
+    """The arguments of the last `configure`, for handlers' processes to do the same; None: it was not called."""
+    return _configured[0] if _configured else None
 
 
 def debug_enabled() -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 from qworker import events
 from qworker.backend import Backend
 from qworker.clock import Clock
+from qworker.failure import error_type
 from qworker.logs import one_line
 from qworker.message import Settle, Settlement
 from qworker.outage import BACKEND_ERRORS, Outage
@@ -41,7 +42,7 @@ class Settler:
         debug: whether acks are logged.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each is one collaborator
         self,
         backend: Backend,
         held: set[Run],
@@ -197,7 +198,7 @@ class Settler:
     def _end_unacked(self, run: Run, settlement: Settlement) -> None:
         more: dict[str, Any] = {events.OUTCOME: settlement.how.value, events.DURATION_S: round(run.duration, 6)}
         if settlement.error:
-            more[events.ERROR_TYPE] = "" if run.error is None else type(run.error).__name__
+            more[events.ERROR_TYPE] = error_type(run.error)
             more[events.ERROR] = one_line(settlement.error)
         if settlement.how is Settle.FAIL_TMP:
             self._counts.retried += 1

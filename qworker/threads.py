@@ -7,7 +7,6 @@ import contextvars
 import inspect
 import queue
 import threading
-from collections.abc import Callable
 from typing import Any
 
 from qworker.run import Run
@@ -18,10 +17,10 @@ __all__ = ["ThreadRunner"]
 class _Ticket:
     """One call on its way to a thread and back."""
 
-    __slots__ = ("call", "context", "done", "error", "leftover")
+    __slots__ = ("context", "done", "error", "leftover", "run")
 
-    def __init__(self, call: Callable[[], Any], done: asyncio.Future[None]) -> None:
-        self.call = call
+    def __init__(self, run: Run, done: asyncio.Future[None]) -> None:
+        self.run = run
         self.context = contextvars.copy_context()
         self.done = done
         # Made when the caller has gone before the end.
@@ -48,10 +47,10 @@ class ThreadRunner:
         self._busy = 0
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    async def run(self, run: Run, call: Callable[[], Any]) -> BaseException | None:
-        """What `call` raised, or None. Cancelled, it leaves the thread to itself, and `run.leftover` tells its end."""
+    async def run(self, run: Run) -> BaseException | None:
+        """What the handler raised, or None. Cancelled, it leaves the thread to itself, and `run.leftover` tells its end."""
         loop = self._loop = asyncio.get_running_loop()
-        ticket = _Ticket(call, loop.create_future())
+        ticket = _Ticket(run, loop.create_future())
         self._busy += 1
         if self._busy > self._threads and self._threads < self._limit:
             self._threads += 1
@@ -72,7 +71,7 @@ class ThreadRunner:
     def _work_on(self) -> None:
         while (ticket := self._work.get()) is not None:
             try:
-                ticket.error = _outcome(ticket.context.run(ticket.call))
+                ticket.error = _outcome(ticket.context.run(_call, ticket.run))
             except BaseException as error:  # noqa: BLE001 - whatever a handler raises is its message's outcome
                 ticket.error = error
             loop = self._loop
@@ -87,6 +86,11 @@ class ThreadRunner:
     def _ended(self, ticket: _Ticket) -> None:
         self._busy -= 1
         ticket.finish()
+
+
+def _call(run: Run) -> Any:
+    assert run.handler is not None
+    return run.handler.function(*run.args, **run.kwargs)
 
 
 def _outcome(result: Any) -> BaseException | None:

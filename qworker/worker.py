@@ -17,7 +17,7 @@ import socket
 import sys
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, nullcontext
-from typing import Any
+from typing import Any, cast
 
 import anyio
 import msgspec
@@ -29,6 +29,7 @@ from qworker.backend import Backend
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.crew import Crew
 from qworker.errors import UsageError
+from qworker.processes import check_importable
 from qworker.run import Observer, Run, RunningMessage, WorkerCounts, WorkerOptions
 
 __all__ = ["Observer", "Run", "RunningMessage", "Worker", "WorkerCounts", "WorkerOptions"]
@@ -65,6 +66,8 @@ class Worker:
         self.queues = options.queues if options.queues is not None else tuple(tasks.queue_names())
         if not self.queues:
             raise UsageError("nothing to work on: register a task or handler, or name a queue")
+        for handler in (*tasks.registered.values(), *tasks.raw_handlers.values()):
+            check_importable(handler)
         self._tasks = tasks
         self._options = options
         self._clock = clock
@@ -226,9 +229,9 @@ def _seen(run: Run, now: float) -> RunningMessage:
     )
 
 
-def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:
+def _first(error: BaseException) -> BaseException:
     """The first error of a group of groups: what ended the worker."""
-    first: BaseException = errors
-    while isinstance(first, BaseExceptionGroup):
-        first = first.exceptions[0]
-    return first
+    if isinstance(error, BaseExceptionGroup):
+        errors = cast("tuple[BaseException, ...]", error.exceptions)  # pyright: ignore[reportUnknownMemberType]
+        return _first(errors[0])
+    return error

@@ -1,0 +1,192 @@
+"""A handler's own process: takes one message at a time from its parent's socket, runs the handler, answers with the outcome.
+
+Both directions carry a length (4 bytes, big endian) and a msgpack map: data only, no pickled objects. The process ends when the
+socket does, and is killed by the kernel (Linux) when its parent dies, so that no handler works on for a worker that is gone.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import runpy
+import signal
+import socket
+import sys
+from collections.abc import Callable, Mapping
+from types import SimpleNamespace
+from typing import Any, Literal
+
+import msgspec
+
+from qworker.context import Context
+from qworker.envelope import Envelope, open_envelope
+from qworker.errors import Fail, Retry, UsageError
+from qworker.failure import failure_text
+from qworker.message import Message
+from qworker.signature import Signature
+from qworker.task import Handler
+
+__all__ = ["Reply", "Request", "Setup", "main"]
+
+_PR_SET_PDEATHSIG = 1
+_LENGTH = 4
+
+
+class Setup(msgspec.Struct, frozen=True, kw_only=True):
+    """What a child is told once."""
+
+    # The script that its parent runs, for handlers that live there.
+    main: str | None
+    # `logs.configure`'s arguments, where the parent has called it.
+    logging: tuple[bool | None, str] | None
+    parent: int
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """One message to run."""
+
+    module: str
+    qualname: str
+    # The task's or raw handler's name.
+    name: str
+    # Whether the handler takes the message itself, not an envelope's arguments.
+    raw: bool
+    message: Message
+    token: int
+    # Unix seconds.
+    deadline: float | None
+
+
+class Reply(msgspec.Struct, frozen=True, kw_only=True):
+    """How it ended."""
+
+    how: Literal["returned", "retry", "fail", "raised"]
+    reason: str = ""
+    delay: float | None = None
+    error_type: str = ""
+
+
+def main(descriptor: int) -> None:
+    """Serve one parent; returns when it is gone."""
+    # A Ctrl-C or a service manager's SIGTERM reaches the whole group; it is the parent that decides what it means here.
+    # Functions, not SIG_IGN: programs that a handler starts shall not inherit it.
+    signal.signal(signal.SIGINT, _leave_to_the_parent)
+    signal.signal(signal.SIGTERM, _leave_to_the_parent)
+    with socket.socket(fileno=descriptor) as parent:
+        first = _receive(parent)
+        if first is None:
+            return
+        setup = msgspec.msgpack.decode(first, type=Setup)
+        _die_with_the_parent(setup.parent)
+        if setup.logging is not None:
+            from qworker import logs
+
+            logs.configure(*setup.logging)
+        handlers = _Handlers(setup.main)
+        while (data := _receive(parent)) is not None:
+            reply = _run(handlers, msgspec.msgpack.decode(data, type=Request))
+            encoded = msgspec.msgpack.encode(reply)
+            parent.sendall(len(encoded).to_bytes(_LENGTH, "big") + encoded)
+
+
+def _leave_to_the_parent(_signal: int, _frame: Any) -> None:
+    pass
+
+
+def _die_with_the_parent(parent: int) -> None:
+    if sys.platform != "linux":
+        return
+    import ctypes
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    if os.getppid() != parent:
+        # It died before the kernel was told.
+        raise SystemExit(1)
+
+
+def _receive(parent: socket.socket) -> bytes | None:
+    head = _exactly(parent, _LENGTH)
+    return None if head is None else _exactly(parent, int.from_bytes(head, "big"))
+
+
+def _exactly(parent: socket.socket, count: int) -> bytes | None:
+    data = bytearray()
+    while len(data) < count:
+        part = parent.recv(min(count - len(data), 1 << 20))
+        if not part:
+            return None
+        data += part
+    return bytes(data)
+
+
+def _run(handlers: _Handlers, request: Request) -> Reply:
+    try:
+        handlers.call(request)
+    except Retry as error:
+        return Reply(how="retry", reason=error.reason, delay=error.delay)
+    except Fail as error:
+        return Reply(how="fail", reason=error.reason)
+    except BaseException as error:  # noqa: BLE001 - whatever a handler raises is its message's outcome
+        return Reply(how="raised", reason=failure_text(error), error_type=type(error).__name__)
+    return Reply(how="returned")
+
+
+class _Handlers:
+    """Functions by module and name; a parent's script is run once, under another name than `__main__`."""
+
+    def __init__(self, main_path: str | None) -> None:
+        self._main_path = main_path
+        self._main: SimpleNamespace | None = None
+        self._known: dict[tuple[str, str], tuple[Callable[..., Any], Signature]] = {}
+
+    def call(self, request: Request) -> None:
+        function, signature = self._found(request.module, request.qualname)
+        args: list[Any] = [request.message]
+        kwargs: dict[str, Any] = {}
+        headers: Mapping[str, str] = {}
+        if not request.raw:
+            envelope = open_envelope(request.message.body)
+            if not isinstance(envelope, Envelope):
+                raise UsageError(f"the message {request.message.id} is no envelope")
+            headers = envelope.headers
+            args, kwargs = signature.convert(envelope.args, envelope.kwargs)
+        if signature.takes_injected:
+            args.insert(
+                0,
+                Context(
+                    message=request.message,
+                    task=request.name,
+                    token=request.token,
+                    deadline=request.deadline,
+                    headers=headers,
+                ),
+            )
+        result = function(*args, **kwargs)
+        if inspect.iscoroutine(result):
+            result.close()
+            raise TypeError("the handler returned a coroutine that nobody awaits: declare it `async def`")
+
+    def _found(self, module: str, qualname: str) -> tuple[Callable[..., Any], Signature]:
+        known = self._known.get((module, qualname))
+        if known is None:
+            known = self._known[module, qualname] = self._find(module, qualname)
+        return known
+
+    def _find(self, module: str, qualname: str) -> tuple[Callable[..., Any], Signature]:
+        target: Any = self._script() if module == "__main__" else importlib.import_module(module)
+        for part in qualname.split("."):
+            target = getattr(target, part)
+        if isinstance(target, Handler):
+            return target.function, target.signature
+        return target, Signature(target, Context)
+
+    def _script(self) -> SimpleNamespace:
+        if self._main is None:
+            if self._main_path is None:
+                raise UsageError("process=True: the handler lives in a script that has no file: move it to a module")
+            self._main = SimpleNamespace(**runpy.run_path(self._main_path, run_name="__qworker_child__"))
+        return self._main
