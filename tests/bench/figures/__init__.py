@@ -1,0 +1,18 @@
+"""One module per figure: `measure(bench)` returns what it found; its other functions run in processes of their own."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from harness import Bench, Figure
+
+__all__ = ["FIGURES", "measure"]
+
+# In the order of cost: what is quick to tell comes first.
+FIGURES = ("overhead", "publish", "latency", "idle", "cycle", "scaling", "peers", "depth", "held")
+
+
+def measure(name: str, bench: Bench) -> list[Figure]:
+    """Measure one."""
+    found: list[Figure] = import_module(f"figures.{name}").measure(bench)
+    return found

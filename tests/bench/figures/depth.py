@@ -1,0 +1,94 @@
+"""What a message costs when a million others wait, beside a thousand."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+from harness import Bench, Figure
+from harness.report import median
+
+ASKED = 1.3
+
+
+def measure(bench: Bench) -> list[Figure]:
+    """Publish + lease + run + ack at a constant depth."""
+    deep, count = bench.size(1_000_000, 5_000), bench.size(40_000, 1_000)
+    shallow_times: list[float] = []
+    deep_times: list[float] = []
+    folder = bench.fresh()
+    bench.call(fill, url=bench.url(folder), depth=deep)
+    for _ in range(1 if bench.quick else 3):
+        other = bench.fresh()
+        bench.call(fill, url=bench.url(other), depth=1_000)
+        shallow_times.append(bench.call(work, url=bench.url(other), count=count))
+        deep_times.append(bench.call(work, url=bench.url(folder), count=count))
+        bench.discard(other)
+    bench.discard(folder)
+    ratio = median(deep_times) / median(shallow_times)
+    return [
+        Figure(
+            figure="depth",
+            what=f"cost per message, {deep:,} waiting / 1,000 waiting",
+            asked=ASKED,
+            measured=ratio,
+            unit="x",
+            rounds=[deep / shallow for deep, shallow in zip(deep_times, shallow_times, strict=True)],
+            note=f"{median(deep_times):.0f} us and {median(shallow_times):.0f} us, publish included; the first listing is not",
+        )
+    ]
+
+
+def fill(given: dict[str, Any]) -> None:
+    """Make the queue deep."""
+    from harness.work import noop_app, publish, run_loop
+
+    async def run() -> None:
+        tasks = noop_app(given["url"])
+        step = 50_000
+        for done in range(0, given["depth"], step):
+            await publish(tasks, min(step, given["depth"] - done), 1000)
+
+    run_loop(run())
+
+
+def work(given: dict[str, Any]) -> float:
+    """Microseconds per message while a publisher keeps the depth as it is, once the worker has got going."""
+    from harness.work import QUEUE, Finished, drafts, noop_app, run_loop
+    from qworker.worker import Worker
+
+    batch = 100
+
+    class _Pace(Finished):
+        """Asks for a batch whenever one is done."""
+
+        def __init__(self, wanted: int) -> None:
+            super().__init__(wanted)
+            self.due = asyncio.Semaphore(0)
+            self.warm_ns = 0
+
+        def finished(self, *args: Any) -> None:
+            super().finished(*args)
+            if self.count == self.wanted // 5:
+                self.warm_ns = time.perf_counter_ns()
+            if self.count % batch == 0:
+                self.due.release()
+
+    async def run() -> float:
+        tasks = noop_app(given["url"])
+        backend = await tasks.backend()
+        made = drafts(tasks, batch)
+        worker = Worker(tasks)
+        watch = _Pace(given["count"])
+        worker.observers.append(watch)
+        running = asyncio.create_task(worker.run())
+        while watch.count < watch.wanted:
+            await watch.due.acquire()
+            await backend.publish(QUEUE, made)
+        taken = time.perf_counter_ns() - watch.warm_ns
+        worker.drain()
+        await running
+        return taken / (watch.count - watch.wanted // 5) / 1e3
+
+    return run_loop(run())

@@ -1,0 +1,109 @@
+"""From an enqueue in another process, or a foreign rename, to the start of the handler in an idle worker."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from harness import Bench, Figure
+from harness.bench import Child
+from harness.report import percentile
+
+_FOREIGN = "mv"
+
+
+def measure(bench: Bench) -> list[Figure]:
+    """Percentiles over a few hundred single messages, each of them sent to an idle worker."""
+    count = bench.size(400, 40)
+    found: list[Figure] = []
+    for how, asked in (("off", (0.5, 5.0)), ("full", (None, None)), (_FOREIGN, (5.0, None))):
+        delays = _delays(bench, how, count)
+        label = "a foreign mv into queue/" if how == _FOREIGN else f"enqueue in another process, sync={how},"
+        for share, most in zip((0.5, 0.99), asked, strict=True):
+            found.append(
+                Figure(
+                    figure="latency",
+                    what=f"{label} to handler start, p{share * 100:.0f}",
+                    asked=most,
+                    measured=percentile(delays, share),
+                    unit="ms",
+                    note=f"{len(delays)} messages",
+                )
+            )
+    return found
+
+
+def _delays(bench: Bench, how: str, count: int) -> list[float]:
+    folder = bench.fresh()
+    url = bench.url(folder, "off" if how == _FOREIGN else how)
+    # The first ones find everything cold.
+    warm = 20
+    with Child(worker, {"url": url, "count": count + warm}) as working:
+        working.read()
+        send = foreign if how == _FOREIGN else enqueue
+        bench.call(send, url=url, queue=str(folder / "spool" / "bench"), count=count + warm)
+        delays: list[float] = working.result()
+    return delays[warm:]
+
+
+def worker(given: dict[str, Any]) -> list[float]:
+    """Milliseconds from the time in each message to the start of its handler."""
+    from harness.work import QUEUE, Finished, run_loop, say
+    from qworker import Tasks
+    from qworker.worker import Worker
+
+    delays: list[float] = []
+    tasks = Tasks(given["url"])
+
+    @tasks.task(queue=QUEUE)
+    async def stamp(sent_ns: int) -> None:
+        delays.append((time.monotonic_ns() - sent_ns) / 1e6)
+
+    async def run() -> list[float]:
+        watch = Finished(given["count"])
+        working = Worker(tasks)
+        working.observers.append(watch)
+        running = asyncio.create_task(working.run())
+        await asyncio.sleep(1.0)
+        say("ready")
+        await watch.all.wait()
+        working.drain()
+        await running
+        return delays
+
+    return run_loop(run())
+
+
+def enqueue(given: dict[str, Any]) -> None:
+    """Enqueue with pauses; the clock is read before the call."""
+    from harness.work import QUEUE, run_loop
+    from qworker import Tasks
+
+    tasks = Tasks(given["url"])
+
+    @tasks.task(queue=QUEUE)
+    async def stamp(sent_ns: int) -> None:
+        raise NotImplementedError
+
+    async def run() -> None:
+        for _ in range(given["count"]):
+            await asyncio.sleep(random.uniform(0.01, 0.03))
+            await stamp.enqueue(time.monotonic_ns())
+
+    run_loop(run())
+
+
+def foreign(given: dict[str, Any]) -> None:
+    """Write a file beside the queue and rename it into it, as any program may."""
+    queue = Path(given["queue"])
+    assert "qworker" not in sys.modules
+    for number in range(given["count"]):
+        time.sleep(random.uniform(0.01, 0.03))
+        sent = time.monotonic_ns()
+        (queue / "tmp" / f"drop-{number}").write_text(f'{{"task":"stamp","args":[{sent}]}}')
+        os.rename(queue / "tmp" / f"drop-{number}", queue / "queue" / f"drop-{number}")

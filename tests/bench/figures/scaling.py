@@ -1,0 +1,152 @@
+"""Two worker processes on one queue beside one, with handlers that need a processor."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from contextlib import ExitStack
+from typing import Any
+
+from harness import Bench, Figure
+from harness.bench import Child
+from harness.report import median, spread
+
+ASKED_RATIO = 1.7
+ASKED_LOST = 5.0
+_HANDLER_NS = 200_000
+
+
+def measure(bench: Bench) -> list[Figure]:
+    """The ratio of the rates, and how often a worker tried to lease what another had taken."""
+    lost: list[float] = []
+    rates = bench.turns([("one", lambda: _rate(bench, 1, lost)), ("two", lambda: _rate(bench, 2, lost))])
+    ratios = [two / one for two, one in zip(rates["two"], rates["one"], strict=True)]
+    return [
+        Figure(
+            figure="scaling",
+            what="2 workers / 1 worker, handlers of 200 us of CPU",
+            asked=ASKED_RATIO,
+            at_most=False,
+            measured=median(ratios),
+            unit="x",
+            rounds=ratios,
+            note=f"{median(rates['two']):,.0f}/s and {median(rates['one']):,.0f}/s on {os.cpu_count()} processors; {spread(ratios)}",
+        ),
+        Figure(
+            figure="scaling",
+            what="lease attempts lost to the other worker",
+            asked=ASKED_LOST,
+            measured=median(lost),
+            unit="%",
+            rounds=lost,
+            note="renames into lease/ that found nothing to rename, and locks that another held",
+        ),
+    ]
+
+
+def _rate(bench: Bench, workers: int, lost: list[float]) -> float:
+    folder = bench.fresh()
+    url, count = bench.url(folder), bench.size(20_000, 2_000)
+    bench.call(fill, url=url, count=count)
+    with ExitStack() as stack:
+        working = [stack.enter_context(Child(work, {"url": url})) for _ in range(workers)]
+        for child in working:
+            child.read()
+        for child in working:
+            child.tell()
+        ends = [child.result() for child in working]
+    if sum(end["done"] for end in ends) < count:
+        raise RuntimeError(f"{ends} are less than {count} messages")
+    if workers > 1:
+        attempts = sum(end["attempts"] for end in ends)
+        lost.append(sum(end["lost"] for end in ends) / max(1, attempts) * 100)
+    bench.discard(folder)
+    first, last = min(end["first_ns"] for end in ends), max(end["last_ns"] for end in ends)
+    return float(count / ((last - first) / 1e9))
+
+
+def fill(given: dict[str, Any]) -> None:
+    """Publish what the workers will do."""
+    from harness.work import noop_app, publish, run_loop
+
+    run_loop(publish(noop_app(given["url"]), given["count"], 1000))
+
+
+def work(given: dict[str, Any]) -> dict[str, int]:
+    """Work until nothing is left, from the moment that the bench says so."""
+    from harness.work import QUEUE, Finished, run_loop, say
+    from qworker import Tasks
+    from qworker.worker import Worker, WorkerOptions
+
+    tasks = Tasks(given["url"])
+
+    @tasks.task(queue=QUEUE)
+    async def noop(text: str) -> None:
+        end = time.thread_time_ns() + _HANDLER_NS
+        while time.thread_time_ns() < end:
+            pass
+
+    async def run() -> dict[str, int]:
+        await tasks.backend()
+        say("ready")
+        sys.stdin.readline()
+        claims = _Claims()
+        watch = _Last(1 << 60)
+        worker = Worker(tasks, WorkerOptions(burst=True))
+        worker.observers.append(watch)
+        await worker.run()
+        return {
+            "done": watch.count,
+            "first_ns": watch.first_ns,
+            "last_ns": watch.latest_ns,
+            "attempts": claims.attempts,
+            "lost": claims.lost,
+        }
+
+    class _Last(Finished):
+        latest_ns = 0
+
+        def finished(self, *args: Any) -> None:
+            super().finished(*args)
+            self.latest_ns = time.monotonic_ns()
+
+    return run_loop(run())
+
+
+class _Claims:
+    """Counts renames into lease/ and the locks before them, by standing in for the functions of `os` and `fcntl`.
+
+    A backend that claims otherwise shows no attempts, which is an error and not a good result.
+    """
+
+    def __init__(self) -> None:
+        import fcntl
+
+        self.attempts = 0
+        self.lost = 0
+        self._rename, self._flock = os.rename, fcntl.flock
+        os.rename = self._counted_rename
+        fcntl.flock = self._counted_flock
+
+    def _counted_rename(self, source: Any, target: Any, **options: Any) -> None:
+        # A lease's name is its message's, with two more parts.
+        claiming = (
+            isinstance(target, str | bytes)
+            and len(target) > len(source)
+            and os.path.basename(target).startswith(os.path.basename(source))
+        )
+        self.attempts += claiming
+        try:
+            self._rename(source, target, **options)
+        except FileNotFoundError:
+            self.lost += claiming
+            raise
+
+    def _counted_flock(self, file: int, operation: int) -> None:
+        try:
+            self._flock(file, operation)
+        except BlockingIOError:
+            self.attempts += 1
+            self.lost += 1
+            raise
