@@ -36,6 +36,10 @@ class Backend(abc.ABC):
     # True: messages outlive every process (`memory:` does not; its worker must be the process that publishes).
     shared: ClassVar[bool] = True
 
+    # True, set before `open`: leases outlive this process and end by time alone, for those who hold them are elsewhere (the clients
+    # of an HTTP server). Otherwise a store that can tell takes back a dead process's leases at once.
+    detached: bool = False
+
     @classmethod
     @abc.abstractmethod
     def from_url(cls, url: BackendURL, *, clock: Clock = SYSTEM_CLOCK) -> Self:
@@ -123,6 +127,13 @@ class Backend(abc.ABC):
         Raises:
             BackendUnavailable: nothing is known to be lost; try again until the leases expire.
         """
+
+    async def resume(self, queue: str, message_id: str, token: int) -> Lease | None:
+        """The lease of `message_id` that has this token, whichever `detached` process took it; None when it is lost.
+
+        A store whose leases cannot outlive a process has none to find.
+        """
+        return None
 
     @abc.abstractmethod
     async def settle(self, settlements: Sequence[Settlement]) -> list[Settlement]:
