@@ -1,0 +1,317 @@
+"""Looking at an mq root and changing it by hand: nothing here is on a worker's path."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import shutil
+import stat
+from collections.abc import AsyncIterator, Callable, Iterable
+
+from qworker.errors import BadName
+from qworker.message import Message, QueueStats, State, StoredMessage
+from qworker.names import check_queue
+from qworker_mq.layout import split_name, usable_id
+from qworker_mq.mover import Mover, Trash
+from qworker_mq.store import Held, Store
+from qworker_mq.window import listing, order_of
+
+__all__ = ["Admin"]
+
+# Where a file is: its name there, and the directory's descriptor.
+_Place = tuple[str, int]
+
+
+class Admin:
+    """The administrating half of `MqBackend`; see `Backend` for what each method promises.
+
+    Args:
+        store: the opened root.
+        mover: makes due messages ready before they are counted.
+        trash: unlinks what is removed.
+    """
+
+    def __init__(self, store: Store, mover: Mover, trash: Trash) -> None:
+        self._store = store
+        self._mover = mover
+        self._trash = trash
+
+    async def queues(self) -> list[str]:
+        """The directories in queues/."""
+        names: list[str] = []
+        async for name in listing(self._store.root.queues):
+            try:
+                check_queue(name)
+            except BadName:
+                continue
+            if stat.S_ISDIR(os.stat(name, dir_fd=self._store.root.queues, follow_symlinks=False).st_mode):
+                names.append(name)
+        return sorted(names)
+
+    async def delete(self, queue: str) -> None:
+        """Remove a queue's directories, then its messages elsewhere."""
+        store = self._store
+        root = store.root
+        store.forget(check_queue(queue))
+        for parent in (root.queues, root.due, root.fail):
+            gone = f"deleted-{queue}-{secrets.token_hex(6)}"
+            # One rename, so that nobody sees half a queue.
+            try:
+                os.rename(queue, gone, src_dir_fd=parent, dst_dir_fd=root.tmp)
+            except FileNotFoundError:
+                continue
+            await asyncio.to_thread(shutil.rmtree, gone, dir_fd=root.tmp)
+        for directory in (root.new, root.delay, root.lease, root.reason):
+            async for name in listing(directory):
+                if name.startswith(f"{queue}:"):
+                    _unlinked(name, directory)
+        _unlinked(queue, root.down)
+        await store.committer.sync([root.queues, root.new, root.delay])
+
+    async def stats(self, queue: str) -> QueueStats:
+        """Count the directories."""
+        held = self._fresh(queue)
+        ready = [place async for place in self._in_state(held, State.READY)]
+        oldest: float | None = None
+        if ready:
+            first = min(ready, key=lambda place: order_of(_id_of(held, place), place[1]))
+            try:
+                oldest = os.stat(first[0], dir_fd=first[1], follow_symlinks=False).st_mtime
+            except FileNotFoundError:
+                oldest = None
+        return QueueStats(
+            queue=queue,
+            ready=len(ready),
+            leased=len([place async for place in self._in_state(held, State.LEASED)]),
+            delayed=len(held.due.all()),
+            fail=len([place async for place in self._in_state(held, State.FAIL)]),
+            oldest_age=None if oldest is None else max(0.0, self._store.clock.time() - oldest),
+            down=self._store.is_down(queue),
+        )
+
+    async def browse(self, queue: str, state: State, limit: int, offset: int) -> list[StoredMessage]:
+        """List a state in its order, and read what was asked for."""
+        held = self._fresh(queue)
+        rows = [
+            (self._order(held, state, place), _id_of(held, place), place) async for place in self._in_state(held, state)
+        ]
+        rows.sort()
+        found = [self._look(held, state, message_id, place) for _, message_id, place in rows[offset : offset + limit]]
+        return [stored for stored in found if stored is not None]
+
+    def _order(self, held: Held, state: State, place: _Place) -> float:
+        name = place[0]
+        if state is State.READY:
+            return order_of(_id_of(held, place), place[1])
+        if state is State.DELAYED:
+            return float(name.partition(".")[0])
+        if state is State.LEASED:
+            return self._store.records.read(name).expires_at
+        return self._failed_at(f"{held.name}:{name}")
+
+    async def find(self, queue: str, message_id: str) -> StoredMessage | None:
+        """Look in every place, twice: a message that moves on meanwhile is met again."""
+        held = self._fresh(queue)
+        if not usable_id(message_id):
+            return None
+        for _ in range(2):
+            for state, place in self._places(held, message_id):
+                found = self._look(held, state, message_id, place)
+                if found is not None:
+                    return found
+        return None
+
+    def _places(self, held: Held, message_id: str) -> list[tuple[State, _Place]]:
+        root = self._store.root
+        name = f"{held.name}:{message_id}"
+        places = [
+            (State.READY, (message_id, held.dirs.ready)),
+            (State.LEASED, (name, root.delay)),
+            (State.READY, (name, root.new)),
+            (State.FAIL, (message_id, held.dirs.fail)),
+        ]
+        if held.due.get(message_id) is not None:
+            places.append((State.DELAYED, (held.due.file_name(message_id), held.dirs.due)))
+        return places
+
+    def _look(self, held: Held, state: State, message_id: str, place: _Place) -> StoredMessage | None:
+        try:
+            fd = os.open(place[0], os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=place[1])
+        except FileNotFoundError:
+            return None
+        except OSError:
+            # A link or socket that was set aside: listed, and not read.
+            return self._described(held, state, message_id, place, b"", 0.0)
+        with os.fdopen(fd, "rb") as file:
+            found = os.fstat(fd)
+            body = file.read() if stat.S_ISREG(found.st_mode) else b""
+        return self._described(held, state, message_id, place, body, found.st_mtime)
+
+    def _described(
+        self, held: Held, state: State, message_id: str, place: _Place, body: bytes, enqueued_at: float
+    ) -> StoredMessage:
+        name = f"{held.name}:{message_id}"
+        record = self._store.records.read(name)
+        failed = state is State.FAIL
+        return StoredMessage(
+            message=Message(id=message_id, queue=held.name, body=body, tries=record.tries, enqueued_at=enqueued_at),
+            state=state,
+            due_at=int(place[0].partition(".")[0]) / 1000 if state is State.DELAYED else None,
+            expires_at=record.expires_at or None if state is State.LEASED else None,
+            finished_at=self._failed_at(name) if failed else None,
+            holder=record.holder or None if state is State.LEASED else None,
+            error=self._reason(name) if failed else record.error or None,
+        )
+
+    def _reason(self, name: str) -> str | None:
+        try:
+            fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._store.root.reason)
+        except FileNotFoundError:
+            return None
+        with os.fdopen(fd, "rb") as file:
+            return file.read().decode(errors="replace")
+
+    def _failed_at(self, name: str) -> float:
+        try:
+            return os.stat(name, dir_fd=self._store.root.reason, follow_symlinks=False).st_mtime
+        except FileNotFoundError:
+            return 0.0
+
+    async def requeue(self, queue: str, ids: Iterable[str] | None) -> int:
+        """Bring failed messages back."""
+        held = self._fresh(queue)
+        wanted = None if ids is None else set(ids)
+        root = self._store.root
+        count = 0
+        names = [place[0] async for place in self._in_state(held, State.FAIL)]
+        for message_id in names:
+            if wanted is not None and message_id not in wanted:
+                continue
+            name = f"{held.name}:{message_id}"
+            self._store.records.forget(name)
+            if _renamed(message_id, held.dirs.fail, message_id, held.dirs.ready):
+                _unlinked(name, root.reason)
+                held.window.add(message_id)
+                count += 1
+        if count:
+            await self._store.committer.sync([held.dirs.ready, held.dirs.fail])
+            self._store.wake(queue)
+        return count
+
+    async def remove(self, queue: str, ids: Iterable[str]) -> int:
+        """Move messages to remove/ from wherever they are."""
+        held = self._store.found(queue)
+        removed = [message_id for message_id in dict.fromkeys(ids) if self._removed(held, message_id)]
+        await self._finish(held, removed)
+        return len(removed)
+
+    def _removed(self, held: Held, message_id: str) -> bool:
+        if not usable_id(message_id):
+            return False
+        # A mover can slip past one pass.
+        return any(
+            self._discarded(held, message_id, place) for _ in range(2) for _, place in self._places(held, message_id)
+        )
+
+    def _discarded(self, held: Held, message_id: str, place: _Place) -> bool:
+        name = f"{held.name}:{message_id}"
+        if not _renamed(place[0], place[1], name, self._store.root.remove):
+            return False
+        if place[1] == held.dirs.due:
+            held.due.forget(message_id)
+        self._store.records.forget(name)
+        if place[1] == held.dirs.fail:
+            _unlinked(name, self._store.root.reason)
+        return True
+
+    async def purge(self, queue: str, state: State | None) -> int:
+        """Move everything in a state to remove/."""
+        held = self._fresh(queue)
+        states = (State.READY, State.DELAYED, State.FAIL) if state is None else (state,)
+        removed: list[str] = []
+        for chosen in states:
+            places = [place async for place in self._in_state(held, chosen)]
+            for place in places:
+                message_id = _id_of(held, place)
+                if self._discarded(held, message_id, place):
+                    removed.append(message_id)
+        await self._finish(held, removed)
+        return len(removed)
+
+    async def _finish(self, held: Held, removed: list[str]) -> None:
+        if removed:
+            root = self._store.root
+            await self._store.committer.sync([root.remove, root.delay, held.dirs.ready])
+            self._trash.unlink([f"{held.name}:{message_id}" for message_id in removed])
+
+    async def down(self, queue: str) -> None:
+        """Put the mark down."""
+        self._store.found(queue)
+        fd = os.open(
+            queue, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=self._store.root.down
+        )
+        os.close(fd)
+
+    async def up(self, queue: str) -> None:
+        """Take the mark away."""
+        self._store.found(queue)
+        _unlinked(queue, self._store.root.down)
+        self._store.wake(queue)
+
+    def _fresh(self, queue: str) -> Held:
+        held = self._store.found(queue)
+        self._mover.sweep_new()
+        self._mover.promote(held)
+        return held
+
+    async def _in_state(self, held: Held, state: State) -> AsyncIterator[_Place]:
+        if state is State.DELAYED:
+            for _, message_id in held.due.all():
+                yield held.due.file_name(message_id), held.dirs.due
+        for directory, wanted in self._directories(held, state):
+            async for name in listing(directory):
+                if wanted(name):
+                    yield name, directory
+
+    def _directories(self, held: Held, state: State) -> list[tuple[int, Callable[[str], bool]]]:
+        """The directories whose files are in a state, and which of their names are this queue's."""
+        root = self._store.root
+
+        def belongs(name: str) -> bool:
+            parts = split_name(name)
+            return parts is not None and parts[0] == held.name
+
+        if state is State.READY:
+            return [(held.dirs.ready, usable_id), (root.new, belongs)]
+        if state is State.LEASED:
+            return [(root.delay, belongs)]
+        if state is State.FAIL:
+            return [(held.dirs.fail, usable_id)]
+        return []
+
+
+def _id_of(held: Held, place: _Place) -> str:
+    """The id in a file's name, which each kind of directory writes otherwise."""
+    name, directory = place
+    if directory == held.dirs.due:
+        return name.partition(".")[2]
+    if directory in {held.dirs.ready, held.dirs.fail}:
+        return name
+    return name.partition(":")[2]
+
+
+def _renamed(name: str, source: int, target: str, destination: int) -> bool:
+    try:
+        os.rename(name, target, src_dir_fd=source, dst_dir_fd=destination)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _unlinked(name: str, directory: int) -> bool:
+    try:
+        os.unlink(name, dir_fd=directory)
+    except FileNotFoundError:
+        return False
+    return True

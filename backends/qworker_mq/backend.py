@@ -1,0 +1,406 @@
+"""`mq:///root`: the directory of an mq server as a backend, live beside unmodified mq programs.
+
+Options: `peers=N` (how many others fetch: take one of the N + 1 oldest), `sync=full|off`, `daemons=0` (leave new messages, and
+those that others fetched, to another mover and reaper), `delay=30` (seconds after which what another program fetched returns).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import math
+import time
+from collections.abc import Coroutine, Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, ClassVar, Self, TypeVar
+
+from qworker.backend import Backend
+from qworker.clock import SYSTEM_CLOCK, Clock
+from qworker.errors import BackendUnavailable, StorageFull, StorePermission
+from qworker.message import Draft, Lease, QueueStats, Settle, Settlement, State, StoredMessage
+from qworker.names import check_queue
+from qworker.url import BackendURL
+from qworker_mq.admin import Admin
+from qworker_mq.claims import Busy, MqLease, Stranger
+from qworker_mq.mover import Mover, Trash, set_aside
+from qworker_mq.publisher import Publisher
+from qworker_mq.store import Held, Store
+
+__all__ = ["MqBackend"]
+
+T = TypeVar("T")
+
+_SLICE = 0.002
+# Seconds between looks that need no wake-up, and while a change may be too young to show.
+_RESCAN = 1.0
+_UNSETTLED = 0.05
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+_REFUSED = frozenset({errno.EPERM, errno.EACCES, errno.EROFS})
+
+
+class MqBackend(Backend):
+    """Queues in an mq directory; see the module."""
+
+    deviations: ClassVar[Mapping[str, str]] = {
+        "priority": "mq has no priorities",
+        "key": "mq has no keys",
+        "given_ids": "an mq id is a UUID: only those can be given",
+    }
+
+    def __init__(
+        self,
+        url: BackendURL,
+        *,
+        clock: Clock = SYSTEM_CLOCK,
+        peers: int = 0,
+        sync: bool = True,
+        daemons: bool = True,
+        delay: float = 30.0,
+    ) -> None:
+        self._url = url
+        self._path = url.directory
+        self._clock = clock
+        self._peers = peers
+        self._sync = sync
+        self._daemons = daemons
+        self._delay = delay
+        self._store: Store | None = None
+        self._running: set[asyncio.Task[Any]] = set()
+
+    @classmethod
+    def from_url(cls, url: BackendURL, *, clock: Clock = SYSTEM_CLOCK) -> Self:
+        """`mq:///root[?peers=N&sync=full|off&daemons=0&delay=SECONDS]`."""
+        url.only({"peers", "sync", "daemons", "delay"})
+        return cls(
+            url,
+            clock=clock,
+            peers=url.integer("peers", 0),
+            sync=url.choice("sync", "full", ("full", "off")) == "full",
+            daemons=url.boolean("daemons", True),
+            delay=float(url.integer("delay", 30)),
+        )
+
+    async def open(self) -> None:
+        """Open, and if need be make, the directories."""
+        self._opened()
+
+    def _opened(self) -> Store:
+        if self._store is None:
+            store = self._store = Store(self._path, self._clock, peers=self._peers, sync=self._sync)
+            self._mover = Mover(store, foreign_delay=self._delay, daemons=self._daemons)
+            self._trash = Trash(store, daemons=self._daemons)
+            self._publisher = Publisher(store, direct=self._daemons)
+            self._admin = Admin(store, self._mover, self._trash)
+        return self._store
+
+    async def aclose(self) -> None:
+        """Finish what runs, and close the directories."""
+        while self._running:
+            await asyncio.wait(self._running)
+        store, self._store = self._store, None
+        if store is not None:
+            await store.aclose()
+
+    def describe(self) -> str:
+        """The URL."""
+        return self._url.masked
+
+    @property
+    def durability(self) -> str:
+        """`disk`, or `process` with `sync=off`."""
+        return "disk" if self._sync else "process"
+
+    async def _whole(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run to the end what must not be cut in two by a cancellation."""
+        task = asyncio.ensure_future(work)
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        return await asyncio.shield(task)
+
+    # -- producing ---------------------------------------------------------------------------------------------------
+
+    async def publish(self, queue: str, drafts: Sequence[Draft]) -> list[str]:
+        """Store messages."""
+        with _store_errors(self._path):
+            self._opened()
+            return await self._whole(self._publisher.publish(queue, drafts))
+
+    # -- consuming ---------------------------------------------------------------------------------------------------
+
+    async def lease(self, queue: str, limit: int, visibility: float) -> list[Lease]:
+        """Claim messages."""
+        with _store_errors(self._path):
+            store = self._opened()
+            self._mover.sweep_new()
+            held = store.held(check_queue(queue))
+            if held is None or limit < 1:
+                return []
+            async with held.fetching:
+                if store.is_down(queue):
+                    return []
+                self._mover.promote(held)
+                return await self._fetch(store, held, limit, visibility)
+
+    async def _fetch(self, store: Store, held: Held, limit: int, visibility: float) -> list[Lease]:
+        leases: list[Lease] = []
+        busy: list[str] = []
+        holder = "" if self.detached else store.holder()
+        until = time.monotonic() + _SLICE
+        try:
+            while len(leases) < limit:
+                message_id = await held.window.take()
+                if message_id is None:
+                    break
+                lease = self._claim(store, held, message_id, visibility, holder, busy)
+                if lease is not None:
+                    leases.append(lease)
+                if time.monotonic() >= until:
+                    await asyncio.sleep(0)
+                    until = time.monotonic() + _SLICE
+        except BaseException:
+            # Cancelled, or the store failed: nobody will hear of these leases.
+            self._give_back(store, held, leases)
+            raise
+        finally:
+            for message_id in busy:
+                held.window.add(message_id)
+        return leases
+
+    def _claim(
+        self, store: Store, held: Held, message_id: str, visibility: float, holder: str, busy: list[str]
+    ) -> MqLease | None:
+        try:
+            lease = store.claims.claim(held.name, held.dirs, message_id, visibility, holder)
+        except Busy:
+            busy.append(message_id)
+            return None
+        except Stranger:
+            set_aside(store, message_id, held.dirs.ready, held, message_id)
+            return None
+        if lease is not None:
+            self._mover.note(lease, lease.moved, visibility, holder)
+        return lease
+
+    def _give_back(self, store: Store, held: Held, leases: Sequence[Lease]) -> None:
+        for lease in leases:
+            try:
+                if store.claims.settle(Settlement(lease=lease, how=Settle.RELEASE), held.dirs):
+                    held.window.add(lease.message.id)
+            except Busy:
+                # It expires.
+                continue
+
+    async def wait(self, queues: Sequence[str], timeout: float) -> None:
+        """Wait for a wake-up from this process or the directories, or for what is due."""
+        with _store_errors(self._path):
+            store = self._opened()
+            store.watch(queues)
+            deadline = time.monotonic() + timeout
+            with store.listening(queues) as event:
+                while True:
+                    event.clear()
+                    due, look = await self._until_work(store, queues)
+                    left = min(deadline - time.monotonic(), due)
+                    if left <= 0 or (left <= look and not await _set_within(event, left)):
+                        return
+                    await _set_within(event, min(left, look))
+
+    async def _until_work(self, store: Store, queues: Sequence[str]) -> tuple[float, float]:
+        """Seconds until a queue has something to lease, as far as is known now, and until another look is worth it."""
+        self._mover.sweep_new()
+        soonest = math.inf
+        look = _RESCAN
+        for queue in queues:
+            held = store.held(check_queue(queue))
+            if held is None or store.is_down(queue):
+                continue
+            self._mover.promote(held)
+            await held.window.refresh()
+            if len(held.window):
+                return 0.0, 0.0
+            due = held.due.next_due()
+            if due is not None:
+                soonest = min(soonest, max(0.001, due - self._clock.time()))
+            if not held.window.settled:
+                look = _UNSETTLED
+        return soonest, look
+
+    def extend(self, leases: Sequence[Lease], visibility: float) -> list[Lease]:
+        """Renew leases, from any thread."""
+        store = self._store
+        if store is None:
+            raise BackendUnavailable(f"{self.describe()} is closed")
+        lost: list[Lease] = []
+        with _store_errors(self._path), store.using:
+            holder = "" if self.detached else store.holder()
+            for lease in leases:
+                if store.closed or not store.claims.extend(lease, visibility):
+                    lost.append(lease)
+                elif isinstance(lease, MqLease):
+                    self._mover.note(lease, lease.moved, visibility, holder)
+        return lost
+
+    async def resume(self, queue: str, message_id: str, token: int) -> Lease | None:
+        """Find a lease again by its token."""
+        with _store_errors(self._path):
+            return self._opened().claims.resume(check_queue(queue), message_id, token)
+
+    async def settle(self, settlements: Sequence[Settlement]) -> list[Settlement]:
+        """End leases."""
+        with _store_errors(self._path):
+            return await self._whole(self._settle(self._opened(), settlements))
+
+    async def _settle(self, store: Store, settlements: Sequence[Settlement]) -> list[Settlement]:
+        refused: list[Settlement] = []
+        acked: list[str] = []
+        touched: set[int] = set()
+        until = time.monotonic() + _SLICE
+        for settlement in settlements:
+            # A queue that was deleted has no lease to end.
+            held = store.held(settlement.lease.message.queue)
+            if held is None or not await self._end(store, held, settlement):
+                refused.append(settlement)
+            else:
+                touched |= self._ended(store, held, settlement, acked)
+            if time.monotonic() >= until:
+                await asyncio.sleep(0)
+                until = time.monotonic() + _SLICE
+        failed = await store.committer.sync([store.root.delay, *touched] if touched else [])
+        if failed:
+            problem = next(iter(failed.values()))
+            raise BackendUnavailable(f"the disk refused to sync {self._path}: {problem.strerror}") from problem
+        self._trash.unlink(acked)
+        return refused
+
+    @staticmethod
+    async def _end(store: Store, held: Held, settlement: Settlement) -> bool:
+        deadline = time.monotonic() + 5.0
+        while True:
+            try:
+                return store.claims.settle(settlement, held.dirs)
+            except Stranger:
+                return False
+            except Busy:
+                if time.monotonic() >= deadline:
+                    raise BackendUnavailable("another process holds a message's lock: is one stopped?") from None
+                await asyncio.sleep(0.001)
+
+    @staticmethod
+    def _ended(store: Store, held: Held, settlement: Settlement, acked: list[str]) -> set[int]:
+        """Note what a settlement did; the directories to sync."""
+        message = settlement.lease.message
+        if settlement.how is Settle.ACK:
+            acked.append(f"{message.queue}:{message.id}")
+            return {store.root.remove}
+        if settlement.how is Settle.FAIL_PERM:
+            return {held.dirs.fail, store.root.reason}
+        if settlement.delay > 0:
+            return {held.dirs.due}
+        held.window.add(message.id)
+        store.wake(message.queue)
+        return {held.dirs.ready}
+
+    async def reap(self, queue: str) -> int:
+        """Return what expired or is due, and do the daemons' work."""
+        with _store_errors(self._path):
+            store = self._opened()
+            self._mover.sweep_new()
+            self._trash.sweep()
+            held = store.held(check_queue(queue))
+            if held is None:
+                return 0
+            return self._mover.promote(held) + self._mover.expire(held)
+
+    # -- administering -----------------------------------------------------------------------------------------------
+
+    async def queues(self) -> list[str]:
+        """The queues."""
+        with _store_errors(self._path):
+            self._opened()
+            self._mover.sweep_new()
+            return await self._admin.queues()
+
+    async def create(self, queue: str) -> None:
+        """Make a queue."""
+        with _store_errors(self._path):
+            store = self._opened()
+            store.made(queue)
+            await self._whole(store.committer.sync([store.root.queues]))
+
+    async def delete(self, queue: str) -> None:
+        """Remove a queue."""
+        with _store_errors(self._path):
+            self._opened()
+            await self._whole(self._admin.delete(queue))
+
+    async def stats(self, queue: str) -> QueueStats:
+        """Count."""
+        with _store_errors(self._path):
+            self._opened()
+            return await self._admin.stats(queue)
+
+    async def browse(self, queue: str, state: State, limit: int = 100, offset: int = 0) -> list[StoredMessage]:
+        """Look at messages."""
+        with _store_errors(self._path):
+            self._opened()
+            return await self._admin.browse(queue, state, limit, offset)
+
+    async def find(self, queue: str, message_id: str) -> StoredMessage | None:
+        """Look at one message."""
+        with _store_errors(self._path):
+            self._opened()
+            return await self._admin.find(queue, message_id)
+
+    async def requeue(self, queue: str, ids: Iterable[str] | None = None) -> int:
+        """Make failed messages ready."""
+        with _store_errors(self._path):
+            self._opened()
+            return await self._whole(self._admin.requeue(queue, ids))
+
+    async def remove(self, queue: str, ids: Iterable[str]) -> int:
+        """Delete messages by id."""
+        with _store_errors(self._path):
+            self._opened()
+            return await self._whole(self._admin.remove(queue, ids))
+
+    async def purge(self, queue: str, state: State | None = None) -> int:
+        """Delete messages by state."""
+        with _store_errors(self._path):
+            self._opened()
+            return await self._whole(self._admin.purge(queue, state))
+
+    async def down(self, queue: str) -> None:
+        """Pause."""
+        with _store_errors(self._path):
+            self._opened()
+            await self._admin.down(queue)
+
+    async def up(self, queue: str) -> None:
+        """Resume."""
+        with _store_errors(self._path):
+            self._opened()
+            await self._admin.up(queue)
+
+
+async def _set_within(event: asyncio.Event, timeout: float) -> bool:
+    """Wait for an event; False when it did not come."""
+    try:
+        async with asyncio.timeout(timeout):
+            await event.wait()
+    except TimeoutError:
+        return False
+    return True
+
+
+@contextmanager
+def _store_errors(path: object) -> Generator[None]:
+    """Tell the operating system's errors as the store's."""
+    try:
+        yield
+    except OSError as error:
+        text = f"mq: {path}: {error.strerror or error}"
+        if error.errno in _FULL:
+            raise StorageFull(text) from error
+        if error.errno in _REFUSED:
+            raise StorePermission(f"{text}: this user may not do that") from error
+        raise BackendUnavailable(text) from error

@@ -1,0 +1,255 @@
+"""The mover and the reaper inside a backend: what brings messages back to their queues, and what unlinks the removed ones."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import math
+import os
+import signal
+import stat
+import time
+
+import msgspec
+
+from qworker.message import Lease
+from qworker_mq.claims import Busy, Stranger, write_reason
+from qworker_mq.layout import split_name
+from qworker_mq.life import is_dead
+from qworker_mq.store import Held, Store
+
+__all__ = ["Mover", "Trash"]
+
+_LOOK = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+# Seconds without a change after which a file in new/ counts as finished, where the kernel cannot tell.
+_QUIET = 1.0
+_TICK_NS = 50_000_000
+# Seconds after which an unfinished publish is a dead one's.
+_STRAY = 36 * 3600.0
+
+
+class _Seen(msgspec.Struct, frozen=True, kw_only=True):
+    """A leased message as it was seen first; it expires when it has stayed so for `length` seconds of the monotonic clock.
+
+    No step of any clock takes a live lease early: the wall clock's times are compared with nothing but themselves.
+    """
+
+    state: tuple[int, float, int]
+    since: float
+    length: float
+    holder: str
+
+
+class Mover:
+    """Returns messages to their queues.
+
+    Args:
+        store: the opened root.
+        foreign_delay: seconds after which a message that another program fetched is returned.
+        daemons: False: new messages, and those that others fetched, are left to another mover.
+    """
+
+    def __init__(self, store: Store, *, foreign_delay: float, daemons: bool) -> None:
+        self._store = store
+        self._foreign_delay = foreign_delay if daemons else math.inf
+        self._daemons = daemons
+        self._seen: dict[str, _Seen] = {}
+        self._new_stamp = -1
+        self._new_unfinished = False
+
+    def sweep_new(self) -> None:
+        """Bring finished messages from new/ to their queues."""
+        if not self._daemons:
+            return
+        root = self._store.root
+        stamp = os.fstat(root.new).st_mtime_ns
+        if stamp == self._new_stamp and not self._new_unfinished:
+            return
+        # A change in the same tick as this listing would not show.
+        self._new_stamp = stamp if time.time_ns() - stamp > _TICK_NS else -1
+        self._new_unfinished = False
+        for name in os.listdir(root.new):
+            parts = split_name(name)
+            if parts is None:
+                continue
+            finished = _finished(name, root.new)
+            if not finished:
+                self._new_unfinished |= finished is False
+                continue
+            held = self._store.made(parts[0])
+            if _renamed(name, root.new, parts[1], held.dirs.ready):
+                held.window.add(parts[1])
+                self._store.wake(parts[0])
+
+    def promote(self, held: Held) -> int:
+        """Make due messages ready; count them."""
+        count = 0
+        for message_id in held.due.due(self._store.clock.time()):
+            if _renamed(held.due.file_name(message_id), held.dirs.due, message_id, held.dirs.ready):
+                held.window.add(message_id)
+                count += 1
+            held.due.forget(message_id)
+        if count:
+            self._store.wake(held.name)
+        return count
+
+    def note(self, lease: Lease, moved: int, visibility: float, holder: str) -> None:
+        """Know of a lease that this process took or renewed. Safe to call from any thread."""
+        name = f"{lease.message.queue}:{lease.message.id}"
+        self._seen[name] = _Seen(
+            state=(lease.token, lease.expires_at, moved),
+            since=self._store.clock.monotonic(),
+            length=visibility,
+            holder=holder,
+        )
+
+    def expire(self, held: Held) -> int:
+        """Return messages whose leases are over; count them."""
+        root = self._store.root
+        prefix = f"{held.name}:"
+        present = {name for name in os.listdir(root.delay) if name.startswith(prefix)}
+        for name in tuple(self._seen):
+            if name.startswith(prefix) and name not in present:
+                self._seen.pop(name, None)
+        dead: dict[str, bool] = {"": False}
+        count = 0
+        for name in present:
+            try:
+                count += self._expire(held, name, name[len(prefix) :], dead)
+            except (Busy, FileNotFoundError):
+                # Moved at this moment: not expired.
+                continue
+            except Stranger:
+                set_aside(self._store, name, root.delay, held, name[len(prefix) :])
+        if count:
+            self._store.wake(held.name)
+        return count
+
+    def _expire(self, held: Held, name: str, message_id: str, dead: dict[str, bool]) -> bool:
+        root = self._store.root
+        now = self._store.clock.monotonic()
+        moved = os.stat(name, dir_fd=root.delay, follow_symlinks=False).st_ctime_ns
+        seen = self._seen.get(name)
+        if seen is None or seen.state[2] != moved:
+            seen = self._look(name, moved, now)
+        if seen.holder not in dead:
+            dead[seen.holder] = is_dead(root.workers, seen.holder)
+        if not dead[seen.holder]:
+            if now - seen.since < seen.length:
+                return False
+            current = self._look(name, moved, now)
+            if current.state != seen.state:
+                return False
+        if not self._store.claims.expire(name, message_id, held.dirs, seen.state):
+            self._seen.pop(name, None)
+            return False
+        self._seen.pop(name, None)
+        held.window.add(message_id)
+        return True
+
+    def _look(self, name: str, moved: int, now: float) -> _Seen:
+        record = self._store.records.read(name)
+        ours = bool(record.visibility) and record.moved == moved
+        state = (record.token, record.expires_at, moved)
+        found = _Seen(
+            state=state,
+            since=now,
+            # What no lease of ours explains was fetched by another program, or is a transition that a crash cut short.
+            length=record.visibility if ours else self._foreign_delay,
+            holder=record.holder if ours else "",
+        )
+        known = self._seen.get(name)
+        if known is None or known.state != state:
+            self._seen[name] = found
+        return found
+
+
+class Trash:
+    """Unlinks what was removed.
+
+    Args:
+        store: the opened root.
+        daemons: False: another reaper does.
+    """
+
+    def __init__(self, store: Store, *, daemons: bool) -> None:
+        self._store = store
+        self._daemons = daemons
+        self._swept_at = float("-inf")
+
+    def unlink(self, names: list[str]) -> None:
+        """Unlink what this process has just moved to remove/."""
+        if self._daemons:
+            for name in names:
+                _unlinked(name, self._store.root.remove)
+
+    def sweep(self) -> None:
+        """Unlink everything in remove/, once a minute, and what dead publishers left."""
+        now = time.monotonic()
+        if not self._daemons or now - self._swept_at < 60.0:
+            return
+        self._swept_at = now
+        root = self._store.root
+        for name in os.listdir(root.remove):
+            if split_name(name) is not None and _unlinked(name, root.remove):
+                self._store.records.forget(name)
+        oldest = time.time() - _STRAY
+        for name in os.listdir(root.tmp):
+            try:
+                if os.stat(name, dir_fd=root.tmp, follow_symlinks=False).st_ctime < oldest:
+                    _unlinked(name, root.tmp)
+            except FileNotFoundError:
+                continue
+
+
+def set_aside(store: Store, name: str, directory: int, held: Held, message_id: str) -> None:
+    """Put what is no regular file where failed messages are, with the reason."""
+    write_reason(store.root.reason, f"{held.name}:{message_id}", "this is no regular file, so it is not a message")
+    _renamed(name, directory, message_id, held.dirs.fail)
+
+
+def _finished(name: str, directory: int) -> bool | None:
+    """Whether nobody writes the file any more; None for what is no regular file."""
+    try:
+        fd = os.open(name, _LOOK, dir_fd=directory)
+    except OSError as error:
+        if error.errno in {errno.ENOENT, errno.ELOOP, errno.ENXIO}:
+            return None
+        raise
+    try:
+        found = os.fstat(fd)
+        if not stat.S_ISREG(found.st_mode):
+            return None
+        try:
+            # Whoever opens it meanwhile makes the kernel signal us: not with SIGIO, which kills.
+            fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)
+            # Refused while anybody has the file open for writing.
+            fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+            fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+        except OSError as error:
+            if error.errno == errno.EAGAIN:
+                return False
+            # A file of another user, or a file system without leases.
+            return time.time() - found.st_mtime > _QUIET
+        return True
+    finally:
+        os.close(fd)
+
+
+def _renamed(name: str, source: int, target: str, destination: int) -> bool:
+    try:
+        os.rename(name, target, src_dir_fd=source, dst_dir_fd=destination)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _unlinked(name: str, directory: int) -> bool:
+    try:
+        os.unlink(name, dir_fd=directory)
+    except FileNotFoundError:
+        return False
+    except IsADirectoryError:
+        # A stranger's directory: not ours to empty.
+        return False
+    return True

@@ -1,0 +1,184 @@
+"""Publishing: write, sync, rename, sync; the message is visible only between the last two, and acknowledged after them."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import secrets
+import time
+from collections.abc import Sequence
+
+import msgspec
+
+from qworker.errors import BackendError, NotSupported, PublishFailed, StorageFull, StorePermission
+from qworker.message import Draft
+from qworker_mq.ids import is_uuid, new_uuids
+from qworker_mq.record import Record
+from qworker_mq.store import Held, Store
+
+__all__ = ["Publisher"]
+
+_NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_SLICE = 0.002
+
+
+class _Written(msgspec.Struct, kw_only=True, eq=False):
+    """A message on its way."""
+
+    id: str
+    tmp: str
+    fd: int
+    tries: int
+    # Unix seconds; 0: now.
+    due_at: float
+    given: bool
+
+
+class Publisher:
+    """Stores messages.
+
+    Args:
+        store: the opened root.
+        direct: True: straight into the queue; False: into `new/`, for a mover to bring there.
+    """
+
+    def __init__(self, store: Store, *, direct: bool) -> None:
+        self._store = store
+        self._direct = direct
+
+    async def publish(self, queue: str, drafts: Sequence[Draft]) -> list[str]:
+        """See `Backend.publish`."""
+        for draft in drafts:
+            _check(draft)
+        held = self._store.made(queue)
+        ids = new_uuids(len(drafts))
+        written: list[_Written] = []
+        try:
+            given: set[str] = set()
+            until = time.monotonic() + _SLICE
+            for number, draft in enumerate(drafts):
+                if draft.id is not None:
+                    ids[number] = draft.id
+                    if draft.id in given or self._stored(held, draft.id):
+                        continue
+                    given.add(draft.id)
+                written.append(self._write(ids[number], draft))
+                if time.monotonic() >= until:
+                    await asyncio.sleep(0)
+                    until = time.monotonic() + _SLICE
+            await self._make_visible(held, written)
+        except OSError as error:
+            raise _translated(error) from error
+        finally:
+            self._clean(written)
+        self._store.wake(queue)
+        return ids
+
+    def _write(self, message_id: str, draft: Draft) -> _Written:
+        now = self._store.clock.time()
+        due_at = now + draft.delay if draft.due_at is None else draft.due_at
+        tmp = f"{message_id}.{secrets.token_hex(4)}"
+        fd = os.open(tmp, _NEW_FILE, 0o600, dir_fd=self._store.root.tmp)
+        message = _Written(
+            id=message_id,
+            tmp=tmp,
+            fd=fd,
+            tries=draft.tries,
+            due_at=due_at if due_at > now else 0.0,
+            given=draft.id is not None,
+        )
+        try:
+            _write_all(fd, draft.body)
+            enqueued_ns = int((now if draft.enqueued_at is None else draft.enqueued_at) * 1e9)
+            os.utime(fd, ns=(enqueued_ns, enqueued_ns))
+        except BaseException:
+            self._clean([message])
+            raise
+        return message
+
+    async def _make_visible(self, held: Held, written: list[_Written]) -> None:
+        store = self._store
+        failed = await store.committer.sync([message.fd for message in written])
+        targets: set[int] = set()
+        renamed: list[_Written] = []
+        for message in written:
+            if message.fd in failed:
+                continue
+            # No turn of the loop between the look and the rename: of two publishes with one id the second sees the first.
+            if not (message.given and self._stored(held, message.id)):
+                targets.add(self._rename(held, message))
+                renamed.append(message)
+            message.tmp = ""
+        failed_directories = await store.committer.sync([*targets])
+        for message in renamed:
+            if self._direct and not message.due_at:
+                held.window.add(message.id)
+        problem = next(iter([*failed.values(), *failed_directories.values()]), None)
+        if problem is not None:
+            raise PublishFailed(
+                f"the disk refused to sync a message ({problem.strerror}): publish again with the same id"
+            ) from problem
+
+    def _rename(self, held: Held, message: _Written) -> int:
+        root = self._store.root
+        if message.tries:
+            self._store.records.write(f"{held.name}:{message.id}", Record(tries=message.tries))
+        if message.due_at:
+            target, name = held.dirs.due, f"{int(message.due_at * 1000)}.{message.id}"
+        elif self._direct:
+            target, name = held.dirs.ready, message.id
+        else:
+            target, name = root.new, f"{held.name}:{message.id}"
+        os.rename(message.tmp, name, src_dir_fd=root.tmp, dst_dir_fd=target)
+        return target
+
+    def _stored(self, held: Held, message_id: str) -> bool:
+        root = self._store.root
+        name = f"{held.name}:{message_id}"
+        # In the direction in which messages move, twice: one that moves on meanwhile is met again.
+        places = [(message_id, held.dirs.ready), (name, root.delay), (name, root.new), (message_id, held.dirs.fail)] * 2
+        return any(_exists(*place) for place in places) or held.due.get(message_id) is not None
+
+    def _clean(self, written: list[_Written]) -> None:
+        for message in written:
+            if message.fd >= 0:
+                os.close(message.fd)
+                message.fd = -1
+            if message.tmp:
+                try:
+                    os.unlink(message.tmp, dir_fd=self._store.root.tmp)
+                except FileNotFoundError:
+                    pass
+                message.tmp = ""
+
+
+def _check(draft: Draft) -> None:
+    if draft.priority:
+        raise NotSupported("mq: has no priorities: publish without one, or use a queue of its own")
+    if draft.key is not None:
+        raise NotSupported("mq: has no keys: publish with a UUID as the id, which is stored once")
+    if draft.id is not None and not is_uuid(draft.id):
+        raise NotSupported("an id on mq: is a UUID in lower case with hyphens: publish without one")
+
+
+def _exists(name: str, directory: int) -> bool:
+    try:
+        os.stat(name, dir_fd=directory, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _write_all(fd: int, body: bytes) -> None:
+    written = os.write(fd, body)
+    while written < len(body):
+        written += os.write(fd, memoryview(body)[written:])
+
+
+def _translated(error: OSError) -> BackendError:
+    if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+        return StorageFull(f"mq: no room for the message: {error.strerror}")
+    if error.errno in {errno.EACCES, errno.EPERM, errno.EROFS}:
+        return StorePermission(f"mq: this user may not write there: {error.strerror}")
+    return PublishFailed(f"mq: {error.strerror or error}: publish again with the same id")
