@@ -98,7 +98,7 @@ class Vsqs(object):
     """vsqs; the files' data are synced, the directory is not."""
 
     def __init__(self, folder):
-        from vsqs import QueueManager
+        from vsqs.queue import QueueManager
 
         self.folder = os.path.join(folder, "bench")
         self.queue = QueueManager(folder).get_queue("bench")
@@ -114,10 +114,10 @@ class Vsqs(object):
         self.queue.publish(BODY)
 
     def take(self):
-        return self.queue.receive(timeout=1)
+        return self.queue.receive(visibility_timeout=30, timeout=1)
 
     def ack(self, taken):
-        self.queue.delete(taken.mid if hasattr(taken, "mid") else taken[0])
+        self.queue.delete(taken[0])
 
 
 class Fsq(object):
