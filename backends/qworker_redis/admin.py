@@ -1,0 +1,188 @@
+"""The part of the backend that looks after queues."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import cast
+
+from qworker.backend import Backend
+from qworker.errors import BackendError, QueueNotFound
+from qworker.message import Message, QueueStats, State, StoredMessage
+from qworker.names import check_queue
+from qworker_redis.codec import decode, enqueued_at
+from qworker_redis.links import Links
+from qworker_redis.options import Options
+from qworker_redis.replies import Reply
+from qworker_redis.scripts import queue_key
+from qworker_redis.topology import slot_of
+from qworker_redis.wire import Argument, Wire
+
+__all__ = ["Administration"]
+
+# Messages per script call: a server does nothing else meanwhile.
+_BATCH = 500
+# The key with the names of all queues is `qworker:queues`: its slot is that of a queue of this name.
+_REGISTER = b"qworker:queues"
+_REGISTER_SLOT = slot_of("queues")
+_PARTS = ("meta", "msg", "ready", "sorted", "delayed", "leased", "claims", "keys", "errors", "fail", "done", "gone", "wake")
+
+
+class Administration(Backend):
+    """Queues as administrators see them."""
+
+    _links: Links
+    _options: Options
+    # Queues that this instance has put into the register.
+    _registered: set[str]
+
+    async def queues(self) -> list[str]:
+        """The names of all queues, sorted."""
+        names = cast("list[bytes]", await self._command(_REGISTER_SLOT, "SMEMBERS", _REGISTER))
+        return sorted(name.decode() for name in names)
+
+    async def create(self, queue: str) -> None:
+        """Make a queue. Idempotent."""
+        check_queue(queue)
+        await self._links.script("create", queue, ("create",))
+        await self._register(queue)
+
+    async def _register(self, queue: str) -> None:
+        await self._command(_REGISTER_SLOT, "SADD", _REGISTER, queue)
+        self._registered.add(queue)
+
+    async def delete(self, queue: str) -> None:
+        """Remove a queue and every message in it. Idempotent."""
+        check_queue(queue)
+        self._registered.discard(queue)
+        await self._command(slot_of(queue), "UNLINK", *[queue_key(queue, part) for part in _PARTS])
+        # Last: a queue that is half deleted is still listed, and can be deleted again.
+        await self._command(_REGISTER_SLOT, "SREM", _REGISTER, queue)
+
+    async def _command(self, slot: int, *arguments: Argument) -> Reply:
+        async def attempt(wire: Wire, again: bool) -> Reply:
+            del again
+            return await wire.send(*arguments)
+
+        return await self._links.repeat(slot, attempt)
+
+    async def _found(self, name: str, queue: str, arguments: Sequence[Argument]) -> list[Reply]:
+        """A script's list; an empty one says that there is no queue."""
+        reply = cast("list[Reply]", await self._links.script(name, check_queue(queue), arguments))
+        if not reply:
+            raise QueueNotFound(queue)
+        return reply
+
+    async def _counted(self, name: str, queue: str, arguments: Sequence[Argument]) -> int:
+        """A script's count; -1 says that there is no queue."""
+        count = cast("int", await self._links.script(name, check_queue(queue), arguments))
+        if count < 0:
+            raise QueueNotFound(queue)
+        return count
+
+    async def stats(self, queue: str) -> QueueStats:
+        """Count a queue."""
+        ready, leased, delayed, done, fail, down, now, oldest = cast(
+            "tuple[int, int, int, int, int, int, int, list[bytes]]", await self._found("stats", queue, ())
+        )
+        since = min((enqueued_at(value) for value in oldest), default=None)
+        return QueueStats(
+            queue=queue,
+            ready=ready,
+            leased=leased,
+            delayed=delayed,
+            done=done,
+            fail=fail,
+            oldest_age=None if since is None else max(0.0, now / 1e6 - since),
+            down=bool(down),
+            retention={"done": self._options.done.describe(), "fail": self._options.fail.describe()},
+        )
+
+    async def browse(self, queue: str, state: State, limit: int = 100, offset: int = 0) -> list[StoredMessage]:
+        """Look at messages of a state."""
+        found: list[StoredMessage] = []
+        while True:
+            page = min(_BATCH, limit - len(found))
+            reply = await self._found("look", queue, (state.value, offset + len(found), max(page, 0)))
+            found += _stored(queue, reply)
+            if page <= 0 or len(reply) < 1 + 6 * page:
+                return found
+
+    async def find(self, queue: str, message_id: str) -> StoredMessage | None:
+        """Look at one message."""
+        return next(_stored(queue, await self._found("look", queue, ("id", message_id))), None)
+
+    async def requeue(self, queue: str, ids: Iterable[str] | None = None) -> int:
+        """Make failed messages ready, with no tries."""
+        if ids is not None:
+            return sum([await self._counted("requeue", queue, (0, *batch)) for batch in _batches(ids)])
+        total = 0
+        # Not more than there are now: what fails again meanwhile stays.
+        left = (await self.stats(queue)).fail
+        while left > 0:
+            count = await self._counted("requeue", queue, (min(left, _BATCH),))
+            total += count
+            left = left - count if count else 0
+        return total
+
+    async def remove(self, queue: str, ids: Iterable[str]) -> int:
+        """Delete messages by id."""
+        await self._found("stats", queue, ())
+        return sum([await self._counted("remove", queue, ("ids", *batch)) for batch in _batches(ids)])
+
+    async def purge(self, queue: str, state: State | None = None) -> int:
+        """Delete messages by state."""
+        states = (State.READY, State.DELAYED, State.FAIL) if state is None else (state,)
+        stats = await self.stats(queue)
+        total = 0
+        for each in states:
+            # What arrives meanwhile may stay, or this might never end.
+            left = {
+                State.READY: stats.ready,
+                State.DELAYED: stats.delayed,
+                State.FAIL: stats.fail,
+                State.LEASED: stats.leased,
+                State.DONE: stats.done,
+            }[each]
+            while left > 0:
+                count = await self._counted("remove", queue, (each.value, min(left, _BATCH)))
+                total += count
+                left = left - count if count else 0
+        return total
+
+    async def down(self, queue: str) -> None:
+        """Pause a queue."""
+        await self._found_or_not("down", queue)
+
+    async def up(self, queue: str) -> None:
+        """Resume a queue."""
+        await self._found_or_not("up", queue)
+
+    async def _found_or_not(self, what: str, queue: str) -> None:
+        if not await self._links.script("create", check_queue(queue), (what,)):
+            raise QueueNotFound(queue)
+
+
+def _batches(ids: Iterable[str]) -> Iterator[list[str]]:
+    unique = list(dict.fromkeys(ids))
+    return (unique[first : first + _BATCH] for first in range(0, len(unique), _BATCH))
+
+
+def _stored(queue: str, reply: Sequence[Reply]) -> Iterator[StoredMessage]:
+    rows = cast("Sequence[bytes]", reply)
+    for at in range(1, len(rows), 6):
+        name, value, state, time, claim, error = rows[at : at + 6]
+        message_id, where, when = name.decode(), State(state.decode()), float(time) / 1e6
+        try:
+            message = decode(queue, message_id, value)
+        except BackendError:
+            # Shown as it is, so that somebody can see and remove it.
+            message = Message(id=message_id, queue=queue, body=value)
+        yield StoredMessage(
+            message=message,
+            state=where,
+            due_at=when if where is State.DELAYED else None,
+            expires_at=when if where is State.LEASED else None,
+            finished_at=when if where in {State.DONE, State.FAIL} else None,
+            holder=claim.decode().partition(" ")[2].rpartition("/")[0] or None,
+            error=error.decode(errors="replace") or None,
+        )

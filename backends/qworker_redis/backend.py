@@ -1,0 +1,411 @@
+"""The contract over the scripts; docs/redis.md describes the keys."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import re
+import secrets
+import socket
+from collections.abc import Coroutine, Iterable, Sequence
+from typing import Any, Self, cast
+
+import structlog
+
+from qworker.clock import SYSTEM_CLOCK, Clock
+from qworker.errors import BackendError, BackendUnavailable, PublishFailed
+from qworker.message import Draft, Lease, Settle, Settlement
+from qworker.names import check_id, check_queue, new_ids
+from qworker.url import BackendURL
+from qworker_redis.admin import Administration
+from qworker_redis.claims import RedisLease, SettleBatch
+from qworker_redis.codec import PlainDraft, decode, encode
+from qworker_redis.lanes import Lane, Mark
+from qworker_redis.links import Attempt, Links, evaluate
+from qworker_redis.options import Options
+from qworker_redis.renewals import Renewals
+from qworker_redis.replies import ConnectionLost, Redirected, Reply
+from qworker_redis.topology import slot_of, topology
+from qworker_redis.waiting import Waiting
+from qworker_redis.wire import Argument, Wire
+
+__all__ = ["RedisBackend"]
+
+# Messages per script call, counting one for each 8 KiB of a body: a server does nothing else meanwhile.
+_BATCH = 500
+_BATCH_BYTES = 8192
+_REAP_BATCH = 500
+# For how long a call for a lease that was given up might still reach the server.
+_VOID_MS = 600_000
+# Seconds for which a cancelled lease waits until what it claimed is given back, and a close until that is done.
+_GIVE_BACK = 1.0
+_REDIRECTION_PAUSE = 0.05
+
+
+class RedisBackend(Administration):
+    """Queues in a Redis, a Redis with sentinels, or a Redis cluster.
+
+    Args:
+        options: the URL, understood.
+    """
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._places = topology(options)
+        self._links = Links(options, self._places)
+        self._waiting = Waiting(options, self._links)
+        self._renewals = Renewals(options, self._places)
+        self._registered = set()
+        host = re.sub(r"[^A-Za-z0-9.-]", "-", socket.gethostname())[:40]
+        self._holder = f"{host}:{os.getpid()}:{secrets.token_hex(4)}"
+        self._requests = 0
+        self._publishing: dict[str, Lane[PlainDraft, str]] = {}
+        self._settling: dict[str, Lane[Settlement, bool]] = {}
+        # Queues whose last lease gave nothing, and the loop's time when something becomes due there.
+        self._empty: dict[str, float] = {}
+        self._chores: set[asyncio.Task[Any]] = set()
+        self._log: Any = structlog.get_logger("qworker.redis")
+
+    @classmethod
+    def from_url(cls, url: BackendURL, *, clock: Clock = SYSTEM_CLOCK) -> Self:
+        """`redis://[user:password@]host[:port][/db]`, `rediss:` for TLS, `unix:///socket`, `redis+sentinel://hosts/name`, `redis+cluster://hosts`.
+
+        Options: `timeout`, `patience`, `replicas`, `keep_done`, `keep_fail`; for TLS `ca`, `cert`, `key`, `verify`; see
+        docs/redis.md. The clock is the server's own.
+        """
+        del clock
+        return cls(Options.parse(url))
+
+    async def open(self) -> None:
+        """Reach the server, and refuse one that may lose queues."""
+        await self._links.wire(slot_of("queues"))
+
+    async def aclose(self) -> None:
+        """End all connections."""
+        if self._chores:
+            _, late = await asyncio.wait(self._chores, timeout=_GIVE_BACK)
+            for task in late:
+                task.cancel()
+        await self._links.aclose()
+        await asyncio.to_thread(self._renewals.close)
+
+    def describe(self) -> str:
+        """The URL, its password masked."""
+        return self._options.shown
+
+    @property
+    def durability(self) -> str:
+        """`replicated` with `?replicas=`; `disk` with `appendfsync always`; `process` otherwise, or when it is not known."""
+        if self._options.replicas:
+            return "replicated"
+        return "process" if self._links.facts is None else self._links.facts.durability
+
+    # -- producing ---------------------------------------------------------------------------------------------------
+
+    async def publish(self, queue: str, drafts: Sequence[Draft]) -> list[str]:
+        """Store messages; an unknown outcome is resolved by repeating, for `?patience=` seconds."""
+        check_queue(queue)
+        if not drafts:
+            return []
+        ids = new_ids(len(drafts))
+        items = [
+            encode(made if draft.id is None else check_id(draft.id), draft) for made, draft in zip(ids, drafts, strict=True)
+        ]
+        return await self._publisher(queue).submit(items)
+
+    def _publisher(self, queue: str) -> Lane[PlainDraft, str]:
+        lane = self._publishing.get(queue)
+        if lane is None:
+            mark = Mark(f"{self._holder}:p")
+
+            async def send(batch: Sequence[PlainDraft]) -> list[str]:
+                return await self._send_publish(queue, batch, mark)
+
+            lane = self._publishing[queue] = Lane(send, lambda item: 1 + len(item[2]) // _BATCH_BYTES, _BATCH)
+        return lane
+
+    async def _send_publish(self, queue: str, batch: Sequence[PlainDraft], mark: Mark) -> list[str]:
+        # The first of several with one id is stored, as it would be over several calls.
+        unique = {item[0]: item for item in reversed(batch)}
+        kept = list(reversed(unique.values())) if len(unique) < len(batch) else batch
+        arguments = [part for item in kept for part in item]
+        sequence, key = mark.next(), mark.key
+
+        async def attempt(wire: Wire, again: bool) -> Reply:
+            return await self._durable(wire, "publish", queue, (sequence, int(again), *arguments), (key,))
+
+        new, *instead = cast("list[Any]", await self._answer(queue, attempt, mark))
+        if new or queue not in self._registered:
+            await self._register(queue)
+        ids = [item[0] for item in batch]
+        if instead:
+            others = {kept[n - 1][0]: name.decode() for n, name in zip(instead[::2], instead[1::2], strict=True)}
+            ids = [others.get(name, name) for name in ids]
+        return ids
+
+    async def _answer(self, queue: str, attempt: Attempt, mark: Mark) -> Reply:
+        """The answer to a publish."""
+        try:
+            return await self._links.repeat(slot_of(queue), attempt)
+        except ConnectionLost as error:
+            mark.keep()
+            if error.sent:
+                raise PublishFailed(f"perhaps published, perhaps not: {error}") from error
+            raise
+        except BaseException:
+            mark.keep()
+            raise
+
+    async def _durable(
+        self, wire: Wire, name: str, queue: str, arguments: Sequence[Argument], extra: Sequence[str]
+    ) -> Reply:
+        """Run a script, and wait until as many replicas have its writes as the URL asks for."""
+        reply = await evaluate(wire, name, queue, arguments, extra)
+        wanted = self._options.replicas
+        if wanted:
+            seconds = self._options.timeout / 2
+            confirmed = cast("int", await wire.send("WAIT", wanted, int(seconds * 1000), within=seconds))
+            if confirmed < wanted:
+                raise ConnectionLost(f"{confirmed} of {wanted} replicas have the write", sent=True)
+        return reply
+
+    # -- consuming ---------------------------------------------------------------------------------------------------
+
+    async def lease(self, queue: str, limit: int, visibility: float) -> list[Lease]:
+        """Claim messages."""
+        check_queue(queue)
+        leases: list[Lease] = []
+        while len(leases) < limit:
+            wanted = min(limit - len(leases), _BATCH)
+            try:
+                found = await self._lease_once(queue, wanted, visibility)
+            except BackendError:
+                if leases:
+                    break
+                raise
+            except asyncio.CancelledError:
+                await self._return(leases)
+                raise
+            leases += found
+            if len(found) < wanted:
+                break
+        return leases
+
+    async def _lease_once(self, queue: str, limit: int, visibility: float) -> list[Lease]:
+        arguments, claimant, void = self._request(limit, visibility)
+        sent = False
+
+        async def attempt(wire: Wire, again: bool) -> Reply:
+            nonlocal sent
+            del again
+            sent = True
+            return await evaluate(wire, "lease", queue, arguments, (void,))
+
+        try:
+            reply = await self._links.repeat(slot_of(queue), attempt, patience=0)
+        except (ConnectionLost, asyncio.CancelledError) as error:
+            if sent:
+                chore = self._start(self._give_back(queue, claimant, void, visibility))
+                if isinstance(error, asyncio.CancelledError):
+                    await asyncio.wait([chore], timeout=_GIVE_BACK)
+            raise
+        return await self._leases(queue, reply)
+
+    def _request(self, limit: int, visibility: float) -> tuple[list[Argument], str, str]:
+        """Arguments of a lease; the claimant that they name, which is unlike any other; and its key of calls given up."""
+        self._requests += 1
+        claimant = f"{self._holder}/{self._requests}"
+        return [limit, int(visibility * 1e6), claimant], claimant, f"void:{claimant}"
+
+    async def _leases(self, queue: str, reply: Reply) -> list[Lease]:
+        """The leases of an answer."""
+        token, expiry, due, ids, values, *claimants = cast("tuple[int, int, int, list[bytes], list[bytes | None], bytes]", reply)
+        if not ids:
+            self._empty[queue] = math.inf if due < 0 else asyncio.get_running_loop().time() + due / 1e6
+            return []
+        self._empty.pop(queue, None)
+        claim = b"%d %b" % (token, claimants[0])
+        expires_at = expiry / 1e6
+        leases: list[Lease] = []
+        for name, value in zip(ids, values, strict=True):
+            message_id = name.decode()
+            try:
+                message = decode(queue, message_id, value or b"")
+            except BackendError as error:
+                await self._set_aside(queue, message_id, claim, str(error))
+                continue
+            leases.append(RedisLease(message=message, token=token, expires_at=expires_at, claim=claim))
+        return leases
+
+    async def _set_aside(self, queue: str, message_id: str, claim: bytes, why: str) -> None:
+        """Fail a message that cannot be read; all others still flow."""
+        self._log.error("message_damaged", queue=queue, message_id=message_id)
+        arguments = [secrets.token_hex(8), "", "", 0, "p", message_id, claim, 0, why, ""]
+        key = f"mark:{self._holder}:damaged"
+        await self._links.script("settle", queue, arguments, (key, key))
+
+    async def wait_and_lease(self, queue: str, limit: int, visibility: float, timeout: float) -> list[Lease]:
+        """Wait, then lease: the call for a lease is sent behind the one that waits, so that both are answered at once."""
+        check_queue(queue)
+        if limit <= 0:
+            await self.wait([queue], timeout)
+            return []
+        due = self._empty.pop(queue, None)
+        if due is None:
+            leases = await self.lease(queue, limit, visibility)
+            due = self._empty.pop(queue, None)
+            if leases or due is None:
+                return leases
+        seconds = min(timeout, due - asyncio.get_running_loop().time())
+        return await self._wait_and_lease(queue, min(limit, _BATCH), visibility, min(seconds, self._options.timeout))
+
+    async def _wait_and_lease(self, queue: str, limit: int, visibility: float, seconds: float) -> list[Lease]:
+        arguments, claimant, void = self._request(limit, visibility)
+        try:
+            _, reply = await self._waiting.blocked(slot_of(queue), [queue], seconds, [void, *arguments])
+        except Redirected:
+            await asyncio.sleep(_REDIRECTION_PAUSE)
+            return []
+        except (ConnectionLost, asyncio.CancelledError) as error:
+            chore = self._start(self._give_back(queue, claimant, void, visibility))
+            if isinstance(error, asyncio.CancelledError):
+                await asyncio.wait([chore], timeout=_GIVE_BACK)
+            raise
+        if reply is None:
+            return await self.lease(queue, limit, visibility)
+        return await self._leases(queue, reply)
+
+    async def _give_back(self, queue: str, claimant: str, void: str, visibility: float) -> None:
+        """Undo a call for a lease whose answer nobody reads, and pass on the wake-up that it may have taken."""
+        try:
+            # Once the visibility has passed there is nothing left to give back.
+            await self._links.script("giveback", queue, (claimant, _VOID_MS), (void,), patience=visibility)
+            await self._links.script("peek", queue, (1,))
+        except BackendError as error:
+            self._log.warning("leases_not_given_back", queue=queue, error=str(error))
+
+    async def _return(self, leases: Sequence[Lease]) -> None:
+        """Release what a cancelled call has leased."""
+        if leases:
+            chore = self._start(self.settle([Settlement(lease=lease, how=Settle.RELEASE) for lease in leases]))
+            await asyncio.wait([chore], timeout=_GIVE_BACK)
+
+    def _start(self, chore: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        task = asyncio.create_task(chore)
+        self._chores.add(task)
+        task.add_done_callback(self._finish)
+        return task
+
+    def _finish(self, task: asyncio.Task[Any]) -> None:
+        self._chores.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            self._log.warning("redis_chore_failed", error=str(task.exception()))
+
+    async def wait(self, queues: Sequence[str], timeout: float) -> None:
+        """Wait for a wake-up, or the moment at which a message becomes due."""
+        for queue in queues:
+            check_queue(queue)
+            # This takes wake-ups, so that an empty lease of before proves nothing.
+            self._empty.pop(queue, None)
+        try:
+            await self._waiting.wait(queues, timeout)
+        except asyncio.CancelledError:
+            for queue in queues:
+                self._start(self._pass_on(queue))
+            raise
+
+    async def _pass_on(self, queue: str) -> None:
+        """Wake another in place of this one."""
+        try:
+            await self._links.script("peek", queue, (1,), patience=0)
+        except BackendUnavailable:
+            # Every reap does it too.
+            return
+
+    def extend(self, leases: Sequence[Lease], visibility: float) -> list[Lease]:
+        """Renew leases."""
+        lost: list[Lease] = []
+        for queue, ours in _by_queue(leases, lambda lease: lease.message.queue).items():
+            lost += self._renewals.extend(queue, cast("list[RedisLease]", ours), visibility)
+        return lost
+
+    async def settle(self, settlements: Sequence[Settlement]) -> list[Settlement]:
+        """End leases; one whose answer was lost may be repeated."""
+        refused: list[Settlement] = []
+        for queue, batch in _by_queue(settlements, lambda settlement: settlement.lease.message.queue).items():
+            clear = [s for s in batch if cast("RedisLease", s.lease).doubt is None]
+            results = await self._settler(queue).submit(clear) if clear else []
+            refused += [s for s, accepted in zip(clear, results, strict=True) if not accepted]
+            if len(clear) < len(batch):
+                refused += await self._settle_again(queue, [s for s in batch if cast("RedisLease", s.lease).doubt is not None])
+        return refused
+
+    def _settler(self, queue: str) -> Lane[Settlement, bool]:
+        lane = self._settling.get(queue)
+        if lane is None:
+            mark = Mark(f"{self._holder}:s")
+
+            async def send(batch: Sequence[Settlement]) -> list[bool]:
+                return await self._send_settle(queue, batch, mark)
+
+            lane = self._settling[queue] = Lane(send, _settlement_size, _BATCH)
+        return lane
+
+    async def _settle_again(self, queue: str, settlements: Sequence[Settlement]) -> list[Settlement]:
+        """Settle what may have been settled: the server knows, under the batch that each was in."""
+        refused: list[Settlement] = []
+        doubtful = _by_queue(settlements, lambda s: "\n".join(s.lease.doubt[:2]))
+        for doubt, batch in doubtful.items():
+            key, sequence = doubt.split("\n")
+            # Without settlements the script only looks.
+            known, *numbers = cast("list[int]", await self._links.script("settle", queue, (0, sequence, "", 0), (key, key)))
+            if known:
+                refused += [s for s in batch if s.lease.doubt[2] in numbers]
+                continue
+            for settlement in batch:
+                settlement.lease.doubt = None
+            refused += await self.settle(batch)
+        return refused
+
+    async def _send_settle(self, queue: str, settlements: Sequence[Settlement], mark: Mark) -> list[bool]:
+        batch = SettleBatch(settlements, self._options.done)
+        sequence, key = mark.next(), mark.key
+
+        async def attempt(wire: Wire, again: bool) -> Reply:
+            arguments = batch.arguments(sequence, sequence if again else "")
+            return await self._durable(wire, "settle", queue, arguments, (key, key))
+
+        try:
+            reply = await self._links.repeat(slot_of(queue), attempt)
+        except BaseException:
+            mark.keep()
+            batch.doubt(key, sequence)
+            raise
+        refused = batch.refused(reply)
+        return [id(settlement) not in refused for settlement in settlements]
+
+    async def reap(self, queue: str) -> int:
+        """Return what has expired, and what is due; remove what has been kept for long enough."""
+        check_queue(queue)
+        ages = [_age(self._options.fail.age), _age(self._options.done.age)]
+        total, more = 0, 1
+        while more:
+            count, more = cast("tuple[int, int]", await self._links.script("reap", queue, (_REAP_BATCH, *ages)))
+            total += count
+        return total
+
+
+def _age(seconds: float | None) -> str:
+    return "" if seconds is None else str(int(seconds * 1e6))
+
+
+def _settlement_size(settlement: Settlement) -> int:
+    return 1 if settlement.error is None else 1 + len(settlement.error) // _BATCH_BYTES
+
+
+def _by_queue(items: Iterable[Any], name: Any) -> dict[str, list[Any]]:
+    groups: dict[str, list[Any]] = {}
+    for item in items:
+        groups.setdefault(name(item), []).append(item)
+    return groups

@@ -1,0 +1,98 @@
+"""A connection for threads: used where an event loop is blocked, or where there is none."""
+
+from __future__ import annotations
+
+import socket
+import time
+from typing import Self, cast
+
+from hiredis import ProtocolError, Reader, ReplyError, pack_command
+
+from qworker.errors import BackendUnavailable
+from qworker_redis.options import Address, Options, UnixAddress
+from qworker_redis.replies import ConnectionLost, Reply, meaning
+from qworker_redis.wire import Argument, greeted, greeting, why
+
+__all__ = ["BlockingWire"]
+
+
+class BlockingWire:
+    """A connection that one thread at a time uses.
+
+    Args:
+        options: how to connect.
+        address: to which server.
+        sentinel: the server is a sentinel, with a password of its own and no databases.
+
+    Raises:
+        BackendUnavailable: the server cannot be reached.
+        StorePermission: it refuses this user.
+    """
+
+    def __init__(self, options: Options, address: Address, *, sentinel: bool = False) -> None:
+        self.address = address
+        self._timeout = options.timeout
+        self._reader = Reader(protocolError=ProtocolError, replyError=ReplyError)
+        self._socket = self._open(options)
+        try:
+            replies = [self.call(*command) for command in greeting(options, sentinel=sentinel)]
+        except BaseException:
+            self.close()
+            raise
+        self.version = greeted(replies[0])
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _open(self, options: Options) -> socket.socket:
+        address = self.address
+        try:
+            if isinstance(address, UnixAddress):
+                opened = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+                try:
+                    opened.settimeout(self._timeout)
+                    opened.connect(address.path)
+                except OSError:
+                    opened.close()
+                    raise
+            else:
+                opened = socket.create_connection(address, timeout=self._timeout)
+                opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if options.tls is not None and not isinstance(address, UnixAddress):
+                opened = options.tls.wrap_socket(opened, server_hostname=address.host)
+        except OSError as error:
+            raise BackendUnavailable(f"cannot reach Redis at {address}: {why(error)}") from error
+        return opened
+
+    def call(self, *arguments: Argument) -> Reply:
+        """Send a command and wait for its answer.
+
+        Raises:
+            ConnectionLost: no answer; the connection is of no use any more.
+            BackendError: the server's error.
+        """
+        deadline = time.monotonic() + self._timeout
+        try:
+            self._socket.settimeout(self._timeout)
+            self._socket.sendall(pack_command(cast("tuple[str | int | float | bytes | memoryview]", arguments)))
+            reply: Reply = self._reader.gets()
+            while reply is False:
+                self._socket.settimeout(max(deadline - time.monotonic(), 0.001))
+                data = self._socket.recv(65536)
+                if not data:
+                    raise ConnectionResetError("closed by the server")
+                self._reader.feed(data)
+                reply = self._reader.gets()
+        except (OSError, ProtocolError) as error:
+            self.close()
+            raise ConnectionLost(f"the connection to {self.address} is lost: {why(error)}", sent=True) from error
+        if isinstance(reply, ReplyError):
+            raise meaning(reply)
+        return reply
+
+    def close(self) -> None:
+        """End the connection."""
+        self._socket.close()

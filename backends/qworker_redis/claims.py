@@ -1,0 +1,79 @@
+"""Leases as this backend holds them, and how a batch of settlements goes to the script and back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+from qworker.message import Lease, Settle, Settlement
+from qworker_redis.options import Retention
+from qworker_redis.replies import Reply
+from qworker_redis.wire import Argument
+
+__all__ = ["Doubt", "RedisLease", "SettleBatch"]
+
+_HOW = {Settle.ACK: "a", Settle.FAIL_TMP: "t", Settle.FAIL_PERM: "p", Settle.RELEASE: "r"}
+
+# Key and sequence number under which the server may keep the answer to a settlement, and its number in that batch.
+Doubt = tuple[str, str, int]
+
+
+class RedisLease(Lease, kw_only=True, eq=False):
+    """A lease and its claim: token and claimant, which the scripts compare."""
+
+    claim: bytes
+    # Set when the answer to its settlement was lost.
+    doubt: Doubt | None = None
+
+
+class SettleBatch:
+    """Settlements of one queue in the order in which the script numbers them: plain acks first.
+
+    Args:
+        settlements: of leases of this backend.
+        done: whether acked messages are kept.
+    """
+
+    def __init__(self, settlements: Sequence[Settlement], done: Retention) -> None:
+        plain: list[Settlement] = []
+        others: list[Settlement] = []
+        for settlement in settlements:
+            is_plain = settlement.how is Settle.ACK and settlement.lease.message.key is None and not done.keep
+            (plain if is_plain else others).append(settlement)
+        self.ordered = plain + others
+        self._plain = len(plain)
+        self._keep = "" if not done.keep else str(done.count or 0)
+
+    def arguments(self, sequence: str, earlier: str) -> list[Argument]:
+        """The script's arguments."""
+        arguments: list[Argument] = [sequence, earlier, self._keep, self._plain]
+        for settlement in self.ordered[: self._plain]:
+            lease = cast("RedisLease", settlement.lease)
+            arguments.append(lease.message.id)
+            arguments.append(lease.claim)
+        for settlement in self.ordered[self._plain :]:
+            arguments += _described(settlement)
+        return arguments
+
+    def doubt(self, key: str, sequence: str) -> None:
+        """Note that the answer is lost, and where it may be found."""
+        for number, settlement in enumerate(self.ordered, start=1):
+            cast("RedisLease", settlement.lease).doubt = (key, sequence, number)
+
+    def refused(self, reply: Reply) -> set[int]:
+        """The identities of the refused settlements."""
+        _, *numbers = cast("list[int]", reply)
+        return {id(self.ordered[number - 1]) for number in numbers}
+
+
+def _described(settlement: Settlement) -> list[Argument]:
+    lease = cast("RedisLease", settlement.lease)
+    key = lease.message.key
+    return [
+        _HOW[settlement.how],
+        lease.message.id,
+        lease.claim,
+        max(0, int(settlement.delay * 1e6)),
+        (settlement.error or "").encode(errors="replace"),
+        b"" if key is None else key.encode(errors="surrogateescape"),
+    ]

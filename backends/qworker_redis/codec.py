@@ -1,0 +1,126 @@
+"""A message's value in Redis: what the scripts read (`lua/common.lua`), what only clients read, and the body."""
+
+from __future__ import annotations
+
+import struct
+
+import msgspec
+
+from qworker.errors import BackendError, NotSupported
+from qworker.message import Draft, Message
+from qworker.names import check_key
+
+__all__ = ["PlainDraft", "decode", "encode", "enqueued_at"]
+
+# Tries, order in microseconds, priority, flags. The scripts put the first two in front of what `encode` makes.
+_HEAD = struct.Struct(">HQBB")
+_KEY, _MORE = 1, 2
+_PLAIN_REST = b"\0\0"
+_EXTRA_LENGTH = struct.Struct(">I")
+
+PlainDraft = tuple[str, bytes, bytes]
+
+
+class _Extra(msgspec.Struct, array_like=True):
+    """What few messages have."""
+
+    enqueued_at: float | None = None
+    # What a stranger wrote need not be UTF-8.
+    arguments: tuple[bytes, ...] = ()
+    fields: dict[str, str] | None = None
+
+
+_encoder = msgspec.msgpack.Encoder()
+_extra_decoder = msgspec.msgpack.Decoder(_Extra)
+
+
+def encode(message_id: str, draft: Draft) -> PlainDraft:
+    """What the publish script takes for one draft: its id, what is special about it (empty: nothing), and its value.
+
+    Raises:
+        BadName: the key is too long.
+        NotSupported: the priority is not 0 to 9.
+    """
+    if (
+        draft.key is None
+        and not draft.priority
+        and draft.delay <= 0
+        and draft.due_at is None
+        and not draft.tries
+        and draft.enqueued_at is None
+        and not draft.arguments
+        and draft.fields is None
+    ):
+        return message_id, b"", _PLAIN_REST + draft.body
+    return message_id, _special(draft), _rest(draft)
+
+
+def _special(draft: Draft) -> bytes:
+    if not 0 <= draft.priority <= 9:
+        raise NotSupported(f"a priority is 0 to 9, not {draft.priority}")
+    key = b"" if draft.key is None else check_key(draft.key).encode(errors="surrogateescape")
+    # A due time in the past is still a due time; 0 says that there is none.
+    due = 0 if draft.due_at is None else max(1, int(draft.due_at * 1e6))
+    return _encoder.encode([min(draft.tries, 0xFFFF), max(0, int(draft.delay * 1e6)), due, key, draft.priority])
+
+
+def _rest(draft: Draft) -> bytes:
+    flags, parts = 0, b""
+    if draft.key is not None:
+        flags |= _KEY
+        key = draft.key.encode(errors="surrogateescape")
+        parts = bytes((len(key),)) + key
+    if draft.enqueued_at is not None or draft.arguments or draft.fields is not None:
+        flags |= _MORE
+        fields = None if draft.fields is None else dict(draft.fields)
+        arguments = tuple(argument.encode(errors="surrogateescape") for argument in draft.arguments)
+        extra = _encoder.encode(_Extra(draft.enqueued_at, arguments, fields))
+        parts += _EXTRA_LENGTH.pack(len(extra)) + extra
+    return bytes((draft.priority, flags)) + parts + draft.body
+
+
+def decode(queue: str, message_id: str, value: bytes) -> Message:
+    """The message of a value.
+
+    Raises:
+        BackendError: the value is none that qworker wrote.
+    """
+    try:
+        tries, order, priority, flags = _HEAD.unpack_from(value)
+        if not flags:
+            return Message(
+                id=message_id, queue=queue, body=value[12:], tries=tries, enqueued_at=order / 1e6, priority=priority
+            )
+        key, extra, body = _parts(value, flags)
+    except (struct.error, IndexError, msgspec.DecodeError) as error:
+        raise BackendError(f"the message {message_id} of {queue} is damaged: remove it by its id") from error
+    return Message(
+        id=message_id,
+        queue=queue,
+        body=body,
+        tries=tries,
+        enqueued_at=order / 1e6 if extra.enqueued_at is None else extra.enqueued_at,
+        priority=priority,
+        key=key,
+        arguments=tuple(argument.decode(errors="surrogateescape") for argument in extra.arguments),
+        fields=extra.fields,
+    )
+
+
+def _parts(value: bytes, flags: int) -> tuple[str | None, _Extra, bytes]:
+    at, key, extra = 12, None, _Extra()
+    if flags & _KEY:
+        end = at + 1 + value[at]
+        key = value[at + 1 : end].decode(errors="surrogateescape")
+        at = end
+    if flags & _MORE:
+        (length,) = _EXTRA_LENGTH.unpack_from(value, at)
+        at += _EXTRA_LENGTH.size
+        extra = _extra_decoder.decode(value[at : at + length])
+        at += length
+    return key, extra, value[at:]
+
+
+def enqueued_at(value: bytes) -> float:
+    """When the message of a value was published, in Unix seconds."""
+    return decode("", "", value).enqueued_at

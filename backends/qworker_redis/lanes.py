@@ -1,0 +1,128 @@
+"""Group commit: while one batch for a queue is on its way, what else arrives becomes the next batch.
+
+One batch at a time keeps the order of a publisher over reconnections, and lets the server remember the answer of the last batch only
+(`mark`): an attempt whose answer was lost is repeated with the same sequence number, and answered from there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Generic, TypeVar
+
+__all__ = ["Lane", "Mark"]
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+class Mark:
+    """Names and numbers under which the server remembers the answer of one lane's last batch.
+
+    Args:
+        name: unique in the world.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._epoch = 0
+        self._sequence = 0
+
+    @property
+    def key(self) -> str:
+        """The part of the key."""
+        return f"mark:{self._name}:{self._epoch}"
+
+    def next(self) -> str:
+        """The sequence number of a new batch."""
+        self._sequence += 1
+        return str(self._sequence)
+
+    def keep(self) -> None:
+        """Leave the last answer where it is, since somebody may ask for it; later ones go elsewhere."""
+        self._epoch += 1
+
+
+class Lane(Generic[Item, Result]):
+    """Batches of one kind for one queue, one after another.
+
+    Args:
+        send: sends a batch; one result per item.
+        size: what an item adds to a batch.
+        limit: the most that a batch holds, by `size`.
+    """
+
+    def __init__(
+        self, send: Callable[[Sequence[Item]], Awaitable[list[Result]]], size: Callable[[Item], int], limit: int
+    ) -> None:
+        self._send = send
+        self._size = size
+        self._limit = limit
+        self._waiting: list[tuple[Sequence[Item], asyncio.Future[list[Result]]]] = []
+        self._busy = False
+        self._drainer: asyncio.Task[None] | None = None
+
+    async def submit(self, items: Sequence[Item]) -> list[Result]:
+        """Have items sent; their results, in order."""
+        if self._busy:
+            future: asyncio.Future[list[Result]] = asyncio.get_running_loop().create_future()
+            self._waiting.append((items, future))
+            return await future
+        self._busy = True
+        try:
+            return await self._send_all(items)
+        finally:
+            self._go_on()
+
+    def _go_on(self) -> None:
+        if self._waiting:
+            self._drainer = asyncio.create_task(self._drain())
+        else:
+            self._busy = False
+
+    async def _drain(self) -> None:
+        """Send what has gathered, until nothing has."""
+        try:
+            while self._waiting:
+                gathered, self._waiting = self._waiting, []
+                # Who was cancelled while waiting in the lane wants nothing sent.
+                gathered = [(items, future) for items, future in gathered if not future.done()]
+                await self._send_gathered(gathered)
+        finally:
+            self._busy = False
+            for _, future in self._waiting:
+                future.cancel()
+            self._waiting = []
+
+    async def _send_gathered(self, gathered: list[tuple[Sequence[Item], asyncio.Future[list[Result]]]]) -> None:
+        try:
+            results = await self._send_all([item for items, _ in gathered for item in items])
+        except Exception as error:
+            for _, future in gathered:
+                if not future.done():
+                    future.set_exception(error)
+            return
+        except BaseException:
+            for _, future in gathered:
+                future.cancel()
+            raise
+        at = 0
+        for items, future in gathered:
+            if not future.done():
+                future.set_result(results[at : at + len(items)])
+            at += len(items)
+
+    async def _send_all(self, items: Sequence[Item]) -> list[Result]:
+        results: list[Result] = []
+        batch: list[Item] = []
+        held = 0
+        for item in items:
+            size = self._size(item)
+            if batch and held + size > self._limit:
+                results += await self._send(batch)
+                batch, held = [], 0
+            batch.append(item)
+            held += size
+        if batch:
+            results += await self._send(batch)
+        return results

@@ -1,0 +1,248 @@
+"""Connections that come back: to whatever server has a queue now, for as long as a call has patience."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from qworker.errors import BackendError, BackendUnavailable
+from qworker_redis.checks import ServerFacts, inspect, refuse
+from qworker_redis.options import Address, Options
+from qworker_redis.replies import ConnectionLost, NoScript, Redirected, Reply
+from qworker_redis.scripts import queue_key, script
+from qworker_redis.topology import Topology, slot_of
+from qworker_redis.wire import Argument, Wire, connect
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+__all__ = ["Attempt", "Links", "command_of", "evaluate"]
+
+_FIRST_PAUSE = 0.02
+_LONGEST_PAUSE = 1.0
+_MOST_REDIRECTIONS = 8
+
+# A connection, and whether an earlier attempt of the same call may have been carried out.
+Attempt = Callable[[Wire, bool], Awaitable[Reply]]
+
+
+def command_of(wire: Wire, name: str, queue: str, arguments: Sequence[Argument], extra: Sequence[str]) -> tuple[Argument, ...]:
+    """A script call as a command: by digest. `extra` are keys that stand in place of the last ones of the header."""
+    found = script(name, flags=not (0, 0) < wire.version < (7, 0))
+    parts = [*found.keys[: len(found.keys) - len(extra)], *extra]
+    keys = [queue_key(queue, part) for part in parts]
+    return ("EVALSHA", found.sha, len(keys), *keys, *arguments)
+
+
+async def evaluate(
+    wire: Wire, name: str, queue: str, arguments: Sequence[Argument], extra: Sequence[str] = ()
+) -> Reply:
+    """Run a script, and teach it to a server that does not know it (any more)."""
+    command = command_of(wire, name, queue, arguments, extra)
+    try:
+        return await wire.send(*command)
+    except NoScript:
+        source = script(name, flags=not (0, 0) < wire.version < (7, 0)).source
+        return await wire.send("EVAL", source, *command[2:])
+
+
+class Links:
+    """The connections of one backend: one per server for everything that answers at once, and more for waiting.
+
+    Args:
+        options: how to connect.
+        places: which server has a queue.
+    """
+
+    def __init__(self, options: Options, places: Topology) -> None:
+        self._options = options
+        self._places = places
+        self._wires: dict[Address, Wire] = {}
+        self._connecting: dict[Address, asyncio.Task[Wire]] = {}
+        self._resting: dict[Address, list[Wire]] = {}
+        self._waiting: set[Wire] = set()
+        self._log: Any = structlog.get_logger("qworker.redis").bind(url=options.shown)
+        self._down_since: float | None = None
+        self._closed = False
+        # Of the server that was reached last.
+        self.facts: ServerFacts | None = None
+
+    async def aclose(self) -> None:
+        """End all connections."""
+        self._closed = True
+        for task in tuple(self._connecting.values()):
+            task.cancel()
+        for wire in (*self._wires.values(), *self._waiting, *(w for resting in self._resting.values() for w in resting)):
+            wire.close()
+        self._wires.clear()
+        self._resting.clear()
+
+    # -- calls -------------------------------------------------------------------------------------------------------
+
+    async def script(
+        self, name: str, queue: str, arguments: Sequence[Argument], extra: Sequence[str] = (), *, patience: float | None = None
+    ) -> Reply:
+        """Run a script that may be repeated.
+
+        Raises:
+            BackendUnavailable: patience is at its end.
+        """
+
+        async def attempt(wire: Wire, again: bool) -> Reply:
+            del again
+            return await evaluate(wire, name, queue, arguments, extra)
+
+        return await self.repeat(slot_of(queue), attempt, patience=patience)
+
+    async def repeat(self, slot: int, attempt: Attempt, *, patience: float | None = None) -> Reply:
+        """Make a call, again and again until it is answered.
+
+        Raises:
+            ConnectionLost: patience is at its end; `sent` tells whether the call may have been carried out.
+            BackendError: the store's answer.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + (self._options.patience if patience is None else patience)
+        sent, failures, redirections = False, 0, 0
+        asking: Address | None = None
+        while True:
+            wire: Wire | None = None
+            try:
+                wire = await (self.wire(slot) if asking is None else self._wire_at(asking))
+                if asking is not None:
+                    wire.send("ASKING").add_done_callback(_forget)
+                    asking = None
+                reply = await attempt(wire, sent)
+                self._recovered()
+                return reply
+            except Redirected as error:
+                asking = self._follow(error, slot, wire)
+                redirections += 1
+                if error.code != "READONLY" and redirections <= _MOST_REDIRECTIONS:
+                    continue
+                failed: BackendUnavailable = error
+            except BackendUnavailable as error:
+                sent = sent or (isinstance(error, ConnectionLost) and error.sent)
+                self._failed(error, slot, wire)
+                failed = error
+            pause = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** min(failures, 10)) * (0.5 + random.random() / 2)  # noqa: S311
+            failures += 1
+            if self._closed or loop.time() + pause > deadline:
+                raise ConnectionLost(str(failed), sent=sent) from failed
+            await asyncio.sleep(pause)
+
+    def _follow(self, error: Redirected, slot: int, wire: Wire | None) -> Address | None:
+        """Learn from a redirection; the address to ask once, for a slot on its way."""
+        if wire is None:
+            return None
+        target = self._places.moved(error, wire.address)
+        if error.code == "READONLY":
+            self._places.doubt(slot, wire.address)
+            wire.close("it is no primary any more")
+            self._failed(error, slot, wire)
+        return target if error.code == "ASK" else None
+
+    def _failed(self, error: BackendUnavailable, slot: int, wire: Wire | None) -> None:
+        address = wire.address if wire is not None else self._places.known(slot)
+        if address is not None and (wire is None or not wire.alive):
+            self._places.doubt(slot, address)
+        if self._down_since is None and not self._closed:
+            self._down_since = asyncio.get_running_loop().time()
+            self._log.warning("redis_unavailable", error=str(error))
+
+    def _recovered(self) -> None:
+        if self._down_since is not None:
+            seconds = round(asyncio.get_running_loop().time() - self._down_since, 3)
+            self._down_since = None
+            self._log.warning("redis_recovered", seconds=seconds)
+
+    # -- connections -------------------------------------------------------------------------------------------------
+
+    async def wire(self, slot: int) -> Wire:
+        """The shared connection to the server that has a slot.
+
+        Raises:
+            BackendUnavailable: it cannot be reached.
+            StorePermission: it refuses this user.
+            BackendError: it is no place for queues.
+        """
+        return await self._wire_at(await self._address(slot))
+
+    async def _address(self, slot: int) -> Address:
+        known = self._places.known(slot)
+        return known if known is not None else await asyncio.to_thread(self._places.discover, slot)
+
+    async def _wire_at(self, address: Address) -> Wire:
+        wire = self._wires.get(address)
+        if wire is not None and wire.alive:
+            return wire
+        if self._closed:
+            raise ConnectionLost("this backend is closed", sent=False)
+        task = self._connecting.get(address)
+        if task is None:
+            task = self._connecting[address] = asyncio.create_task(self._connect(address))
+            task.add_done_callback(_forget)
+        # Whoever is cancelled here does not take the connection away from the others.
+        return await asyncio.shield(task)
+
+    async def _connect(self, address: Address) -> Wire:
+        try:
+            wire = await connect(self._options, address)
+            try:
+                facts = await inspect(wire)
+                refuse(facts)
+            except BaseException:
+                wire.close()
+                raise
+            self.facts = facts
+            self._wires[address] = wire
+            return wire
+        finally:
+            self._connecting.pop(address, None)
+
+    @asynccontextmanager
+    async def resting(self, slot: int) -> AsyncIterator[Wire]:
+        """A connection of the caller's own, for a command that blocks.
+
+        Leaving it with an error or a cancellation ends the connection: its answers are nobody's any more.
+        """
+        # Through the shared one first, which knows where the slot is and whether the server will do.
+        address = (await self.wire(slot)).address
+        spare = self._resting.setdefault(address, [])
+        wire: Wire | None = None
+        while spare and wire is None:
+            candidate = spare.pop()
+            wire = candidate if candidate.alive else None
+        if wire is None:
+            wire = await connect(self._options, address)
+        self._waiting.add(wire)
+        try:
+            yield wire
+        except BaseException:
+            wire.close()
+            raise
+        else:
+            if wire.alive and not self._closed:
+                self._resting.setdefault(address, []).append(wire)
+            else:
+                wire.close()
+        finally:
+            self._waiting.discard(wire)
+
+    def redirected(self, error: BackendError, slot: int, wire: Wire) -> None:
+        """Learn from an error on a connection of `resting`."""
+        if isinstance(error, Redirected):
+            self._follow(error, slot, wire)
+        elif isinstance(error, BackendUnavailable):
+            self._failed(error, slot, wire)
+
+
+def _forget(future: asyncio.Future[Any]) -> None:
+    """Take the error of a future that others may or may not have waited for."""
+    if not future.cancelled():
+        future.exception()

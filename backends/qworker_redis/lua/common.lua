@@ -1,0 +1,177 @@
+-- What the scripts share; put in front of each of them. Every key of a script belongs to one queue.
+--
+-- A message's value in the hash `msg`: tries (2 bytes), order (8 bytes, microseconds: when it was published, made unique by its
+-- place in its batch), priority (1 byte), then what only clients read. Big-endian.
+-- `ready` is a list of ids: fresh messages of priority 0 in the order published. Every other ready message is in `sorted`, a sorted
+-- set of one score, whose members begin with 9 - priority and the order: first the higher priority, then the older.
+-- `gone` counts, by id, how often `ready` still names a message that was removed; meta.gone is their sum.
+
+local call = redis.call
+local insert = table.insert
+
+-- Microseconds since 1970 by this server.
+local function clock()
+  local now = call('TIME')
+  return now[1] * 1000000 + now[2]
+end
+
+-- A number of microseconds as text: Lua's own conversion keeps 14 digits only.
+local function text(number)
+  return string.format('%.0f', number)
+end
+
+-- The place of a message among the ready ones, which is also the member of `sorted`.
+local function place(id, value)
+  local order = struct.unpack('>I8', value, 3)
+  return string.format('%d%017.0f', 9 - string.byte(value, 11), order) .. id
+end
+
+local function id_of(member)
+  return string.sub(member, 19)
+end
+
+-- Call a command with any number of trailing arguments; Lua's stack holds some 8,000.
+local function spread(command, key, arguments)
+  for first = 1, #arguments, 4000 do
+    call(command, key, unpack(arguments, first, math.min(first + 3999, #arguments)))
+  end
+end
+
+-- The values of messages, false for absent ones; any number of them.
+local function read(msg, ids)
+  if #ids <= 4000 then return #ids > 0 and call('HMGET', msg, unpack(ids)) or {} end
+  local values = {}
+  for first = 1, #ids, 4000 do
+    for _, value in ipairs(call('HMGET', msg, unpack(ids, first, math.min(first + 3999, #ids)))) do insert(values, value) end
+  end
+  return values
+end
+
+-- The key of a value, where it has one.
+local function key_of(value)
+  if string.byte(value, 12) % 2 == 1 then
+    local length = string.byte(value, 13)
+    return string.sub(value, 14, 13 + length)
+  end
+end
+
+-- Forget that a message is the pending one of its key.
+local function free_key(keys, key, id)
+  if key and key ~= '' and call('HGET', keys, key) == id then
+    call('HDEL', keys, key)
+  end
+end
+
+local function make_ready(sorted, id, value)
+  call('ZADD', sorted, 0, place(id, value))
+end
+
+local function one_more_try(value)
+  local tries = struct.unpack('>I2', value)
+  return struct.pack('>I2', math.min(tries + 1, 65535)) .. string.sub(value, 3)
+end
+
+-- Move what is due to the ready ones; how many.
+local function take_due(msg, sorted, delayed, now, limit)
+  local due = call('ZRANGEBYSCORE', delayed, '-inf', text(now), 'LIMIT', 0, limit)
+  if #due > 0 then
+    spread('ZREM', delayed, due)
+    local values = read(msg, due)
+    for i, id in ipairs(due) do
+      if values[i] then make_ready(sorted, id, values[i]) end
+    end
+  end
+  return #due
+end
+
+-- Tell one waiting client; one is enough, for who leases and leaves something tells the next.
+local function tell(wake)
+  if call('LLEN', wake) == 0 then call('RPUSH', wake, '1') end
+end
+
+-- Delay a message; clients that wait until the earliest one must hear of an earlier one.
+local function make_delayed(delayed, wake, id, due)
+  local first = call('ZRANGE', delayed, 0, 0, 'WITHSCORES')
+  call('ZADD', delayed, text(due), id)
+  if not first[1] or due < tonumber(first[2]) then tell(wake) end
+end
+
+local function too_new(version)
+  return redis.error_reply('QWTOONEW the queue has format ' .. version)
+end
+
+-- What an earlier attempt of the same call answered, kept under `mark` for clients that lost the reply.
+local function answered(mark, sequence)
+  local kept = call('GET', mark)
+  if kept then
+    kept = cmsgpack.unpack(kept)
+    if kept[1] == sequence then return kept[2] end
+  end
+end
+
+local function remember(mark, sequence, answer)
+  call('SET', mark, cmsgpack.pack({sequence, answer}), 'PX', 3600000)
+  return answer
+end
+
+-- The rows of `ready` that are messages: {row number, id, value} each; and the numbers of the rows that were removed messages.
+local function list_rows(msg, ready, gone, removed, limit)
+  local rows, stale = {}, {}
+  local heads = call('LRANGE', ready, 0, limit + math.min(removed, 1000) - 1)
+  local values = read(msg, heads)
+  local left = {}
+  for number, id in ipairs(heads) do
+    if removed > 0 and not left[id] then left[id] = tonumber(call('HGET', gone, id) or 0) end
+    if removed > 0 and left[id] > 0 then
+      left[id] = left[id] - 1
+      insert(stale, number)
+    elseif values[number] then
+      insert(rows, {number, id, values[number]})
+    end
+  end
+  return rows, stale, heads
+end
+
+-- The first `limit` ready messages in their order, untouched: ids, values, their members of `sorted`, and how many rows of `ready`
+-- end with the last of them.
+local function first_ready(msg, ready, sorted, gone, removed, limit)
+  local rows, stale, heads = list_rows(msg, ready, gone, removed, limit)
+  local members = call('ZRANGE', sorted, 0, limit - 1)
+  local ids = {}
+  for i, member in ipairs(members) do ids[i] = id_of(member) end
+  local values = read(msg, ids)
+  local out = {ids = {}, values = {}, members = {}, rows = 0, stale = stale, heads = heads}
+  local i, j = 1, 1
+  while #out.ids < limit and (members[i] or rows[j]) do
+    local row = rows[j]
+    if row and (not members[i] or place(row[2], row[3]) < members[i]) then
+      insert(out.ids, row[2])
+      insert(out.values, row[3])
+      out.rows = row[1]
+      j = j + 1
+    else
+      insert(out.members, members[i])
+      if values[i] then
+        insert(out.ids, ids[i])
+        insert(out.values, values[i])
+      end
+      i = i + 1
+    end
+  end
+  -- Removed messages at the end go with the last row.
+  if not rows[j] then out.rows = #heads end
+  return out
+end
+
+-- Take removed messages out of the books, once their rows are off the list.
+local function forget_gone(meta, gone, ids)
+  for _, id in ipairs(ids) do
+    if call('HINCRBY', gone, id, -1) <= 0 then call('HDEL', gone, id) end
+  end
+  if #ids > 0 then call('HINCRBY', meta, 'gone', -#ids) end
+end
+
+-- How many messages are ready.
+local function count_ready(meta, ready, sorted)
+  return call('LLEN', ready) - tonumber(call('HGET', meta, 'gone') or 0) + call('ZCARD', sorted)
+end

@@ -1,0 +1,19 @@
+-- Make a queue; pause or resume it.
+-- KEYS: meta wake
+-- ARGV: create, down or up
+-- RETURNS: 1, or 0 if there is no queue
+local meta, wake = KEYS[1], KEYS[2]
+local version = call('HGET', meta, 'version')
+if version and version ~= '1' then return too_new(version) end
+if ARGV[1] == 'create' then
+  call('HSETNX', meta, 'version', '1')
+  return 1
+end
+if not version then return 0 end
+if ARGV[1] == 'down' then
+  call('HSET', meta, 'down', '1')
+else
+  call('HDEL', meta, 'down')
+  tell(wake)
+end
+return 1

@@ -1,0 +1,53 @@
+-- Claim ready messages, the first in order.
+-- KEYS: meta msg ready sorted delayed leased claims gone wake void
+-- ARGV: limit, visibility us, claimant
+-- RETURNS: [token, expiry us, us until the next message is due (-1: none is known), ids, values, claimant]
+local meta, msg, ready, sorted, delayed, leased, claims, gone, wake, void = unpack(KEYS)
+local none = {0, 0, -1, {}, {}}
+-- Who asked has given up on this very call, and has been told that it holds nothing.
+if call('EXISTS', void) == 1 then return none end
+local state = call('HMGET', meta, 'version', 'down', 'fence', 'gone')
+if not state[1] or state[2] then return none end
+if state[1] ~= '1' then return too_new(state[1]) end
+
+local limit, removed, now = tonumber(ARGV[1]), tonumber(state[4] or 0), clock()
+take_due(msg, sorted, delayed, now, 500)
+local ids, values = {}, {}
+if removed == 0 and call('ZCARD', sorted) == 0 then
+  ids = call('LPOP', ready, limit) or {}
+  values = read(msg, ids)
+else
+  local first = first_ready(msg, ready, sorted, gone, removed, limit)
+  ids, values = first.ids, first.values
+  spread('ZREM', sorted, first.members)
+  if first.rows > 0 then
+    call('LTRIM', ready, first.rows, -1)
+    local passed = {}
+    for _, number in ipairs(first.stale) do
+      if number <= first.rows then insert(passed, first.heads[number]) end
+    end
+    forget_gone(meta, gone, passed)
+  end
+end
+if #ids == 0 then
+  local due = call('ZRANGE', delayed, 0, 0, 'WITHSCORES')
+  return {0, 0, due[2] and math.max(0, tonumber(due[2]) - now) or -1, {}, {}}
+end
+
+-- Rises even where a fail-over has lost the last increments.
+local token = math.max(tonumber(state[3] or 0) + 1, now)
+local expiry = now + tonumber(ARGV[2])
+local claim, expires = text(token) .. ' ' .. ARGV[3], text(expiry)
+local scores, holders = {}, {}
+for _, id in ipairs(ids) do
+  insert(scores, expires)
+  insert(scores, id)
+  insert(holders, id)
+  insert(holders, claim)
+end
+call('HSET', meta, 'fence', text(token))
+spread('ZADD', leased, scores)
+spread('HSET', claims, holders)
+-- Rows may be left for another worker: the one that is told tells the next.
+if #ids == limit and count_ready(meta, ready, sorted) > 0 then tell(wake) end
+return {token, expiry, 0, ids, values, ARGV[3]}

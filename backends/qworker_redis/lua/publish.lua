@@ -1,0 +1,66 @@
+-- Store messages: ready, or delayed until they are due. The only script that a full store refuses.
+-- KEYS: meta msg ready sorted delayed keys wake mark
+-- ARGV: sequence, 1 if an earlier attempt may have been made, then for each message: id, special, rest
+--   special: '' for a message with nothing unusual, or msgpack of [tries, delay us, due us (0: none), key ('' none), priority]
+--   rest: the value without its tries and order
+-- RETURNS: [1 if the queue is new, then pairs of a message's number and the id that is stored instead of it]
+local meta, msg, ready, sorted, delayed, keys, wake, mark = unpack(KEYS)
+local sequence = ARGV[1]
+if ARGV[2] == '1' then
+  local earlier = answered(mark, sequence)
+  if earlier then
+    call('PEXPIRE', mark, 3600000)
+    return earlier
+  end
+end
+local version = call('HGET', meta, 'version')
+if version and version ~= '1' then return too_new(version) end
+
+local now = clock()
+local ids = {}
+for i = 3, #ARGV, 3 do insert(ids, ARGV[i]) end
+local stored = call('HMGET', msg, unpack(ids))
+local answer = {version and 0 or 1}
+local sets, rows, awake = {}, {}, false
+
+local function put_special(i, id)
+  local tries, delay, due, key, priority = unpack(cmsgpack.unpack(ARGV[3 * i + 1]))
+  if key ~= '' then
+    local pending = call('HGET', keys, key)
+    if pending then
+      insert(answer, i)
+      insert(answer, pending)
+      return
+    end
+    call('HSET', keys, key, id)
+  end
+  local value = struct.pack('>I2I8', tries, now + i) .. ARGV[3 * i + 2]
+  insert(sets, id)
+  insert(sets, value)
+  if due == 0 then due = now + delay end
+  if due > now then
+    make_delayed(delayed, wake, id, due)
+  elseif priority > 0 then
+    make_ready(sorted, id, value)
+    awake = true
+  else
+    insert(rows, id)
+  end
+end
+
+for i, id in ipairs(ids) do
+  if not stored[i] then
+    if ARGV[3 * i + 1] == '' then
+      insert(sets, id)
+      insert(sets, struct.pack('>I2I8', 0, now + i) .. ARGV[3 * i + 2])
+      insert(rows, id)
+    else
+      put_special(i, id)
+    end
+  end
+end
+if not version then call('HSET', meta, 'version', '1') end
+spread('HSET', msg, sets)
+spread('RPUSH', ready, rows)
+if awake or #rows > 0 then tell(wake) end
+return remember(mark, sequence, answer)

@@ -1,0 +1,46 @@
+-- Make ready what has expired (tries + 1) and what is due, and remove what has been kept for long enough.
+-- KEYS: meta msg ready sorted delayed leased claims errors fail done wake
+-- ARGV: most messages of each kind, us to keep failed messages ('' for ever), us to keep done ones ('' for ever)
+-- RETURNS: [messages made ready, 1 if there is more to do]
+local meta, msg, ready, sorted, delayed, leased, claims, errors, fail, done, wake = unpack(KEYS)
+local state = call('HMGET', meta, 'version', 'down')
+if not state[1] then return {0, 0} end
+if state[1] ~= '1' then return too_new(state[1]) end
+local now, limit = clock(), tonumber(ARGV[1])
+
+local function expire()
+  local expired = call('ZRANGEBYSCORE', leased, '-inf', text(now), 'LIMIT', 0, limit)
+  if #expired == 0 then return 0 end
+  spread('ZREM', leased, expired)
+  spread('HDEL', claims, expired)
+  local values = read(msg, expired)
+  for i, id in ipairs(expired) do
+    if values[i] then
+      local value = one_more_try(values[i])
+      call('HSET', msg, id, value)
+      call('HSET', errors, id, 'the lease expired')
+      make_ready(sorted, id, value)
+    end
+  end
+  return #expired
+end
+
+local function forget(set, age)
+  if age == '' then return 0 end
+  local old = call('ZRANGEBYSCORE', set, '-inf', text(now - tonumber(age)), 'LIMIT', 0, limit)
+  if #old > 0 then
+    spread('ZREM', set, old)
+    spread('HDEL', msg, old)
+    spread('HDEL', errors, old)
+  end
+  return #old
+end
+
+local expired = expire()
+local due = take_due(msg, sorted, delayed, now, limit)
+local failed = forget(fail, ARGV[2])
+local finished = forget(done, ARGV[3])
+-- Also heals a wake-up that somebody took and died of.
+if not state[2] and count_ready(meta, ready, sorted) > 0 then tell(wake) end
+local more = math.max(expired, due, failed, finished) == limit
+return {expired + due, more and 1 or 0}

@@ -1,0 +1,79 @@
+-- Delete messages in any state, whoever holds them: by their ids, or those of a state.
+-- KEYS: meta msg ready sorted delayed leased claims keys errors fail done gone
+-- ARGV: ids, then ids; or a state (ready, delayed, leased, done, fail) and how many
+-- RETURNS: messages deleted; -1 if there is no queue
+local meta, msg, ready, sorted, delayed, leased, claims, keys, errors, fail, done, gone = unpack(KEYS)
+local state = call('HMGET', meta, 'version', 'gone')
+if not state[1] then return -1 end
+if state[1] ~= '1' then return too_new(state[1]) end
+local sets = {leased = leased, delayed = delayed, fail = fail, done = done}
+
+local function drop(id, value)
+  free_key(keys, key_of(value), id)
+  call('HDEL', msg, id)
+  call('HDEL', errors, id)
+end
+
+local function take_out(id, value)
+  for _, set in pairs(sets) do
+    if call('ZREM', set, id) == 1 then
+      call('HDEL', claims, id)
+      return
+    end
+  end
+  -- A list is searched from its end to find a row: leave the row, and know that it means nothing.
+  if call('ZREM', sorted, place(id, value)) == 0 then
+    call('HINCRBY', gone, id, 1)
+    call('HINCRBY', meta, 'gone', 1)
+  end
+end
+
+local function by_ids()
+  local count = 0
+  for i = 2, #ARGV do
+    local value = call('HGET', msg, ARGV[i])
+    if value then
+      take_out(ARGV[i], value)
+      drop(ARGV[i], value)
+      count = count + 1
+    end
+  end
+  return count
+end
+
+local function drop_all(ids)
+  local values, count = read(msg, ids), 0
+  for i, id in ipairs(ids) do
+    if values[i] then
+      drop(id, values[i])
+      count = count + 1
+    end
+  end
+  return count
+end
+
+local function ready_ones(limit)
+  local first = first_ready(msg, ready, sorted, gone, tonumber(state[2] or 0), limit)
+  spread('ZREM', sorted, first.members)
+  local passed = {}
+  for _, number in ipairs(first.stale) do
+    if number <= first.rows then insert(passed, first.heads[number]) end
+  end
+  if first.rows > 0 then call('LTRIM', ready, first.rows, -1) end
+  forget_gone(meta, gone, passed)
+  return drop_all(first.ids)
+end
+
+local function timed_ones(set, limit)
+  local ids = call('ZRANGE', set, 0, limit - 1)
+  spread('ZREM', set, ids)
+  spread('HDEL', claims, ids)
+  return drop_all(ids)
+end
+
+call('ZREM', leased, '')
+if ARGV[1] == 'ids' then return by_ids() end
+take_due(msg, sorted, delayed, clock(), 1000)
+local limit = tonumber(ARGV[2])
+if ARGV[1] == 'ready' then return ready_ones(limit) end
+return timed_ones(sets[ARGV[1]], limit)

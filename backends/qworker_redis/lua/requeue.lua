@@ -1,0 +1,30 @@
+-- Make failed messages ready again, with no tries.
+-- KEYS: meta msg sorted errors fail keys wake
+-- ARGV: most messages, then their ids; without any, the oldest ones
+-- RETURNS: messages made ready; -1 if there is no queue
+local meta, msg, sorted, errors, fail, keys, wake = unpack(KEYS)
+local version = call('HGET', meta, 'version')
+if not version then return -1 end
+if version ~= '1' then return too_new(version) end
+local ids, count = {}, 0
+if #ARGV == 1 then
+  ids = call('ZRANGE', fail, 0, tonumber(ARGV[1]) - 1)
+else
+  for i = 2, #ARGV do insert(ids, ARGV[i]) end
+end
+for _, id in ipairs(ids) do
+  if call('ZREM', fail, id) == 1 then
+    local value = call('HGET', msg, id)
+    if value then
+      value = struct.pack('>I2', 0) .. string.sub(value, 3)
+      call('HSET', msg, id, value)
+      call('HDEL', errors, id)
+      local key = key_of(value)
+      if key then call('HSET', keys, key, id) end
+      make_ready(sorted, id, value)
+      count = count + 1
+    end
+  end
+end
+if count > 0 then tell(wake) end
+return count

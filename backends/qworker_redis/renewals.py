@@ -1,0 +1,108 @@
+"""Renewing leases from any thread, on connections that the event loop does not use."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import cast
+
+from qworker.errors import BackendUnavailable
+from qworker_redis.blocking import BlockingWire
+from qworker_redis.claims import RedisLease
+from qworker_redis.options import Address, Options
+from qworker_redis.replies import ConnectionLost, NoScript, Redirected, Reply
+from qworker_redis.scripts import queue_key, script
+from qworker_redis.topology import Topology, slot_of
+from qworker_redis.wire import Argument
+
+__all__ = ["Renewals"]
+
+_MOST_ATTEMPTS = 4
+_BATCH = 500
+
+
+class Renewals:
+    """The blocking half of a backend.
+
+    Args:
+        options: how to connect.
+        places: which server has a queue.
+    """
+
+    def __init__(self, options: Options, places: Topology) -> None:
+        self._options = options
+        self._places = places
+        self._lock = threading.Lock()
+        self._wires: dict[Address, BlockingWire] = {}
+        self._closed = False
+
+    def close(self) -> None:
+        """End the connections."""
+        with self._lock:
+            self._closed = True
+            self._drop_all()
+
+    def _drop_all(self) -> None:
+        for wire in self._wires.values():
+            wire.close()
+        self._wires.clear()
+
+    def extend(self, queue: str, leases: Sequence[RedisLease], visibility: float) -> list[RedisLease]:
+        """Renew leases of one queue; the ones that are lost.
+
+        Raises:
+            BackendUnavailable: no answer: nothing is known to be lost.
+        """
+        lost: list[RedisLease] = []
+        for first in range(0, len(leases), _BATCH):
+            batch = leases[first : first + _BATCH]
+            arguments: list[Argument] = [int(visibility * 1e6)]
+            for lease in batch:
+                arguments += [lease.message.id, lease.claim]
+            with self._lock:
+                expiry, *numbers = cast("list[int]", self._call(queue, arguments))
+            gone = set(numbers)
+            for number, lease in enumerate(batch, start=1):
+                if number in gone:
+                    lost.append(lease)
+                else:
+                    lease.expires_at = expiry / 1e6
+        return lost
+
+    def _call(self, queue: str, arguments: Sequence[Argument]) -> Reply:
+        slot = slot_of(queue)
+        asking: Address | None = None
+        problem: BackendUnavailable | None = None
+        for _ in range(_MOST_ATTEMPTS):
+            address = asking or self._places.known(slot) or self._places.discover(slot)
+            try:
+                wire = self._wire(address)
+                if asking is not None:
+                    wire.call("ASKING")
+                return self._evaluate(wire, queue, arguments)
+            except Redirected as error:
+                target = self._places.moved(error, address)
+                asking = target if error.code == "ASK" else None
+                problem = error
+            except ConnectionLost as error:
+                # Renewing twice is renewing once: try again on a new connection.
+                self._wires.pop(address, None)
+                self._places.doubt(slot, address)
+                asking, problem = None, error
+        raise BackendUnavailable(f"leases of {queue} cannot be renewed now: {problem}") from problem
+
+    def _wire(self, address: Address) -> BlockingWire:
+        if self._closed:
+            raise BackendUnavailable("this backend is closed")
+        wire = self._wires.get(address)
+        if wire is None:
+            wire = self._wires[address] = BlockingWire(self._options, address)
+        return wire
+
+    def _evaluate(self, wire: BlockingWire, queue: str, arguments: Sequence[Argument]) -> Reply:
+        found = script("extend", flags=not (0, 0) < wire.version < (7, 0))
+        keys = [queue_key(queue, part) for part in found.keys]
+        try:
+            return wire.call("EVALSHA", found.sha, len(keys), *keys, *arguments)
+        except NoScript:
+            return wire.call("EVAL", found.source, len(keys), *keys, *arguments)

@@ -1,0 +1,61 @@
+"""Error replies of Redis, and what they mean to a caller."""
+
+from __future__ import annotations
+
+from hiredis import ReplyError
+
+from qworker.errors import BackendError, BackendUnavailable, FormatTooNew, StorageFull, StorePermission
+
+__all__ = ["ConnectionLost", "NoScript", "Redirected", "Reply", "meaning"]
+
+# What a command answers: text, numbers, nothing, an error, or a list of these.
+Reply = object
+
+# The server is there, and cannot serve now: repeat later.
+_LATER = frozenset({"LOADING", "BUSY", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN", "NOREPLICAS", "UNBLOCKED"})
+_REFUSED = frozenset({"NOAUTH", "WRONGPASS", "NOPERM"})
+_FULL = frozenset({"OOM", "MISCONF"})
+
+
+class ConnectionLost(BackendUnavailable):
+    """The connection went away. `sent`: the command may have been carried out."""
+
+    def __init__(self, text: str, *, sent: bool) -> None:
+        super().__init__(text)
+        self.sent = sent
+
+
+class Redirected(BackendUnavailable):
+    """Another server has this key now: `MOVED`, `ASK`, or `READONLY` for a primary that is one no more."""
+
+    def __init__(self, code: str, rest: str) -> None:
+        super().__init__(f"{code} {rest}")
+        self.code = code
+        self.rest = rest
+
+
+class NoScript(BackendError):
+    """The server does not know a script: it was restarted, or its scripts were flushed."""
+
+
+def meaning(error: ReplyError) -> BackendError:
+    """The error of the one tree for an error reply, with one line of text and the reply as its cause."""
+    text = str(error)
+    code, _, rest = text.partition(" ")
+    found: BackendError
+    if code in {"MOVED", "ASK", "READONLY"}:
+        found = Redirected(code, rest)
+    elif code in _LATER:
+        found = BackendUnavailable(f"Redis cannot serve now: {text}")
+    elif code in _REFUSED or "AUTH" in text.split("called")[0].upper().split()[:2]:
+        found = StorePermission(f"Redis refuses this user: {text}: check the URL's user and QWORKER_REDIS_PASSWORD")
+    elif code in _FULL:
+        found = StorageFull(f"Redis takes no more: {text}: raise maxmemory or free its disk; consuming goes on")
+    elif code == "NOSCRIPT":
+        found = NoScript(text)
+    elif code == "QWTOONEW":
+        found = FormatTooNew(f"{rest}, and this release reads 1: upgrade qworker")
+    else:
+        found = BackendError(f"Redis: {text}")
+    found.__cause__ = error
+    return found

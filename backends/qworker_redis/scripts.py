@@ -1,0 +1,61 @@
+"""The Lua scripts: one per transition, read from `lua/`, with the keys that each of them names in its header."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from functools import cache
+from importlib.resources import files
+
+__all__ = ["SCRIPTS", "Script", "queue_key", "script"]
+
+_KEYS = re.compile(r"^-- KEYS: (.+)$", re.MULTILINE)
+
+# Scripts, and whether Redis may refuse them when its memory is full: whatever only drains must go on.
+_DENIED_WHEN_FULL = frozenset({"publish"})
+
+SCRIPTS = (
+    "create",
+    "extend",
+    "giveback",
+    "lease",
+    "look",
+    "peek",
+    "publish",
+    "reap",
+    "remove",
+    "requeue",
+    "settle",
+    "stats",
+)
+
+
+class Script:
+    """One script, as sent to a server of some version."""
+
+    __slots__ = ("keys", "name", "sha", "source")
+
+    def __init__(self, name: str, common: str, text: str, *, flags: bool) -> None:
+        found = _KEYS.search(text)
+        if found is None:
+            raise AssertionError(f"lua/{name}.lua names no KEYS")
+        first = ""
+        if flags:
+            first = "#!lua\n" if name in _DENIED_WHEN_FULL else "#!lua flags=allow-oom\n"
+        self.name = name
+        self.keys = tuple(found[1].split())
+        self.source = f"{first}{common}\n{text}".encode()
+        # Redis names scripts by this digest; nothing is secured by it.
+        self.sha = hashlib.sha1(self.source, usedforsecurity=False).hexdigest().encode()
+
+
+@cache
+def script(name: str, *, flags: bool) -> Script:
+    """A script by its name; `flags`: the server is Redis 7 or newer, and knows script flags."""
+    lua = files("qworker_redis") / "lua"
+    return Script(name, (lua / "common.lua").read_text("utf-8"), (lua / f"{name}.lua").read_text("utf-8"), flags=flags)
+
+
+def queue_key(queue: str, part: str) -> bytes:
+    """A key of a queue. The braces put all keys of a queue into one slot of a cluster."""
+    return f"{{qworker:{queue}}}:{part}".encode()

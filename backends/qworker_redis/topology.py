@@ -1,0 +1,175 @@
+"""Which server has a queue: the one of the URL, the primary that the sentinels know, or the node of a cluster.
+
+All of it blocks, and is called from threads: discovery is rare, and `extend` must be able to do it while the loop is blocked.
+"""
+
+from __future__ import annotations
+
+import abc
+import binascii
+import threading
+from collections.abc import Sequence
+from typing import cast
+
+from qworker.errors import BackendError, BackendUnavailable
+from qworker_redis.blocking import BlockingWire
+from qworker_redis.options import Address, Options, TcpAddress
+from qworker_redis.replies import Redirected, Reply
+
+__all__ = ["Topology", "slot_of", "topology"]
+
+_SLOTS = 16384
+
+
+def slot_of(queue: str) -> int:
+    """The slot of a queue's keys in a cluster: CRC-16 (XModem) of what stands between the braces."""
+    return binascii.crc_hqx(f"qworker:{queue}".encode(), 0) % _SLOTS
+
+
+class Topology(abc.ABC):
+    """Where queues are. Safe to use from any thread."""
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._lock = threading.Lock()
+
+    @abc.abstractmethod
+    def known(self, slot: int) -> Address | None:
+        """The server of a slot as far as is known without asking."""
+
+    @abc.abstractmethod
+    def discover(self, slot: int) -> Address:
+        """Ask for the server of a slot. Blocks.
+
+        Raises:
+            BackendUnavailable: nobody knows.
+        """
+
+    @abc.abstractmethod
+    def doubt(self, slot: int, address: Address) -> None:
+        """A server failed or refused: ask again before trusting what is known."""
+
+    def moved(self, redirected: Redirected, address: Address) -> Address | None:
+        """Learn from a redirection; the address that it names, if any."""
+        self.doubt(-1, address)
+        del redirected
+        return None
+
+
+class _Single(Topology):
+    """One server."""
+
+    def known(self, slot: int) -> Address:
+        return self._options.addresses[0]
+
+    def discover(self, slot: int) -> Address:
+        return self._options.addresses[0]
+
+    def doubt(self, slot: int, address: Address) -> None:
+        """There is no other."""
+
+
+class _Sentinel(Topology):
+    """The primary of a name, by the word of the first sentinel that answers."""
+
+    def __init__(self, options: Options) -> None:
+        super().__init__(options)
+        self._primary: Address | None = None
+
+    def known(self, slot: int) -> Address | None:
+        return self._primary
+
+    def discover(self, slot: int) -> Address:
+        with self._lock:
+            errors: list[str] = []
+            for address in self._options.addresses:
+                try:
+                    found = self._ask(address)
+                except BackendError as error:
+                    errors.append(str(error))
+                    continue
+                if found is not None:
+                    self._primary = found
+                    return found
+                errors.append(f"the sentinel {address} knows no {self._options.primary!r}")
+            raise BackendUnavailable(f"no sentinel tells the primary: {'; '.join(errors)}")
+
+    def _ask(self, address: Address) -> Address | None:
+        """The primary that one sentinel names, if that server agrees."""
+        with BlockingWire(self._options, address, sentinel=True) as sentinel:
+            reply = sentinel.call("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self._options.primary)
+        if not isinstance(reply, list):
+            return None
+        host, port = cast("list[bytes]", reply)
+        found = TcpAddress(host.decode(), int(port))
+        with BlockingWire(self._options, found) as server:
+            role = cast("Sequence[Reply]", server.call("ROLE"))[0]
+        if role != b"master":
+            raise BackendUnavailable(f"the sentinel {address} names {found}, which is no primary yet")
+        return found
+
+    def doubt(self, slot: int, address: Address) -> None:
+        if self._primary == address:
+            self._primary = None
+
+
+class _Cluster(Topology):
+    """The nodes of a cluster by slot."""
+
+    def __init__(self, options: Options) -> None:
+        super().__init__(options)
+        self._slots: dict[int, Address] = {}
+        self._nodes: list[Address] = list(options.addresses)
+
+    def known(self, slot: int) -> Address | None:
+        return self._slots.get(slot)
+
+    def discover(self, slot: int) -> Address:
+        with self._lock:
+            errors: list[str] = []
+            for address in [*self._nodes, *self._options.addresses]:
+                try:
+                    with BlockingWire(self._options, address) as node:
+                        reply = node.call("CLUSTER", "SLOTS")
+                except BackendError as error:
+                    errors.append(str(error))
+                    continue
+                self._learn(cast("list[list[Reply]]", reply), address)
+                found = self._slots.get(slot)
+                if found is not None:
+                    return found
+                errors.append(f"nobody has the slot {slot}")
+            raise BackendUnavailable(f"the cluster does not answer: {'; '.join(dict.fromkeys(errors))}")
+
+    def _learn(self, ranges: list[list[Reply]], asked: Address) -> None:
+        slots: dict[int, Address] = {}
+        nodes: dict[Address, None] = {}
+        for row in ranges:
+            first, last, primary = cast("tuple[int, int, list[Reply]]", row[:3])
+            host, port = cast("tuple[bytes | None, int]", primary[:2])
+            address = TcpAddress(host.decode() if host else cast("TcpAddress", asked).host, port)
+            nodes[address] = None
+            slots.update(dict.fromkeys(range(first, last + 1), address))
+        self._slots = slots
+        self._nodes = list(nodes)
+
+    def doubt(self, slot: int, address: Address) -> None:
+        if self._slots.get(slot) == address:
+            self._slots.pop(slot, None)
+
+    def moved(self, redirected: Redirected, address: Address) -> Address | None:
+        if redirected.code == "READONLY":
+            self._slots = {slot: node for slot, node in self._slots.items() if node != address}
+            return None
+        slot, _, target = redirected.rest.partition(" ")
+        host, _, port = target.rpartition(":")
+        found = TcpAddress(host.strip("[]") or cast("TcpAddress", address).host, int(port))
+        if redirected.code == "MOVED":
+            self._slots[int(slot)] = found
+        return found
+
+
+def topology(options: Options) -> Topology:
+    """The topology of a URL."""
+    kinds: dict[str, type[Topology]] = {"single": _Single, "sentinel": _Sentinel, "cluster": _Cluster}
+    return kinds[options.mode](options)

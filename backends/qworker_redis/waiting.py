@@ -1,0 +1,121 @@
+"""Waiting for work: a blocking read of the queue's wake list, on a connection of its own, and never of messages.
+
+A wake-up that is lost costs a moment: whoever leases and leaves something wakes the next, and every reap heals the list.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Sequence
+from typing import cast
+
+from qworker.errors import BackendError
+from qworker_redis.links import Links, command_of
+from qworker_redis.options import Options
+from qworker_redis.replies import NoScript, Redirected, Reply
+from qworker_redis.scripts import queue_key
+from qworker_redis.topology import slot_of
+from qworker_redis.wire import Argument, Wire
+
+__all__ = ["Waiting"]
+
+# Seconds that one blocking read may take: a connection that is gone without a word is noticed soon after.
+_LONGEST_BLOCK = 5.0
+_SHORTEST_BLOCK = 0.001
+_REDIRECTION_PAUSE = 0.05
+
+
+class Waiting:
+    """The waiting half of a backend.
+
+    Args:
+        options: of the store.
+        links: its connections.
+    """
+
+    def __init__(self, options: Options, links: Links) -> None:
+        self._options = options
+        self._links = links
+
+    async def wait(self, queues: Sequence[str], timeout: float) -> None:
+        """Return when a queue may have something, or after `timeout` seconds."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout
+        while True:
+            soonest = await self._soonest(queues)
+            left = min(deadline - loop.time(), soonest)
+            block = min(left, _LONGEST_BLOCK)
+            if left <= 0 or await self._block(queues, block) or soonest <= block:
+                return
+
+    async def _soonest(self, queues: Sequence[str]) -> float:
+        """Seconds until a queue has something, as far as is known."""
+        replies = await asyncio.gather(*[self._links.script("peek", queue, (0,)) for queue in queues])
+        known = [reply / 1e6 for reply in cast("list[int]", replies) if reply >= 0]
+        return min(known, default=math.inf)
+
+    async def _block(self, queues: Sequence[str], seconds: float) -> bool:
+        """Wait for a wake-up of any of the queues; whether there was one."""
+        groups: dict[int, list[str]] = {}
+        for queue in queues:
+            groups.setdefault(slot_of(queue) if self._options.mode == "cluster" else 0, []).append(queue)
+        if len(groups) == 1:
+            return await self._block_on(*groups.popitem(), seconds)
+        tasks = [asyncio.create_task(self._block_on(slot, names, seconds)) for slot, names in groups.items()]
+        try:
+            finished, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            return any([task.result() for task in finished])
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _block_on(self, slot: int, queues: Sequence[str], seconds: float) -> bool:
+        try:
+            woken, _ = await self.blocked(slot, queues, seconds, None)
+        except Redirected:
+            # The queue is on its way to another server.
+            await asyncio.sleep(min(seconds, _REDIRECTION_PAUSE))
+            return False
+        return woken is not None
+
+    async def blocked(
+        self, slot: int, queues: Sequence[str], seconds: float, lease: Sequence[Argument] | None
+    ) -> tuple[Reply, Reply | None]:
+        """Read the wake lists of queues of one slot; and lease in the same trip.
+
+        Args:
+            slot: where the queues are; any in a store without slots.
+            queues: whose wake lists.
+            seconds: for how long.
+            lease: arguments of the lease script, with the part of its last key in front; None: no lease.
+
+        Returns:
+            The answers; the second is None without a lease, or when the server must be taught the script first.
+        """
+        async with self._links.resting(slot) as wire:
+            seconds = max(seconds, _SHORTEST_BLOCK)
+            try:
+                woken = wire.send("BLPOP", *[queue_key(queue, "wake") for queue in queues], seconds, within=seconds)
+                if lease is None:
+                    return await woken, None
+                claimed = self._send_lease(wire, queues[0], lease, seconds)
+                first, second = await asyncio.gather(woken, claimed, return_exceptions=True)
+            except BackendError as error:
+                self._links.redirected(error, slot, wire)
+                raise
+            for answer in (first, second):
+                if isinstance(answer, NoScript):
+                    second = None
+                elif isinstance(answer, BaseException):
+                    if isinstance(answer, BackendError):
+                        self._links.redirected(answer, slot, wire)
+                    raise answer
+            return first, second
+
+    def _send_lease(
+        self, wire: Wire, queue: str, lease: Sequence[Argument], seconds: float
+    ) -> asyncio.Future[Reply]:
+        void, *arguments = lease
+        return wire.send(*command_of(wire, "lease", queue, arguments, (str(void),)), within=seconds)

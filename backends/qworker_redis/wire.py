@@ -1,0 +1,199 @@
+"""One connection to a Redis server: commands go out as they come, answers come back in order.
+
+The general client library spends some 150 us of CPU on a command; this spends about 10, because it does only what queues need.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from typing import cast
+
+from hiredis import ProtocolError, Reader, ReplyError, pack_command
+
+from qworker.errors import BackendError, BackendUnavailable
+from qworker_redis.options import Address, Options, UnixAddress
+from qworker_redis.replies import ConnectionLost, Reply, meaning
+
+__all__ = ["Wire", "connect", "greeting", "why"]
+
+Argument = bytes | str | int | float
+
+_Pending = tuple["asyncio.Future[Reply]", float]
+
+
+def why(error: BaseException) -> str:
+    """The reason of an OSError, short."""
+    if isinstance(error, TimeoutError):
+        return "no answer in time"
+    if isinstance(error, OSError) and error.strerror and error.errno is not None and error.errno > 0:
+        return error.strerror.partition("[")[0].strip() if "Multiple exceptions" in error.strerror else error.strerror
+    return str(error) or type(error).__name__
+
+
+class Wire(asyncio.Protocol):
+    """A connection.
+
+    Args:
+        address: the server, for messages.
+        timeout: seconds after which a missing answer ends the connection: a server that does not answer, and one that is
+            gone without a word, look the same.
+    """
+
+    def __init__(self, address: Address, timeout: float) -> None:
+        self.address = address
+        # What the server said of itself in its greeting.
+        self.version = (0, 0)
+        self._timeout = timeout
+        self._loop = asyncio.get_running_loop()
+        self._reader = Reader(protocolError=ProtocolError, replyError=ReplyError)
+        self._pending: deque[_Pending] = deque()
+        self._transport: asyncio.Transport | None = None
+        self._watch: asyncio.TimerHandle | None = None
+        self._lost: str | None = None
+
+    @property
+    def alive(self) -> bool:
+        """Whether commands can be sent."""
+        return self._lost is None
+
+    def send(self, *arguments: Argument, within: float = 0.0) -> asyncio.Future[Reply]:
+        """Send a command; its answer, or an error of the one tree.
+
+        Cancelling the future forgets the answer: it is read and dropped, and no other command gets it.
+
+        Args:
+            arguments: the command.
+            within: seconds that the command itself may block, on top of the timeout.
+
+        Raises:
+            ConnectionLost: nothing was sent.
+        """
+        transport = self._transport
+        if self._lost is not None or transport is None:
+            raise ConnectionLost(self._lost or f"no connection to {self.address}", sent=False)
+        future: asyncio.Future[Reply] = self._loop.create_future()
+        self._pending.append((future, self._loop.time() + self._timeout + within))
+        transport.write(pack_command(cast("tuple[str | int | float | bytes | memoryview]", arguments)))
+        return future
+
+    def close(self, reason: str = "closed") -> None:
+        """End the connection now; whoever waits for an answer gets `ConnectionLost`."""
+        if self._lost is None:
+            self._lose(f"the connection to {self.address} is lost: {reason}")
+        if self._transport is not None:
+            self._transport.abort()
+
+    # -- asyncio.Protocol --------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep the transport, and watch for answers that do not come."""
+        self._transport = cast("asyncio.Transport", transport)
+        self._look()
+
+    def data_received(self, data: bytes) -> None:
+        """Give answers to who waits for them, in order."""
+        reader, pending = self._reader, self._pending
+        try:
+            reader.feed(data)
+            reply: Reply = reader.gets()
+            while reply is not False:
+                if not pending:
+                    self.close("it said something that nobody asked for")
+                    return
+                future = pending.popleft()[0]
+                if not future.done():
+                    if isinstance(reply, ReplyError):
+                        future.set_exception(meaning(reply))
+                    else:
+                        future.set_result(reply)
+                reply = reader.gets()
+        except ProtocolError as error:
+            self.close(f"it does not speak the Redis protocol ({error})")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Tell whoever waits."""
+        if self._lost is None:
+            reason = why(exc) if exc is not None else "closed by the server"
+            self._lose(f"the connection to {self.address} is lost: {reason}")
+
+    def _lose(self, text: str) -> None:
+        self._lost = text
+        if self._watch is not None:
+            self._watch.cancel()
+        while self._pending:
+            future = self._pending.popleft()[0]
+            if not future.done():
+                future.set_exception(ConnectionLost(text, sent=True))
+
+    def _look(self) -> None:
+        """End the connection if the oldest answer is overdue."""
+        now = self._loop.time()
+        # Answers come in order, so a later command may wait for an earlier one that blocks.
+        if self._pending and now > self._pending[0][1]:
+            self.close(f"no answer within {self._timeout:g} s")
+            return
+        self._watch = self._loop.call_later(max(self._timeout / 4, 0.02), self._look)
+
+
+def greeting(options: Options, *, sentinel: bool = False) -> list[tuple[Argument, ...]]:
+    """The first commands of a connection."""
+    password = options.sentinel_password if sentinel else options.password
+    hello: list[Argument] = ["HELLO", "2"]
+    if password is not None:
+        hello += ["AUTH", (None if sentinel else options.username) or "default", password]
+    hello += ["SETNAME", "qworker"]
+    commands: list[tuple[Argument, ...]] = [tuple(hello)]
+    if options.db and not sentinel:
+        commands.append(("SELECT", options.db))
+    return commands
+
+
+def greeted(reply: Reply) -> tuple[int, int]:
+    """The server's version, from its answer to HELLO."""
+    if not isinstance(reply, Sequence) or isinstance(reply, (str, bytes)):
+        return (0, 0)
+    fields = dict(zip(reply[::2], reply[1::2], strict=False))
+    parts = cast("bytes", fields.get(b"version", b"0.0")).decode(errors="replace").split(".")
+    numbers = [int(part) if part.isdigit() else 0 for part in [*parts, "0", "0"]]
+    return (numbers[0], numbers[1])
+
+
+async def connect(options: Options, address: Address) -> Wire:
+    """A new connection, logged in.
+
+    Raises:
+        BackendUnavailable: the server cannot be reached, or does not answer.
+        StorePermission: it refuses this user.
+    """
+    loop = asyncio.get_running_loop()
+    wire: Wire | None = None
+
+    def make() -> Wire:
+        nonlocal wire
+        wire = Wire(address, options.timeout)
+        return wire
+
+    try:
+        async with asyncio.timeout(options.timeout):
+            if isinstance(address, UnixAddress):
+                await loop.create_unix_connection(make, address.path, ssl=options.tls)
+            else:
+                await loop.create_connection(make, address.host, address.port, ssl=options.tls)
+            if wire is None:
+                raise BackendUnavailable(f"cannot reach Redis at {address}")
+            replies = await asyncio.gather(*[wire.send(*command) for command in greeting(options)])
+            wire.version = greeted(replies[0])
+            return wire
+    except OSError as error:
+        _drop(wire)
+        raise BackendUnavailable(f"cannot reach Redis at {address}: {why(error)}: is it running, and the URL right?") from error
+    except (BackendError, asyncio.CancelledError):
+        _drop(wire)
+        raise
+
+
+def _drop(wire: Wire | None) -> None:
+    if wire is not None:
+        wire.close()
