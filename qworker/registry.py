@@ -46,6 +46,8 @@ def backend_class(scheme: str) -> type[Backend]:
         if error.name in {"starlette", "uvicorn", "httpx"}:
             raise MissingExtra("http", f"{scheme}:") from error
         raise BadURL(f"the backend for {scheme}: cannot be imported: {error}") from error
+    except (ImportError, AttributeError) as error:
+        raise BadURL(f"the backend for {scheme}: {point.value} cannot be imported: {error}") from error
     if not (isinstance(found, type) and issubclass(found, Backend)):
         raise BadURL(f"the entry point {scheme!r} of {GROUP} is no qworker.Backend: {point.value}")
     return found

@@ -6,16 +6,17 @@ import time
 
 import click
 
-from qworker.cli.common import QueueName, URLCommand, json_option, opened, run, state_option
+from qworker.cli.common import URLCommand, json_option, opened, run, state_option
 from qworker.cli.output import as_data, body_preview, clock_time, print_json, print_table, say, span
 from qworker.message import State, StoredMessage
+from qworker.names import check_queue
 
 __all__ = ["command"]
 
 
 @click.command("browse", cls=URLCommand)
 @click.argument("url")
-@click.argument("queue", type=QueueName())
+@click.argument("queue", type=check_queue)
 @state_option("Only messages in this state.")
 @click.option("--limit", type=click.IntRange(1), default=20, show_default=True, help="At most so many of each state.")
 @click.option("--offset", type=click.IntRange(0), default=0, help="After the first so many of each state.")

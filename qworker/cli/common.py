@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar, cast
 
@@ -14,11 +14,10 @@ import click
 from qworker.backend import Backend
 from qworker.errors import BadURL, UsageError
 from qworker.message import State
-from qworker.names import check_queue
 from qworker.registry import open_backend
 from qworker.settings import file_settings, setting
 
-__all__ = ["Command", "QueueName", "URLCommand", "json_option", "opened", "run", "silence_stdout", "state_option"]
+__all__ = ["Command", "URLCommand", "json_option", "opened", "run", "silence_stdout", "state_option", "unwrapped"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 R = TypeVar("R")
@@ -30,8 +29,8 @@ class Command(click.Command):
     """A command whose every option may also come from `QWORKER_<OPTION>`, or from `[tool.qworker]` under it."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        kwargs.setdefault("no_args_is_help", False)
         super().__init__(*args, **kwargs)
+        self.help = unwrapped(self.help)
 
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
@@ -84,20 +83,6 @@ class URLCommand(Command):
         return super().parse_args(ctx, args)
 
 
-class QueueName(click.ParamType):
-    """A queue's name, checked where it enters."""
-
-    name = "queue"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """The name itself.
-
-        Raises:
-            BadName: it is none.
-        """
-        return check_queue(str(value))
-
-
 def json_option(function: F) -> F:
     """`--json`."""
     return click.option("--json", "json", is_flag=True, help="Print one JSON document instead of text.")(function)
@@ -108,8 +93,13 @@ def state_option(help_text: str, default: str | None = None) -> Callable[[F], F]
     return click.option("--state", type=click.Choice([s.value for s in State]), default=default, help=help_text)
 
 
+def unwrapped(text: str | None) -> str | None:
+    r"""A help text whose lines "\b" have become click's mark for a paragraph that keeps its lines."""
+    return None if text is None else text.replace("\\b\n", "\b\n")
+
+
 @asynccontextmanager
-async def opened(url: str) -> AsyncIterator[Backend]:
+async def opened(url: str) -> AsyncGenerator[Backend]:
     """The backend of a URL, reached, and let go of afterwards.
 
     Raises:

@@ -126,12 +126,8 @@ def _calls(task: _AnyTask, bound: BoundTask[..., Any], lines: BinaryIO) -> Itera
 
 
 def _line(line: bytes) -> tuple[list[Any], dict[str, Any]]:
-    value: object = msgspec.json.decode(line)
-    if isinstance(value, list):
-        return cast("list[Any]", value), {}
-    if isinstance(value, dict):
-        return [], cast("dict[str, Any]", value)
-    raise BadArguments("a line is a JSON array of arguments, or a JSON object of keyword arguments")
+    value = msgspec.json.decode(line, type=list[Any] | dict[str, Any])
+    return (value, {}) if isinstance(value, list) else ([], value)
 
 
 async def _enqueue(tasks: Tasks, calls: Iterator[Call]) -> list[Job]:

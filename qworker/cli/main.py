@@ -8,11 +8,12 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import click
 
 from qworker import __version__
-from qworker.cli.common import silence_stdout
+from qworker.cli.common import silence_stdout, unwrapped
 from qworker.errors import (
     BackendUnavailable,
     FormatTooNew,
@@ -54,6 +55,10 @@ COMMANDS = {
 
 class _Commands(click.Group):
     """The commands, in the order in which a newcomer meets them."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.help = unwrapped(self.help)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import click
 
-from qworker.cli.common import QueueName, URLCommand, json_option, opened, run
+from qworker.cli.common import URLCommand, json_option, opened, run
 from qworker.cli.output import print_json, say
+from qworker.names import check_queue
 
 __all__ = ["down_command", "up_command"]
 
 
 @click.command("down", cls=URLCommand)
 @click.argument("url")
-@click.argument("queues", type=QueueName(), nargs=-1, required=True, metavar="QUEUE...")
+@click.argument("queues", type=check_queue, nargs=-1, required=True, metavar="QUEUE...")
 @json_option
 def down_command(url: str, queues: tuple[str, ...], json: bool) -> None:
     r"""Pause each QUEUE for all consumers until `qworker up`. What runs goes on, and publishing still works.
@@ -27,7 +28,7 @@ def down_command(url: str, queues: tuple[str, ...], json: bool) -> None:
 
 @click.command("up", cls=URLCommand)
 @click.argument("url")
-@click.argument("queues", type=QueueName(), nargs=-1, required=True, metavar="QUEUE...")
+@click.argument("queues", type=check_queue, nargs=-1, required=True, metavar="QUEUE...")
 @json_option
 def up_command(url: str, queues: tuple[str, ...], json: bool) -> None:
     r"""Resume each QUEUE that `qworker down` has paused.

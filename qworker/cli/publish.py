@@ -8,11 +8,11 @@ from typing import BinaryIO
 
 import click
 
-from qworker.cli.common import QueueName, URLCommand, json_option, opened, run
+from qworker.cli.common import URLCommand, json_option, opened, run
 from qworker.cli.output import Progress, print_json, say
 from qworker.errors import UsageError
 from qworker.message import Draft
-from qworker.names import check_id, check_key
+from qworker.names import check_id, check_key, check_queue
 
 __all__ = ["command"]
 
@@ -21,7 +21,7 @@ _BATCH = 1000
 
 @click.command("publish", cls=URLCommand)
 @click.argument("url")
-@click.argument("queue", type=QueueName())
+@click.argument("queue", type=check_queue)
 @click.argument("arguments", nargs=-1, metavar="[ARGUMENT]...")
 @click.option(
     "-f", "--file", type=click.File("rb"), metavar="FILE", help="Take the body from FILE; - is standard input."

@@ -6,17 +6,18 @@ import sys
 
 import click
 
-from qworker.cli.common import QueueName, URLCommand, json_option, opened, run, state_option
+from qworker.cli.common import URLCommand, json_option, opened, run, state_option
 from qworker.cli.output import print_json, say
 from qworker.errors import UsageError
 from qworker.message import State
+from qworker.names import check_queue
 
 __all__ = ["command"]
 
 
 @click.command("purge", cls=URLCommand)
 @click.argument("url")
-@click.argument("queue", type=QueueName())
+@click.argument("queue", type=check_queue)
 @state_option("Only messages in this state. Without it: ready, delayed and failed ones, and none that is leased.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @json_option

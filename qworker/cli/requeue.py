@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import click
 
-from qworker.cli.common import QueueName, URLCommand, json_option, opened, run
+from qworker.cli.common import URLCommand, json_option, opened, run
 from qworker.cli.output import print_json, say
+from qworker.names import check_queue
 
 __all__ = ["command"]
 
 
 @click.command("requeue", cls=URLCommand)
 @click.argument("url")
-@click.argument("queue", type=QueueName())
+@click.argument("queue", type=check_queue)
 @click.argument("ids", nargs=-1, metavar="[ID]...")
 @json_option
 def command(url: str, queue: str, ids: tuple[str, ...], json: bool) -> None:

@@ -3,41 +3,39 @@
 from __future__ import annotations
 
 import os
-from typing import Any, Literal
+from typing import Literal
 
 import click
 
-from qworker.cli.common import Command, QueueName
+from qworker.cli.common import Command
 from qworker.cli.loader import load_app
 from qworker.errors import UsageError
+from qworker.names import check_queue
 from qworker.supervisor.control import inherited
 from qworker.supervisor.settings import RunSettings
 
 __all__ = ["command"]
 
 
-class _WorkerCount(click.ParamType):
+def _worker_count(value: str) -> tuple[int, int]:
     """`4`, or `2:8`: the least and the most."""
-
-    name = "N|MIN:MAX"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, int]:
-        """Both numbers."""
-        if isinstance(value, tuple):
-            return int(value[0]), int(value[1])  # pyright: ignore[reportUnknownArgumentType]
-        least, colon, most = str(value).partition(":")
-        if not least.isdecimal() or (colon and not most.isdecimal()):
-            self.fail(f"{value!r} is no number of processes: write 4, or 2:8 for between two and eight", param, ctx)
+    least, colon, most = value.partition(":")
+    if least.isdecimal() and (most.isdecimal() if colon else True):
         low, high = int(least), int(most) if colon else int(least)
-        if not 1 <= low <= high:
-            self.fail(f"{value!r}: write 4, or 2:8 for between two and eight", param, ctx)
-        return low, high
+        if 1 <= low <= high:
+            return low, high
+    raise UsageError(f"--workers {value!r}: write 4, or 2:8 for between two and eight")
 
 
 @click.command("run", cls=Command)
 @click.argument("app")
 @click.option(
-    "-Q", "--queue", type=QueueName(), multiple=True, help="Work on this queue only; may be given several times."
+    "-Q",
+    "--queue",
+    type=check_queue,
+    metavar="QUEUE",
+    multiple=True,
+    help="Work on this queue only; may be given several times.",
 )
 @click.option(
     "-c",
@@ -50,7 +48,8 @@ class _WorkerCount(click.ParamType):
 @click.option(
     "-w",
     "--workers",
-    type=_WorkerCount(),
+    type=_worker_count,
+    metavar="N|MIN:MAX",
     default="1",
     show_default=True,
     help="Worker processes; MIN:MAX lets their number follow the backlog.",

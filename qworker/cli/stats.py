@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import click
 
-from qworker.cli.common import QueueName, URLCommand, json_option, opened, run
+from qworker.cli.common import URLCommand, json_option, opened, run
 from qworker.cli.output import print_json, print_table, say, span
 from qworker.message import QueueStats
+from qworker.names import check_queue
 
 __all__ = ["command"]
 
 
 @click.command("stats", cls=URLCommand)
 @click.argument("url")
-@click.argument("queue", required=False, type=QueueName())
+@click.argument("queue", required=False, type=check_queue)
 @json_option
 def command(url: str, queue: str | None, json: bool) -> None:
     r"""Count the messages of one queue, or of all.

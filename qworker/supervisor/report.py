@@ -67,7 +67,7 @@ def _awaits(waiting: Any) -> Iterator[_Place]:
 
 
 def _threads(frame: FrameType | None) -> Iterator[tuple[str, list[_Place]]]:
-    frames = sys._current_frames()  # noqa: SLF001 - the only way to another thread's stack
+    frames = sys._current_frames()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage] - the only way there
     for thread in threading.enumerate():
         top = frame if thread is threading.main_thread() else frames.get(thread.ident or 0)
         if top is not None:

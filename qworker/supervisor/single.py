@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from enum import Enum
 from functools import partial
@@ -149,7 +149,7 @@ class _Single:
     def _attach(self, loop: asyncio.AbstractEventLoop) -> None:
         if self._control is None:
             return
-        orders = {
+        orders: dict[Command, Callable[[], None]] = {
             Command.DRAIN: self._drain,
             Command.ABORT: self._abort,
             Command.QUIET: self._worker.quiet,
@@ -177,7 +177,7 @@ class _Single:
     # -- watching ----------------------------------------------------------------------------------------------------
 
     @asynccontextmanager
-    async def _watched(self) -> AsyncIterator[None]:
+    async def _watched(self) -> AsyncGenerator[None]:
         watchers: list[asyncio.Task[None]] = []
         if self._settings.max_memory_mb is not None:
             watchers.append(asyncio.create_task(self._watch_memory(self._settings.max_memory_mb)))

@@ -14,7 +14,8 @@ _DEBOUNCE_MS = 200
 
 async def changes() -> AsyncIterator[list[str]]:
     """The Python files under the working directory that have changed, batch by batch."""
-    async for batch in watchfiles.awatch(
+    # trio, which is not installed, leaves a hole in its type.
+    async for batch in watchfiles.awatch(  # pyright: ignore[reportUnknownMemberType]
         os.getcwd(), watch_filter=watchfiles.PythonFilter(), debounce=_DEBOUNCE_MS, ignore_permission_denied=True
     ):
         yield _names(batch)

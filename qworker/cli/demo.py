@@ -1,0 +1,212 @@
+"""`qworker demo`: the main job on a queue in a temporary directory, with a real worker that is really killed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+
+import click
+import msgspec
+
+from qworker.backend import Backend
+from qworker.cli.common import Command, run
+from qworker.cli.demo_app import LEDGER, hopeless, long, short, stumbling, tasks
+from qworker.cli.output import say
+from qworker.errors import QworkerError
+from qworker.message import QueueStats, State
+from qworker.registry import open_backend
+
+__all__ = ["command"]
+
+_QUEUE = "demo"
+_SHORT = 24
+_CONCURRENCY = 4
+# Seconds for each step on a machine that is busy with other things; a free one needs a few seconds for all of them.
+_PATIENCE_S = 60.0
+_EXIT_FAILED = 1
+
+
+class _DemoError(QworkerError):
+    """The demo did not show what it promises."""
+
+
+class _Note(msgspec.Struct, frozen=True):
+    """One line of the ledger."""
+
+    event: str
+    task: str
+    name: str
+    tries: int
+    pid: int
+
+
+@click.command("demo", cls=Command)
+@click.option("--keep", is_flag=True, help="Leave the directory behind, to look at.")
+def command(keep: bool) -> int:
+    """See the main job done in a few seconds, on a queue in a temporary directory.
+
+    Enqueues a few dozen calls, starts a worker process, kills it with SIGKILL in the middle of a message, and shows that the message
+    runs again in the next worker; one call fails and then succeeds, one fails for good. Exit status 0 only if all of that really
+    happened. Needs nothing but Python.
+    """
+    root = tempfile.mkdtemp(prefix="qworker-demo-")
+    try:
+        return run(_Demo(root).run())
+    finally:
+        if keep:
+            say(f"kept: {root}")
+        else:
+            shutil.rmtree(root)
+
+
+class _Demo:
+    """One run of the demo, step by step."""
+
+    def __init__(self, root: str) -> None:
+        self._url = f"file://{root}/spool"
+        self._ledger = os.path.join(root, "ledger")
+        self._worker: subprocess.Popen[bytes] | None = None
+        self._began = time.monotonic()
+        self._last: QueueStats | None = None
+
+    async def run(self) -> int:
+        backend = open_backend(self._url)
+        try:
+            await backend.open()
+            await self._enqueue()
+            await self._first_worker(backend)
+            await self._second_worker(backend)
+            await self._judge(backend)
+        except _DemoError as error:
+            self._say(f"NOT SHOWN: {error}")
+            return _EXIT_FAILED
+        finally:
+            self._end_worker()
+            await backend.aclose()
+        return 0
+
+    # -- the steps ---------------------------------------------------------------------------------------------------
+
+    async def _enqueue(self) -> None:
+        tasks.url = self._url
+        calls = [long.call("film"), stumbling.call("clip"), hopeless.call("text")]
+        calls += [short.call(f"picture-{number}") for number in range(_SHORT)]
+        jobs = await tasks.enqueue_many(calls)
+        await tasks.aclose()
+        self._say(f"enqueued {len(jobs)} calls in {self._url}: each is one file")
+
+    async def _first_worker(self, backend: Backend) -> None:
+        worker = self._start_worker()
+        await self._until(backend, "the long message to begin", lambda: self._seen("begin", "film"))
+        await self._until(backend, "a short message to end", lambda: any(n.event == "end" for n in self._notes()))
+        if self._seen("end", "film"):
+            raise _DemoError("the worker finished the long message before it could be killed")
+        worker.send_signal(signal.SIGKILL)
+        worker.wait()
+        self._say(f"killed worker {worker.pid} with SIGKILL in the middle of `film`, which is still leased:")
+        await self._show(backend)
+
+    async def _second_worker(self, backend: Backend) -> None:
+        worker = self._start_worker()
+        again = "`film` to run again"
+        await self._until(backend, again, lambda: any(n.name == "film" and n.pid == worker.pid for n in self._notes()))
+        tries = next(n.tries for n in self._notes() if n.name == "film" and n.pid == worker.pid)
+        self._say(f"`film` runs again in worker {worker.pid}, with tries {tries}: nothing is lost")
+        await self._until_settled(backend)
+        worker.send_signal(signal.SIGTERM)
+        status = await asyncio.to_thread(worker.wait, _PATIENCE_S)
+        self._say(f"worker {worker.pid} drained on SIGTERM and ended with status {status}")
+        if status != 0:
+            raise _DemoError("the worker did not end cleanly")
+
+    async def _judge(self, backend: Backend) -> None:
+        notes = self._notes()
+        ended = {note.name for note in notes if note.event == "end"}
+        missing = {"film", "clip", *(f"picture-{number}" for number in range(_SHORT))} - ended
+        if missing:
+            raise _DemoError(f"these never ended: {', '.join(sorted(missing))}")
+        if [n.tries for n in notes if n.name == "film" and n.event == "end"] != [1]:
+            raise _DemoError("`film` should have ended once, with tries 1")
+        if [n.tries for n in notes if n.name == "clip" and n.event == "end"] != [1]:
+            raise _DemoError("`clip` should have failed once and then succeeded")
+        failed = await backend.browse(_QUEUE, State.FAIL)
+        reasons = [(stored.error or "").strip().splitlines()[-1:] for stored in failed]
+        if len(failed) != 1 or "is no picture" not in str(reasons):
+            raise _DemoError(f"exactly one message should have failed for good, not {len(failed)}: {reasons}")
+        self._say("`clip` failed once (the other side hung up) and succeeded on its second try")
+        self._say(f"`text` failed for good and is kept with its reason: {reasons[0][0]}")
+        twice = sum(n.event == "begin" for n in notes) - len(ended) - 2
+        self._say(
+            f"all {len(ended)} others ended; {twice} had been in the killed worker's hands and began twice. All as promised."
+        )
+
+    # -- the worker --------------------------------------------------------------------------------------------------
+
+    def _start_worker(self) -> subprocess.Popen[bytes]:
+        arguments = ["run", "qworker.cli.demo_app:tasks", "--concurrency", str(_CONCURRENCY), "--log-level", "error"]
+        self._worker = subprocess.Popen(
+            [sys.executable, "-m", "qworker", *arguments],
+            env={**os.environ, "QWORKER_URL": self._url, LEDGER: self._ledger},
+            stdin=subprocess.DEVNULL,
+        )
+        self._say(f"started worker {self._worker.pid}: qworker {' '.join(arguments[:4])}")
+        return self._worker
+
+    def _end_worker(self) -> None:
+        if self._worker is not None and self._worker.poll() is None:
+            self._worker.kill()
+            self._worker.wait()
+
+    # -- watching ----------------------------------------------------------------------------------------------------
+
+    async def _until(self, backend: Backend, what: str, condition: Callable[[], bool]) -> None:
+        until = time.monotonic() + _PATIENCE_S
+        while not condition():
+            if self._worker is not None and self._worker.poll() is not None:
+                raise _DemoError(f"worker {self._worker.pid} ended by itself with status {self._worker.returncode}")
+            if time.monotonic() > until:
+                raise _DemoError(f"waited {_PATIENCE_S:.0f} s for {what}")
+            await self._show(backend)
+            await asyncio.sleep(0.02)
+
+    async def _until_settled(self, backend: Backend) -> None:
+        await self._until(backend, "everything to be settled", self._is_settled)
+
+    def _is_settled(self) -> bool:
+        last = self._last
+        return last is not None and last.ready + last.leased + last.delayed == 0
+
+    def _notes(self) -> list[_Note]:
+        try:
+            with open(self._ledger, encoding="utf-8") as file:
+                text = file.read()
+        except FileNotFoundError:
+            # No handler has begun yet.
+            return []
+        lines = (line.split() for line in text.splitlines())
+        return [_Note(event, task, name, int(tries), int(pid)) for event, task, name, tries, pid in lines]
+
+    def _seen(self, event: str, name: str) -> bool:
+        return any(note.event == event and note.name == name for note in self._notes())
+
+    async def _show(self, backend: Backend) -> None:
+        """Print the queue's counts, if they have changed."""
+        now = await backend.stats(_QUEUE)
+        counts = (now.ready, now.leased, now.delayed, now.fail)
+        last = self._last
+        if last is None or counts != (last.ready, last.leased, last.delayed, last.fail):
+            bar = "█" * now.ready + "▒" * now.leased + "░" * now.delayed
+            self._say(
+                f"  ready {now.ready:2}  leased {now.leased:2}  delayed {now.delayed:2}  fail {now.fail:2}  {bar}"
+            )
+        self._last = now
+
+    def _say(self, text: str) -> None:
+        say(f"{time.monotonic() - self._began:6.2f} s  {text}")

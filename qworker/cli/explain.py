@@ -1,0 +1,50 @@
+"""`qworker explain`: why a message is not running yet, or what happened to it."""
+
+from __future__ import annotations
+
+import click
+
+from qworker.app import Tasks
+from qworker.cli.common import URLCommand, json_option, opened, run
+from qworker.cli.loader import load_app
+from qworker.cli.output import as_data, print_json, say
+from qworker.explain import Explanation, explain
+from qworker.names import check_id, check_queue
+
+__all__ = ["command"]
+
+_EXIT_NOT_FOUND = 1
+
+
+@click.command("explain", cls=URLCommand)
+@click.argument("url")
+@click.argument("queue", type=check_queue)
+@click.argument("id", type=check_id)
+@click.option("--app", metavar="MODULE:ATTRIBUTE", help="The app that should run it: says whether it can.")
+@json_option
+def command(url: str, queue: str, id: str, app: str | None, json: bool) -> int:  # noqa: A002
+    r"""Say why the message with ID in QUEUE is not running yet, or what happened to it.
+
+    Waiting behind how many, delayed until when, leased by whom, paused, failed because of what, unknown to the app. Exit status 1:
+    there is no such message.
+
+    \b
+    Examples:
+      qworker explain file://./spool thumbs 20261121071038_123456789_4242_host-7f3a9b21
+      qworker explain file://./spool thumbs 20261121071038_123456789_4242_host-7f3a9b21 --app app:tasks
+    """
+    tasks = None if app is None else load_app(app)
+    found = run(_explain(url, queue, id, tasks))
+    if json:
+        message = None if found.stored is None else as_data(found.stored)
+        reasons = [{"code": reason.code, "text": reason.text} for reason in found.reasons]
+        print_json({"id": found.id, "queue": found.queue, "state": found.state, "reasons": reasons, "message": message})
+    else:
+        for reason in found.reasons:
+            say(reason.text)
+    return 0 if found.state is not None else _EXIT_NOT_FOUND
+
+
+async def _explain(url: str, queue: str, message_id: str, tasks: Tasks | None) -> Explanation:
+    async with opened(url) as backend:
+        return await explain(backend, queue, message_id, tasks)

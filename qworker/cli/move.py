@@ -1,0 +1,59 @@
+"""`qworker move`: take queues from one backend to another while both are in use."""
+
+from __future__ import annotations
+
+import click
+
+from qworker.cli.common import Command, json_option, opened, run
+from qworker.cli.output import Progress, print_json, say
+from qworker.errors import UsageError
+from qworker.move import Moved, move
+from qworker.names import check_queue
+
+__all__ = ["command"]
+
+
+@click.command("move", cls=Command)
+@click.argument("source")
+@click.argument("target")
+@click.argument("queues", type=check_queue, nargs=-1, metavar="[QUEUE]...")
+@click.option("--failed", is_flag=True, help="Also failed messages; they become ready at the target, with tries 0.")
+@json_option
+def command(source: str, target: str, queues: tuple[str, ...], failed: bool, json: bool) -> None:
+    r"""Move every message of each QUEUE, or of all, from SOURCE to TARGET, with its id, tries and times.
+
+    Workers may go on at both. Nothing is lost if the move is killed: run it again. What workers of SOURCE hold stays with them;
+    run the move again when they have ended. Delayed messages keep their time; those due within seconds are waited for.
+
+    \b
+    Examples:
+      qworker move file://./spool redis://localhost/0
+      qworker move file://./spool redis://localhost/0 thumbs --failed
+    """
+    if source == target:
+        raise UsageError("SOURCE and TARGET are the same: there is nothing to move")
+    moved = run(_move(source, target, queues, failed))
+    if json:
+        print_json(moved)
+        return
+    for one in moved:
+        say(_summary(one))
+
+
+async def _move(source_url: str, target_url: str, queues: tuple[str, ...], failed: bool) -> list[Moved]:
+    async with opened(source_url) as source, opened(target_url) as target:
+        names = list(queues) or await source.queues()
+        with Progress("moved") as progress:
+            return [await move(source, target, name, failed=failed, progress=progress.add) for name in names]
+
+
+def _summary(moved: Moved) -> str:
+    parts = [f"{moved.ready:,} ready", f"{moved.delayed:,} delayed"]
+    if moved.failed:
+        parts.append(f"{moved.failed:,} failed")
+    text = f"{moved.queue}: moved {', '.join(parts)}"
+    if moved.twice:
+        text += f"; {moved.twice:,} may run twice, since the source's lease had expired"
+    if moved.left_leased:
+        text += f"; {moved.left_leased:,} are held by workers of the source"
+    return text

@@ -1,0 +1,166 @@
+"""Is everything here that queues need? Each check really tries; a backend adds its own by an entry point in `qworker.doctors`.
+
+Such an entry point is keyed by a URL scheme, and names a coroutine function that takes the `BackendURL` and returns `Check`s.
+"""
+
+from __future__ import annotations
+
+import platform
+import resource
+import sys
+from collections.abc import Awaitable, Callable, Iterable
+from enum import StrEnum
+from importlib.metadata import PackageNotFoundError, entry_points, version
+from typing import cast
+
+import msgspec
+
+from qworker.errors import QworkerError
+from qworker.registry import backend_class, open_backend, schemes
+from qworker.url import BackendURL
+
+__all__ = ["GROUP", "Check", "Doctor", "Health", "examine"]
+
+GROUP = "qworker.doctors"
+
+_ENOUGH_FILES = 4096
+_ENOUGH_INOTIFY = 64
+_PACKAGES = ("anyio", "click", "msgspec", "structlog", "watchfiles", "uvloop", "redis", "hiredis")
+
+
+class Health(StrEnum):
+    """How a check came out."""
+
+    OK = "ok"
+    # It works, but worse than it could.
+    WARN = "warn"
+    # It does not work.
+    BROKEN = "broken"
+
+
+class Check(msgspec.Struct, frozen=True):
+    """The outcome of one check."""
+
+    name: str
+    health: Health
+    # What was found.
+    detail: str
+    # What to do about it; empty where nothing is to be done.
+    mend: str = ""
+
+
+Doctor = Callable[[BackendURL], Awaitable[list[Check]]]
+
+
+async def examine(url: str | None) -> list[Check]:
+    """Run every check that applies.
+
+    Args:
+        url: the backend; None: only what does not depend on one.
+
+    Raises:
+        BadURL: the URL is not known.
+    """
+    checks = [_versions(), *_entry_points(), *_limits()]
+    if url is None:
+        return checks
+    parsed = BackendURL.parse(url)
+    backend_class(parsed.scheme)
+    checks += await _reachable(url)
+    for doctor in _doctors(parsed.scheme):
+        checks += await doctor(parsed)
+    return checks
+
+
+def _doctors(scheme: str) -> Iterable[Doctor]:
+    for point in entry_points(group=GROUP, name=scheme):
+        yield cast("Doctor", point.load())
+
+
+def _versions() -> Check:
+    found = [f"Python {platform.python_version()}", f"{platform.system()} {platform.release()}"]
+    for package in ("qworker", *_PACKAGES):
+        try:
+            found.append(f"{package} {version(package)}")
+        except PackageNotFoundError:
+            # Optional ones may be absent; required ones were imported on the way here.
+            continue
+    health = Health.OK if sys.platform == "linux" else Health.WARN
+    mend = "" if health is Health.OK else "qworker is made for Linux: leases and wake-ups are untested elsewhere"
+    return Check("versions", health, ", ".join(found), mend)
+
+
+def _entry_points() -> Iterable[Check]:
+    for scheme in schemes():
+        try:
+            found = backend_class(scheme)
+        except QworkerError as error:
+            yield Check(f"backend {scheme}:", Health.WARN, str(error))
+        else:
+            yield Check(f"backend {scheme}:", Health.OK, f"{found.__module__}.{found.__qualname__}")
+
+
+def _limits() -> Iterable[Check]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    ceiling = "unlimited" if hard == resource.RLIM_INFINITY else str(hard)
+    enough = hard == resource.RLIM_INFINITY or hard >= _ENOUGH_FILES
+    yield Check(
+        "open files",
+        Health.OK if enough else Health.WARN,
+        f"soft limit {soft}, hard limit {ceiling}",
+        ""
+        if enough
+        else f"each lease of a directory queue holds a file open: raise `ulimit -Hn` to {_ENOUGH_FILES} or more",
+    )
+    yield _inotify_instances()
+
+
+def _inotify_instances() -> Check:
+    name = "inotify instances"
+    try:
+        with open("/proc/sys/fs/inotify/max_user_instances", encoding="ascii") as file:
+            most = int(file.read())
+    except OSError as error:
+        return Check(
+            name, Health.WARN, f"unknown: {error}", "without inotify, foreign writers are noticed by rescans only"
+        )
+    if most < _ENOUGH_INOTIFY:
+        return Check(
+            name, Health.WARN, f"at most {most}", f"sysctl fs.inotify.max_user_instances={_ENOUGH_INOTIFY * 2}"
+        )
+    return Check(name, Health.OK, f"at most {most} of each user")
+
+
+async def _reachable(url: str) -> list[Check]:
+    backend = open_backend(url)
+    try:
+        await backend.open()
+        queues = await backend.queues()
+        return [
+            Check("reachable", Health.OK, f"{backend.describe()}, {len(queues)} queues"),
+            Check("durability", *_durability(backend.durability)),
+        ]
+    except QworkerError as error:
+        return [Check("reachable", Health.BROKEN, str(error), "see that it runs, and that its URL is right")]
+    finally:
+        await backend.aclose()
+
+
+def _durability(level: str) -> tuple[Health, str, str]:
+    match level:
+        case "disk":
+            return Health.OK, "disk: what was published or settled survives power loss", ""
+        case "replicated":
+            return Health.OK, "replicated: other hosts have it too", ""
+        case "process":
+            return (
+                Health.WARN,
+                "process: what was published or settled survives the death of processes, and not a loss of power",
+                "see the backend's page in the docs for what would make it `disk`",
+            )
+        case _:
+            return (
+                Health.WARN,
+                f"{level}: nothing survives the end of the process",
+                "use file: for work that must not be lost",
+            )

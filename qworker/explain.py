@@ -1,0 +1,218 @@
+"""Why one message is not running yet, or what happened to it: from what a backend shows, and the app where it is known."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+from typing import Literal
+
+import msgspec
+
+from qworker.app import Tasks
+from qworker.backend import Backend
+from qworker.clock import SYSTEM_CLOCK, Clock
+from qworker.envelope import Envelope, open_envelope
+from qworker.errors import BadArguments
+from qworker.message import QueueStats, State, StoredMessage
+
+__all__ = ["Code", "Explanation", "Reason", "explain"]
+
+# A position beyond so many is not counted out.
+_FURTHEST = 20_000
+_PAGE = 1000
+# Ready for longer than this while nobody leases anything: it seems that nobody works on the queue.
+_ABANDONED_S = 5.0
+
+Code = Literal[
+    "not-found",
+    "waiting",
+    "paused",
+    "delayed",
+    "retrying",
+    "leased",
+    "expired",
+    "failed",
+    "done",
+    "unknown-task",
+    "bad-arguments",
+    "damaged-envelope",
+    "no-handler",
+    "no-consumer",
+    "wrong-queue",
+]
+
+
+class Reason(msgspec.Struct, frozen=True):
+    """One thing to know about the message."""
+
+    # Constant, for programs.
+    code: Code
+    # One sentence, for people.
+    text: str
+
+
+class Explanation(msgspec.Struct, frozen=True):
+    """All there is to know, the most important first."""
+
+    id: str
+    queue: str
+    # None: it is not stored.
+    state: State | None
+    reasons: list[Reason]
+    stored: StoredMessage | None = None
+
+
+async def explain(
+    backend: Backend, queue: str, message_id: str, tasks: Tasks | None = None, clock: Clock = SYSTEM_CLOCK
+) -> Explanation:
+    """Explain one message.
+
+    Args:
+        backend: where it is.
+        queue: its queue.
+        message_id: its id.
+        tasks: the app that should run it; None: nothing is said about tasks.
+        clock: tells now.
+
+    Raises:
+        QueueNotFound: there is no such queue.
+    """
+    stored = await backend.find(queue, message_id)
+    stats = await backend.stats(queue)
+    if stored is None:
+        return Explanation(message_id, queue, None, [_not_found(stats)])
+    reasons = await _by_state(backend, stored, stats, clock.time())
+    if stored.state in {State.READY, State.DELAYED, State.LEASED}:
+        if stats.down and stored.state is not State.LEASED:
+            reasons.insert(0, Reason("paused", f"{queue} is down: nobody leases from it until `qworker up`"))
+        if tasks is not None:
+            reasons += _by_app(stored, tasks)
+    return Explanation(message_id, queue, stored.state, reasons, stored)
+
+
+def _not_found(stats: QueueStats) -> Reason:
+    kept = stats.retention.get("done")
+    done = f"finished messages are kept {kept}" if kept else "finished messages may not be kept here"
+    return Reason(
+        "not-found",
+        f"{stats.queue} has no message with this id: it is finished ({done}), was purged or removed, or never was here",
+    )
+
+
+async def _by_state(backend: Backend, stored: StoredMessage, stats: QueueStats, now: float) -> list[Reason]:
+    match stored.state:
+        case State.READY:
+            return await _ready(backend, stored, stats, now)
+        case State.DELAYED:
+            return [_delayed(stored, now)]
+        case State.LEASED:
+            return [_leased(stored, now)]
+        case State.FAIL:
+            return [_failed(stored)]
+        case State.DONE:
+            return [Reason("done", f"it finished{_at(stored.finished_at)}")]
+
+
+async def _ready(backend: Backend, stored: StoredMessage, stats: QueueStats, now: float) -> list[Reason]:
+    before = await _position(backend, stored)
+    if before is None:
+        text = f"it is ready, behind more than {_FURTHEST:,} other messages"
+    else:
+        text = f"it is ready, behind {before:,} other messages" if before else "it is ready, and the next to be taken"
+    reasons = [Reason("waiting", text)]
+    if not stats.down and not stats.leased and now - stored.message.enqueued_at > _ABANDONED_S:
+        reasons.append(
+            Reason(
+                "no-consumer",
+                "nothing in this queue is leased: it seems that no worker works on it; start `qworker run`",
+            )
+        )
+    return reasons
+
+
+async def _position(backend: Backend, stored: StoredMessage) -> int | None:
+    """How many ready messages are taken before this one; None: too many to count."""
+    position = 0
+    async for other in _browse_ready(backend, stored.message.queue):
+        if other == stored.message.id:
+            return position
+        position += 1
+    # Taken meanwhile, or beyond the limit.
+    return None if position >= _FURTHEST else position
+
+
+async def _browse_ready(backend: Backend, queue: str) -> AsyncIterator[str]:
+    for offset in range(0, _FURTHEST, _PAGE):
+        page = await backend.browse(queue, State.READY, _PAGE, offset)
+        for other in page:
+            yield other.message.id
+        if len(page) < _PAGE:
+            return
+
+
+def _delayed(stored: StoredMessage, now: float) -> Reason:
+    due = stored.due_at or now
+    when = f"in {due - now:.1f} s{_at(stored.due_at)}" if due > now else "now: the next worker that looks takes it"
+    if stored.message.tries:
+        why = f"; last error: {_last_line(stored.error)}" if stored.error else ""
+        return Reason("retrying", f"it has failed {_times(stored.message.tries)} and is due {when}{why}")
+    return Reason("delayed", f"it is delayed, due {when}")
+
+
+def _leased(stored: StoredMessage, now: float) -> Reason:
+    holder = stored.holder or "a worker"
+    expires = stored.expires_at
+    if expires is not None and expires <= now:
+        return Reason(
+            "expired", f"{holder} leased it, and the lease has expired{_at(expires)}: the next reap makes it ready"
+        )
+    left = f" for {expires - now:.1f} s more{_at(expires)}, unless renewed" if expires is not None else ""
+    return Reason("leased", f"{holder} is working on it{left}")
+
+
+def _failed(stored: StoredMessage) -> Reason:
+    why = _last_line(stored.error) or "no reason was kept"
+    tries = f" after {_times(stored.message.tries)}" if stored.message.tries else ""
+    return Reason("failed", f"it failed for good{_at(stored.finished_at)}{tries}: {why}; `qworker requeue` tries again")
+
+
+def _by_app(stored: StoredMessage, tasks: Tasks) -> list[Reason]:
+    queue = stored.message.queue
+    found: list[Reason] = []
+    if queue not in tasks.queue_names():
+        found.append(
+            Reason(
+                "wrong-queue", f"the app names no task or handler for {queue}: run it with `-Q {queue}` to work there"
+            )
+        )
+    opened = open_envelope(stored.message.body)
+    if isinstance(opened, Envelope) and opened.task in tasks.registered:
+        try:
+            tasks[opened.task].signature.convert(opened.args, opened.kwargs)
+        except BadArguments as error:
+            found.append(Reason("bad-arguments", f"it will fail for good: {error}"))
+    elif queue in tasks.raw_handlers and not (isinstance(opened, tuple) and opened[0] in tasks.registered):
+        return found
+    elif isinstance(opened, Envelope):
+        known = ", ".join(sorted(tasks.registered)) or "none"
+        found.append(Reason("unknown-task", f"the app registers no task {opened.task!r}; it has {known}"))
+    elif opened is not None:
+        found.append(Reason("damaged-envelope", f"it names the task {opened[0]!r}, but is damaged: {opened[1]}"))
+    else:
+        found.append(Reason("no-handler", f"its body is no call of a task, and the app has no raw handler for {queue}"))
+    return found
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
+
+
+def _at(seconds: float | None) -> str:
+    if seconds is None:
+        return ""
+    return f" at {datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%SZ}"
+
+
+def _last_line(error: str | None) -> str:
+    lines = (error or "").strip().splitlines()
+    return lines[-1] if lines else ""
