@@ -59,9 +59,9 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True):
-    """How it ended."""
+    """`begun` once the handler is imported, and then how it ended."""
 
-    how: Literal["returned", "retry", "fail", "raised"]
+    how: Literal["begun", "returned", "retry", "fail", "raised"]
     reason: str = ""
     delay: float | None = None
     error_type: str = ""
@@ -85,9 +85,12 @@ def main(descriptor: int) -> None:
             logs.configure(*setup.logging)
         handlers = _Handlers(setup.main)
         while (data := _receive(parent)) is not None:
-            reply = _run(handlers, msgspec.msgpack.decode(data, type=Request))
-            encoded = msgspec.msgpack.encode(reply)
-            parent.sendall(len(encoded).to_bytes(_LENGTH, "big") + encoded)
+            _send(parent, _run(handlers, msgspec.msgpack.decode(data, type=Request), parent))
+
+
+def _send(parent: socket.socket, reply: Reply) -> None:
+    encoded = msgspec.msgpack.encode(reply)
+    parent.sendall(len(encoded).to_bytes(_LENGTH, "big") + encoded)
 
 
 def _leave_to_the_parent(_signal: int, _frame: Any) -> None:
@@ -123,9 +126,11 @@ def _exactly(parent: socket.socket, count: int) -> bytes | None:
     return bytes(data)
 
 
-def _run(handlers: _Handlers, request: Request) -> Reply:
+def _run(handlers: _Handlers, request: Request, parent: socket.socket) -> Reply:
     try:
-        handlers.call(request)
+        function, signature = handlers.found(request.module, request.qualname)
+        _send(parent, Reply(how="begun"))
+        _call(function, signature, request)
     except Retry as error:
         return Reply(how="retry", reason=error.reason, delay=error.delay)
     except Fail as error:
@@ -133,6 +138,33 @@ def _run(handlers: _Handlers, request: Request) -> Reply:
     except BaseException as error:  # noqa: BLE001 - whatever a handler raises is its message's outcome
         return Reply(how="raised", reason=failure_text(error), error_type=type(error).__name__)
     return Reply(how="returned")
+
+
+def _call(function: Callable[..., Any], signature: Signature, request: Request) -> None:
+    args: list[Any] = [request.message]
+    kwargs: dict[str, Any] = {}
+    headers: Mapping[str, str] = {}
+    if not request.raw:
+        envelope = open_envelope(request.message.body)
+        if not isinstance(envelope, Envelope):
+            raise UsageError(f"the message {request.message.id} is no envelope")
+        headers = envelope.headers
+        args, kwargs = signature.convert(envelope.args, envelope.kwargs)
+    if signature.takes_injected:
+        args.insert(
+            0,
+            Context(
+                message=request.message,
+                task=request.name,
+                token=request.token,
+                deadline=request.deadline,
+                headers=headers,
+            ),
+        )
+    result = function(*args, **kwargs)
+    if inspect.iscoroutine(result):
+        result.close()
+        raise TypeError("the handler returned a coroutine that nobody awaits: declare it `async def`")
 
 
 class _Handlers:
@@ -143,34 +175,8 @@ class _Handlers:
         self._main: SimpleNamespace | None = None
         self._known: dict[tuple[str, str], tuple[Callable[..., Any], Signature]] = {}
 
-    def call(self, request: Request) -> None:
-        function, signature = self._found(request.module, request.qualname)
-        args: list[Any] = [request.message]
-        kwargs: dict[str, Any] = {}
-        headers: Mapping[str, str] = {}
-        if not request.raw:
-            envelope = open_envelope(request.message.body)
-            if not isinstance(envelope, Envelope):
-                raise UsageError(f"the message {request.message.id} is no envelope")
-            headers = envelope.headers
-            args, kwargs = signature.convert(envelope.args, envelope.kwargs)
-        if signature.takes_injected:
-            args.insert(
-                0,
-                Context(
-                    message=request.message,
-                    task=request.name,
-                    token=request.token,
-                    deadline=request.deadline,
-                    headers=headers,
-                ),
-            )
-        result = function(*args, **kwargs)
-        if inspect.iscoroutine(result):
-            result.close()
-            raise TypeError("the handler returned a coroutine that nobody awaits: declare it `async def`")
-
-    def _found(self, module: str, qualname: str) -> tuple[Callable[..., Any], Signature]:
+    def found(self, module: str, qualname: str) -> tuple[Callable[..., Any], Signature]:
+        """The function of that name, and what it takes."""
         known = self._known.get((module, qualname))
         if known is None:
             known = self._known[module, qualname] = self._find(module, qualname)

@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -65,8 +66,8 @@ class _Child:
         self._socket = ours
         self._set_up = False
 
-    async def ask(self, request: Request) -> Reply:
-        """Run one message.
+    async def ask(self, request: Request, begun: Callable[[], None]) -> Reply:
+        """Run one message; `begun` is called when its handler is imported and starts.
 
         Raises:
             OSError, EOFError: the process has died.
@@ -77,6 +78,13 @@ class _Child:
             await loop.sock_sendall(self._socket, _frame(setup))
             self._set_up = True
         await loop.sock_sendall(self._socket, _frame(request))
+        reply = await self._reply(loop)
+        if reply.how == "begun":
+            begun()
+            reply = await self._reply(loop)
+        return reply
+
+    async def _reply(self, loop: asyncio.AbstractEventLoop) -> Reply:
         size = int.from_bytes(await self._exactly(loop, _LENGTH), "big")
         return msgspec.msgpack.decode(await self._exactly(loop, size), type=Reply)
 
@@ -112,6 +120,23 @@ class _Child:
         return f"exit status {status}"
 
 
+class _Timer:
+    """A run's timeout, begun when its handler is: waiting for a process and importing the app do not count."""
+
+    def __init__(self, run: Run, timeout: float | None) -> None:
+        self._run = run
+        self._timeout = timeout
+        self._handle: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        if self._timeout is not None:
+            self._handle = asyncio.get_running_loop().call_later(self._timeout, self._run.cancel, Stop.TIMEOUT)
+
+    def cancel(self) -> None:
+        if self._handle is not None:
+            self._handle.cancel()
+
+
 class ProcessRunner:
     """At most one process per processor, or per consumer if there are fewer."""
 
@@ -127,16 +152,11 @@ class ProcessRunner:
         handler = run.handler
         assert handler is not None
         async with self._slots:
-            # The time that it waited for a process does not count.
-            timeout = handler.options.timeout
-            timer = None
-            if timeout is not None:
-                timer = asyncio.get_running_loop().call_later(timeout, run.cancel, Stop.TIMEOUT)
+            timer = _Timer(run, handler.options.timeout)
             try:
-                return await self._run(self._request(run, handler))
+                return await self._run(self._request(run, handler), timer.start)
             finally:
-                if timer is not None:
-                    timer.cancel()
+                timer.cancel()
 
     async def close(self) -> None:
         """End all processes."""
@@ -163,10 +183,10 @@ class ProcessRunner:
             deadline=None if timeout is None else self._clock.time() + timeout,
         )
 
-    async def _run(self, request: Request) -> BaseException | None:
+    async def _run(self, request: Request, begun: Callable[[], None]) -> BaseException | None:
         child = self._free_child()
         try:
-            reply = await child.ask(request)
+            reply = await child.ask(request, begun)
         except (OSError, EOFError):
             return await self._died(child)
         except BaseException:

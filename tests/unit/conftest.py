@@ -1,0 +1,94 @@
+"""Workers in tests: each test gets an app on a memory store of its own, whose calls can be made to fail."""
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from qworker import State, Tasks
+from qworker.errors import BackendUnavailable
+from qworker.worker import Worker, WorkerOptions
+from qworker_memory import MemoryBackend
+
+_names = itertools.count()
+
+
+class Flaky(MemoryBackend):
+    """A memory store: what is named in `broken` raises, `hook` is called with each call's name."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name, keep_done=True)
+        self.broken: set[str] = set()
+        self.hook: Callable[[str], Any] = lambda _call: None
+
+    def _called(self, call: str) -> None:
+        self.hook(call)
+        if call in self.broken:
+            raise BackendUnavailable(f"{call} does not answer")
+
+    async def lease(self, *args: Any) -> Any:
+        self._called("lease")
+        return await super().lease(*args)
+
+    async def wait(self, *args: Any) -> Any:
+        self._called("wait")
+        return await super().wait(*args)
+
+    async def settle(self, *args: Any) -> Any:
+        self._called("settle")
+        return await super().settle(*args)
+
+    async def reap(self, *args: Any) -> Any:
+        self._called("reap")
+        return await super().reap(*args)
+
+    def extend(self, *args: Any) -> Any:
+        self._called("extend")
+        return super().extend(*args)
+
+
+class App(Tasks):
+    """An app whose store the test holds in its hands."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(f"memory://unit-{next(_names)}", **options)
+        self.store = Flaky(self.url.removeprefix("memory://"))
+
+    async def backend(self) -> Flaky:
+        return self.store
+
+    async def found(self, state: State, queue: str = "default") -> list[Any]:
+        """What is stored in a state."""
+        return await self.store.browse(queue, state)
+
+    async def burst(self, **options: Any) -> Worker:
+        """Work until nothing is left; the worker that did."""
+        worker = Worker(self, WorkerOptions(burst=True, **options), draw=lambda: 0.0)
+        async with asyncio.timeout(40):
+            assert await worker.run()
+        return worker
+
+    @asynccontextmanager
+    async def working(self, **options: Any) -> AsyncIterator[tuple[Worker, "asyncio.Task[bool]"]]:
+        """A worker at work, and its `run`; aborted at the end if it still runs."""
+        worker = Worker(self, WorkerOptions(**options), draw=lambda: 0.0)
+        running = asyncio.create_task(worker.run())
+        try:
+            yield worker, running
+        finally:
+            worker.abort()
+            async with asyncio.timeout(40):
+                await asyncio.wait([running])
+
+
+@pytest.fixture
+def app() -> App:
+    return App()
+
+
+@pytest.fixture
+def make_app() -> type[App]:
+    return App

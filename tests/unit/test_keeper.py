@@ -1,0 +1,174 @@
+"""Leases are renewed whatever a handler does, and a handler whose lease is lost is told."""
+
+import asyncio
+import threading
+import time
+
+import pytest
+import structlog
+
+from qworker import Context, State
+from qworker.keeper import Keeper
+from qworker.message import Lease, Message
+from qworker.outage import Outage
+from qworker.run import Run, Stop
+from qworker.testing.clock import FakeClock
+from qworker.testing.until import until
+
+
+async def test_a_handler_that_blocks_the_loop_keeps_its_lease(app):
+    renewals = []
+    app.store.hook = lambda call: renewals.append(call) if call == "extend" else None
+
+    @app.task
+    async def block() -> None:
+        deadline = time.monotonic() + 30
+        # Nothing else runs on the loop until two renewals have been seen.
+        while len(renewals) < 2 and time.monotonic() < deadline:
+            time.sleep(0.01)
+
+    await block.enqueue()
+    async with app.working(visibility=3) as (worker, _):
+        await until(lambda: worker.counts.acked == 1)
+    assert len(renewals) >= 2
+    assert [stored.message.tries for stored in await app.found(State.DONE)] == [0]
+
+
+async def test_a_thread_that_holds_the_interpreter_keeps_its_lease(app):
+    renewals = []
+    app.store.hook = lambda call: renewals.append(call) if call == "extend" else None
+
+    @app.task
+    def busy() -> None:
+        deadline = time.monotonic() + 30
+        while len(renewals) < 2 and time.monotonic() < deadline:
+            sum(range(1000))
+
+    await busy.enqueue()
+    async with app.working(visibility=3) as (worker, _):
+        await until(lambda: worker.counts.acked == 1)
+    assert len(renewals) >= 2
+
+
+async def test_a_lost_lease_cancels_the_handler_and_its_outcome_does_not_count(app):
+    ended = []
+
+    @app.task
+    async def work(ctx: Context) -> None:
+        try:
+            await app.store.remove("default", [ctx.message.id])
+            await asyncio.Event().wait()
+        finally:
+            ended.append(1)
+
+    await work.enqueue()
+    with structlog.testing.capture_logs() as logs:
+        async with app.working(visibility=0.6) as (worker, _):
+            await until(lambda: worker.counts.lost == 1)
+    assert (ended, worker.counts.acked, worker.counts.released) == ([1], 0, 0)
+    (line,) = [line for line in logs if line["event"] == "lease_lost"]
+    assert (line["task"], line["log_level"]) == ("work", "warning")
+
+
+async def test_handlers_are_cancelled_and_released_when_their_leases_cannot_be_renewed(app):
+    ended = []
+
+    @app.task(max_tries=1000)
+    async def work() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append(1)
+
+    app.store.broken = {"extend"}
+    await work.enqueue()
+    async with app.working(visibility=1.2) as (worker, _):
+        await until(lambda: worker.counts.released >= 1)
+        assert ended
+
+
+class Store:
+    """A store whose renewals block until they are let go."""
+
+    def __init__(self):
+        self.begun = threading.Event()
+        self.go = threading.Event()
+        self.error = None
+
+    def extend(self, leases, visibility):
+        self.begun.set()
+        assert self.go.wait(30)
+        if self.error:
+            raise self.error
+        return []
+
+
+class Held:
+    """A keeper on a clock that stands still, with one lease."""
+
+    def __init__(self, store, visibility=0.6):
+        self.clock = FakeClock()
+        now = self.clock.monotonic()
+        lease = Lease(message=Message(id="a", queue="q", body=b""), token=1, expires_at=0.0)
+        self.run = Run(lease, now, now + visibility)
+        self.over = []
+        outage = Outage("keeper", structlog.get_logger(), lambda: 0.0)
+        self.keeper = Keeper(
+            store, {self.run}, visibility, clock=self.clock, outage=outage, extended=lambda: self.over.append(1)
+        )
+
+
+async def test_what_cannot_be_renewed_is_cancelled_before_it_expires_by_the_monotonic_clock():
+    held = Held(Store())
+    watching = asyncio.create_task(held.keeper.watch())
+    try:
+        held.clock.step(3600)
+        held.clock.advance(0.45)
+        await asyncio.sleep(0.2)
+        assert held.run.stop is None
+        held.clock.advance(0.1)
+        await until(lambda: held.run.stop is Stop.EXPIRING)
+        assert held.clock.monotonic() < held.run.expires
+    finally:
+        watching.cancel()
+
+
+async def test_a_lease_whose_extension_is_under_way_is_not_settled_before_its_end():
+    store = Store()
+    held = Held(store)
+    held.keeper.start()
+    try:
+        held.clock.advance(0.2)
+        await until(store.begun.is_set)
+        assert held.keeper.withdraw([held.run]) == [held.run]
+        assert not held.run.settling
+        before = held.run.expires
+        store.go.set()
+        await until(lambda: held.over)
+        assert held.run.expires > before
+        assert held.keeper.withdraw([held.run]) == []
+        # From here on no extension begins.
+        store.begun.clear()
+        held.clock.advance(0.3)
+        await asyncio.sleep(0.3)
+        assert not store.begun.is_set()
+    finally:
+        store.go.set()
+        held.clock.advance(0)
+        assert await stopped(held.keeper)
+
+
+async def test_a_bug_in_the_store_ends_the_keeper_loudly():
+    store = Store()
+    store.error = ZeroDivisionError()
+    store.go.set()
+    held = Held(store)
+    held.keeper.start()
+    held.clock.advance(0.2)
+    with pytest.raises(ZeroDivisionError):
+        await asyncio.wait_for(held.keeper.watch(), 30)
+    assert await stopped(held.keeper)
+
+
+async def stopped(keeper):
+    return await keeper.stop(30)

@@ -1,0 +1,95 @@
+"""Handlers in processes of their own: data goes in and out, and a death concerns one message."""
+
+import importlib.util
+import os
+import sys
+
+import pytest
+
+from qworker import Draft, State
+from qworker.errors import UsageError
+from qworker.testing.until import until
+from qworker.worker import Worker
+
+APP = """
+import os, signal, time
+from qworker import Context, Fail, Message, Retry, Backoff
+
+def register(tasks):
+    options = {"process": True, "max_tries": 2, "backoff": Backoff(base=0.0)}
+    for function in (write, retry, fail, boom, die):
+        tasks.task(**options)(function)
+    tasks.task(process=True, max_tries=1, timeout=0.2)(hang)
+    tasks.handler(queue="raw", process=True)(raw)
+
+def write(ctx: Context, path: str, text: str = "") -> None:
+    open(path, "w").write(f"{os.getppid()} {ctx.task} {ctx.tries} {text}")
+
+def retry() -> None:
+    raise Retry("again", delay=3600)
+
+def fail() -> None:
+    raise Fail("never")
+
+def boom() -> None:
+    raise ValueError("boom")
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def hang() -> None:
+    time.sleep(3600)
+
+def raw(message: Message) -> None:
+    open(os.fsdecode(message.body), "w").write(message.queue)
+"""
+
+
+@pytest.fixture
+def functions(tmp_path, monkeypatch):
+    name = f"process_app_{os.getpid()}_{tmp_path.name.replace('-', '_')}"
+    path = tmp_path / f"{name}.py"
+    path.write_text(APP)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    monkeypatch.setitem(sys.modules, name, module)
+    return module
+
+
+async def test_every_outcome_comes_back_and_a_death_concerns_one_message(app, functions, tmp_path):
+    functions.register(app)
+    written, raw = tmp_path / "written", tmp_path / "raw"
+    await app["write"].enqueue(str(written), text="hello")
+    for name in ("retry", "fail", "boom", "die", "hang"):
+        await app[name].enqueue()
+    await app.store.publish("raw", [Draft(body=str(raw).encode())])
+    worker = await app.burst(concurrency=2)
+    assert written.read_text() == f"{os.getpid()} write 0 hello"
+    assert raw.read_text() == "raw"
+    errors = {stored.message.body: stored.error for stored in await app.found(State.FAIL)}
+    assert errors[b'{"task":"fail","args":[]}'] == "never"
+    assert errors[b'{"task":"boom","args":[]}'].endswith("ValueError: boom")
+    assert errors[b'{"task":"die","args":[]}'] == "the handler's process died: killed by SIGKILL"
+    assert errors[b'{"task":"hang","args":[]}'] == "timed out after 0.2 seconds"
+    assert [stored.error for stored in await app.found(State.DELAYED)] == ["again"]
+    assert worker.counts.acked == 2
+
+
+async def test_abort_kills_the_process_and_releases_the_message(app, functions):
+    app.task(process=True)(functions.hang)
+    await app["hang"].enqueue()
+    async with app.working() as (worker, running):
+        await until(worker.running)
+        worker.abort()
+        assert await running is False
+    assert [stored.message.tries for stored in await app.found(State.READY)] == [0]
+
+
+def test_a_function_that_another_process_cannot_find_is_refused_at_the_start(app):
+    @app.task(process=True)
+    def inner() -> None: ...
+
+    with pytest.raises(UsageError, match="top level"):
+        Worker(app)

@@ -1,0 +1,121 @@
+"""Outcomes reach the store in batches, through outages, and never beside an extension of the same lease."""
+
+import asyncio
+import threading
+
+import structlog
+
+from qworker import Context, State
+from qworker.testing.until import until
+
+
+async def test_the_outcomes_of_one_turn_are_one_batch(app):
+    @app.task
+    async def work() -> None: ...
+
+    calls = []
+    app.store.hook = calls.append
+    await app.enqueue_many(work.call() for _ in range(100))
+    worker = await app.burst(concurrency=100)
+    assert worker.counts.acked == 100
+    # A slow machine may cut the turn short; a settlement per message would be 100.
+    assert calls.count("settle") <= 50
+
+
+async def test_settlements_wait_out_an_outage(app):
+    @app.task
+    async def work() -> None: ...
+
+    failures = []
+    app.store.hook = lambda call: failures.append(call) if call in app.store.broken else None
+    app.store.broken = {"settle"}
+    await work.enqueue()
+    with structlog.testing.capture_logs() as logs:
+        async with app.working(visibility=60) as (worker, _):
+            await until(lambda: len(failures) >= 3)
+            assert worker.counts.acked == 0
+            app.store.broken = set()
+            await until(lambda: worker.counts.acked == 1)
+    told = [line["event"] for line in logs if line.get("loop") == "settler"]
+    assert told == ["backend_unavailable", "backend_recovered"]
+
+
+async def test_what_cannot_be_settled_before_its_lease_expires_is_given_up_loudly(app):
+    @app.task(max_tries=1000)
+    async def work() -> None: ...
+
+    app.store.broken = {"settle", "extend"}
+    await work.enqueue()
+    with structlog.testing.capture_logs() as logs:
+        async with app.working(visibility=0.3) as (worker, _):
+            await until(lambda: worker.counts.lost >= 1)
+            app.store.broken = set()
+            # The store makes it ready again, and it runs to its end.
+            await until(lambda: worker.counts.acked == 1)
+    assert {line["log_level"] for line in logs if line["event"] == "settlement_abandoned"} == {"error"}
+
+
+async def test_a_stale_holder_can_settle_nothing_and_says_so(app):
+    @app.task
+    async def work(ctx: Context) -> None:
+        await app.store.remove("default", [ctx.message.id])
+
+    await work.enqueue()
+    with structlog.testing.capture_logs() as logs:
+        worker = await app.burst()
+    assert (worker.counts.lost, worker.counts.acked) == (1, 0)
+    assert [line["task"] for line in logs if line["event"] == "lease_lost"] == ["work"]
+
+
+async def test_extending_and_settling_one_lease_never_overlap_and_others_settle_meanwhile(app):
+    extending, go = threading.Event(), threading.Event()
+    order = []
+
+    def hook(call):
+        if call == "extend" and not extending.is_set():
+            order.append("extend")
+            extending.set()
+            assert go.wait(30)
+            order.append("extended")
+        if call == "settle":
+            order.append("settle")
+
+    @app.task
+    async def slow() -> None:
+        await until(extending.is_set)
+
+    @app.task
+    async def quick() -> None: ...
+
+    app.store.hook = hook
+    await slow.enqueue()
+    try:
+        async with app.working(visibility=6) as (worker, _):
+            await until(extending.is_set)
+            await quick.enqueue()
+            await until(lambda: worker.counts.acked == 1)
+            assert order == ["extend", "settle"]
+            go.set()
+            await until(lambda: worker.counts.acked == 2)
+    finally:
+        go.set()
+    assert order == ["extend", "settle", "extended", "settle"]
+    assert len(await app.found(State.DONE)) == 2
+
+
+async def test_a_drain_waits_for_the_last_settlement(app):
+    @app.task
+    async def work() -> None:
+        done.set()
+
+    done = asyncio.Event()
+    app.store.broken = {"settle"}
+    await work.enqueue()
+    async with app.working() as (worker, running):
+        await done.wait()
+        worker.drain()
+        await asyncio.sleep(0.05)
+        assert not running.done()
+        app.store.broken = set()
+        assert await running
+    assert worker.counts.acked == 1
