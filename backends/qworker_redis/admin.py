@@ -24,7 +24,21 @@ _BATCH = 500
 # The key with the names of all queues is `qworker:queues`: its slot is that of a queue of this name.
 _REGISTER = b"qworker:queues"
 _REGISTER_SLOT = slot_of("queues")
-_PARTS = ("meta", "msg", "ready", "sorted", "delayed", "leased", "claims", "keys", "errors", "fail", "done", "gone", "wake")
+_PARTS = (
+    "meta",
+    "msg",
+    "ready",
+    "sorted",
+    "delayed",
+    "leased",
+    "claims",
+    "keys",
+    "errors",
+    "fail",
+    "done",
+    "gone",
+    "wake",
+)
 
 
 class Administration(Backend):

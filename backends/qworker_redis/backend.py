@@ -110,7 +110,8 @@ class RedisBackend(Administration):
             return []
         ids = new_ids(len(drafts))
         items = [
-            encode(made if draft.id is None else check_id(draft.id), draft) for made, draft in zip(ids, drafts, strict=True)
+            encode(made if draft.id is None else check_id(draft.id), draft)
+            for made, draft in zip(ids, drafts, strict=True)
         ]
         return await self._publisher(queue).submit(items)
 
@@ -127,8 +128,10 @@ class RedisBackend(Administration):
 
     async def _send_publish(self, queue: str, batch: Sequence[PlainDraft], mark: Mark) -> list[str]:
         # The first of several with one id is stored, as it would be over several calls.
-        unique = {item[0]: item for item in reversed(batch)}
-        kept = list(reversed(unique.values())) if len(unique) < len(batch) else batch
+        unique: dict[str, PlainDraft] = {}
+        for item in batch:
+            unique.setdefault(item[0], item)
+        kept = list(unique.values())
         arguments = [part for item in kept for part in item]
         sequence, key = mark.next(), mark.key
 
@@ -220,7 +223,9 @@ class RedisBackend(Administration):
 
     async def _leases(self, queue: str, reply: Reply) -> list[Lease]:
         """The leases of an answer."""
-        token, expiry, due, ids, values, *claimants = cast("tuple[int, int, int, list[bytes], list[bytes | None], bytes]", reply)
+        token, expiry, due, ids, values, *claimants = cast(
+            "tuple[int, int, int, list[bytes], list[bytes | None], bytes]", reply
+        )
         if not ids:
             self._empty[queue] = math.inf if due < 0 else asyncio.get_running_loop().time() + due / 1e6
             return []
@@ -338,7 +343,9 @@ class RedisBackend(Administration):
             results = await self._settler(queue).submit(clear) if clear else []
             refused += [s for s, accepted in zip(clear, results, strict=True) if not accepted]
             if len(clear) < len(batch):
-                refused += await self._settle_again(queue, [s for s in batch if cast("RedisLease", s.lease).doubt is not None])
+                refused += await self._settle_again(
+                    queue, [s for s in batch if cast("RedisLease", s.lease).doubt is not None]
+                )
         return refused
 
     def _settler(self, queue: str) -> Lane[Settlement, bool]:
@@ -359,7 +366,9 @@ class RedisBackend(Administration):
         for doubt, batch in doubtful.items():
             key, sequence = doubt.split("\n")
             # Without settlements the script only looks.
-            known, *numbers = cast("list[int]", await self._links.script("settle", queue, (0, sequence, "", 0), (key, key)))
+            known, *numbers = cast(
+                "list[int]", await self._links.script("settle", queue, (0, sequence, "", 0), (key, key))
+            )
             if known:
                 refused += [s for s in batch if s.lease.doubt[2] in numbers]
                 continue

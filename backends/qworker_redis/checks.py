@@ -48,7 +48,9 @@ async def inspect(wire: Wire) -> ServerFacts:
         max_memory=int(fields.get("maxmemory", 0)),
         used_memory=int(fields.get("used_memory", 0)),
         append_only=fields.get("aof_enabled") == "1",
-        fsync=cast("list[bytes]", fsync)[1].decode() if isinstance(fsync, list) and len(cast("list[bytes]", fsync)) > 1 else "",
+        fsync=cast("list[bytes]", fsync)[1].decode()
+        if isinstance(fsync, list) and len(cast("list[bytes]", fsync)) > 1
+        else "",
         role=fields.get("role", ""),
         replicas=int(fields.get("connected_slaves", 0)),
     )

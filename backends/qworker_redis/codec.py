@@ -14,6 +14,8 @@ __all__ = ["PlainDraft", "decode", "encode", "enqueued_at"]
 
 # Tries, order in microseconds, priority, flags. The scripts put the first two in front of what `encode` makes.
 _HEAD = struct.Struct(">HQBB")
+# Tries, delay and due time in microseconds, priority; then the key.
+_SPECIAL = struct.Struct(">HQQB")
 _KEY, _MORE = 1, 2
 _PLAIN_REST = b"\0\0"
 _EXTRA_LENGTH = struct.Struct(">I")
@@ -61,7 +63,7 @@ def _special(draft: Draft) -> bytes:
     key = b"" if draft.key is None else check_key(draft.key).encode(errors="surrogateescape")
     # A due time in the past is still a due time; 0 says that there is none.
     due = 0 if draft.due_at is None else max(1, int(draft.due_at * 1e6))
-    return _encoder.encode([min(draft.tries, 0xFFFF), max(0, int(draft.delay * 1e6)), due, key, draft.priority])
+    return _SPECIAL.pack(min(draft.tries, 0xFFFF), max(0, int(draft.delay * 1e6)), due, draft.priority) + key
 
 
 def _rest(draft: Draft) -> bytes:

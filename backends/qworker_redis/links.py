@@ -31,7 +31,9 @@ _MOST_REDIRECTIONS = 8
 Attempt = Callable[[Wire, bool], Awaitable[Reply]]
 
 
-def command_of(wire: Wire, name: str, queue: str, arguments: Sequence[Argument], extra: Sequence[str]) -> tuple[Argument, ...]:
+def command_of(
+    wire: Wire, name: str, queue: str, arguments: Sequence[Argument], extra: Sequence[str]
+) -> tuple[Argument, ...]:
     """A script call as a command: by digest. `extra` are keys that stand in place of the last ones of the header."""
     found = script(name, flags=not (0, 0) < wire.version < (7, 0))
     parts = [*found.keys[: len(found.keys) - len(extra)], *extra]
@@ -68,16 +70,22 @@ class Links:
         self._waiting: set[Wire] = set()
         self._log: Any = structlog.get_logger("qworker.redis").bind(url=options.shown)
         self._down_since: float | None = None
-        self._closed = False
+        # Rises with each close: whatever began before ends.
+        self._opening = 0
         # Of the server that was reached last.
         self.facts: ServerFacts | None = None
 
     async def aclose(self) -> None:
         """End all connections."""
-        self._closed = True
+        self._opening += 1
         for task in tuple(self._connecting.values()):
             task.cancel()
-        for wire in (*self._wires.values(), *self._waiting, *(w for resting in self._resting.values() for w in resting)):
+        self._connecting.clear()
+        for wire in (
+            *self._wires.values(),
+            *self._waiting,
+            *(w for resting in self._resting.values() for w in resting),
+        ):
             wire.close()
         self._wires.clear()
         self._resting.clear()
@@ -85,7 +93,13 @@ class Links:
     # -- calls -------------------------------------------------------------------------------------------------------
 
     async def script(
-        self, name: str, queue: str, arguments: Sequence[Argument], extra: Sequence[str] = (), *, patience: float | None = None
+        self,
+        name: str,
+        queue: str,
+        arguments: Sequence[Argument],
+        extra: Sequence[str] = (),
+        *,
+        patience: float | None = None,
     ) -> Reply:
         """Run a script that may be repeated.
 
@@ -108,6 +122,7 @@ class Links:
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + (self._options.patience if patience is None else patience)
+        opening = self._opening
         sent, failures, redirections = False, 0, 0
         asking: Address | None = None
         while True:
@@ -132,7 +147,7 @@ class Links:
                 failed = error
             pause = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** min(failures, 10)) * (0.5 + random.random() / 2)  # noqa: S311
             failures += 1
-            if self._closed or loop.time() + pause > deadline:
+            if self._opening != opening or loop.time() + pause > deadline:
                 raise ConnectionLost(str(failed), sent=sent) from failed
             await asyncio.sleep(pause)
 
@@ -151,7 +166,7 @@ class Links:
         address = wire.address if wire is not None else self._places.known(slot)
         if address is not None and (wire is None or not wire.alive):
             self._places.doubt(slot, address)
-        if self._down_since is None and not self._closed:
+        if self._down_since is None:
             self._down_since = asyncio.get_running_loop().time()
             self._log.warning("redis_unavailable", error=str(error))
 
@@ -181,8 +196,6 @@ class Links:
         wire = self._wires.get(address)
         if wire is not None and wire.alive:
             return wire
-        if self._closed:
-            raise ConnectionLost("this backend is closed", sent=False)
         task = self._connecting.get(address)
         if task is None:
             task = self._connecting[address] = asyncio.create_task(self._connect(address))
@@ -191,6 +204,7 @@ class Links:
         return await asyncio.shield(task)
 
     async def _connect(self, address: Address) -> Wire:
+        opening = self._opening
         try:
             wire = await connect(self._options, address)
             try:
@@ -199,11 +213,15 @@ class Links:
             except BaseException:
                 wire.close()
                 raise
+            if self._opening != opening:
+                wire.close()
+                raise ConnectionLost("this backend was closed", sent=False)
             self.facts = facts
             self._wires[address] = wire
             return wire
         finally:
-            self._connecting.pop(address, None)
+            if self._connecting.get(address) is asyncio.current_task():
+                del self._connecting[address]
 
     @asynccontextmanager
     async def resting(self, slot: int) -> AsyncIterator[Wire]:
@@ -220,6 +238,7 @@ class Links:
             wire = candidate if candidate.alive else None
         if wire is None:
             wire = await connect(self._options, address)
+        opening = self._opening
         self._waiting.add(wire)
         try:
             yield wire
@@ -227,7 +246,7 @@ class Links:
             wire.close()
             raise
         else:
-            if wire.alive and not self._closed:
+            if wire.alive and self._opening == opening:
                 self._resting.setdefault(address, []).append(wire)
             else:
                 wire.close()

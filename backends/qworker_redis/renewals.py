@@ -34,18 +34,13 @@ class Renewals:
         self._places = places
         self._lock = threading.Lock()
         self._wires: dict[Address, BlockingWire] = {}
-        self._closed = False
 
     def close(self) -> None:
         """End the connections."""
         with self._lock:
-            self._closed = True
-            self._drop_all()
-
-    def _drop_all(self) -> None:
-        for wire in self._wires.values():
-            wire.close()
-        self._wires.clear()
+            for wire in self._wires.values():
+                wire.close()
+            self._wires.clear()
 
     def extend(self, queue: str, leases: Sequence[RedisLease], visibility: float) -> list[RedisLease]:
         """Renew leases of one queue; the ones that are lost.
@@ -92,8 +87,6 @@ class Renewals:
         raise BackendUnavailable(f"leases of {queue} cannot be renewed now: {problem}") from problem
 
     def _wire(self, address: Address) -> BlockingWire:
-        if self._closed:
-            raise BackendUnavailable("this backend is closed")
         wire = self._wires.get(address)
         if wire is None:
             wire = self._wires[address] = BlockingWire(self._options, address)

@@ -114,8 +114,6 @@ class Waiting:
                     raise answer
             return first, second
 
-    def _send_lease(
-        self, wire: Wire, queue: str, lease: Sequence[Argument], seconds: float
-    ) -> asyncio.Future[Reply]:
+    def _send_lease(self, wire: Wire, queue: str, lease: Sequence[Argument], seconds: float) -> asyncio.Future[Reply]:
         void, *arguments = lease
         return wire.send(*command_of(wire, "lease", queue, arguments, (str(void),)), within=seconds)

@@ -188,7 +188,9 @@ async def connect(options: Options, address: Address) -> Wire:
             return wire
     except OSError as error:
         _drop(wire)
-        raise BackendUnavailable(f"cannot reach Redis at {address}: {why(error)}: is it running, and the URL right?") from error
+        raise BackendUnavailable(
+            f"cannot reach Redis at {address}: {why(error)}: is it running, and the URL right?"
+        ) from error
     except (BackendError, asyncio.CancelledError):
         _drop(wire)
         raise

@@ -1,7 +1,8 @@
 -- Store messages: ready, or delayed until they are due. The only script that a full store refuses.
 -- KEYS: meta msg ready sorted delayed keys wake mark
 -- ARGV: sequence, 1 if an earlier attempt may have been made, then for each message: id, special, rest
---   special: '' for a message with nothing unusual, or msgpack of [tries, delay us, due us (0: none), key ('' none), priority]
+--   special: '' for a message with nothing unusual, or tries (2 bytes), delay us (8), due us (8; 0: none),
+--     priority (1), big-endian, and the key
 --   rest: the value without its tries and order
 -- RETURNS: [1 if the queue is new, then pairs of a message's number and the id that is stored instead of it]
 local meta, msg, ready, sorted, delayed, keys, wake, mark = unpack(KEYS)
@@ -24,7 +25,9 @@ local answer = {version and 0 or 1}
 local sets, rows, awake = {}, {}, false
 
 local function put_special(i, id)
-  local tries, delay, due, key, priority = unpack(cmsgpack.unpack(ARGV[3 * i + 1]))
+  local special = ARGV[3 * i + 1]
+  local tries, delay, due, priority = struct.unpack('>I2I8I8B', special)
+  local key = string.sub(special, 20)
   if key ~= '' then
     local pending = call('HGET', keys, key)
     if pending then

@@ -1,0 +1,34 @@
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+import pytest_asyncio
+
+from qworker.testing.contract import BackendContract
+from qworker.testing.harness import Harness
+from tests.servers import RedisServer
+
+
+class RedisHarness(Harness):
+    """A Redis whose clock the suite moves; the server is shared by the module."""
+
+    def __init__(self, server: RedisServer) -> None:
+        super().__init__(server.url, clock=None, tick=60.0)
+        self._server = server
+
+    async def advance(self, seconds: float) -> None:
+        self._server.advance(seconds)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RedisServer]:
+    with RedisServer(moved_clock=True) as server:
+        yield server
+
+
+class TestRedis(BackendContract):
+    @pytest_asyncio.fixture
+    async def harness(self, server: RedisServer) -> AsyncIterator[Harness]:
+        async with RedisHarness(server) as harness:
+            yield harness

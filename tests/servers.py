@@ -1,0 +1,193 @@
+"""Real servers for tests: started on ports and sockets of their own, stopped by pid, and never shared with anything else."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+from redis import Redis
+from redis.backoff import NoBackoff
+from redis.exceptions import RedisError
+from redis.retry import Retry
+
+__all__ = ["RedisServer", "free_port"]
+
+_DEADLINE = 60.0
+
+
+def free_port() -> int:
+    """A port that nothing listens on, below the range from which the kernel gives ports to others' connections."""
+    low = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    for _ in range(200):
+        port = 10_000 + int.from_bytes(os.urandom(2)) % max(low - 10_000 - 10_001, 1000)
+        with socket.socket() as probe, socket.socket() as bus:
+            try:
+                probe.bind(("127.0.0.1", port))
+                # A cluster node also listens ten thousand higher.
+                bus.bind(("127.0.0.1", port + 10_000))
+            except (OSError, OverflowError):
+                continue
+            return port
+    raise AssertionError("no free port")
+
+
+class RedisServer:
+    """A redis-server of a test's own: on a socket in a new directory, and on a port where it is asked for.
+
+    Args:
+        options: of redis.conf, by name.
+        port: listen there too, on 127.0.0.1; 0: on the socket only.
+        moved_clock: the server's clock can be moved with `advance`.
+        sentinel: run it as a sentinel, with these lines of configuration.
+    """
+
+    def __init__(
+        self,
+        *,
+        port: int = 0,
+        moved_clock: bool = False,
+        sentinel: str | None = None,
+        start: bool = True,
+        **options: str,
+    ) -> None:
+        binary = shutil.which("redis-server")
+        assert binary is not None, "the tests need redis-server: apt install redis-server"
+        self._binary = binary
+        # Short: the path of a socket has at most 107 bytes.
+        self.directory = Path(tempfile.mkdtemp(prefix="qw-redis-"))
+        self.socket = self.directory / "s"
+        self.port = port
+        self.options = {"save": '""', "appendonly": "no"} | {n.replace("_", "-"): v for n, v in options.items()}
+        self._sentinel = sentinel
+        self._clock = self.directory / "clock" if moved_clock else None
+        self._offset_us = 0
+        self._process: subprocess.Popen[bytes] | None = None
+        if start:
+            try:
+                self.start()
+            except BaseException:
+                self.close()
+                raise
+
+    def __enter__(self) -> RedisServer:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    @property
+    def url(self) -> str:
+        """For a backend: by the socket."""
+        return f"unix://{self.socket}"
+
+    @property
+    def tcp_url(self) -> str:
+        """For a backend: by the port."""
+        assert self.port
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def client(self) -> Redis:
+        """A plain client of the server."""
+        return Redis(
+            unix_socket_path=str(self.socket), password=self.options.get("requirepass"), retry=Retry(NoBackoff(), 0)
+        )
+
+    def start(self) -> None:
+        """Start it, and wait until it serves."""
+        lines = [
+            f"unixsocket {self.socket}",
+            f"port {self.port}",
+            "bind 127.0.0.1",
+            f"dir {self.directory}",
+            "daemonize no",
+            f"logfile {self.directory}/log",
+            *[f"{name} {value}" for name, value in self.options.items() if self._sentinel is None],
+            self._sentinel or "",
+        ]
+        config = self.directory / "redis.conf"
+        # A sentinel keeps what it has learnt in its configuration.
+        if self._sentinel is None or not config.exists():
+            config.write_text("\n".join(lines) + "\n")
+        command = [self._binary, str(config), *(["--sentinel"] if self._sentinel is not None else [])]
+        self._process = subprocess.Popen(
+            command, env=self._environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        self._wait_until_it_serves()
+
+    def _environment(self) -> dict[str, str]:
+        environment = dict(os.environ)
+        if self._clock is not None:
+            self._clock.write_bytes(struct.pack("=q", self._offset_us))
+            environment |= {"LD_PRELOAD": str(self._built_clock()), "QWORKER_TEST_CLOCK": str(self._clock)}
+        return environment
+
+    def _built_clock(self) -> Path:
+        library = self.directory / "clock.so"
+        if not library.exists():
+            source = Path(__file__).with_name("moved_clock.c")
+            subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", str(library), str(source)], check=True)
+        return library
+
+    def _wait_until_it_serves(self) -> None:
+        deadline = time.monotonic() + _DEADLINE
+        while True:
+            assert self._process is not None
+            assert self._process.poll() is None, f"redis-server ended: {self._log()}"
+            try:
+                with self.client() as client:
+                    client.ping()
+                return
+            except RedisError as error:
+                if time.monotonic() > deadline:
+                    raise AssertionError(f"redis-server does not serve: {error}: {self._log()}") from error
+            time.sleep(0.01)
+
+    def _log(self) -> str:
+        log = self.directory / "log"
+        return log.read_text(errors="replace")[-2000:] if log.exists() else "no log"
+
+    def advance(self, seconds: float) -> None:
+        """Move the server's clock."""
+        assert self._clock is not None, "start the server with moved_clock=True"
+        self._offset_us += round(seconds * 1e6)
+        with self._clock.open("r+b") as file:
+            file.write(struct.pack("=q", self._offset_us))
+
+    def pause(self) -> None:
+        """Stop it where it is: connections stay, and nothing answers."""
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        """Undo `pause`."""
+        os.kill(self.pid, signal.SIGCONT)
+
+    def stop(self, how: signal.Signals = signal.SIGTERM) -> None:
+        """End the server; `start` brings it back with what it had persisted."""
+        if self._process is None:
+            return
+        if self._process.poll() is None:
+            self.go_on()
+            self._process.send_signal(how)
+            try:
+                self._process.wait(_DEADLINE)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait(_DEADLINE)
+        self._process = None
+
+    def close(self) -> None:
+        """End the server and remove its files."""
+        self.stop(signal.SIGKILL)
+        shutil.rmtree(self.directory, ignore_errors=True)
