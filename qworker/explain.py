@@ -92,7 +92,7 @@ async def explain(
 
 def _not_found(stats: QueueStats) -> Reason:
     kept = stats.retention.get("done")
-    done = f"finished messages are kept {kept}" if kept else "finished messages may not be kept here"
+    done = f"finished messages here: {kept}" if kept else "finished messages may not be kept here"
     return Reason(
         "not-found",
         f"{stats.queue} has no message with this id: it is finished ({done}), was purged or removed, or never was here",

@@ -17,7 +17,17 @@ from qworker.message import State
 from qworker.registry import open_backend
 from qworker.settings import file_settings, setting
 
-__all__ = ["Command", "URLCommand", "json_option", "opened", "run", "silence_stdout", "state_option", "unwrapped"]
+__all__ = [
+    "Command",
+    "URLCommand",
+    "json_option",
+    "opened",
+    "run",
+    "silence_stdout",
+    "state_option",
+    "unwrapped",
+    "url_option",
+]
 
 F = TypeVar("F", bound=Callable[..., Any])
 R = TypeVar("R")
@@ -48,6 +58,8 @@ class Command(click.Command):
         own: object = table.get(command)
         merged = {**table, **cast("dict[str, Any]", own if isinstance(own, dict) else {})}
         defaults = {name.replace("-", "_"): value for name, value in merged.items() if not isinstance(value, dict)}
+        # An app's own URL is what everybody else who enqueues there uses: only the command line overrides it.
+        defaults.pop("url", None)
         for param in self.params:
             value: object = defaults.get(param.name or "")
             if isinstance(param, click.Option) and param.multiple and isinstance(value, str):
@@ -86,6 +98,16 @@ class URLCommand(Command):
 def json_option(function: F) -> F:
     """`--json`."""
     return click.option("--json", "json", is_flag=True, help="Print one JSON document instead of text.")(function)
+
+
+def url_option(function: F) -> F:
+    """`--url`, from the command line only: an app that names no URL takes `QWORKER_URL` by itself."""
+    option = click.option(
+        "--url",
+        allow_from_autoenv=False,
+        help="The backend, instead of the app's own. (QWORKER_URL is for apps that name none.)",
+    )
+    return option(function)
 
 
 def state_option(help_text: str, default: str | None = None) -> Callable[[F], F]:

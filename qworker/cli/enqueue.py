@@ -10,7 +10,7 @@ import click
 import msgspec
 
 from qworker.app import Tasks
-from qworker.cli.common import Command, json_option, run
+from qworker.cli.common import Command, json_option, run, url_option
 from qworker.cli.loader import load_app
 from qworker.cli.output import Progress, print_json, say
 from qworker.errors import BadArguments, UsageError
@@ -40,7 +40,7 @@ _AnyTask = Task[..., Any]
 )
 @click.option("--key", help="Enqueue nothing while a call with this key waits or runs.")
 @click.option("--id", "id", help="The message's id; enqueueing again under it stores nothing.")
-@click.option("--url", help="The backend, instead of the app's own.")
+@url_option
 @json_option
 def command(
     app: str,
@@ -126,8 +126,9 @@ def _calls(task: _AnyTask, bound: BoundTask[..., Any], lines: BinaryIO) -> Itera
 
 
 def _line(line: bytes) -> tuple[list[Any], dict[str, Any]]:
-    value = msgspec.json.decode(line, type=list[Any] | dict[str, Any])
-    return (value, {}) if isinstance(value, list) else ([], value)
+    if line.lstrip().startswith(b"["):
+        return msgspec.json.decode(line, type=list[Any]), {}
+    return [], msgspec.json.decode(line, type=dict[str, Any])
 
 
 async def _enqueue(tasks: Tasks, calls: Iterator[Call]) -> list[Job]:

@@ -75,7 +75,7 @@ def clock_time(seconds: float | None) -> str:
 
 def body_preview(body: bytes, width: int = 60) -> str:
     """The beginning of a body on one line."""
-    text = printable(body[: 4 * width].decode(errors="replace"))
+    text = printable(body[: 4 * width].decode(errors="replace").rstrip())
     return text if len(text) <= width else text[: width - 1] + "…"
 
 

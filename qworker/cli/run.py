@@ -7,7 +7,7 @@ from typing import Literal
 
 import click
 
-from qworker.cli.common import Command
+from qworker.cli.common import Command, url_option
 from qworker.cli.loader import load_app
 from qworker.errors import UsageError
 from qworker.names import check_queue
@@ -72,7 +72,7 @@ def _worker_count(value: str) -> tuple[int, int]:
     metavar="SECONDS",
     help="How long a lease lasts unless it is renewed, which happens while the handler runs: how soon a dead host's messages run elsewhere.",
 )
-@click.option("--url", help="The backend, instead of the app's own.")
+@url_option
 @click.option("--max-messages", type=click.IntRange(1), help="Replace a process by a fresh one after so many messages.")
 @click.option(
     "--max-memory",

@@ -53,5 +53,5 @@ def _show(found: list[QueueStats]) -> None:
 
 def _note(stats: QueueStats) -> str:
     notes = ["down"] if stats.down else []
-    notes += [f"{what} kept {how_long}" for what, how_long in stats.retention.items()]
+    notes += [f"{what}: {how_long}" for what, how_long in stats.retention.items()]
     return ", ".join(notes)

@@ -13,7 +13,7 @@ from types import FrameType
 from typing import Any
 
 from qworker.names import printable
-from qworker.run import RunningMessage
+from qworker.run import Run, RunningMessage
 
 __all__ = ["report"]
 
@@ -36,10 +36,11 @@ def report(running: Iterable[RunningMessage], loop: asyncio.AbstractEventLoop, f
     lines = [f"worker {os.getpid()}: {len(messages)} running"]
     now = time.monotonic()
     lines += [_line(message, now) for message in messages]
-    for title, places in (*_tasks(loop), *_threads(frame)):
+    for places in (*_tasks(loop), *_threads(frame)):
         own = _outside(places)
-        if own:
-            lines.append(f"  {title}:")
+        message = _message(places)
+        if own and message is not None:
+            lines.append(f"  {message}:")
             lines += [f"    {text}" for text in _format(own)]
     return "\n".join(lines) + "\n"
 
@@ -52,9 +53,9 @@ def _line(message: RunningMessage, now: float) -> str:
     )
 
 
-def _tasks(loop: asyncio.AbstractEventLoop) -> Iterator[tuple[str, list[_Place]]]:
+def _tasks(loop: asyncio.AbstractEventLoop) -> Iterator[list[_Place]]:
     for task in sorted(asyncio.all_tasks(loop), key=lambda task: task.get_name()):
-        yield f"task {task.get_name()}", list(_awaits(task.get_coro()))
+        yield list(_awaits(task.get_coro()))
 
 
 def _awaits(waiting: Any) -> Iterator[_Place]:
@@ -63,15 +64,20 @@ def _awaits(waiting: Any) -> Iterator[_Place]:
         frame = getattr(waiting, "cr_frame", None) or getattr(waiting, "gi_frame", None)
         if isinstance(frame, FrameType):
             yield frame, frame.f_lineno
-        waiting = getattr(waiting, "cr_await", None) or getattr(waiting, "gi_yieldfrom", None)
+        waiting = getattr(waiting, "cr_await", None) or getattr(waiting, "gi_yieldfrom", None) or _stepped(frame)
 
 
-def _threads(frame: FrameType | None) -> Iterator[tuple[str, list[_Place]]]:
+def _stepped(frame: Any) -> Any:
+    """The handler's coroutine, which the executor's own awaitable steps by hand instead of awaiting it."""
+    return frame.f_locals.get("coroutine") if isinstance(frame, FrameType) and _is_ours(frame) else None
+
+
+def _threads(frame: FrameType | None) -> Iterator[list[_Place]]:
     frames = sys._current_frames()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage] - the only way there
     for thread in threading.enumerate():
         top = frame if thread is threading.main_thread() else frames.get(thread.ident or 0)
         if top is not None:
-            yield f"thread {thread.name}", list(traceback.walk_stack(top))[::-1]
+            yield list(traceback.walk_stack(top))[::-1]
 
 
 def _outside(places: list[_Place]) -> list[_Place]:
@@ -81,6 +87,16 @@ def _outside(places: list[_Place]) -> list[_Place]:
         return []
     rest = places[last + 1 :]
     return rest[-_DEPTH:] if any(not _is_library(frame) for frame, _ in rest) else []
+
+
+def _message(places: list[_Place]) -> str | None:
+    """The message that a stack works on, as the executor and the threads hold it in their variables."""
+    for frame, _ in places:
+        if _is_ours(frame):
+            for value in list(frame.f_locals.values()):
+                if isinstance(value, Run):
+                    return printable(f"{value.task} {value.lease.message.id}")
+    return None
 
 
 def _is_ours(frame: FrameType) -> bool:
