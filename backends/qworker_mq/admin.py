@@ -67,7 +67,7 @@ class Admin:
                 if name.startswith(f"{queue}:"):
                     _unlinked(name, directory)
         _unlinked(queue, root.down)
-        await store.committer.sync([root.queues, root.new, root.delay])
+        await store.sync_directories(root.queues, root.new, root.delay)
 
     async def stats(self, queue: str) -> QueueStats:
         """Count the directories."""
@@ -195,7 +195,7 @@ class Admin:
                 held.window.add(message_id)
                 count += 1
         if count:
-            await self._store.committer.sync([held.dirs.ready, held.dirs.fail])
+            await self._store.sync_directories(held.dirs.ready, held.dirs.fail)
             self._store.wake(queue)
         return count
 
@@ -242,7 +242,7 @@ class Admin:
     async def _finish(self, held: Held, removed: list[str]) -> None:
         if removed:
             root = self._store.root
-            await self._store.committer.sync([root.remove, root.delay, held.dirs.ready])
+            await self._store.sync_directories(root.remove, root.delay, held.dirs.ready)
             self._trash.unlink([f"{held.name}:{message_id}" for message_id in removed])
 
     async def down(self, queue: str) -> None:

@@ -7,16 +7,15 @@ those that others fetched, to another mover and reaper), `delay=30` (seconds aft
 from __future__ import annotations
 
 import asyncio
-import errno
 import math
 import time
-from collections.abc import Coroutine, Generator, Iterable, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Self, TypeVar
 
 from qworker.backend import Backend
 from qworker.clock import SYSTEM_CLOCK, Clock
-from qworker.errors import BackendUnavailable, StorageFull, StorePermission
+from qworker.errors import BackendUnavailable
+from qworker.files import store_errors
 from qworker.message import Draft, Lease, QueueStats, Settle, Settlement, State, StoredMessage
 from qworker.names import check_queue
 from qworker.url import BackendURL
@@ -34,8 +33,6 @@ _SLICE = 0.002
 # Seconds between looks that need no wake-up, and while a change may be too young to show.
 _RESCAN = 1.0
 _UNSETTLED = 0.05
-_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
-_REFUSED = frozenset({errno.EPERM, errno.EACCES, errno.EROFS})
 
 
 class MqBackend(Backend):
@@ -59,6 +56,7 @@ class MqBackend(Backend):
     ) -> None:
         self._url = url
         self._path = url.directory
+        self._doing = f"use {self._path}"
         self._clock = clock
         self._peers = peers
         self._sync = sync
@@ -107,8 +105,9 @@ class MqBackend(Backend):
 
     @property
     def durability(self) -> str:
-        """`disk`, or `process` with `sync=off`."""
-        return "disk" if self._sync else "process"
+        """`disk`; `process` with `sync=off`, and on a file system without a journal once it is open."""
+        kept = self._store is None or self._store.keeps_renames
+        return "disk" if self._sync and kept else "process"
 
     async def _whole(self, work: Coroutine[Any, Any, T]) -> T:
         """Run to the end what must not be cut in two by a cancellation."""
@@ -121,7 +120,7 @@ class MqBackend(Backend):
 
     async def publish(self, queue: str, drafts: Sequence[Draft]) -> list[str]:
         """Store messages."""
-        with _store_errors(self._path):
+        with store_errors(self._doing):
             self._opened()
             return await self._whole(self._publisher.publish(queue, drafts))
 
@@ -129,7 +128,7 @@ class MqBackend(Backend):
 
     async def lease(self, queue: str, limit: int, visibility: float) -> list[Lease]:
         """Claim messages."""
-        with _store_errors(self._path):
+        with store_errors(self._doing):
             store = self._opened()
             self._mover.sweep_new()
             held = store.held(check_queue(queue))
@@ -192,7 +191,7 @@ class MqBackend(Backend):
 
     async def wait(self, queues: Sequence[str], timeout: float) -> None:
         """Wait for a wake-up from this process or the directories, or for what is due."""
-        with _store_errors(self._path):
+        with store_errors(self._doing):
             store = self._opened()
             store.watch(queues)
             deadline = time.monotonic() + timeout
@@ -231,7 +230,7 @@ class MqBackend(Backend):
         if store is None:
             raise BackendUnavailable(f"{self.describe()} is closed")
         lost: list[Lease] = []
-        with _store_errors(self._path), store.using:
+        with store_errors(self._doing), store.using:
             holder = "" if self.detached else store.holder()
             for lease in leases:
                 if store.closed or not store.claims.extend(lease, visibility):
@@ -242,12 +241,12 @@ class MqBackend(Backend):
 
     async def resume(self, queue: str, message_id: str, token: int) -> Lease | None:
         """Find a lease again by its token."""
-        with _store_errors(self._path):
+        with store_errors(self._doing):
             return self._opened().claims.resume(check_queue(queue), message_id, token)
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[Settlement]:
         """End leases."""
-        with _store_errors(self._path):
+        with store_errors(self._doing):
             return await self._whole(self._settle(self._opened(), settlements))
 
     async def _settle(self, store: Store, settlements: Sequence[Settlement]) -> list[Settlement]:
@@ -265,10 +264,8 @@ class MqBackend(Backend):
             if time.monotonic() >= until:
                 await asyncio.sleep(0)
                 until = time.monotonic() + _SLICE
-        failed = await store.committer.sync([store.root.delay, *touched] if touched else [])
-        if failed:
-            problem = next(iter(failed.values()))
-            raise BackendUnavailable(f"the disk refused to sync {self._path}: {problem.strerror}") from problem
+        if touched:
+            await store.sync_directories(store.root.delay, *touched)
         self._trash.unlink(acked)
         return refused
 
@@ -302,7 +299,7 @@ class MqBackend(Backend):
 
     async def reap(self, queue: str) -> int:
         """Return what expired or is due, and do the daemons' work."""
-        with _store_errors(self._path):
+        with store_errors(self._doing):
             store = self._opened()
             self._mover.sweep_new()
             self._trash.sweep()
@@ -315,69 +312,69 @@ class MqBackend(Backend):
 
     async def queues(self) -> list[str]:
         """The queues."""
-        with _store_errors(self._path):
+        with store_errors(self._doing):
             self._opened()
             self._mover.sweep_new()
             return await self._admin.queues()
 
     async def create(self, queue: str) -> None:
         """Make a queue."""
-        with _store_errors(self._path):
+        with store_errors(self._doing):
             store = self._opened()
             store.made(queue)
-            await self._whole(store.committer.sync([store.root.queues]))
+            await self._whole(store.sync_directories(store.root.queues))
 
     async def delete(self, queue: str) -> None:
         """Remove a queue."""
-        with _store_errors(self._path):
+        with store_errors(self._doing):
             self._opened()
             await self._whole(self._admin.delete(queue))
 
     async def stats(self, queue: str) -> QueueStats:
         """Count."""
-        with _store_errors(self._path):
+        with store_errors(self._doing):
             self._opened()
             return await self._admin.stats(queue)
 
     async def browse(self, queue: str, state: State, limit: int = 100, offset: int = 0) -> list[StoredMessage]:
         """Look at messages."""
-        with _store_errors(self._path):
+        with store_errors(self._doing):
             self._opened()
             return await self._admin.browse(queue, state, limit, offset)
 
     async def find(self, queue: str, message_id: str) -> StoredMessage | None:
         """Look at one message."""
-        with _store_errors(self._path):
+        with store_errors(self._doing):
             self._opened()
             return await self._admin.find(queue, message_id)
 
     async def requeue(self, queue: str, ids: Iterable[str] | None = None) -> int:
         """Make failed messages ready."""
-        with _store_errors(self._path):
+        with store_errors(self._doing):
             self._opened()
             return await self._whole(self._admin.requeue(queue, ids))
 
     async def remove(self, queue: str, ids: Iterable[str]) -> int:
         """Delete messages by id."""
-        with _store_errors(self._path):
+        with store_errors(self._doing):
             self._opened()
             return await self._whole(self._admin.remove(queue, ids))
 
     async def purge(self, queue: str, state: State | None = None) -> int:
         """Delete messages by state."""
-        with _store_errors(self._path):
+        with store_errors(self._doing):
             self._opened()
             return await self._whole(self._admin.purge(queue, state))
 
     async def down(self, queue: str) -> None:
         """Pause."""
-        with _store_errors(self._path):
+        with store_errors(self._doing):
             self._opened()
             await self._admin.down(queue)
 
     async def up(self, queue: str) -> None:
         """Resume."""
-        with _store_errors(self._path):
+        with store_errors(self._doing):
             self._opened()
             await self._admin.up(queue)
 
@@ -390,17 +387,3 @@ async def _set_within(event: asyncio.Event, timeout: float) -> bool:
     except TimeoutError:
         return False
     return True
-
-
-@contextmanager
-def _store_errors(path: object) -> Generator[None]:
-    """Tell the operating system's errors as the store's."""
-    try:
-        yield
-    except OSError as error:
-        text = f"mq: {path}: {error.strerror or error}"
-        if error.errno in _FULL:
-            raise StorageFull(text) from error
-        if error.errno in _REFUSED:
-            raise StorePermission(f"{text}: this user may not do that") from error
-        raise BackendUnavailable(text) from error

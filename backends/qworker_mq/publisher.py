@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import os
 import secrets
 import time
@@ -12,6 +11,7 @@ from collections.abc import Sequence
 import msgspec
 
 from qworker.errors import BackendError, NotSupported, PublishFailed, StorageFull, StorePermission
+from qworker.files import CREATE, store_error, write_all
 from qworker.message import Draft
 from qworker_mq.ids import is_uuid, new_uuids
 from qworker_mq.record import Record
@@ -19,7 +19,6 @@ from qworker_mq.store import Held, Store
 
 __all__ = ["Publisher"]
 
-_NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _SLICE = 0.002
 
 
@@ -79,7 +78,7 @@ class Publisher:
         now = self._store.clock.time()
         due_at = now + draft.delay if draft.due_at is None else draft.due_at
         tmp = f"{message_id}.{secrets.token_hex(4)}"
-        fd = os.open(tmp, _NEW_FILE, 0o600, dir_fd=self._store.root.tmp)
+        fd = os.open(tmp, CREATE, 0o600, dir_fd=self._store.root.tmp)
         message = _Written(
             id=message_id,
             tmp=tmp,
@@ -89,7 +88,7 @@ class Publisher:
             given=draft.id is not None,
         )
         try:
-            _write_all(fd, draft.body)
+            write_all(fd, draft.body)
             enqueued_ns = int((now if draft.enqueued_at is None else draft.enqueued_at) * 1e9)
             os.utime(fd, ns=(enqueued_ns, enqueued_ns))
         except BaseException:
@@ -99,26 +98,19 @@ class Publisher:
 
     async def _make_visible(self, held: Held, written: list[_Written]) -> None:
         store = self._store
-        failed = await store.committer.sync([message.fd for message in written])
+        await store.sync_data([message.fd for message in written])
         targets: set[int] = set()
         renamed: list[_Written] = []
         for message in written:
-            if message.fd in failed:
-                continue
             # No turn of the loop between the look and the rename: of two publishes with one id the second sees the first.
             if not (message.given and self._stored(held, message.id)):
                 targets.add(self._rename(held, message))
                 renamed.append(message)
             message.tmp = ""
-        failed_directories = await store.committer.sync([*targets])
+        await store.sync_directories(*targets)
         for message in renamed:
             if self._direct and not message.due_at:
                 held.window.add(message.id)
-        problem = next(iter([*failed.values(), *failed_directories.values()]), None)
-        if problem is not None:
-            raise PublishFailed(
-                f"the disk refused to sync a message ({problem.strerror}): publish again with the same id"
-            ) from problem
 
     def _rename(self, held: Held, message: _Written) -> int:
         root = self._store.root
@@ -170,15 +162,8 @@ def _exists(name: str, directory: int) -> bool:
     return True
 
 
-def _write_all(fd: int, body: bytes) -> None:
-    written = os.write(fd, body)
-    while written < len(body):
-        written += os.write(fd, memoryview(body)[written:])
-
-
 def _translated(error: OSError) -> BackendError:
-    if error.errno in {errno.ENOSPC, errno.EDQUOT}:
-        return StorageFull(f"mq: no room for the message: {error.strerror}")
-    if error.errno in {errno.EACCES, errno.EPERM, errno.EROFS}:
-        return StorePermission(f"mq: this user may not write there: {error.strerror}")
-    return PublishFailed(f"mq: {error.strerror or error}: publish again with the same id")
+    told = store_error(error, "store a message")
+    if isinstance(told, StorageFull | StorePermission):
+        return told
+    return PublishFailed(f"{told}: perhaps it is stored: publish again with the same id")

@@ -11,10 +11,10 @@ from pathlib import Path
 
 from qworker.clock import Clock
 from qworker.errors import QueueNotFound
+from qworker.files import FileSystem, GroupCommit
 from qworker.inotify import Watcher
 from qworker.names import check_queue
 from qworker_mq.claims import Claims
-from qworker_mq.commit import Committer
 from qworker_mq.due import DueIndex
 from qworker_mq.layout import QueueDirs, Root
 from qworker_mq.life import LifeSign
@@ -59,7 +59,10 @@ class Store:
         self.root = Root(path)
         self.records = Records(self.root.lease)
         self.claims = Claims(self.root, self.records, clock)
-        self.committer = Committer(self.root.root, enabled=sync)
+        system = FileSystem(self.root.root)
+        # Whether a synced rename is found after a power cut.
+        self.keeps_renames = system.keeps_renames
+        self._commit = GroupCommit(self.root.root, system) if sync else None
         self._peers = peers
         self._held: dict[str, Held] = {}
         self._retired: list[QueueDirs] = []
@@ -119,6 +122,18 @@ class Store:
             return False
         return True
 
+    # -- durability --------------------------------------------------------------------------------------------------
+
+    async def sync_data(self, files: Sequence[int]) -> None:
+        """Put the contents of new files on the disk; see `GroupCommit.data`."""
+        if self._commit is not None and files:
+            await self._commit.data(files)
+
+    async def sync_directories(self, *directories: int) -> None:
+        """Put renames on the disk; see `GroupCommit.directories`."""
+        if self._commit is not None and directories:
+            await self._commit.directories(frozenset(directories))
+
     # -- wake-ups ----------------------------------------------------------------------------------------------------
 
     def wake(self, queue: str) -> None:
@@ -164,7 +179,8 @@ class Store:
 
     async def aclose(self) -> None:
         """Close everything."""
-        await self.committer.aclose()
+        if self._commit is not None:
+            self._commit.close()
         if self._watcher is not None:
             self._watcher.close()
         if self._sign is not None:
