@@ -7,6 +7,7 @@ import contextvars
 import inspect
 import queue
 import threading
+from collections import deque
 from typing import Any
 
 from qworker.run import Run
@@ -46,6 +47,9 @@ class ThreadRunner:
         self._threads = 0
         self._busy = 0
         self._loop: asyncio.AbstractEventLoop | None = None
+        # Calls that have ended, and whether the loop has been woken for them.
+        self._ended: deque[_Ticket] = deque()
+        self._told = False
 
     async def run(self, run: Run) -> BaseException | None:
         """What the handler raised, or None. Cancelled, it leaves the thread to itself, and `run.leftover` tells its end."""
@@ -74,18 +78,27 @@ class ThreadRunner:
                 ticket.error = _outcome(ticket.context.run(_call, ticket.run))
             except BaseException as error:  # noqa: BLE001 - whatever a handler raises is its message's outcome
                 ticket.error = error
-            loop = self._loop
-            try:
-                if loop is not None:
-                    loop.call_soon_threadsafe(self._ended, ticket)
-            except RuntimeError:
-                # The loop has closed: nobody waits for the outcome any more.
-                return
+            self._ended.append(ticket)
             del ticket
+            if not self._told and not self._tell():
+                return
 
-    def _ended(self, ticket: _Ticket) -> None:
-        self._busy -= 1
-        ticket.finish()
+    def _tell(self) -> bool:
+        """Wake the loop, once for all that end until it comes; False: it has closed, and nobody waits any more."""
+        self._told = True
+        try:
+            if self._loop is not None:
+                self._loop.call_soon_threadsafe(self._collect)
+        except RuntimeError:
+            return False
+        return True
+
+    def _collect(self) -> None:
+        # In this order: what ends after the last look finds the flag down, and wakes the loop again.
+        self._told = False
+        while self._ended:
+            self._busy -= 1
+            self._ended.popleft().finish()
 
 
 def _call(run: Run) -> Any:

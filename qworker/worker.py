@@ -38,6 +38,8 @@ __all__ = ["Observer", "Run", "RunningMessage", "Worker", "WorkerCounts", "Worke
 _CANCEL_PATIENCE = 5.0
 # Seconds that the last settlements get, and the keeper's thread to come back from the store.
 _FLUSH_PATIENCE = 10.0
+# The same when nothing else is left to be done for the store.
+_LAST_PATIENCE = 3.0
 # A handler's thread that never waits gives the interpreter's lock to the keeper after so many seconds, not after 5 ms.
 _SWITCH_INTERVAL = 1e-3
 
@@ -205,7 +207,7 @@ class Worker:
         try:
             if not crew.consumers.ended:
                 await crew.cancel_handlers(_CANCEL_PATIENCE)
-            await crew.settler.last_flush(_FLUSH_PATIENCE)
+            await crew.settler.last_flush(_LAST_PATIENCE)
         finally:
             # 6. Nobody renews any more; the reaper has stopped with the loops.
             await crew.keeper.stop(_FLUSH_PATIENCE)

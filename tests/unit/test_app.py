@@ -1,0 +1,179 @@
+"""Registering and enqueueing, from every kind of code."""
+
+import asyncio
+import threading
+
+import pytest
+
+from qworker import Context, State, Tasks
+from qworker.errors import BadArguments, BadName, BadURL, DuplicateTask, UnknownTask, UsageError
+from qworker.message import Message
+
+
+@pytest.fixture
+def tasks(request):
+    return Tasks(f"memory://{request.node.name}")
+
+
+def stored(tasks, state=State.READY):
+    async def browse():
+        return await (await tasks.backend()).browse("default", state)
+
+    return asyncio.run(browse())
+
+
+def test_a_task_is_still_the_function(tasks):
+    @tasks.task(name="other", max_tries=2)
+    def work(ctx: Context, a: int, b: int = 2) -> int:
+        """What it does."""
+        return a + b + ctx.tries
+
+    assert work(1) == 3
+    assert (work.name, work.__doc__, work.options.max_tries, work.queue) == ("other", "What it does.", 2, "default")
+    assert tasks["other"] is work
+
+    @tasks.task
+    async def later(a: int) -> int:
+        return a
+
+    assert asyncio.run(later(4)) == 4
+
+
+def test_a_name_is_registered_once(tasks):
+    @tasks.task
+    def work() -> None: ...
+
+    with pytest.raises(DuplicateTask, match="'work'"):
+
+        @tasks.task(name="work")
+        def other() -> None: ...
+
+    @tasks.handler(queue="q")
+    def raw(message: Message) -> None: ...
+
+    with pytest.raises(DuplicateTask, match="'q'"):
+
+        @tasks.handler(queue="q")
+        def raw_too(message: Message) -> None: ...
+
+    assert tasks.queue_names() == ["default", "q"]
+    with pytest.raises(UnknownTask, match="registered: work"):
+        _ = tasks["nothing"]
+
+
+@pytest.mark.parametrize(
+    "options", [{"max_tries": 0}, {"timeout": 0}, {"priority": 10}, {"queue": "../up"}, {"process": True}]
+)
+def test_options_that_cannot_work_are_refused_when_the_task_is_registered(tasks, options):
+    with pytest.raises(UsageError):
+
+        @tasks.task(**options)
+        async def work() -> None: ...
+
+
+def test_enqueueing_works_in_one_event_loop_after_the_other(tasks):
+    @tasks.task
+    async def work(a: int) -> None: ...
+
+    first = asyncio.run(work.enqueue(1))
+    second = asyncio.run(work.enqueue(2))
+    assert [s.message.id for s in stored(tasks)] == [first.id, second.id]
+
+
+def test_enqueueing_works_from_threads_without_a_loop(tasks):
+    @tasks.task
+    async def work(a: int) -> None: ...
+
+    jobs = []
+    threads = [threading.Thread(target=lambda i=i: jobs.append(work.enqueue_sync(i))) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert {job.id for job in jobs} == {s.message.id for s in stored(tasks)}
+    assert len(jobs) == 8
+
+
+async def test_blocking_where_a_loop_runs_is_refused_with_the_mend(tasks):
+    @tasks.task
+    async def work() -> None: ...
+
+    with pytest.raises(UsageError, match="await enqueue"):
+        work.enqueue_sync()
+
+
+def test_a_call_that_does_not_fit_is_refused_where_it_is_made(tasks):
+    @tasks.task
+    async def work(a: int) -> None: ...
+
+    with pytest.raises(BadArguments):
+        work.call()
+    with pytest.raises(BadArguments):
+        work.enqueue_sync(object())
+    for wrong in ({"delay": -1}, {"priority": 10}, {"key": ""}, {"id": "a/b"}, {"queue": ".."}):
+        with pytest.raises((UsageError, BadName)):
+            work.using(**wrong)
+
+
+def test_using_carries_its_options(tasks):
+    @tasks.task(priority=3)
+    async def work(a: int) -> None: ...
+
+    call = work.using(id="one", key="k", delay=5, headers={"h": "1"}).call(7)
+    assert (call.queue, call.draft.id, call.draft.key, call.draft.delay, call.draft.priority) == (
+        "default",
+        "one",
+        "k",
+        5.0,
+        3,
+    )
+    assert call.draft.body == b'{"task":"work","args":[7],"headers":{"h":"1"}}'
+    assert work.using(priority=9, queue="other").call(7).draft.priority == 9
+
+
+def test_headers_of_sources_travel_and_given_ones_win(tasks):
+    @tasks.task
+    async def work() -> None: ...
+
+    tasks.add_headers(lambda: {"a": "source", "b": "source"})
+    assert work.using(headers={"b": "given"}).call().draft.body.endswith(b'"headers":{"a":"source","b":"given"}}')
+
+
+def test_many_calls_keep_their_order_over_queues_and_batches(tasks):
+    @tasks.task
+    async def work(a: int) -> None: ...
+
+    async def publish():
+        calls = [work.using(queue="other" if i % 1500 == 7 else "default").call(i) for i in range(3000)]
+        jobs = await tasks.enqueue_many(iter(calls))
+        backend = await tasks.backend()
+        return jobs, await backend.browse("default", State.READY, 5000)
+
+    jobs, ready = asyncio.run(publish())
+    assert len({job.id for job in jobs}) == 3000
+    assert [s.message.id for s in ready] == [job.id for job in jobs if job.queue == "default"]
+
+
+def test_an_id_and_a_key_store_once(tasks):
+    @tasks.task
+    async def work() -> None: ...
+
+    async def publish():
+        return [await work.using(id="same").enqueue() for _ in range(2)], [
+            await work.using(key="same").enqueue() for _ in range(2)
+        ]
+
+    by_id, by_key = asyncio.run(publish())
+    assert (by_id[0], by_key[0]) == (by_id[1], by_key[1])
+    assert len(stored(tasks)) == 2
+
+
+def test_no_url_and_an_unknown_one_are_told_with_the_mend(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("QWORKER_URL", raising=False)
+    with pytest.raises(UsageError, match="QWORKER_URL"):
+        _ = Tasks().url
+    with pytest.raises(BadURL, match="no backend for nothing:"):
+        asyncio.run(Tasks("nothing:x").backend())
+    monkeypatch.setenv("QWORKER_URL", "memory://from-the-environment")
+    assert Tasks().url == "memory://from-the-environment"

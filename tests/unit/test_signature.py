@@ -1,0 +1,117 @@
+"""Arguments: checked when a call is made, converted when it runs."""
+
+import datetime
+import enum
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qworker.context import Context
+from qworker.errors import BadArguments, UsageError
+from qworker.signature import Signature
+
+
+class Colour(enum.Enum):
+    RED = "red"
+
+
+class Point(msgspec.Struct):
+    x: int
+    y: int = 0
+
+
+@dataclass
+class Box:
+    name: str
+
+
+def made(function, *args, **kwargs):
+    return Signature(function, Context).convert(args, kwargs)
+
+
+def test_arguments_become_what_the_annotations_say():
+    def work(when: datetime.datetime, colour: Colour, point: Point, *, box: Box, tags: frozenset[str]) -> None: ...
+
+    args, kwargs = made(work, "2026-01-02T03:04:05Z", "red", {"x": 1}, box={"name": "b"}, tags=["a", "a"])
+    assert args == [datetime.datetime(2026, 1, 2, 3, 4, 5, tzinfo=datetime.UTC), Colour.RED, Point(1)]
+    assert kwargs == {"box": Box("b"), "tags": frozenset({"a"})}
+
+
+def test_star_arguments_are_converted_too():
+    def work(first: str, /, *rest: Point, **more: Colour) -> None: ...
+
+    args, kwargs = made(work, "a", {"x": 1}, {"x": 2}, first="red")
+    assert args == ["a", Point(1), Point(2)]
+    assert kwargs == {"first": Colour.RED}
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "problem"),
+    [
+        ((), {}, "missing"),
+        ((1, 2, 3), {}, "too many"),
+        ((1,), {"c": 1}, "'c'"),
+        ((1,), {"a": 1}, "multiple values"),
+        (("one",), {}, "argument 1"),
+        ((1,), {"b": []}, "argument b"),
+    ],
+)
+def test_what_does_not_fit_is_named(args, kwargs, problem):
+    def work(a: int, b: str = "") -> None: ...
+
+    with pytest.raises(BadArguments, match=problem) as raised:
+        made(work, *args, **kwargs)
+    assert "work" in str(raised.value)
+
+
+def test_a_required_keyword_is_required():
+    def work(*, a: int) -> None: ...
+
+    with pytest.raises(BadArguments, match="'a'"):
+        made(work)
+
+
+@given(st.lists(st.integers(), max_size=5), st.dictionaries(st.sampled_from("abcd"), st.integers()))
+def test_check_agrees_with_python(args, kwargs):
+    def work(a, /, b, c=1, *, d=2) -> None: ...
+
+    try:
+        work(*args, **kwargs)
+    except TypeError:
+        with pytest.raises(BadArguments):
+            Signature(work, Context).check(args, kwargs)
+    else:
+        Signature(work, Context).check(args, kwargs)
+
+
+def test_a_context_comes_first_and_is_not_an_argument():
+    def work(ctx: Context, a: int) -> None: ...
+
+    signature = Signature(work, Context)
+    assert signature.takes_injected
+    assert signature.convert([1], {}) == ([1], {})
+
+    def wrong(a: int, ctx: Context) -> None: ...
+
+    with pytest.raises(UsageError, match="first parameter"):
+        Signature(wrong, Context)
+
+
+def test_an_annotation_that_no_json_can_become_is_refused_when_the_task_is_registered():
+    def work(a: object, b: Any, c: int | None = None) -> None: ...
+
+    Signature(work, Context)
+
+    def wrong(a: dict[Point, int] | list[int] | set[int]) -> None: ...
+
+    with pytest.raises(UsageError, match="'wrong'"):
+        Signature(wrong, Context)
+
+    def unknown(a: "Nowhere") -> None: ...  # noqa: F821
+
+    with pytest.raises(UsageError, match="import what it names"):
+        Signature(unknown, Context)
