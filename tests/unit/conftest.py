@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
+import hypothesis
 import pytest
 
 from qworker import State, Tasks
@@ -14,6 +15,12 @@ from qworker.worker import Worker, WorkerOptions
 from qworker_memory import MemoryBackend
 
 _names = itertools.count()
+
+# A machine that is slow for a moment is no failure.
+hypothesis.settings.register_profile(
+    "unit", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow], max_examples=60
+)
+hypothesis.settings.load_profile("unit")
 
 
 class Flaky(MemoryBackend):
