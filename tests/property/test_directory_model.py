@@ -1,0 +1,256 @@
+"""The directory protocol: every state of a small model, and the real backend's steps against the model's."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections import deque
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+sys.path.insert(0, os.path.dirname(__file__))
+from directory_model import Broken, Rules, World, explore, start, steps
+
+from qworker.backend import Backend
+from qworker.message import Draft, Lease, Settle, Settlement
+from qworker.registry import open_backend
+from qworker.testing.clock import FakeClock
+
+ALL = Rules()
+SMALL = Rules(tries=1, failing=False)
+
+
+def test_two_processes_and_an_fsq_share_a_message_in_every_order() -> None:
+    assert explore(start(ALL), ALL) > 10_000
+
+
+def test_a_message_survives_the_death_of_a_worker_at_each_step() -> None:
+    assert explore(start(SMALL, crashes=1), SMALL) > 5_000
+
+
+def test_a_message_survives_a_lost_reply_at_each_step() -> None:
+    assert explore(start(SMALL, faults=1), SMALL) > 10_000
+
+
+def test_a_message_survives_a_death_and_a_lost_reply_at_each_step() -> None:
+    rules = SMALL._replace(consumers=(0, 1))
+    assert explore(start(rules, faults=1, crashes=1), rules) > 10_000
+
+
+def test_two_messages_in_the_hands_of_the_same_workers() -> None:
+    rules = SMALL._replace(consumers=(0, 1), expiries=1, fsq=False)
+    assert explore(start(rules, 2, crashes=1, published=True), rules) > 10_000
+
+
+@pytest.mark.parametrize(
+    ("rule", "counterexample"),
+    [
+        ("rising_expiries", "two holders"),
+        ("keep_the_flock", "two holders"),
+        ("reap_the_name_that_was_seen", "two holders"),
+        ("look_after_an_error", "reported that has not happened"),
+        # The documented residue: an fsq that stalls between open and flock for longer than a whole lease.
+        ("brisk_fsq", "two holders"),
+    ],
+)
+def test_the_search_finds_what_each_rule_prevents(rule: str, counterexample: str) -> None:
+    rules = ALL._replace(**{rule: False})
+    with pytest.raises(Broken, match=counterexample):
+        explore(start(rules, faults=1), rules)
+
+
+# -- the real backend against the model ------------------------------------------------------------------------------
+
+CALLS = [
+    "publish",
+    *(
+        f"{call} {worker}"
+        for worker in (0, 1)
+        for call in ("lease", "extend", "ack", "fail", "release", "retry", "die")
+    ),
+    "reap",
+    "expire",
+]
+LABELS = {"extend": "extends", "ack": "acks", "fail": "fails", "release": "releases", "retry": "retries"}
+REAL = Rules(consumers=(0, 1), expiries=100, fsq=False)
+VISIBILITY = 60.0
+
+
+class Seen(NamedTuple):
+    """What can be seen of the one message, and what the last call said."""
+
+    folder: str
+    tries: int
+    done: bool
+
+
+def follow(world: World, *labels: str) -> World | None:
+    """The state after some steps; None: one of them is not possible."""
+    for label in labels:
+        found = dict(steps(world, REAL)).get(label)
+        if found is None:
+            return None
+        world = found
+    return world
+
+
+def in_the_model(world: World, call: str) -> tuple[World, bool]:
+    """A whole call, as its steps without interruption; whether it did what was asked."""
+    what, _, worker = call.partition(" ")
+    ways: list[tuple[str, ...]]
+    if what == "publish":
+        ways = [("publish: write to tmp", "publish: rename")]
+    elif what == "lease":
+        ways = [(f"{worker} opens and locks", f"{worker} leases"), (f"{worker} leases from delay",)]
+    elif what == "reap":
+        ways = [("the reaper reads a name", "the reaper renames")]
+    elif what == "expire":
+        ways = [
+            ("the reaper reads a name", "the reaper renames"),
+            ("a lease is over", "the reaper reads a name", "the reaper renames"),
+        ]
+    elif what == "die":
+        ways = [(f"worker {worker} dies", f"worker {worker} starts again")]
+    else:
+        ways = [(f"{worker} {LABELS[what]}",)]
+        lost = follow(world, f"{worker} {LABELS[what]}: ENOENT", f"{worker} looks")
+        if lost is not None:
+            return lost, False
+    for way in ways:
+        after = follow(world, *way)
+        if after is not None:
+            return after, True
+    return world, False
+
+
+def possible(world: World, call: str) -> bool:
+    """Whether the call makes sense: only holders end leases, deaths and first publishes are made once."""
+    what, _, worker = call.partition(" ")
+    file = world.files[0]
+    if what == "publish":
+        return file.publisher == "new"
+    if file.publisher == "new":
+        return False
+    claim = file.claims[int(worker)] if worker else None
+    if what in LABELS:
+        return claim is not None
+    if what == "lease":
+        return claim is None
+    if what == "retry" or what in {"reap", "expire"}:
+        return file.name is not None and file.name.tries < REAL.tries
+    return True
+
+
+def coarse(world: World) -> object:
+    """What makes states differ for those who call: numbers that only rise do not."""
+    file = world.files[0]
+    assert file.name is None or file.name.folder != "tmp"
+    claims = tuple(
+        None if claim is None else (claim.name == file.name, claim.locked, claim.name.tries) for claim in file.claims
+    )
+    name = file.name
+    held = (
+        None
+        if name is None or name.holder is None
+        else name.holder == (name.holder[0], world.processes[name.holder[0]][1])
+    )
+    return file.publisher, name and (name.folder, name.tries), held, claims
+
+
+def every_call_in_every_state() -> list[tuple[str, ...]]:
+    """Paths of calls that together make each call in each state of the model that calls can reach."""
+    first = start(REAL, crashes=4)
+    known = {coarse(first)}
+    queue: deque[tuple[World, tuple[str, ...]]] = deque([(first, ())])
+    paths: list[tuple[str, ...]] = []
+    while queue:
+        world, path = queue.popleft()
+        for call in CALLS:
+            if not possible(world, call) or (call.startswith("die") and not world.crashes):
+                continue
+            after, _ = in_the_model(world, call)
+            paths.append((*path, call))
+            if coarse(after) not in known:
+                known.add(coarse(after))
+                queue.append((after, (*path, call)))
+    prefixes = {path[:end] for path in paths for end in range(1, len(path))}
+    return [path for path in paths if path not in prefixes]
+
+
+class Real:
+    """The file backend, called as the model is."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.clock = FakeClock()
+        self.workers = [self.make(), self.make()]
+        self.leases: list[Lease | None] = [None, None]
+
+    def make(self) -> Backend:
+        return open_backend(f"file://{self.root}?sync=off&keep_done=1d", clock=self.clock)
+
+    async def call(self, call: str) -> bool:
+        what, _, number = call.partition(" ")
+        if what == "publish":
+            return bool(await self.workers[0].publish("q", [Draft(body=b"x", id="20260101000000_000000001_1_h")]))
+        if what in {"reap", "expire"}:
+            count = await self.workers[0].reap("q")
+            if what == "expire":
+                self.clock.advance(VISIBILITY * 2)
+                count += await self.workers[0].reap("q")
+            return count == 1
+        return await self.work(what, int(number))
+
+    async def work(self, what: str, number: int) -> bool:
+        worker, lease = self.workers[number], self.leases[number]
+        if what == "lease":
+            leases = await worker.lease("q", 1, VISIBILITY)
+            self.leases[number] = leases[0] if leases else None
+            return bool(leases)
+        if what == "die":
+            # To the kernel a closed worker is a dead one: its descriptors, and so its locks, are gone.
+            await worker.aclose()
+            self.workers[number], self.leases[number] = self.make(), None
+            return True
+        assert lease is not None
+        if what == "extend":
+            lost = worker.extend([lease], VISIBILITY)
+            self.leases[number] = None if lost else lease
+            return not lost
+        how = {"ack": Settle.ACK, "fail": Settle.FAIL_PERM, "release": Settle.RELEASE, "retry": Settle.FAIL_TMP}[what]
+        self.leases[number] = None
+        return not await worker.settle([Settlement(lease=lease, how=how, error="e")])
+
+    def seen(self, done: bool) -> Seen:
+        found: list[tuple[str, int]] = []
+        for folder in ("tmp", "queue", "lease", "delay", "done", "fail"):
+            for name in os.listdir(self.root / "q" / folder):
+                match = re.search(r"_\d{14}_\d+_\d+_[^_]*_(\d+)", name)
+                if match is not None and not name.startswith("."):
+                    found.append((folder, int(match[1])))
+        assert len(found) == 1, f"one message has one name, not {found}"
+        return Seen(*found[0], done)
+
+    async def aclose(self) -> None:
+        for worker in self.workers:
+            await worker.aclose()
+
+
+async def test_every_call_moves_the_files_as_the_model_says(tmp_path: Path) -> None:
+    paths = every_call_in_every_state()
+    assert len(paths) > 100
+    for number, path in enumerate(paths):
+        world = start(REAL, crashes=4)
+        real = Real(tmp_path / str(number))
+        try:
+            for step, call in enumerate(path):
+                world, done = in_the_model(world, call)
+                name = world.files[0].name
+                assert name is not None
+                expected = Seen(name.folder, name.tries, done)
+                assert real.seen(await real.call(call)) == expected, f"after {path[: step + 1]}"
+        finally:
+            await real.aclose()
