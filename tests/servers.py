@@ -11,6 +11,7 @@ import subprocess
 import tempfile
 import time
 from pathlib import Path
+from typing import Self
 
 from redis import Redis
 from redis.backoff import NoBackoff
@@ -76,7 +77,7 @@ class RedisServer:
                 self.close()
                 raise
 
-    def __enter__(self) -> RedisServer:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:

@@ -8,8 +8,8 @@ import os
 import re
 import secrets
 import socket
-from collections.abc import Coroutine, Iterable, Sequence
-from typing import Any, Self, cast
+from collections.abc import Callable, Coroutine, Hashable, Iterable, Sequence
+from typing import Any, Self, TypeVar, cast
 
 import structlog
 
@@ -19,7 +19,7 @@ from qworker.message import Draft, Lease, Settle, Settlement
 from qworker.names import check_id, check_queue, new_ids
 from qworker.url import BackendURL
 from qworker_redis.admin import Administration
-from qworker_redis.claims import RedisLease, SettleBatch
+from qworker_redis.claims import Doubt, RedisLease, SettleBatch
 from qworker_redis.codec import PlainDraft, decode, encode
 from qworker_redis.lanes import Lane, Mark
 from qworker_redis.links import Attempt, Links, evaluate
@@ -31,6 +31,9 @@ from qworker_redis.waiting import Waiting
 from qworker_redis.wire import Argument, Wire
 
 __all__ = ["RedisBackend"]
+
+T = TypeVar("T")
+K = TypeVar("K", bound=Hashable)
 
 # Messages per script call, counting one for each 8 KiB of a body: a server does nothing else meanwhile.
 _BATCH = 500
@@ -132,7 +135,7 @@ class RedisBackend(Administration):
         for item in batch:
             unique.setdefault(item[0], item)
         kept = list(unique.values())
-        arguments = [part for item in kept for part in item]
+        arguments: list[Argument] = [part for item in kept for part in item]
         sequence, key = mark.next(), mark.key
 
         async def attempt(wire: Wire, again: bool) -> Reply:
@@ -143,7 +146,7 @@ class RedisBackend(Administration):
             await self._register(queue)
         ids = [item[0] for item in batch]
         if instead:
-            others = {kept[n - 1][0]: name.decode() for n, name in zip(instead[::2], instead[1::2], strict=True)}
+            others: dict[str, str] = {kept[n - 1][0]: name.decode() for n, name in zip(instead[::2], instead[1::2], strict=True)}
             ids = [others.get(name, name) for name in ids]
         return ids
 
@@ -246,7 +249,7 @@ class RedisBackend(Administration):
     async def _set_aside(self, queue: str, message_id: str, claim: bytes, why: str) -> None:
         """Fail a message that cannot be read; all others still flow."""
         self._log.error("message_damaged", queue=queue, message_id=message_id)
-        arguments = [secrets.token_hex(8), "", "", 0, "p", message_id, claim, 0, why, ""]
+        arguments: list[Argument] = [secrets.token_hex(8), "", "", 0, "p", message_id, claim, 0, why, ""]
         key = f"mark:{self._holder}:damaged"
         await self._links.script("settle", queue, arguments, (key, key))
 
@@ -331,21 +334,19 @@ class RedisBackend(Administration):
     def extend(self, leases: Sequence[Lease], visibility: float) -> list[Lease]:
         """Renew leases."""
         lost: list[Lease] = []
-        for queue, ours in _by_queue(leases, lambda lease: lease.message.queue).items():
+        for queue, ours in _grouped(leases, lambda lease: lease.message.queue).items():
             lost += self._renewals.extend(queue, cast("list[RedisLease]", ours), visibility)
         return lost
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[Settlement]:
         """End leases; one whose answer was lost may be repeated."""
         refused: list[Settlement] = []
-        for queue, batch in _by_queue(settlements, lambda settlement: settlement.lease.message.queue).items():
-            clear = [s for s in batch if cast("RedisLease", s.lease).doubt is None]
+        for queue, batch in _grouped(settlements, lambda settlement: settlement.lease.message.queue).items():
+            clear = [s for s in batch if _doubt(s) is None]
             results = await self._settler(queue).submit(clear) if clear else []
             refused += [s for s, accepted in zip(clear, results, strict=True) if not accepted]
             if len(clear) < len(batch):
-                refused += await self._settle_again(
-                    queue, [s for s in batch if cast("RedisLease", s.lease).doubt is not None]
-                )
+                refused += await self._settle_again(queue, [s for s in batch if _doubt(s) is not None])
         return refused
 
     def _settler(self, queue: str) -> Lane[Settlement, bool]:
@@ -362,18 +363,16 @@ class RedisBackend(Administration):
     async def _settle_again(self, queue: str, settlements: Sequence[Settlement]) -> list[Settlement]:
         """Settle what may have been settled: the server knows, under the batch that each was in."""
         refused: list[Settlement] = []
-        doubtful = _by_queue(settlements, lambda s: "\n".join(s.lease.doubt[:2]))
-        for doubt, batch in doubtful.items():
-            key, sequence = doubt.split("\n")
+        for (key, sequence), batch in _grouped(settlements, lambda s: (_doubt(s) or ("", ""))[:2]).items():
             # Without settlements the script only looks.
             known, *numbers = cast(
                 "list[int]", await self._links.script("settle", queue, (0, sequence, "", 0), (key, key))
             )
             if known:
-                refused += [s for s in batch if s.lease.doubt[2] in numbers]
+                refused += [s for s in batch if (_doubt(s) or ("", "", 0))[2] in numbers]
                 continue
             for settlement in batch:
-                settlement.lease.doubt = None
+                cast("RedisLease", settlement.lease).doubt = None
             refused += await self.settle(batch)
         return refused
 
@@ -413,8 +412,12 @@ def _settlement_size(settlement: Settlement) -> int:
     return 1 if settlement.error is None else 1 + len(settlement.error) // _BATCH_BYTES
 
 
-def _by_queue(items: Iterable[Any], name: Any) -> dict[str, list[Any]]:
-    groups: dict[str, list[Any]] = {}
+def _doubt(settlement: Settlement) -> Doubt | None:
+    return cast("RedisLease", settlement.lease).doubt
+
+
+def _grouped(items: Iterable[T], name: Callable[[T], K]) -> dict[K, list[T]]:
+    groups: dict[K, list[T]] = {}
     for item in items:
         groups.setdefault(name(item), []).append(item)
     return groups

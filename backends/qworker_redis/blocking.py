@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import socket
 import time
-from typing import Self, cast
+from typing import Self
 
-from hiredis import ProtocolError, Reader, ReplyError, pack_command
+from hiredis import ProtocolError, Reader, ReplyError
 
 from qworker.errors import BackendUnavailable
 from qworker_redis.options import Address, Options, UnixAddress
 from qworker_redis.replies import ConnectionLost, Reply, meaning
-from qworker_redis.wire import Argument, greeted, greeting, why
+from qworker_redis.wire import Argument, greeted, greeting, pack, why
 
 __all__ = ["BlockingWire"]
 
@@ -77,7 +77,7 @@ class BlockingWire:
         deadline = time.monotonic() + self._timeout
         try:
             self._socket.settimeout(self._timeout)
-            self._socket.sendall(pack_command(cast("tuple[str | int | float | bytes | memoryview]", arguments)))
+            self._socket.sendall(pack(arguments))
             reply: Reply = self._reader.gets()
             while reply is False:
                 self._socket.settimeout(max(deadline - time.monotonic(), 0.001))

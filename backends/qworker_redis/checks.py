@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import cast
 
 import msgspec
@@ -56,12 +57,10 @@ async def inspect(wire: Wire) -> ServerFacts:
     )
 
 
-async def _told(asked: "object") -> Reply:
+async def _told(asked: asyncio.Future[Reply]) -> Reply:
     """An answer; nothing where this user may not ask, or where a provider has taken the command away."""
-    from asyncio import Future
-
     try:
-        return await cast("Future[Reply]", asked)
+        return await asked
     except StorePermission:
         return None
     except BackendError as error:

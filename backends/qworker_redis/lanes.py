@@ -97,15 +97,15 @@ class Lane(Generic[Item, Result]):
     async def _send_gathered(self, gathered: list[tuple[Sequence[Item], asyncio.Future[list[Result]]]]) -> None:
         try:
             results = await self._send_all([item for items, _ in gathered for item in items])
-        except Exception as error:
+        except asyncio.CancelledError:
+            for _, future in gathered:
+                future.cancel()
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is for those who wait for it
             for _, future in gathered:
                 if not future.done():
                     future.set_exception(error)
             return
-        except BaseException:
-            for _, future in gathered:
-                future.cancel()
-            raise
         at = 0
         for items, future in gathered:
             if not future.done():

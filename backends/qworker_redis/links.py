@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -19,7 +20,7 @@ from qworker_redis.topology import Topology, slot_of
 from qworker_redis.wire import Argument, Wire, connect
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncGenerator
 
 __all__ = ["Attempt", "Links", "command_of", "evaluate"]
 
@@ -35,10 +36,16 @@ def command_of(
     wire: Wire, name: str, queue: str, arguments: Sequence[Argument], extra: Sequence[str]
 ) -> tuple[Argument, ...]:
     """A script call as a command: by digest. `extra` are keys that stand in place of the last ones of the header."""
-    found = script(name, flags=not (0, 0) < wire.version < (7, 0))
-    parts = [*found.keys[: len(found.keys) - len(extra)], *extra]
-    keys = [queue_key(queue, part) for part in parts]
-    return ("EVALSHA", found.sha, len(keys), *keys, *arguments)
+    head = _head(name, queue, not (0, 0) < wire.version < (7, 0), len(extra))
+    return (*head, *[queue_key(queue, part) for part in extra], *arguments)
+
+
+@lru_cache(4096)
+def _head(name: str, queue: str, flags: bool, extra: int) -> tuple[Argument, ...]:
+    """A command up to the keys that differ from call to call."""
+    found = script(name, flags=flags)
+    keys = [queue_key(queue, part) for part in found.keys[: len(found.keys) - extra]]
+    return ("EVALSHA", found.sha, len(found.keys), *keys)
 
 
 async def evaluate(
@@ -145,7 +152,7 @@ class Links:
                 sent = sent or (isinstance(error, ConnectionLost) and error.sent)
                 self._failed(error, slot, wire)
                 failed = error
-            pause = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** min(failures, 10)) * (0.5 + random.random() / 2)  # noqa: S311
+            pause = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** min(failures, 10)) * (0.5 + random.random() / 2)
             failures += 1
             if self._opening != opening or loop.time() + pause > deadline:
                 raise ConnectionLost(str(failed), sent=sent) from failed
@@ -224,7 +231,7 @@ class Links:
                 del self._connecting[address]
 
     @asynccontextmanager
-    async def resting(self, slot: int) -> AsyncIterator[Wire]:
+    async def resting(self, slot: int) -> AsyncGenerator[Wire]:
         """A connection of the caller's own, for a command that blocks.
 
         Leaving it with an error or a cancellation ends the connection: its answers are nobody's any more.

@@ -15,7 +15,9 @@ from qworker.url import BackendURL
 
 __all__ = ["Address", "Mode", "Options", "TcpAddress", "UnixAddress", "parse_hosts"]
 
-_OPTIONS = {"ca", "cert", "key", "verify", "timeout", "patience", "replicas", "keep_done", "keep_fail"}
+_OPTIONS: frozenset[str] = frozenset(
+    {"ca", "cert", "key", "verify", "timeout", "patience", "replicas", "keep_done", "keep_fail"}
+)
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _DEFAULT_DONE_AGE = 7 * 86400.0
 
@@ -97,8 +99,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         unix = url.scheme == "unix"
         mode = {"redis+sentinel": "sentinel", "redis+cluster": "cluster"}.get(url.scheme, "single")
         secure = url.scheme == "rediss"
-        known = _OPTIONS | ({"db"} if unix else set()) | ({"tls"} if mode != "single" else set())
-        url.only(known)
+        url.only([*_OPTIONS, *(["db"] if unix else []), *(["tls"] if mode != "single" else [])])
         username, password, hosts = _credentials(url.authority)
         primary, db = "", 0
         addresses: tuple[Address, ...]
@@ -110,6 +111,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         if mode == "single" and len(addresses) > 1:
             raise BadURL(f"{url.masked}: one host only; several are redis+sentinel:// or redis+cluster://")
         secure = secure or (mode != "single" and url.boolean("tls", False))
+        if not secure:
+            _no_tls(url)
         return cls(
             mode=mode,
             addresses=addresses,
@@ -118,7 +121,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
             password=password if password is not None else os.environ.get("QWORKER_REDIS_PASSWORD") or None,
             sentinel_password=os.environ.get("QWORKER_REDIS_SENTINEL_PASSWORD") or None,
             db=db,
-            tls=_tls(url) if secure else _no_tls(url),
+            tls=_tls(url) if secure else None,
             timeout=_seconds(url, "timeout", 5.0),
             patience=_seconds(url, "patience", 10.0),
             replicas=url.integer("replicas", 0),

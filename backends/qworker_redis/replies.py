@@ -47,7 +47,7 @@ def meaning(error: ReplyError) -> BackendError:
         found = Redirected(code, rest)
     elif code in _LATER:
         found = BackendUnavailable(f"Redis cannot serve now: {text}")
-    elif code in _REFUSED or "AUTH" in text.split("called")[0].upper().split()[:2]:
+    elif code in _REFUSED or text.startswith("ERR AUTH"):
         found = StorePermission(f"Redis refuses this user: {text}: check the URL's user and QWORKER_REDIS_PASSWORD")
     elif code in _FULL:
         found = StorageFull(f"Redis takes no more: {text}: raise maxmemory or free its disk; consuming goes on")

@@ -65,7 +65,7 @@ class Waiting:
         tasks = [asyncio.create_task(self._block_on(slot, names, seconds)) for slot, names in groups.items()]
         try:
             finished, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            return any([task.result() for task in finished])
+            return any(task.result() for task in finished)
         finally:
             for task in tasks:
                 task.cancel()

@@ -7,18 +7,22 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import cast
 
-from hiredis import ProtocolError, Reader, ReplyError, pack_command
+import hiredis
+from hiredis import ProtocolError, Reader, ReplyError
 
 from qworker.errors import BackendError, BackendUnavailable
 from qworker_redis.options import Address, Options, UnixAddress
 from qworker_redis.replies import ConnectionLost, Reply, meaning
 
-__all__ = ["Wire", "connect", "greeting", "why"]
+__all__ = ["Argument", "Wire", "connect", "greeted", "greeting", "pack", "why"]
 
 Argument = bytes | str | int | float
+
+# Its own annotation speaks of one argument, and of no result.
+pack = cast("Callable[[tuple[Argument, ...]], bytes]", hiredis.pack_command)  # pyright: ignore[reportUnknownMemberType]
 
 _Pending = tuple["asyncio.Future[Reply]", float]
 
@@ -75,7 +79,7 @@ class Wire(asyncio.Protocol):
             raise ConnectionLost(self._lost or f"no connection to {self.address}", sent=False)
         future: asyncio.Future[Reply] = self._loop.create_future()
         self._pending.append((future, self._loop.time() + self._timeout + within))
-        transport.write(pack_command(cast("tuple[str | int | float | bytes | memoryview]", arguments)))
+        transport.write(pack(arguments))
         return future
 
     def close(self, reason: str = "closed") -> None:
@@ -152,9 +156,10 @@ def greeting(options: Options, *, sentinel: bool = False) -> list[tuple[Argument
 
 def greeted(reply: Reply) -> tuple[int, int]:
     """The server's version, from its answer to HELLO."""
-    if not isinstance(reply, Sequence) or isinstance(reply, (str, bytes)):
+    if not isinstance(reply, list):
         return (0, 0)
-    fields = dict(zip(reply[::2], reply[1::2], strict=False))
+    words = cast("list[Reply]", reply)
+    fields = dict(zip(words[::2], words[1::2], strict=False))
     parts = cast("bytes", fields.get(b"version", b"0.0")).decode(errors="replace").split(".")
     numbers = [int(part) if part.isdigit() else 0 for part in [*parts, "0", "0"]]
     return (numbers[0], numbers[1])

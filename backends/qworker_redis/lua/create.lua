@@ -1,12 +1,12 @@
 -- Make a queue; pause or resume it.
--- KEYS: meta wake
+-- KEYS: meta leased claims wake
 -- ARGV: create, down or up
 -- RETURNS: 1, or 0 if there is no queue
-local meta, wake = KEYS[1], KEYS[2]
+local meta, leased, claims, wake = unpack(KEYS)
 local version = call('HGET', meta, 'version')
 if version and version ~= '1' then return too_new(version) end
 if ARGV[1] == 'create' then
-  call('HSETNX', meta, 'version', '1')
+  if not version then make_queue(meta, leased, claims) end
   return 1
 end
 if not version then return 0 end

@@ -8,7 +8,7 @@ call('SET', void, '1', 'PX', ARGV[2])
 local held, ids = call('HGETALL', claims), {}
 for i = 1, #held, 2 do
   local space = string.find(held[i + 1], ' ', 1, true)
-  if string.sub(held[i + 1], space + 1) == ARGV[1] then insert(ids, held[i]) end
+  if space and string.sub(held[i + 1], space + 1) == ARGV[1] then insert(ids, held[i]) end
 end
 if #ids == 0 then return 0 end
 spread('ZREM', leased, ids)

@@ -1,11 +1,11 @@
 -- Store messages: ready, or delayed until they are due. The only script that a full store refuses.
--- KEYS: meta msg ready sorted delayed keys wake mark
+-- KEYS: meta msg ready sorted delayed leased claims keys wake mark
 -- ARGV: sequence, 1 if an earlier attempt may have been made, then for each message: id, special, rest
 --   special: '' for a message with nothing unusual, or tries (2 bytes), delay us (8), due us (8; 0: none),
 --     priority (1), big-endian, and the key
 --   rest: the value without its tries and order
 -- RETURNS: [1 if the queue is new, then pairs of a message's number and the id that is stored instead of it]
-local meta, msg, ready, sorted, delayed, keys, wake, mark = unpack(KEYS)
+local meta, msg, ready, sorted, delayed, leased, claims, keys, wake, mark = unpack(KEYS)
 local sequence = ARGV[1]
 if ARGV[2] == '1' then
   local earlier = answered(mark, sequence)
@@ -62,7 +62,7 @@ for i, id in ipairs(ids) do
     end
   end
 end
-if not version then call('HSET', meta, 'version', '1') end
+if not version then make_queue(meta, leased, claims) end
 spread('HSET', msg, sets)
 spread('RPUSH', ready, rows)
 if awake or #rows > 0 then tell(wake) end

@@ -18,6 +18,6 @@ end
 local rows = list_rows(msg, ready, gone, removed, 1)
 if rows[1] then insert(oldest, rows[1][3]) end
 return {
-  call('LLEN', ready) - removed + call('ZCARD', sorted), call('ZCARD', leased), call('ZCARD', delayed), call('ZCARD', done),
+  call('LLEN', ready) - removed + call('ZCARD', sorted), call('ZCARD', leased) - 1, call('ZCARD', delayed), call('ZCARD', done),
   call('ZCARD', fail), state[2] and 1 or 0, now, oldest,
 }
