@@ -1,0 +1,316 @@
+"""The Redis backend beside other task queues, on one server, in one run."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from figures import depth, latency
+from harness import Bench, Figure
+from harness.bench import Child, child_environment
+from harness.report import median, percentile, spread
+from harness.server import RedisServer, redis_server
+from peers import environment
+
+# Each with what it needs; in environments of their own, since they do not agree on one redis-py.
+PEERS = {
+    "repid": ["repid[redis]", "hiredis", "uvloop"],
+    "arq": ["arq", "hiredis", "uvloop"],
+    "saq": ["saq[redis,hiredis]", "typing_extensions", "uvloop"],
+    "taskiq": ["taskiq-redis", "hiredis", "uvloop"],
+    "streaq": ["streaq", "uvloop"],
+    "dramatiq": ["dramatiq[redis]", "hiredis", "uvloop"],
+    "huey": ["huey", "redis", "hiredis", "uvloop"],
+}
+ASYNCIO = ("repid", "arq", "saq", "taskiq", "streaq")
+# huey loses what a crash interrupts.
+AT_LEAST_ONCE = (*ASYNCIO, "dramatiq")
+_SCRIPT = Path(__file__).parents[1] / "peers" / "redis_queues.py"
+
+Times = dict[str, list[float]]
+
+
+def measure(bench: Bench) -> list[Figure]:
+    """Every figure of the Redis backend."""
+    with redis_server(bench.fresh()) as server:
+        peers = _usable(server)
+        return [
+            *_processing(bench, server, peers),
+            *_enqueueing(bench, server, peers),
+            *_latency(bench, server, peers),
+            *_cost_in_redis(bench, server),
+            _depth(bench, server),
+        ]
+
+
+def _usable(server: RedisServer) -> list[str]:
+    found = []
+    for name in PEERS:
+        try:
+            _peer(server, name, "enqueue", 10)
+            found.append(name)
+        except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as problem:
+            print(f"peers: {name} does not run here: {problem}", flush=True)
+    return found
+
+
+def _command(name: str, action: str, server: RedisServer, count: int) -> list[str]:
+    python = environment(f"redis-{name}", PEERS[name])
+    return [str(python), "-W", "ignore", str(_SCRIPT), name, action, server.url, str(count)]
+
+
+def _peer(server: RedisServer, name: str, action: str, count: int) -> Any:
+    done = subprocess.run(
+        _command(name, action, server, count),
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+        env=child_environment(),
+    )
+    lines = done.stdout.splitlines()
+    return json.loads(lines[-1]) if lines else None
+
+
+# -- processing --------------------------------------------------------------------------------------------------------
+
+
+def _processing(bench: Bench, server: RedisServer, peers: list[str]) -> list[Figure]:
+    ours: list[dict[str, float]] = []
+    rates: Times = {}
+    for turn in range(bench.rounds + 1):
+        server.ask("FLUSHALL")
+        found = bench.call(work, url=server.url, count=bench.size(100_000, 2_000))
+        if turn:
+            ours.append(found)
+        for name in peers:
+            server.ask("FLUSHALL")
+            count = bench.size(5_000, 200)
+            _peer(server, name, "bulk", count + 1)
+            taken = _peer(server, name, "work", count)
+            if turn:
+                rates.setdefault(name, []).append(count / taken["seconds"])
+    best = max((name for name in rates if name in AT_LEAST_ONCE), key=lambda name: median(rates[name]))
+    rate = median([one["rate"] for one in ours])
+    cpu = [one["cpu_us"] for one in ours]
+    return [
+        Figure(
+            figure="redis",
+            what="tasks/s, no-op, concurrency 100, leases and acks on",
+            asked=35_000,
+            at_most=False,
+            measured=rate,
+            unit="/s",
+            rounds=[one["rate"] for one in ours],
+            note="this or the next",
+        ),
+        Figure(
+            figure="redis",
+            what="tasks/s / best at-least-once peer",
+            asked=6.0,
+            at_most=False,
+            measured=rate / median(rates[best]),
+            unit="x",
+            note=f"{best}: {median(rates[best]):,.0f}/s",
+        ),
+        Figure(
+            figure="redis",
+            what="CPU of the worker per task",
+            asked=26.0,
+            measured=median(cpu),
+            unit="us",
+            note=spread(cpu),
+        ),
+        *_told("tasks/s", rates, "/s"),
+    ]
+
+
+def work(given: dict[str, Any]) -> dict[str, float]:
+    """Tasks per second and CPU of a worker that finds everything waiting."""
+    from harness.work import noop_app, publish, run_loop, work_off
+
+    async def run() -> dict[str, float]:
+        tasks = noop_app(given["url"])
+        await publish(tasks, 1_000, 1_000)
+        await work_off(tasks, 1_000, 100)
+        await publish(tasks, given["count"], 1_000)
+        wall, cpu = await work_off(tasks, given["count"], 100)
+        return {"rate": given["count"] / wall, "cpu_us": cpu / given["count"] * 1e6}
+
+    return run_loop(run())
+
+
+# -- enqueueing --------------------------------------------------------------------------------------------------------
+
+
+def _enqueueing(bench: Bench, server: RedisServer, peers: list[str]) -> list[Figure]:
+    ours: Times = {"one": [], "many": []}
+    theirs: Times = {}
+    for turn in range(bench.rounds + 1):
+        server.ask("FLUSHALL")
+        found = bench.call(enqueue, url=server.url, one=bench.size(5_000, 200), many=bench.size(100_000, 2_000))
+        if turn:
+            ours["one"].append(found["one"])
+            ours["many"].append(found["many"])
+        for name in peers:
+            server.ask("FLUSHALL")
+            rate = 1 / _peer(server, name, "enqueue", bench.size(3_000, 200))
+            if turn:
+                theirs.setdefault(name, []).append(rate)
+    best = max((name for name in theirs if name in ASYNCIO), key=lambda name: median(theirs[name]))
+    return [
+        Figure(
+            figure="redis",
+            what="enqueue one by one / best asyncio peer",
+            asked=1.2,
+            at_most=False,
+            measured=median(ours["one"]) / median(theirs[best]),
+            unit="x",
+            note=f"{median(ours['one']):,.0f}/s; {best}: {median(theirs[best]):,.0f}/s",
+        ),
+        Figure(
+            figure="redis",
+            what="enqueue_many",
+            asked=70_000,
+            at_most=False,
+            measured=median(ours["many"]),
+            unit="/s",
+            rounds=ours["many"],
+            note=spread(ours["many"]),
+        ),
+        *_told("enqueue one by one", theirs, "/s"),
+    ]
+
+
+def enqueue(given: dict[str, Any]) -> dict[str, float]:
+    """Calls per second, one by one and in one `enqueue_many`; the making of the calls counts."""
+    from harness.work import noop_app, run_loop
+
+    async def run() -> dict[str, float]:
+        tasks = noop_app(given["url"])
+        noop = tasks["noop"]
+        for _ in range(100):
+            await noop.enqueue("x" * 60)
+        began = time.perf_counter()
+        for _ in range(given["one"]):
+            await noop.enqueue("x" * 60)
+        one = given["one"] / (time.perf_counter() - began)
+        began = time.perf_counter()
+        await tasks.enqueue_many(noop.call("x" * 60) for _ in range(given["many"]))
+        return {"one": one, "many": given["many"] / (time.perf_counter() - began)}
+
+    return run_loop(run())
+
+
+# -- latency -----------------------------------------------------------------------------------------------------------
+
+
+def _latency(bench: Bench, server: RedisServer, peers: list[str]) -> list[Figure]:
+    count, warm = bench.size(300, 20), 10
+    server.ask("FLUSHALL")
+    with Child(latency.worker, {"url": server.url, "count": count + warm}) as working:
+        working.read()
+        bench.call(latency.enqueue, url=server.url, count=count + warm)
+        ours: list[float] = working.result()[warm:]
+    theirs = {name: _peer_latency(server, name, count + warm)[warm:] for name in peers}
+    best = min(theirs, key=lambda name: percentile(theirs[name], 0.5))
+    return [
+        Figure(
+            figure="redis",
+            what="enqueue to handler start, idle, p50 / best peer's",
+            asked=0.7,
+            measured=percentile(ours, 0.5) / percentile(theirs[best], 0.5),
+            unit="x",
+            note=f"p50 {percentile(ours, 0.5):.2f} ms, p99 {percentile(ours, 0.99):.2f}; {best}: {percentile(theirs[best], 0.5):.2f} ms",
+        ),
+        *_told("enqueue to start, p50", {name: [percentile(values, 0.5)] for name, values in theirs.items()}, "ms"),
+    ]
+
+
+def _peer_latency(server: RedisServer, name: str, count: int) -> list[float]:
+    server.ask("FLUSHALL")
+    with ExitStack() as stack:
+        listening = stack.enter_context(
+            subprocess.Popen(
+                _command(name, "listen", server, count),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
+                env=child_environment(),
+            )
+        )
+        stack.callback(listening.kill)
+        assert listening.stdout is not None
+        assert listening.stdout.readline().strip() == '"ready"'
+        _peer(server, name, "send", count)
+        found: list[float] = json.loads(listening.stdout.readline())
+        return found
+
+
+# -- what it costs the server ------------------------------------------------------------------------------------------
+
+
+def _cost_in_redis(bench: Bench, server: RedisServer) -> list[Figure]:
+    server.ask("FLUSHALL")
+    count = bench.size(20_000, 2_000)
+    bench.call(depth.fill, url=server.url, depth=count)
+    with server.monitored() as commands:
+        bench.call(drain, url=server.url, count=count)
+    server.ask("FLUSHALL")
+    waiting = bench.size(1_000_000, 5_000)
+    before = int(server.info("memory")["used_memory"])
+    bench.call(depth.fill, url=server.url, depth=waiting)
+    held = int(server.info("memory")["used_memory"]) - before
+    return [
+        Figure(
+            figure="redis",
+            what="commands of clients per task at load",
+            asked=0.1,
+            measured=commands[0] / count,
+            unit="",
+            note="by MONITOR, without those of scripts",
+        ),
+        Figure(
+            figure="redis",
+            what=f"memory per waiting 100-byte task, {waiting:,} waiting",
+            asked=350,
+            measured=held / waiting,
+            unit="bytes",
+        ),
+    ]
+
+
+def drain(given: dict[str, Any]) -> None:
+    """Work off what waits."""
+    from harness.work import noop_app, run_loop, work_off
+
+    run_loop(work_off(noop_app(given["url"]), given["count"], 100))
+
+
+def _depth(bench: Bench, server: RedisServer) -> Figure:
+    deep, count = bench.size(1_000_000, 5_000), bench.size(50_000, 1_000)
+    times: dict[int, list[float]] = {1_000: [], deep: []}
+    for waiting, found in times.items():
+        server.ask("FLUSHALL")
+        bench.call(depth.fill, url=server.url, depth=waiting)
+        for _ in range(1 if bench.quick else 5):
+            found.append(bench.call(depth.work, url=server.url, count=count))
+    return Figure(
+        figure="redis",
+        what=f"cost per task, {deep:,} waiting / 1,000 waiting",
+        asked=1.1,
+        measured=median(times[deep]) / median(times[1_000]),
+        unit="x",
+        note=f"{median(times[deep]):.0f} us and {median(times[1_000]):.0f} us, publish included",
+    )
+
+
+def _told(what: str, values: Times, unit: str) -> list[Figure]:
+    return [
+        Figure(figure="redis", what=f"{what}: {name}", measured=median(found), unit=unit, rounds=found)
+        for name, found in values.items()
+    ]
