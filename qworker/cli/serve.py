@@ -1,0 +1,66 @@
+"""`qworker serve`: the mq HTTP endpoints on any backend."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+
+import click
+import structlog
+
+from qworker import logs
+from qworker.cli.common import URLCommand, positive
+from qworker.errors import BadURL, MissingExtra, UsageError
+from qworker.registry import open_backend
+
+__all__ = ["command"]
+
+_TOKEN = "QWORKER_TOKEN"
+
+log = structlog.get_logger()
+
+
+@click.command("serve", cls=URLCommand)
+@click.argument("url")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--port", type=int, default=8080, show_default=True, help="Port to listen on; 0: a free one.")
+@click.option("--visibility", type=float, default=30.0, show_default=True, help="Seconds a fetched message stays away.")
+@click.option("--body-limit", type=int, default=1 << 20, show_default=True, help="Bytes that a message may have.")
+@click.option("--connections", type=int, default=1000, show_default=True, help="Connections at once.")
+def command(url: str, host: str, port: int, visibility: float, body_limit: int, connections: int) -> None:
+    r"""Serve the queues of URL over HTTP, as an mq server does.
+
+    Clients must send the token in QWORKER_TOKEN as "Authorization: Bearer TOKEN". Without one only this machine is served.
+    What mq has no endpoint for is under /-/; the description is /-/openapi.json.
+
+    \b
+    Example:
+      qworker serve file:///var/spool/app --port 8080
+      curl -d hello http://127.0.0.1:8080/inbox/messages
+    """
+    positive(visibility, "--visibility")
+    positive(body_limit, "--body-limit")
+    positive(connections, "--connections")
+    try:
+        from qworker.http.app import make_app
+        from qworker.http.protocol import bounded
+        from qworker.http.server import bind, check_exposure, serve
+    except ModuleNotFoundError as error:
+        raise MissingExtra("http", "qworker serve") from error
+    token = os.environ.get(_TOKEN)
+    if token == "":
+        raise UsageError(f"{_TOKEN} is empty: set a token, or unset it")
+    check_exposure(host, token)
+    logs.configure()
+
+    async def run() -> None:
+        backend = open_backend(url)
+        if not backend.shared:
+            raise BadURL(f"{backend.describe()}: its queues live in one process only, and this is another: use file:")
+        app = make_app(backend, token=token, body_limit=body_limit, visibility=visibility)
+        listener = bind(host, port)
+        address, bound = listener.getsockname()[:2]
+        log.info("serving", url=backend.describe(), address=f"http://{address}:{bound}", token=token is not None)
+        await serve(app, listener, protocol=bounded(most=connections))
+
+    asyncio.run(run())

@@ -1,0 +1,421 @@
+"""What `/-/` has: everything that mq has no endpoint for, as JSON. `mq+http:` is its client; the OpenAPI document describes it.
+
+A queue's name never begins with `-`, so that no plain mq client can meet any of this.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from qworker import __version__
+from qworker.errors import BadName, QueueNotFound, QworkerError, UsageError
+from qworker.http.leases import parse_token
+from qworker.http.refusals import refusal_of
+from qworker.http.reply import BodyTooLarge, Disconnected, number, read_body
+from qworker.message import Draft, Lease, Message, Settle, Settlement, State
+from qworker.names import check_queue
+
+if TYPE_CHECKING:
+    from qworker.http.app import MqApp
+
+__all__ = ["Extended", "Extension", "Given", "Held", "Ids", "Outcome", "Wish", "make_additions"]
+
+T = TypeVar("T")
+
+# A batch may hold this many bodies of the largest size.
+_BATCH = 16
+_MOST = 1000
+
+
+class Held(msgspec.Struct, frozen=True):
+    """A lease as clients name it."""
+
+    queue: str
+    id: str
+    token: int
+
+
+class Given(msgspec.Struct, frozen=True):
+    """A lease as clients get it."""
+
+    message: Message
+    token: int
+    expires_at: float
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """The end of one lease."""
+
+    lease: Held
+    how: Settle
+    delay: float = 0.0
+    error: str | None = None
+
+
+class Extension(msgspec.Struct, frozen=True):
+    """Leases to renew."""
+
+    leases: list[Held]
+    visibility: float
+
+
+class Extended(msgspec.Struct, frozen=True):
+    """What became of them."""
+
+    # Places in the request's list.
+    lost: list[int]
+    # For each of the request's list; 0 for a lost one.
+    expires_at: list[float]
+
+
+class Ids(msgspec.Struct, frozen=True):
+    """Messages of a queue; None: all that the request can mean."""
+
+    ids: list[str] | None = None
+
+
+class Wish(msgspec.Struct, frozen=True):
+    """What to wait for, and for how long."""
+
+    queues: list[str]
+    timeout: float
+
+
+_Handler = Callable[[Request], Awaitable[Response]]
+
+
+class Additions:
+    """The handlers; each is one call of the backend.
+
+    Args:
+        app: whose backend and leases they use.
+    """
+
+    def __init__(self, app: MqApp) -> None:
+        self._app = app
+        self._backend = app.backend
+
+    def routes(self) -> list[Route]:
+        """Every path; fixed ones first."""
+        table: list[tuple[str, str, _Handler]] = [
+            ("GET", "/-/openapi.json", self.openapi),
+            ("GET", "/-/about", self.about),
+            ("GET", "/-/queues", self.queues),
+            ("GET", "/-/stats", self.all_stats),
+            ("POST", "/-/settle", self.settle_many),
+            ("POST", "/-/extend", self.extend_many),
+            ("POST", "/-/wait", self.wait),
+            ("PATCH", "/-/{queue}/messages/{id}", self.extend),
+            ("GET", "/-/{queue}/messages/{id}", self.find),
+            ("POST", "/-/{queue}/messages/{id}/{how}", self.settle),
+            ("POST", "/-/{queue}/publish", self.publish),
+            ("POST", "/-/{queue}/lease", self.lease),
+            ("GET", "/-/{queue}/stats", self.stats),
+            ("GET", "/-/{queue}/browse", self.browse),
+            ("POST", "/-/{queue}/requeue", self.requeue),
+            ("POST", "/-/{queue}/remove", self.remove),
+            ("POST", "/-/{queue}/purge", self.purge),
+            ("POST", "/-/{queue}/reap", self.reap),
+            ("POST", "/-/{queue}/down", self.down),
+            ("POST", "/-/{queue}/up", self.up),
+        ]
+        return [Route(path, handler, methods=[method]) for method, path, handler in table]
+
+    # -- about the server --------------------------------------------------------------------------------------------
+
+    async def openapi(self, _request: Request) -> Response:
+        """The OpenAPI document."""
+        from qworker.http.openapi import document
+
+        return _json(document())
+
+    async def about(self, _request: Request) -> Response:
+        """What answers here."""
+        return _json(
+            {
+                "server": "qworker",
+                "version": __version__,
+                "durability": self._backend.durability,
+                "shared": self._backend.shared,
+                "deviations": dict(self._backend.deviations),
+            }
+        )
+
+    async def queues(self, _request: Request) -> Response:
+        """The queues' names."""
+        return _json(await self._backend.queues())
+
+    async def all_stats(self, _request: Request) -> Response:
+        """The counts of every queue."""
+        counted: list[Any] = []
+        for queue in await self._backend.queues():
+            try:
+                counted.append(await self._backend.stats(queue))
+            except QueueNotFound:
+                # Deleted since it was listed.
+                continue
+        return _json(counted)
+
+    # -- single leases -----------------------------------------------------------------------------------------------
+
+    async def extend(self, request: Request) -> Response:
+        """Renew one lease."""
+        place = _held(request)
+        visibility = self._visibility(request)
+        lease = await self._app.leases.extend(place.queue, place.id, place.token, visibility)
+        if lease is None:
+            return Response(status_code=409)
+        return Response(status_code=200, headers={"x-lease-expires": f"{lease.expires_at:.3f}"})
+
+    async def settle(self, request: Request) -> Response:
+        """End one lease: the last part of the path says how."""
+        try:
+            how = Settle(request.path_params["how"])
+        except ValueError:
+            raise HTTPException(404) from None
+        place = _held(request)
+        given = await self._read(request, dict[str, Any])
+        outcome = _converted({"lease": msgspec.to_builtins(place), "how": how.value, **given}, Outcome)
+        done = await self._app.leases.settle(
+            place.queue, place.id, place.token, how, delay=outcome.delay, error=outcome.error
+        )
+        return Response(status_code=202 if done else 409)
+
+    # -- batches -----------------------------------------------------------------------------------------------------
+
+    async def publish(self, request: Request) -> Response:
+        """Publish drafts; their bodies are base64."""
+        queue = _queue(request)
+        drafts = await self._read(request, list[Draft])
+        for draft in drafts:
+            if len(draft.body) > self._app.body_limit:
+                raise HTTPException(413)
+        return _json(await self._backend.publish(queue, drafts), 201)
+
+    async def lease(self, request: Request) -> Response:
+        """Lease up to `limit` messages, waiting up to `wait` seconds for the first."""
+        queue = _queue(request)
+        given = dict(request.query_params)
+        limit = int(number(given, "limit", 1, least=1, most=_MOST))
+        wait = number(given, "wait", 0.0, least=0.0, most=60.0)
+        visibility = self._visibility(request)
+        if not wait:
+            leases = await self._app.leases.take(queue, limit, visibility)
+        else:
+            polled = await self._while_connected(
+                request, self._app.leases.wait_and_take(queue, limit, visibility, wait)
+            )
+            leases = polled or []
+        return _json([Given(lease.message, lease.token, lease.expires_at) for lease in leases])
+
+    async def _while_connected(self, request: Request, work: Awaitable[list[Lease]]) -> list[Lease] | None:
+        """Leases, or None when the client went away meanwhile: then they are given back."""
+        taking = asyncio.ensure_future(work)
+        leaving = asyncio.create_task(_left(request))
+        try:
+            await asyncio.wait((taking, leaving), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            gone = leaving.done()
+            leaving.cancel()
+            if not taking.done():
+                taking.cancel()
+        await asyncio.wait([taking])
+        if taking.cancelled():
+            return None
+        leases = taking.result()
+        if gone and leases:
+            await self._app.leases.release(leases)
+            return None
+        return leases
+
+    async def extend_many(self, request: Request) -> Response:
+        """Renew leases."""
+        wish = await self._read(request, Extension)
+        if not 0 < wish.visibility <= 7 * 86400.0:
+            raise UsageError("visibility is a number of seconds, up to a week")
+        leases = [await self._app.leases.find(held.queue, held.id, held.token) for held in wish.leases]
+        known = [lease for lease in leases if lease is not None]
+        lost = {id(lease) for lease in await asyncio.to_thread(self._backend.extend, known, wish.visibility)}
+        gone = [number for number, lease in enumerate(leases) if lease is None or id(lease) in lost]
+        return _json(
+            Extended(
+                lost=gone,
+                expires_at=[
+                    0.0 if number in set(gone) or lease is None else lease.expires_at
+                    for number, lease in enumerate(leases)
+                ],
+            )
+        )
+
+    async def settle_many(self, request: Request) -> Response:
+        """End leases; the places of the refused ones."""
+        outcomes = await self._read(request, list[Outcome])
+        refused: list[int] = []
+        settlements: list[Settlement] = []
+        places: list[int] = []
+        for place, outcome in enumerate(outcomes):
+            held = outcome.lease
+            lease = await self._app.leases.find(held.queue, held.id, held.token)
+            if lease is None:
+                refused.append(place)
+                continue
+            places.append(place)
+            settlements.append(Settlement(lease=lease, how=outcome.how, delay=outcome.delay, error=outcome.error))
+        back = {id(settlement) for settlement in await self._backend.settle(settlements)}
+        for place, settlement in zip(places, settlements, strict=True):
+            self._app.leases.forget(settlement.lease.message.queue, settlement.lease.message.id)
+            if id(settlement) in back:
+                refused.append(place)
+        return _json(sorted(refused))
+
+    async def wait(self, request: Request) -> Response:
+        """Wait until one of the queues may have work."""
+        wish = await self._read(request, Wish)
+        for queue in wish.queues:
+            check_queue(queue)
+        waiting = asyncio.ensure_future(self._backend.wait(wish.queues, max(0.0, min(wish.timeout, 60.0))))
+        leaving = asyncio.create_task(_left(request))
+        try:
+            await asyncio.wait((waiting, leaving), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            leaving.cancel()
+            if not waiting.done():
+                waiting.cancel()
+        await asyncio.wait([waiting])
+        if not waiting.cancelled():
+            waiting.result()
+        return Response(status_code=204)
+
+    # -- administering -----------------------------------------------------------------------------------------------
+
+    async def find(self, request: Request) -> Response:
+        """Look at one message."""
+        found = await self._backend.find(_queue(request), request.path_params["id"])
+        return Response(status_code=404) if found is None else _json(found)
+
+    async def stats(self, request: Request) -> Response:
+        """Count a queue."""
+        return _json(await self._backend.stats(_queue(request)))
+
+    async def browse(self, request: Request) -> Response:
+        """Look at messages."""
+        given = dict(request.query_params)
+        try:
+            state = State(given.get("state", "ready"))
+        except ValueError:
+            raise UsageError(f"state is one of {', '.join(State)}") from None
+        limit = int(number(given, "limit", 100, least=0, most=_MOST))
+        offset = int(number(given, "offset", 0, least=0, most=1e12))
+        return _json(await self._backend.browse(_queue(request), state, limit, offset))
+
+    async def requeue(self, request: Request) -> Response:
+        """Make failed messages ready."""
+        ids = (await self._read(request, Ids)).ids
+        return _json(await self._backend.requeue(_queue(request), ids))
+
+    async def remove(self, request: Request) -> Response:
+        """Delete messages."""
+        ids = (await self._read(request, Ids)).ids
+        return _json(await self._backend.remove(_queue(request), ids or []))
+
+    async def purge(self, request: Request) -> Response:
+        """Delete by state."""
+        given = request.query_params.get("state")
+        try:
+            state = None if given is None else State(given)
+        except ValueError:
+            raise UsageError(f"state is one of {', '.join(State)}") from None
+        return _json(await self._backend.purge(_queue(request), state))
+
+    async def reap(self, request: Request) -> Response:
+        """Return what expired."""
+        return _json(await self._backend.reap(_queue(request)))
+
+    async def down(self, request: Request) -> Response:
+        """Pause a queue."""
+        await self._backend.down(_queue(request))
+        return Response(status_code=204)
+
+    async def up(self, request: Request) -> Response:
+        """Resume a queue."""
+        await self._backend.up(_queue(request))
+        return Response(status_code=204)
+
+    # -- reading -----------------------------------------------------------------------------------------------------
+
+    def _visibility(self, request: Request) -> float:
+        given = dict(request.query_params)
+        return number(given, "visibility", self._app.visibility, least=0.001, most=7 * 86400.0)
+
+    async def _read(self, request: Request, kind: type[T]) -> T:
+        body = await read_body(request.scope, request.receive, self._app.body_limit * _BATCH)
+        try:
+            return msgspec.json.decode(body or b"{}", type=kind)
+        except (msgspec.DecodeError, msgspec.ValidationError) as error:
+            raise UsageError(f"the body cannot be used: {error}") from error
+
+
+def make_additions(app: MqApp) -> Starlette:
+    """The application below `/-/`."""
+    return Starlette(
+        routes=Additions(app).routes(),
+        exception_handlers={
+            HTTPException: _plain,
+            QworkerError: _refused,
+            BodyTooLarge: _refused,
+            Disconnected: _refused,
+        },
+    )
+
+
+async def _refused(_request: Request, error: Exception) -> Response:
+    status, headers, body = refusal_of(error)
+    response = Response(body, status_code=status)
+    response.raw_headers.extend(headers)
+    return response
+
+
+async def _plain(_request: Request, error: Exception) -> Response:
+    # What is nobody's path or method is 404, as everywhere in mq.
+    status = error.status_code if isinstance(error, HTTPException) else 500
+    return Response(status_code=404 if status == 405 else status)
+
+
+def _json(value: Any, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(value), status_code=status, media_type="application/json")
+
+
+def _queue(request: Request) -> str:
+    try:
+        return check_queue(request.path_params["queue"])
+    except BadName:
+        raise HTTPException(404) from None
+
+
+def _held(request: Request) -> Held:
+    text = request.headers.get("x-lease-token")
+    token = parse_token(None if text is None else text.encode())
+    if token is None:
+        raise UsageError("X-Lease-Token is missing: it came with the message")
+    return Held(_queue(request), request.path_params["id"], token)
+
+
+def _converted(value: Mapping[str, Any], kind: type[T]) -> T:
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        raise UsageError(f"the body cannot be used: {error}") from error
+
+
+async def _left(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,74 @@
+"""`Idempotency-Key`: a request that is sent again stores its message once.
+
+While the process lives, a key is remembered for a day. Beyond a restart the message's id is derived from the key, on backends that
+take ids: the same request finds its message stored, for as long as it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import uuid
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+
+from qworker.clock import SYSTEM_CLOCK, Clock
+from qworker.errors import BadName, NotSupported, UsageError
+
+__all__ = ["Idempotency", "KeyReused"]
+
+_DAY = 86400.0
+_MOST = 100_000
+
+
+class KeyReused(UsageError):
+    """The key came before, with another body."""
+
+
+class Idempotency:
+    """The keys of the last day.
+
+    Args:
+        publish: stores a body in a queue under an id (None: any), and gives the id.
+        clock: what a day is measured with.
+    """
+
+    def __init__(
+        self, publish: Callable[[str, bytes, str | None], Awaitable[str]], clock: Clock = SYSTEM_CLOCK
+    ) -> None:
+        self._publish = publish
+        self._clock = clock
+        self._known: OrderedDict[tuple[str, bytes], tuple[float, bytes, asyncio.Future[str]]] = OrderedDict()
+
+    async def publish(self, queue: str, key: bytes, body: bytes) -> str:
+        """Store a body once per key; the id of the one that is stored.
+
+        Raises:
+            BadName: the key is empty or too long.
+            KeyReused: it came with another body.
+        """
+        if not 0 < len(key) <= 255:
+            raise BadName("an Idempotency-Key has 1 to 255 bytes")
+        digest = hashlib.sha256(body).digest()
+        known = self._known.get((queue, key))
+        if known is not None and self._clock.monotonic() - known[0] < _DAY:
+            if known[1] != digest:
+                raise KeyReused("this Idempotency-Key was used for another body")
+            return await asyncio.shield(known[2])
+        task = asyncio.ensure_future(self._store(queue, key, body))
+        self._known[queue, key] = (self._clock.monotonic(), digest, task)
+        task.add_done_callback(lambda done: self._forget_failed(queue, key, done))
+        while len(self._known) > _MOST:
+            self._known.popitem(last=False)
+        return await asyncio.shield(task)
+
+    async def _store(self, queue: str, key: bytes, body: bytes) -> str:
+        name = hashlib.sha256(queue.encode() + b"\0" + key).digest()[:16]
+        try:
+            return await self._publish(queue, body, str(uuid.UUID(bytes=name, version=5)))
+        except (NotSupported, BadName):
+            return await self._publish(queue, body, None)
+
+    def _forget_failed(self, queue: str, key: bytes, done: asyncio.Future[str]) -> None:
+        if done.cancelled() or done.exception() is not None:
+            self._known.pop((queue, key), None)

@@ -1,0 +1,133 @@
+"""Bounds on connections: how many there are, how long a request may take to arrive, and how long its headers may be.
+
+uvicorn bounds none of the three; without them a few slow clients hold the server, or its memory, for as long as they like.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+from typing import Any, ClassVar, cast
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+__all__ = ["BoundedProtocol", "bounded"]
+
+_TOO_SLOW = b"HTTP/1.1 408 Request Timeout\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+_TOO_LONG = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+
+
+class _Phase(enum.Enum):
+    """How far a request has arrived."""
+
+    IDLE = 0
+    HEADERS = 1
+    BODY = 2
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """uvicorn's protocol, with bounds."""
+
+    # Connections; one more is closed at once.
+    most: ClassVar[int] = 1000
+    # Seconds.
+    header_deadline: ClassVar[float] = 10.0
+    body_deadline: ClassVar[float] = 30.0
+    # Bytes of a request line and its headers.
+    longest_header: ClassVar[int] = 32 * 1024
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._timer: asyncio.TimerHandle | None = None
+        self._phase = _Phase.IDLE
+        # The phase that the timer is for.
+        self._timed = _Phase.IDLE
+        self._header_bytes = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Take a connection, unless there are too many."""
+        super().connection_made(cast("asyncio.Transport", transport))
+        if len(self.connections) > self.most:
+            self.transport.abort()
+            return
+        self._arm(_Phase.HEADERS, self.header_deadline)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the timer."""
+        self._disarm()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Feed the parser, and time what is not complete after it: a request that comes in one piece costs no timer."""
+        if self.transport.is_closing():
+            return
+        if self._phase is not _Phase.BODY:
+            self._header_bytes += len(data)
+        super().data_received(data)
+        if self._phase is _Phase.HEADERS and self._header_bytes > self.longest_header:
+            self._refuse(_TOO_LONG)
+        elif self._phase is _Phase.IDLE:
+            self._header_bytes = 0
+            self._disarm()
+        elif self._timed is not self._phase:
+            self._disarm()
+            self._arm(self._phase, self.header_deadline if self._phase is _Phase.HEADERS else self.body_deadline)
+
+    def on_message_begin(self) -> None:
+        """A request's first byte."""
+        self._phase = _Phase.HEADERS
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        """What follows is the body."""
+        self._phase = _Phase.BODY
+        self._header_bytes = 0
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """The request is whole; another one may follow."""
+        self._phase = _Phase.IDLE
+        super().on_message_complete()
+
+    def _arm(self, phase: _Phase, seconds: float) -> None:
+        self._timed = phase
+        self._timer = self.loop.call_later(seconds, self._refuse, _TOO_SLOW)
+
+    def _disarm(self) -> None:
+        self._timed = _Phase.IDLE
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _refuse(self, response: bytes) -> None:
+        self._disarm()
+        if self.transport.is_closing():
+            return
+        # In the middle of an earlier answer another one would be part of it.
+        cycle = cast("RequestResponseCycle | None", self.cycle)
+        if cycle is None or cycle.response_complete or not cycle.response_started:
+            self.transport.write(response)
+        self.transport.close()
+
+
+def bounded(
+    *, most: int = 1000, header_deadline: float = 10.0, body_deadline: float = 30.0, longest_header: int = 32 * 1024
+) -> type[BoundedProtocol]:
+    """A protocol class with bounds of its own.
+
+    Args:
+        most: connections at once.
+        header_deadline: seconds from a request's first byte to the end of its headers.
+        body_deadline: seconds from there to the end of its body.
+        longest_header: bytes of the request line and the headers.
+    """
+    return type(
+        "BoundedProtocol",
+        (BoundedProtocol,),
+        {
+            "most": most,
+            "header_deadline": header_deadline,
+            "body_deadline": body_deadline,
+            "longest_header": longest_header,
+        },
+    )

@@ -1,0 +1,139 @@
+"""ASGI in the few shapes that the server needs, without a request object per request."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+from urllib.parse import parse_qsl, unquote_to_bytes
+
+from qworker.errors import UsageError
+
+__all__ = [
+    "ASGIApp",
+    "BodyTooLarge",
+    "Disconnected",
+    "Receive",
+    "Scope",
+    "Send",
+    "header",
+    "number",
+    "query",
+    "read_body",
+    "reply",
+    "segments",
+]
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
+Headers = list[tuple[bytes, bytes]]
+
+_EMPTY: Headers = [(b"content-length", b"0")]
+
+
+class BodyTooLarge(Exception):
+    """The request's body is longer than allowed."""
+
+
+class Disconnected(Exception):
+    """The client went away, or its body cannot be read."""
+
+
+async def reply(send: Send, status: int, headers: Headers | None = None, body: bytes = b"") -> None:
+    """Send a whole response."""
+    if body:
+        sent = [*(headers or ()), (b"content-length", b"%d" % len(body))]
+    elif status == 204:
+        sent = headers or []
+    else:
+        sent = [*headers, *_EMPTY] if headers else _EMPTY
+    await send({"type": "http.response.start", "status": status, "headers": sent})
+    await send({"type": "http.response.body", "body": body})
+
+
+def header(scope: Scope, name: bytes) -> bytes | None:
+    """The first header of this name, which is in lower case."""
+    for key, value in scope["headers"]:
+        if key == name:
+            return bytes(value)
+    return None
+
+
+def segments(scope: Scope) -> list[str] | None:
+    """The parts of the path, each decoded once and after the split; None when one is no UTF-8.
+
+    An encoded slash thus stays inside its part, where the check of names refuses it.
+    """
+    raw: bytes = scope.get("raw_path") or scope["path"].encode()
+    parts = raw.split(b"?", 1)[0].split(b"/")[1:]
+    if b"%" not in raw:
+        return raw_text(parts)
+    return raw_text([unquote_to_bytes(part) for part in parts])
+
+
+def raw_text(parts: list[bytes]) -> list[str] | None:
+    """Parts as text; None when one is no UTF-8."""
+    try:
+        return [part.decode() for part in parts]
+    except UnicodeDecodeError:
+        return None
+
+
+def query(scope: Scope) -> dict[str, str]:
+    """The query's parameters; of one that stands twice, the last."""
+    raw: bytes = scope["query_string"]
+    if not raw:
+        return {}
+    try:
+        return dict(parse_qsl(raw.decode("ascii"), keep_blank_values=True, max_num_fields=32))
+    except ValueError as error:
+        raise UsageError("the query cannot be read") from error
+
+
+def number(given: dict[str, str], name: str, default: float, *, least: float, most: float) -> float:
+    """A number of the query, in seconds where it is a time.
+
+    Raises:
+        UsageError: it is none, or out of its range.
+    """
+    text = given.get(name)
+    if text is None:
+        return default
+    try:
+        value = float(text)
+    except ValueError:
+        value = float("nan")
+    if not least <= value <= most:
+        raise UsageError(f"{name} is a number from {least:g} to {most:g}")
+    return value
+
+
+async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
+    """The request's body.
+
+    Raises:
+        BodyTooLarge: it is, or says that it is, longer than `limit` bytes.
+        Disconnected: it did not arrive whole.
+    """
+    declared = header(scope, b"content-length")
+    if declared is not None and declared.isdigit() and int(declared) > limit:
+        raise BodyTooLarge
+    message = await receive()
+    if message["type"] == "http.request" and not message.get("more_body"):
+        body: bytes = message.get("body", b"")
+        if len(body) > limit:
+            raise BodyTooLarge
+        return body
+    parts: list[bytes] = []
+    length = 0
+    while True:
+        if message["type"] != "http.request":
+            raise Disconnected
+        parts.append(message.get("body", b""))
+        length += len(parts[-1])
+        if length > limit:
+            raise BodyTooLarge
+        if not message.get("more_body"):
+            return b"".join(parts)
+        message = await receive()
