@@ -108,6 +108,28 @@ def test_what_a_page_shows_is_what_happens(page: str, tmp_path: Path) -> None:
     assert commands >= 2
 
 
+def test_the_tests_on_the_page_about_testing_pass(tmp_path: Path) -> None:
+    names = []
+    for _, text in blocks("docs/howto/testing.md"):
+        name = re.match(r"# (\w+\.py)\n", text)
+        assert name
+        names.append(name.group(1))
+        (tmp_path / name.group(1)).write_text(text)
+    assert names == ["conftest.py", "app.py", "test_app.py"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-o", "asyncio_mode=auto", "-p", "no:cacheprovider", "-p", "no:anyio"],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "4 passed" in done.stdout
+    assert not (tmp_path / "spool").exists()
+
+
 @pytest.mark.parametrize(
     "page", [*sorted(str(p.relative_to(ROOT)) for p in ROOT.glob("docs/**/*.md")), "README.md", "CONTRIBUTING.md"]
 )

@@ -18,7 +18,7 @@ from peers import environment
 
 # Each with what it needs; in environments of their own, since they do not agree on one redis-py.
 PEERS = {
-    "repid": ["repid[redis]", "hiredis", "uvloop"],
+    "repid": ["repid[redis]", "typing_extensions", "hiredis", "uvloop"],
     "arq": ["arq", "hiredis", "uvloop"],
     "saq": ["saq[redis,hiredis]", "typing_extensions", "uvloop"],
     "taskiq": ["taskiq-redis", "hiredis", "uvloop"],
