@@ -18,7 +18,8 @@ from pathlib import Path
 import pytest
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-PATIENCE = 50.0
+# Seconds for one step; the whole installation is thousands of files, and two processors may be busy with other tests.
+PATIENCE = 120.0
 
 
 @pytest.fixture
@@ -37,9 +38,9 @@ def environment() -> dict[str, str]:
     return kept
 
 
-def run(folder: Path, *command: str) -> str:
+def run(folder: Path, *command: str, patience: float = PATIENCE) -> str:
     done = subprocess.run(
-        command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=PATIENCE, check=False
+        command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=patience, check=False
     )
     assert done.returncode == 0, f"{command} ended with {done.returncode}:\n{done.stdout}{done.stderr}"
     return done.stdout
@@ -96,7 +97,7 @@ def files_in(queue: Path, *states: str) -> int:
     return sum(len([name for name in os.listdir(queue / state) if not name.startswith(".")]) for state in states)
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("folder", ["stdlib_index"], indirect=True)
 def test_an_index_built_by_killed_workers_equals_a_sequential_pass(folder: Path) -> None:
     enqueued = int(run(folder, sys.executable, "app.py", "enqueue").split()[0])
@@ -116,12 +117,13 @@ def test_an_index_built_by_killed_workers_equals_a_sequential_pass(folder: Path)
         until(lambda: files_in(queue, "queue", "lease", "delay") == 0, supervisor, log, "an empty queue")
     assert kills >= 5
     # Both passes, and their comparison, are the example's own: its exit status says whether they agree.
-    shown = run(folder, sys.executable, "app.py", "check")
+    shown = run(folder, sys.executable, "app.py", "check", patience=5 * PATIENCE)
     indexed = rows(database)
     assert f"files={indexed}" in shown
     assert indexed + files_in(queue, "fail") == enqueued
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("folder", ["inbox"], indirect=True)
 def test_files_that_a_shell_script_drops_are_counted_once_each(folder: Path) -> None:
     bodies = {f"note-{i}.txt": f"line {i}\n" * (i + 1) for i in range(20)}
