@@ -1,0 +1,177 @@
+"""What people do with a channel: count, look, remove, purge, requeue. Each function runs in a section of the channel."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from typing import Any
+
+from qworker.message import State, StoredMessage
+from qworker_sq.channel import Channel
+from qworker_sq.consume import make_message
+from qworker_sq.ledger import Row
+from qworker_sq.log import Damaged
+from qworker_sq.topic import place_of_id
+
+__all__ = ["Ahead", "ahead_delayed", "locate", "purge", "ready_ahead", "remove", "requeue", "stored"]
+
+# Records that are walked in one loop turn.
+_SLICE = 1000
+
+
+class Ahead:
+    """How many records stand before a channel, counted once: each is walked when it comes, and when it goes."""
+
+    def __init__(self) -> None:
+        self._from = self._to = 0
+        self._count = 0
+
+    async def count(self, channel: Channel) -> int:
+        """Records from the cursor to the write position, whatever is to become of them."""
+        cursor, end = channel.ledger.cursor, channel.end()
+        if not self._from <= cursor <= self._to:
+            self._from, self._to, self._count = cursor, cursor, 0
+        self._count -= (await self._walk(channel, self._from, cursor))[0]
+        self._from = cursor
+        more, self._to = await self._walk(channel, self._to, end)
+        self._count += more
+        return self._count
+
+    async def _walk(self, channel: Channel, place: int, end: int) -> tuple[int, int]:
+        count = 0
+        while place < end:
+            found, place = channel.topic.log.read(place, _SLICE, end)
+            if not found:
+                break
+            count += len(found)
+            await asyncio.sleep(0)
+        return count, place
+
+
+def ahead_delayed(channel: Channel, now: float) -> list[int]:
+    """Places that are not handed out and wait for a time, the first due first."""
+    channel.topic.notes.file.follow()
+    ledger, notes, end = channel.ledger, channel.topic.notes, channel.end()
+    for place in [place for place, due in notes.due.items() if due <= now or place < ledger.cursor]:
+        del notes.due[place]
+    found = [
+        (due, place)
+        for place, due in notes.due.items()
+        if place < end and place not in ledger.skipped and _fits(channel, place)
+    ]
+    return [place for _, place in sorted(found)]
+
+
+def _fits(channel: Channel, place: int) -> bool:
+    payload = channel.topic.log.read_one(place, channel.end())
+    return payload is not None and channel.topic.notes.get(place, payload) is not None
+
+
+async def ready_ahead(channel: Channel, now: float) -> AsyncIterator[tuple[int, bytes]]:
+    """The ready records that are not handed out, in order. The channel is not held meanwhile."""
+    waiting = set(ahead_delayed(channel, now))
+    place = channel.ledger.cursor
+    while place < channel.end():
+        found, place = channel.topic.log.read(place, _SLICE, channel.end())
+        if not found:
+            return
+        for at, payload in found:
+            if not isinstance(payload, Damaged) and at not in channel.ledger.skipped and at not in waiting:
+                yield at, payload
+        await asyncio.sleep(0)
+
+
+def locate(channel: Channel, message_id: str) -> int | None:
+    """The place of a message that is stored, in whatever state; None when it is finished or never was."""
+    channel.topic.notes.file.follow()
+    place = channel.topic.notes.by_id.get(message_id)
+    if place is None:
+        place = place_of_id(message_id)
+    if place is None:
+        return None
+    ledger = channel.ledger
+    if place in ledger.open or place in ledger.failed:
+        return place
+    if place < ledger.cursor or place in ledger.skipped:
+        return None
+    payload = channel.topic.log.read_one(place, channel.end())
+    if payload is None:
+        return None
+    return place if make_message(channel, place, payload).id == message_id else None
+
+
+def stored(channel: Channel, place: int, now: float) -> StoredMessage | None:
+    """A look at the message at a place."""
+    ledger = channel.ledger
+    payload = channel.body(place) if place in ledger.open or place in ledger.failed else None
+    if payload is None:
+        payload = channel.topic.log.read_one(place, channel.end())
+    if payload is None:
+        return None
+    message = make_message(channel, place, payload)
+    failed = ledger.failed.get(place)
+    if failed is not None:
+        return StoredMessage(message=message, state=State.FAIL, finished_at=failed.at, error=failed.error)
+    entry = ledger.open.get(place)
+    if entry is None:
+        note = channel.topic.notes.get(place, payload)
+        if note is not None and note.due > now:
+            return StoredMessage(message=message, state=State.DELAYED, due_at=note.due)
+        return StoredMessage(message=message, state=State.READY)
+    return StoredMessage(
+        message=message,
+        state=entry.state,
+        due_at=entry.at if entry.state is State.DELAYED else None,
+        expires_at=entry.at if entry.state is State.LEASED else None,
+        holder=channel.name if entry.state is State.LEASED else None,
+        error=entry.error,
+    )
+
+
+def remove(channel: Channel, ids: Iterable[str]) -> int:
+    """Delete messages for this channel."""
+    places = [place for place in (locate(channel, one) for one in dict.fromkeys(ids)) if place is not None]
+    return _remove(channel, places)
+
+
+def _remove(channel: Channel, places: list[int]) -> int:
+    ledger = channel.ledger
+    bodies = [place for place in places if place in ledger.failed or (place in ledger.open and ledger.open[place].kept)]
+    if places:
+        channel.append([[Row.REMOVE, places]])
+        channel.drop_bodies(bodies)
+    return len(places)
+
+
+def requeue(channel: Channel, ids: Iterable[str] | None) -> int:
+    """Make failed messages ready."""
+    failed = channel.ledger.failed
+    if ids is None:
+        places = sorted(failed)
+    else:
+        places = [place for place in (locate(channel, one) for one in dict.fromkeys(ids)) if place in failed]
+    if places:
+        channel.append([[Row.REQUEUE, places]])
+    return len(places)
+
+
+def purge(channel: Channel, states: set[State], now: float, ready: int) -> int:
+    """Delete what is in some states; `ready` records ahead of the cursor are counted by the caller."""
+    ledger = channel.ledger
+    count = 0
+    waiting = ahead_delayed(channel, now)
+    if State.READY in states:
+        rows: list[list[Any]] = []
+        if waiting:
+            notes = channel.topic.notes.by_place
+            rows.append([Row.ASIDE, 0, [[place, notes[place].due, notes[place].tries] for place in waiting]])
+        channel.append([*rows, [Row.SKIP, channel.end()]])
+        count += ready
+        waiting = []
+    for state in states - {State.FAIL}:
+        count += _remove(channel, list(ledger.in_state(state)))
+    if State.DELAYED in states:
+        count += _remove(channel, waiting)
+    if State.FAIL in states:
+        count += _remove(channel, list(ledger.failed))
+    return count

@@ -1,0 +1,329 @@
+"""One channel of a topic as a queue: its journal, its lock, its owner, and the position that other programs see.
+
+Every change is made in a section: the channel's lock is held for some microseconds, the rows that other processes have appended are
+applied, then one's own are appended and applied. Syncs happen outside, in rounds. Only after its rows are synced does the
+position in the state file move: the log may be deleted up to there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import fcntl
+import os
+import threading
+import time
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import structlog
+
+from qworker.errors import BackendUnavailable
+from qworker_sq import owner
+from qworker_sq.disk import make_directory, open_directory, open_regular, write_all
+from qworker_sq.frames import FrameFile
+from qworker_sq.ledger import Ledger, Row
+from qworker_sq.rounds import Rounds
+from qworker_sq.segment import split
+from qworker_sq.topic import Topic, position_id, sync_directories
+
+__all__ = ["Channel"]
+
+_log = structlog.get_logger("qworker.sq")
+# A journal of this many bytes, and four times what its last rewrite had, is rewritten.
+_REWRITE = 4 << 20
+# Seconds that a thread waits for a section that others hold for microseconds.
+_PATIENCE = 10.0
+
+
+class Channel:
+    """A channel of an open topic.
+
+    Args:
+        topic: stays the caller's.
+        name: the channel's name, checked.
+        index: its entry in the state file; None: a temporary channel, which begins at the write position, is this instance's
+            alone, and leaves nothing behind.
+    """
+
+    def __init__(self, topic: Topic, name: str, index: int | None) -> None:
+        self.topic = topic
+        self.name = name
+        self.ledger = Ledger()
+        self._index = index
+        self._mutex = threading.Lock()
+        self._owner: tuple[int, int] | None = None
+        self._descriptors: list[int] = []
+        # Body files of failed messages that no round has synced.
+        self._unsynced: list[int] = []
+        # Bodies that are not needed once the rows so far are synced.
+        self._finished: list[int] = []
+        self._trimming: asyncio.Task[int] | None = None
+        # Settlements whose sync failed: they are done, but perhaps not for good.
+        self.unsure: set[tuple[int, int]] = set()
+        self._dropping: list[int] = []
+        self._synced = topic.durable and index is not None
+        self._covers = 0
+        self._start = self.end()
+        # Until the first round: the entries of new side files may not be durable.
+        self._new_folders: tuple[int, ...] = ()
+        self._private: TemporaryDirectory[str] | None = None
+        if index is None:
+            self._private = TemporaryDirectory(prefix="qworker-sq-")
+            self.folder = self._held(open_directory(self._private.name))
+        else:
+            folders = self._held(make_directory("channels", topic.side))
+            self.folder = self._held(make_directory(name, folders))
+            self._new_folders = (self.folder, folders, topic.side, topic.folder)
+        self._fail = self._held(make_directory("fail", self.folder))
+        self._lock = self._held(open_regular("lock", self.folder, os.O_RDWR | os.O_CREAT))
+        self.journal = FrameFile(
+            self.folder, "journal", apply=self.ledger.apply, restart=self.ledger.reset, whole=self.ledger.whole
+        )
+        self.rounds = Rounds(topic.pool, prepare=self._prepare, after=self._after, failed=self._spoil)
+        self._ready_to_follow()
+
+    def _held(self, fd: int) -> int:
+        self._descriptors.append(fd)
+        return fd
+
+    def _ready_to_follow(self) -> None:
+        self.journal.follow()
+        place = self._place()
+        self.ledger.foreign_progress(place)
+        self._published = place
+        self._trimmed = place >> 32
+
+    def _place(self) -> int:
+        return self._start if self._index is None else self.topic.state.place(self._index)
+
+    async def finish(self) -> None:
+        """Wait for what is under way, and let go of everything. Idempotent."""
+        await self.rounds.finish()
+        if self._trimming is not None:
+            await asyncio.wait([self._trimming])
+        self.disown()
+        self.journal.close()
+        for fd in self._unsynced + self._descriptors:
+            os.close(fd)
+        self._unsynced.clear()
+        self._descriptors.clear()
+        if self._private is not None:
+            self._private.cleanup()
+            self._private = None
+
+    # -- sections ----------------------------------------------------------------------------------------------------
+
+    def _enter(self) -> bool:
+        if not self._mutex.acquire(blocking=False):
+            return False
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._mutex.release()
+            return False
+        try:
+            self.follow()
+        except BaseException:
+            self._leave()
+            raise
+        return True
+
+    def _leave(self) -> None:
+        fcntl.flock(self._lock, fcntl.LOCK_UN)
+        self._mutex.release()
+
+    @asynccontextmanager
+    async def section(self) -> AsyncGenerator[None]:
+        """Hold the channel, on the loop. Nothing may be awaited inside."""
+        pause = 0.0002
+        while not self._enter():
+            await asyncio.sleep(pause)
+            pause = min(pause * 1.5, 0.01)
+        try:
+            yield
+        finally:
+            self._leave()
+
+    @contextmanager
+    def blocking_section(self) -> Generator[None]:
+        """Hold the channel, in a thread.
+
+        Raises:
+            BackendUnavailable: another process stopped while it held the channel.
+        """
+        give_up = time.monotonic() + _PATIENCE
+        while not self._enter():
+            if time.monotonic() > give_up:
+                raise BackendUnavailable(
+                    f"the channel {self.name} of {self.topic.name} is held by a process that stands still"
+                )
+            time.sleep(0.0005)
+        try:
+            yield
+        finally:
+            self._leave()
+
+    def follow(self) -> None:
+        """Apply what other processes have written; outside a section only on the loop, to look."""
+        self.journal.follow()
+        if self.ledger.cursor == 0:
+            self.ledger.foreign_progress(self._place())
+
+    def append(self, rows: Iterable[Sequence[Any]]) -> None:
+        """Write rows, in a section."""
+        self._heal()
+        self.journal.append(rows)
+
+    def _heal(self) -> None:
+        """After a failed sync, write what the journal holds again, elsewhere, before anything is called good."""
+        if self.journal.spoiled:
+            self.journal.rewrite([self.ledger.whole()])
+
+    # -- owning ------------------------------------------------------------------------------------------------------
+
+    def own(self) -> bool:
+        """Be the process that leases, in a section; what a dead one had leased is ready again, with tries + 1."""
+        if self._owner is not None:
+            return True
+        found = owner.acquire(self.folder)
+        if found is None:
+            return False
+        self._owner, new = found
+        if new:
+            # Past the end: that part of the log was lost with the power, and is written anew.
+            self.ledger.cursor = min(self.ledger.cursor, self.end())
+            self.ledger.foreign_progress(self._place())
+            self.append([self.ledger.whole(), [Row.OWNER]])
+        return True
+
+    def owned(self) -> bool:
+        """Whether this instance may lease; tries to."""
+        if self._owner is None and self._enter():
+            try:
+                self.own()
+            finally:
+                self._leave()
+        return self._owner is not None
+
+    def disown(self) -> None:
+        """Let other processes lease."""
+        if self._owner is not None:
+            owner.release(self._owner)
+            self._owner = None
+
+    # -- bodies ------------------------------------------------------------------------------------------------------
+
+    def end(self) -> int:
+        """The write position."""
+        return self.topic.state.place(0)
+
+    def body(self, place: int) -> bytes | None:
+        """The payload of a record: kept beside the log where it failed, else in the log."""
+        kept = self.kept_body(place)
+        return self.topic.log.read_one(place, self.end()) if kept is None else kept
+
+    def kept_body(self, place: int) -> bytes | None:
+        """The body that `keep_body` wrote."""
+        try:
+            fd = open_regular(position_id(place), self._fail, os.O_RDONLY)
+        except FileNotFoundError:
+            return None
+        try:
+            return os.pread(fd, os.fstat(fd).st_size, 0)
+        finally:
+            os.close(fd)
+
+    def keep_body(self, place: int, body: bytes) -> None:
+        """Keep a failed message's body, before the row that says that it failed. Synced with the next round."""
+        fd = open_regular(position_id(place), self._fail, os.O_RDWR | os.O_CREAT)
+        try:
+            os.ftruncate(fd, 0)
+            write_all(fd, body, 0)
+        except OSError:
+            os.close(fd)
+            raise
+        self._unsynced.append(fd)
+
+    def drop_bodies(self, places: Iterable[int]) -> None:
+        """Delete kept bodies after the rows so far are synced."""
+        self._finished.extend(places)
+
+    # -- commits -----------------------------------------------------------------------------------------------------
+
+    async def commit(self) -> None:
+        """Make the rows so far durable, where the store is, and move the position."""
+        if self._synced:
+            if self.journal.spoiled:
+                async with self.section():
+                    self._heal()
+            await self.rounds.commit()
+        else:
+            for fd in self._unsynced:
+                os.close(fd)
+            self._unsynced.clear()
+            self._dropping = self._finished
+            self._finished = []
+            self._after()
+
+    def _prepare(self) -> Callable[[], None]:
+        bodies, self._unsynced = self._unsynced, []
+        self._dropping, self._finished = self._finished, []
+        journal = os.dup(self.journal.fd) if self.journal.fd >= 0 else -1
+        spoiled, folder = self.journal.spoiled, self._fail
+        new, self._new_folders = self._new_folders, ()
+        self._covers = self.ledger.position()
+
+        def sync() -> None:
+            try:
+                for fd in bodies:
+                    os.fsync(fd)
+                if bodies:
+                    os.fsync(folder)
+                sync_directories(new)
+                if spoiled:
+                    raise OSError(errno.EIO, "the journal has to be written again")
+                if journal >= 0:
+                    os.fdatasync(journal)
+            finally:
+                for fd in (*bodies, *([journal] if journal >= 0 else [])):
+                    os.close(fd)
+
+        return sync
+
+    def _spoil(self) -> None:
+        self.journal.spoiled = True
+
+    def _after(self) -> None:
+        for place in self._dropping:
+            try:
+                os.unlink(position_id(place), dir_fd=self._fail)
+            except FileNotFoundError:
+                pass
+        self._dropping = []
+        if self._enter():
+            try:
+                self.move_position()
+            finally:
+                self._leave()
+
+    def move_position(self) -> None:
+        """Move the position that other programs see, rewrite a long journal, and let old segments go. In a section."""
+        place = self.ledger.position() if not self._synced else min(self._covers, self.ledger.position())
+        if self._index is not None and place > self._published:
+            self.topic.state.move(self._index, place)
+            self._published = place
+        if self.journal.size > _REWRITE + 4 * self.journal.base:
+            self.journal.rewrite([self.ledger.whole()])
+        if split(self._published)[0] > self._trimmed and self._trimming is None:
+            self._trimmed = split(self._published)[0]
+            self._trimming = asyncio.create_task(self.topic.trim(), name="sq-trim")
+            self._trimming.add_done_callback(self._trim_ended)
+
+    def _trim_ended(self, task: asyncio.Task[int]) -> None:
+        self._trimming = None
+        if not task.cancelled() and (error := task.exception()) is not None:
+            # Nothing is lost: the next segment that is finished tries again.
+            _log.warning("sq_segments_not_deleted", topic=self.topic.name, error=str(error))
