@@ -194,6 +194,7 @@ async def test_a_handler_that_cancels_itself_harms_nobody_else(app):
 
     @app.task
     async def good() -> None:
+        assert asyncio.current_task().cancelling() == 0
         async with asyncio.timeout(30):
             await asyncio.sleep(0)
 
@@ -248,6 +249,7 @@ async def test_a_thread_that_outlives_its_timeout_keeps_its_consumer_and_fails_i
     async with app.working(concurrency=1) as (worker, _):
         await until(lambda: worker.counts.failed == 1)
         await after.enqueue()
+        await asyncio.sleep(0.3)
         assert (await app.store.stats("default")).ready == 1
         release.set()
         await until(lambda: worker.counts.acked == 1)

@@ -94,13 +94,14 @@ class Store:
         self.begun = threading.Event()
         self.go = threading.Event()
         self.error = None
+        self.loses = False
 
     def extend(self, leases, visibility):
         self.begun.set()
         assert self.go.wait(30)
         if self.error:
             raise self.error
-        return []
+        return leases if self.loses else []
 
 
 class Held:
@@ -156,6 +157,17 @@ async def test_a_lease_whose_extension_is_under_way_is_not_settled_before_its_en
         store.go.set()
         held.clock.advance(0)
         assert await stopped(held.keeper)
+
+
+async def test_what_the_store_calls_lost_is_cancelled_at_once():
+    store = Store()
+    store.loses = True
+    store.go.set()
+    held = Held(store)
+    held.keeper.start()
+    held.clock.advance(0.2)
+    await until(lambda: held.run.stop is Stop.LOST)
+    assert await stopped(held.keeper)
 
 
 async def test_a_bug_in_the_store_ends_the_keeper_loudly():
