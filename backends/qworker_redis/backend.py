@@ -146,7 +146,9 @@ class RedisBackend(Administration):
             await self._register(queue)
         ids = [item[0] for item in batch]
         if instead:
-            others: dict[str, str] = {kept[n - 1][0]: name.decode() for n, name in zip(instead[::2], instead[1::2], strict=True)}
+            others: dict[str, str] = {
+                kept[n - 1][0]: name.decode() for n, name in zip(instead[::2], instead[1::2], strict=True)
+            }
             ids = [others.get(name, name) for name in ids]
         return ids
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Sequence
 from typing import cast
 
@@ -68,6 +69,7 @@ class Renewals:
         slot = slot_of(queue)
         asking: Address | None = None
         problem: BackendUnavailable | None = None
+        deadline = time.monotonic() + self._options.timeout
         for _ in range(_MOST_ATTEMPTS):
             address = asking or self._places.known(slot) or self._places.discover(slot)
             try:
@@ -84,6 +86,9 @@ class Renewals:
                 self._wires.pop(address, None)
                 self._places.doubt(slot, address)
                 asking, problem = None, error
+                if time.monotonic() >= deadline:
+                    # A silent server: leases end meanwhile, and their holder must hear of it.
+                    break
         raise BackendUnavailable(f"leases of {queue} cannot be renewed now: {problem}") from problem
 
     def _wire(self, address: Address) -> BlockingWire:

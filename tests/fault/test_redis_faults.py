@@ -1,0 +1,341 @@
+"""Redis replies lost, servers restarted, memory full, calls cancelled: nothing is lost, and nothing runs twice for it."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+import pytest
+
+from qworker.errors import BackendError, BackendUnavailable, PublishFailed, StorageFull
+from qworker.message import Draft, Lease, Settle, Settlement, State
+from qworker.registry import open_backend
+from qworker.testing.until import until
+from tests.proxy import LossyProxy
+from tests.servers import RedisServer
+
+pytestmark = pytest.mark.fault
+
+QUEUE = "work"
+LONG = 1000.0
+
+
+@pytest.fixture
+def server() -> Iterator[RedisServer]:
+    with RedisServer() as server:
+        yield server
+
+
+def acks(leases: list[Lease]) -> list[Settlement]:
+    return [Settlement(lease=lease, how=Settle.ACK) for lease in leases]
+
+
+def lossy(seed: int, share: float) -> Any:
+    """Lose a share of the answers, and never those of a greeting."""
+    draw = random.Random(seed)
+    return lambda data: b"proto" not in data and b"redis_version" not in data and draw.random() < share
+
+
+async def test_500_publishes_store_500_when_answers_are_lost(server: RedisServer) -> None:
+    async with LossyProxy(str(server.socket), lossy(1, 0.2)) as proxy:
+        backend = open_backend(proxy.url("?patience=50"))
+
+        async def some(first: int) -> list[str]:
+            bodies = range(first, first + 50)
+            return [(await backend.publish(QUEUE, [Draft(body=b"%d" % n)]))[0] for n in bodies]
+
+        ids = [i for many in await asyncio.gather(*[some(n) for n in range(0, 500, 50)]) for i in many]
+        await backend.aclose()
+        assert proxy.resets > 10
+    direct = open_backend(server.url)
+    stored = await direct.browse(QUEUE, State.READY, 1000)
+    await direct.aclose()
+    assert sorted(s.message.id for s in stored) == sorted(ids)
+    assert sorted(int(s.message.body) for s in stored) == list(range(500))
+
+
+async def test_every_message_runs_once_and_every_ack_counts_when_answers_are_lost(server: RedisServer) -> None:
+    direct = open_backend(server.url)
+    await direct.publish(QUEUE, [Draft(body=b"%d" % n) for n in range(200)])
+    ran: list[int] = []
+    async with LossyProxy(str(server.socket), lossy(2, 0.15)) as proxy:
+        backend = open_backend(proxy.url("?patience=50"))
+        deadline = asyncio.get_running_loop().time() + 50
+        while len(ran) < 200:
+            assert asyncio.get_running_loop().time() < deadline
+            try:
+                leases = await backend.wait_and_lease(QUEUE, 7, LONG, 0.2)
+            except BackendUnavailable:
+                continue
+            ran += [int(lease.message.body) for lease in leases]
+            # What a lost answer had claimed came back untouched.
+            assert all(lease.message.tries == 0 for lease in leases)
+            assert await backend.settle(acks(leases)) == []
+        await backend.aclose()
+        assert proxy.resets > 5
+    assert sorted(ran) == list(range(200))
+    stats = await until_counted(direct, 0)
+    assert stats.leased == 0
+    await direct.aclose()
+
+
+async def until_counted(backend: Any, ready: int) -> Any:
+    async def counted() -> Any:
+        stats = await backend.stats(QUEUE)
+        return stats if (stats.ready, stats.leased) == (ready, 0) else None
+
+    return await until(counted)
+
+
+async def test_a_settlement_whose_answer_was_lost_may_be_repeated_by_its_caller(server: RedisServer) -> None:
+    async with LossyProxy(str(server.socket)) as proxy:
+        backend = open_backend(proxy.url("?patience=0.1&timeout=20"))
+        await backend.publish(QUEUE, [Draft(body=b"%d" % n) for n in range(4)])
+        # The server knows the script: the answer that is lost is that of the settlement.
+        assert await backend.settle(acks(await backend.lease(QUEUE, 1, LONG))) == []
+        one, two, three = await backend.lease(QUEUE, 3, LONG)
+        direct = open_backend(server.url)
+        await direct.remove(QUEUE, [two.message.id])
+        ends = [
+            Settlement(lease=one, how=Settle.ACK),
+            Settlement(lease=two, how=Settle.ACK),
+            Settlement(lease=three, how=Settle.FAIL_TMP, error="again"),
+        ]
+        proxy.lose = lambda data: True
+        with pytest.raises(BackendUnavailable):
+            await backend.settle(ends)
+        proxy.lose = lambda data: False
+        # Other batches in between take nothing away from the answer; the third message has failed, and is leased again.
+        await backend.publish(QUEUE, [Draft(body=b"4")])
+        (again,) = await backend.lease(QUEUE, 1, LONG)
+        assert (again.message.body, again.message.tries) == (b"3", 1)
+        assert await backend.settle(acks([again])) == []
+        assert await backend.settle(ends) == [ends[1]]
+        (last,) = await direct.browse(QUEUE, State.READY)
+        assert last.message.body == b"4"
+        await backend.aclose()
+        await direct.aclose()
+
+
+async def test_a_silent_network_is_noticed_and_left(server: RedisServer) -> None:
+    async with LossyProxy(str(server.socket)) as proxy:
+        backend = open_backend(proxy.url("?timeout=0.5&patience=50"))
+        await backend.publish(QUEUE, [Draft(body=b"before")])
+        (lease,) = await backend.lease(QUEUE, 1, LONG)
+        proxy.silent = True
+        with pytest.raises(BackendUnavailable):
+            await backend.lease(QUEUE, 1, LONG)
+        with pytest.raises(BackendUnavailable):
+            await asyncio.to_thread(backend.extend, [lease], LONG)
+        publishing = asyncio.create_task(backend.publish(QUEUE, [Draft(body=b"during")]))
+        await asyncio.sleep(0.6)
+        proxy.silent = False
+        proxy.reset_all()
+        await publishing
+        assert await asyncio.to_thread(backend.extend, [lease], LONG) == []
+        assert await backend.settle(acks([lease])) == []
+        await backend.aclose()
+
+
+async def test_the_outcome_of_a_publish_that_got_no_answer_is_said_to_be_unknown(server: RedisServer) -> None:
+    async with LossyProxy(str(server.socket), lossy(3, 1.0)) as proxy:
+        backend = open_backend(proxy.url("?patience=0.2"))
+        with pytest.raises(PublishFailed):
+            await backend.publish(QUEUE, [Draft(body=b"x")])
+        await backend.aclose()
+
+
+async def test_nobody_is_there_says_so_at_once() -> None:
+    with RedisServer() as server:
+        url = server.url
+    backend = open_backend(url)
+    with pytest.raises(BackendUnavailable, match="cannot reach Redis"):
+        await backend.open()
+    await backend.aclose()
+
+
+async def test_flushed_scripts_are_taught_again(server: RedisServer) -> None:
+    backend = open_backend(server.url)
+    with server.client() as client:
+        for n in range(50):
+            await backend.publish(QUEUE, [Draft(body=b"%d" % n)])
+            if n % 3 == 0:
+                client.script_flush()
+            (lease,) = await backend.wait_and_lease(QUEUE, 1, LONG, 5)
+            assert lease.message.body == b"%d" % n
+            client.script_flush()
+            assert await asyncio.to_thread(backend.extend, [lease], LONG) == []
+            assert await backend.settle(acks([lease])) == []
+    await backend.aclose()
+
+
+async def test_a_restart_under_load_loses_nothing() -> None:
+    with RedisServer(appendonly="yes", appendfsync="always") as server:
+        backend = open_backend(server.url + "?patience=50")
+        await backend.open()
+        assert backend.durability == "disk"
+        accepted: set[str] = set()
+        finished: set[str] = set()
+        stop = asyncio.Event()
+
+        async def produce() -> None:
+            while not stop.is_set():
+                accepted.update(await backend.publish(QUEUE, [Draft(body=b"x")] * 3))
+
+        async def consume() -> None:
+            while not stop.is_set():
+                try:
+                    leases = await backend.wait_and_lease(QUEUE, 10, LONG, 0.2)
+                except BackendUnavailable:
+                    await asyncio.sleep(0.02)
+                    continue
+                assert await backend.settle(acks(leases)) == []
+                finished.update(lease.message.id for lease in leases)
+
+        loops = [asyncio.create_task(produce()), asyncio.create_task(consume())]
+        for _ in range(3):
+            before = len(finished)
+            await until(lambda before=before: len(finished) > before + 50)
+            server.stop(signal.SIGKILL)
+            await asyncio.sleep(0.05)
+            server.start()
+        before = len(finished)
+        await until(lambda: len(finished) > before)
+        stop.set()
+        await asyncio.gather(*loops)
+
+        async def drained() -> bool:
+            leases = await backend.lease(QUEUE, 100, LONG)
+            assert await backend.settle(acks(leases)) == []
+            finished.update(lease.message.id for lease in leases)
+            stats = await backend.stats(QUEUE)
+            return not stats.ready and not stats.leased
+
+        await until(drained)
+        assert accepted - finished == set()
+        assert finished - accepted == set()
+        await backend.aclose()
+
+
+async def test_2000_cancelled_calls_lose_nothing_and_mix_nothing_up(server: RedisServer) -> None:
+    backend = open_backend(server.url)
+    other = open_backend(server.url)
+    draw = random.Random(4)
+    asked: list[str] = []
+    confirmed: set[str] = set()
+    held: set[str] = set()
+    acked: set[str] = set()
+    await backend.create(QUEUE)
+
+    async def publish() -> None:
+        name = f"m{len(asked)}"
+        asked.append(name)
+        assert await backend.publish(QUEUE, [Draft(body=name.encode(), id=name)]) == [name]
+        confirmed.add(name)
+
+    async def work(lease: Callable[[], Awaitable[list[Lease]]]) -> None:
+        leases = await lease()
+        held.update(lease.message.id for lease in leases)
+        assert all(lease.message.body == lease.message.id.encode() for lease in leases)
+        assert await backend.settle(acks(leases)) == []
+        acked.update(lease.message.id for lease in leases)
+
+    async def count() -> None:
+        assert (await backend.stats(QUEUE)).queue == QUEUE
+
+    for _ in range(2000):
+        kind = draw.randrange(5)
+        if kind <= 1:
+            call = asyncio.create_task(publish())
+        elif kind == 2:
+            call = asyncio.create_task(work(lambda: backend.lease(QUEUE, 2, LONG)))
+        elif kind == 3:
+            call = asyncio.create_task(work(lambda: backend.wait_and_lease(QUEUE, 2, LONG, 0.05)))
+        else:
+            call = asyncio.create_task(count())
+        for _ in range(draw.randrange(12)):
+            await asyncio.sleep(0)
+        if draw.random() < 0.5:
+            await asyncio.sleep(draw.random() * 0.002)
+        call.cancel()
+        await asyncio.wait([call])
+        if not call.cancelled():
+            assert call.exception() is None, call.exception()
+    await backend.aclose()
+    with server.client() as client:
+        await until(lambda: len(client.client_list()) <= 2)
+    stored = {s.message.id: s.state for state in State for s in await other.browse(QUEUE, state, 5000)}
+    assert stored.keys() <= set(asked)
+    assert acked & stored.keys() == set()
+    assert confirmed - stored.keys() - held == set()
+    # What a cancelled lease had claimed is not held by anyone.
+    assert {name for name, state in stored.items() if state is State.LEASED} <= held
+    await other.aclose()
+
+
+async def test_a_full_server_refuses_publishes_and_drains(server: RedisServer) -> None:
+    await fill_and_drain(server)
+
+
+async def test_a_full_server_from_before_script_flags_refuses_publishes_and_drains(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("wire", "blocking"):
+        monkeypatch.setattr(f"qworker_redis.{module}.greeted", lambda reply: (6, 2))
+    await fill_and_drain(server)
+
+
+async def fill_and_drain(server: RedisServer) -> None:
+    backend = open_backend(server.url + "?keep_done=5")
+    await backend.publish(QUEUE, [Draft(body=b"first", key="k")])
+    stored = 1
+    with server.client() as client:
+        client.config_set("maxmemory", int(client.info("memory")["used_memory"]) + 2_000_000)
+        with pytest.raises(StorageFull, match="maxmemory"):
+            while True:
+                await backend.publish(QUEUE, [Draft(body=b"x" * 10_000, priority=stored % 2) for _ in range(10)])
+                stored += 10
+        client.config_set("maxmemory", 1_000_000)
+    (first,) = await backend.lease(QUEUE, 1, LONG)
+    assert await asyncio.to_thread(backend.extend, [first], LONG) == []
+    assert await backend.settle([Settlement(lease=first, how=Settle.FAIL_TMP, error="again")]) == []
+    (again,) = await backend.lease(QUEUE, 1, LONG)
+    assert await backend.settle([Settlement(lease=again, how=Settle.FAIL_PERM, error="no")]) == []
+    assert await backend.requeue(QUEUE) == 1
+    (again,) = await backend.lease(QUEUE, 1, LONG)
+    assert await backend.settle([Settlement(lease=again, how=Settle.RELEASE)]) == []
+    await backend.reap(QUEUE)
+    drained = 0
+    while leases := await backend.lease(QUEUE, 50, LONG):
+        assert await backend.settle(acks(leases)) == []
+        drained += len(leases)
+    assert drained == stored
+    with server.client() as client:
+        client.config_set("maxmemory", 0)
+    await backend.publish(QUEUE, [Draft(body=b"after")])
+    await backend.aclose()
+
+
+@pytest.mark.parametrize("policy", ["allkeys-lru", "allkeys-lfu", "allkeys-random"])
+async def test_a_server_that_may_evict_queues_is_refused(server: RedisServer, policy: str) -> None:
+    with server.client() as client:
+        client.config_set("maxmemory-policy", policy)
+    backend = open_backend(server.url)
+    with pytest.raises(BackendError, match="noeviction"):
+        await backend.open()
+    await backend.aclose()
+
+
+async def test_a_stopped_server_delays_and_loses_nothing(server: RedisServer) -> None:
+    backend = open_backend(server.url + "?timeout=0.3&patience=50")
+    await backend.publish(QUEUE, [Draft(body=b"0")])
+    server.pause()
+    publishing = asyncio.create_task(backend.publish(QUEUE, [Draft(body=b"1")]))
+    await asyncio.sleep(1)
+    server.go_on()
+    await publishing
+    assert [lease.message.body for lease in await backend.lease(QUEUE, 5, LONG)] == [b"0", b"1"]
+    await backend.aclose()

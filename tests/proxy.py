@@ -1,0 +1,86 @@
+"""A TCP proxy before a Redis that loses answers: by resetting connections, and by going silent."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Self
+
+__all__ = ["LossyProxy"]
+
+
+class LossyProxy:
+    """A proxy whose connections can be cut after the server has worked, and before its answer arrives.
+
+    Args:
+        path: the server's socket.
+        lose: called for each answer of the server: True resets the connection instead of passing it on.
+    """
+
+    def __init__(self, path: str, lose: Callable[[bytes], bool] = lambda _: False) -> None:
+        self.lose = lose
+        self.port = 0
+        self.resets = 0
+        self.silent = False
+        self._path = path
+        self._server: asyncio.Server | None = None
+        self._serving: set[asyncio.Task[None]] = set()
+        self._pairs: set[asyncio.StreamWriter] = set()
+
+    async def __aenter__(self) -> Self:
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        self.port = self._server.sockets[0].getsockname()[1]
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        assert self._server is not None
+        self._server.close()
+        while self._serving:
+            self.reset_all()
+            await asyncio.wait(self._serving, timeout=0.1)
+
+    def url(self, options: str = "") -> str:
+        """For a backend."""
+        return f"redis://127.0.0.1:{self.port}/0{options}"
+
+    def reset_all(self) -> None:
+        """End every connection without a word of farewell."""
+        for writer in tuple(self._pairs):
+            writer.transport.abort()
+        self._pairs.clear()
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.create_task(self._serve(reader, writer))
+        self._serving.add(task)
+        task.add_done_callback(self._serving.discard)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            server_reader, server_writer = await asyncio.open_unix_connection(self._path)
+        except OSError:
+            writer.transport.abort()
+            return
+        self._pairs |= {writer, server_writer}
+        onward = asyncio.ensure_future(self._forward(reader, server_writer, answers=False))
+        back = asyncio.ensure_future(self._forward(server_reader, writer, answers=True))
+        await asyncio.wait([onward, back], return_when=asyncio.FIRST_COMPLETED)
+        for each in (writer, server_writer):
+            each.transport.abort()
+            self._pairs.discard(each)
+        for task in (onward, back):
+            task.cancel()
+        await asyncio.gather(onward, back, return_exceptions=True)
+
+    async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, answers: bool) -> None:
+        try:
+            while data := await reader.read(65536):
+                if self.silent:
+                    # Taken, and never heard of again.
+                    continue
+                if answers and self.lose(data):
+                    self.resets += 1
+                    return
+                writer.write(data)
+                await writer.drain()
+        except ConnectionError:
+            return
