@@ -34,8 +34,12 @@ class _Rate(msgspec.Struct, frozen=True):
 
 @click.command("bench", cls=URLCommand)
 @click.argument("url")
-@click.option("--messages", type=click.IntRange(1), default=2000, show_default=True, help="How many to send through.")
-@click.option("--batch", type=click.IntRange(1), default=100, show_default=True, help="How many at a time.")
+@click.option(
+    "--messages", type=click.IntRange(1), metavar="N", default=2000, show_default=True, help="How many to send through."
+)
+@click.option(
+    "--batch", type=click.IntRange(1), metavar="N", default=100, show_default=True, help="How many at a time."
+)
 @click.option(
     "--size", type=click.IntRange(0), default=100, show_default=True, metavar="BYTES", help="The size of a body."
 )

@@ -18,8 +18,10 @@ __all__ = ["command"]
 @click.argument("url")
 @click.argument("queue", type=check_queue)
 @state_option("Only messages in this state.")
-@click.option("--limit", type=click.IntRange(1), default=20, show_default=True, help="At most so many of each state.")
-@click.option("--offset", type=click.IntRange(0), default=0, help="After the first so many of each state.")
+@click.option(
+    "--limit", type=click.IntRange(1), metavar="N", default=20, show_default=True, help="At most so many of each state."
+)
+@click.option("--offset", type=click.IntRange(0), metavar="N", default=0, help="After the first so many of each state.")
 @json_option
 def command(url: str, queue: str, state: str | None, limit: int, offset: int, json: bool) -> None:
     r"""Look at the messages of QUEUE, in the order in which they will be taken, become due, expire, or were finished.

@@ -36,7 +36,10 @@ _AnyTask = Task[..., Any]
 )
 @click.option("--delay", type=float, metavar="SECONDS", help="Do not run it before so many seconds.")
 @click.option(
-    "--priority", type=click.IntRange(0, 9), help="0 (the default) to 9 (first), where the backend has priorities."
+    "--priority",
+    type=click.IntRange(0, 9),
+    metavar="0-9",
+    help="0 (the default) to 9 (first), where the backend has priorities.",
 )
 @click.option("--key", help="Enqueue nothing while a call with this key waits or runs.")
 @click.option("--id", "id", help="The message's id; enqueueing again under it stores nothing.")

@@ -30,7 +30,11 @@ _BATCH = 1000
 @click.option("--lines", is_flag=True, help="Publish each line of FILE as a message of its own, without its line end.")
 @click.option("--delay", type=click.FloatRange(0), default=0.0, metavar="SECONDS", help="Due in so many seconds.")
 @click.option(
-    "--priority", type=click.IntRange(0, 9), default=0, help="0 to 9 (first), where the backend has priorities."
+    "--priority",
+    type=click.IntRange(0, 9),
+    metavar="0-9",
+    default=0,
+    help="0 to 9 (first), where the backend has priorities.",
 )
 @click.option("--key", help="Publish nothing while a message with this key waits or runs.")
 @click.option("--id", "id", help="The message's id; publishing again under it stores nothing.")

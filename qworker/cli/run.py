@@ -41,6 +41,7 @@ def _worker_count(value: str) -> tuple[int, int]:
     "-c",
     "--concurrency",
     type=click.IntRange(1),
+    metavar="N",
     default=100,
     show_default=True,
     help="Messages at once, in each process.",
@@ -73,7 +74,12 @@ def _worker_count(value: str) -> tuple[int, int]:
     help="How long a lease lasts unless it is renewed, which happens while the handler runs: how soon a dead host's messages run elsewhere.",
 )
 @url_option
-@click.option("--max-messages", type=click.IntRange(1), help="Replace a process by a fresh one after so many messages.")
+@click.option(
+    "--max-messages",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Replace a process by a fresh one after so many messages.",
+)
 @click.option(
     "--max-memory",
     type=click.FloatRange(1),

@@ -12,6 +12,7 @@ from qworker import logs
 from qworker.cli.common import URLCommand, positive
 from qworker.errors import BadURL, MissingExtra, UsageError
 from qworker.registry import open_backend
+from qworker.supervisor.loops import loop_factory
 
 __all__ = ["command"]
 
@@ -63,4 +64,5 @@ def command(url: str, host: str, port: int, visibility: float, body_limit: int, 
         log.info("serving", url=backend.describe(), address=f"http://{address}:{bound}", token=token is not None)
         await serve(app, listener, protocol=bounded(most=connections))
 
-    asyncio.run(run())
+    with asyncio.Runner(loop_factory=loop_factory("auto")) as runner:
+        runner.run(run())

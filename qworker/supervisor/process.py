@@ -17,9 +17,9 @@ from qworker.supervisor.replace import command_line
 
 __all__ = ["Child", "Slot"]
 
-# Seconds after which a process that ran well has earned a restart without delay.
-_STABLE_S = 60.0
-_BACKOFF = Backoff(base=1.0, limit=30.0)
+# A process that was ready for so many seconds began well: whatever has ended it, the next one may begin at once.
+_STABLE_S = 1.0
+_BACKOFF = Backoff(base=0.5, limit=30.0)
 
 
 class Child:
@@ -28,7 +28,9 @@ class Child:
     It leads a process group of its own, so that Ctrl-C and a terminal's signals reach it through the supervisor only.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, started: float, on_ready: Callable[[Ready], None]) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, now: Callable[[], float], on_ready: Callable[[Ready], None]
+    ) -> None:
         ours, theirs = socket.socketpair()
         try:
             self._process = subprocess.Popen(
@@ -45,13 +47,13 @@ class Child:
             theirs.close()
         ours.setblocking(False)
         self.pid = self._process.pid
-        self.started = started
-        # It has reached its backend.
-        self.ready = False
+        # Monotonic seconds at which it had reached its backend.
+        self.ready_at: float | None = None
         # It was told to end.
         self.ending = False
         self._line = ours
         self._loop = loop
+        self._now = now
         self._on_ready = on_ready
         self._received = b""
         loop.add_reader(ours, self._read)
@@ -88,7 +90,7 @@ class Child:
             return
         *lines, self._received = (self._received + received).split(b"\n")
         for line in lines:
-            self.ready = True
+            self.ready_at = self._now()
             self._on_ready(msgspec.json.decode(line, type=Ready))
 
 
@@ -112,15 +114,14 @@ class Slot:
             crashed: whether it ended badly.
             draw: uniform from [0, 1), so that processes that crash together do not start together.
         """
-        lived = now - self.child.started if self.child is not None else 0.0
-        self.child = None
-        if lived >= _STABLE_S or (not crashed and lived >= 1.0):
+        child, self.child = self.child, None
+        stable = child is not None and child.ready_at is not None and now - child.ready_at >= _STABLE_S
+        if stable:
             self._failures = 0
-        if crashed or lived < 1.0:
+        delay = 0.0
+        if crashed or not stable:
             self._failures += 1
             # At least half of the ceiling: a crash at the start must not become a busy loop.
             delay = _BACKOFF.ceiling(self._failures) * (0.5 + draw / 2)
-        else:
-            delay = 0.0
         self.not_before = now + delay
         return delay

@@ -24,7 +24,7 @@ from qworker.errors import AppImportError
 from qworker.logs import configure
 from qworker.supervisor.control import Command, ControlEnd, Ready
 from qworker.supervisor.loops import loop_factory
-from qworker.supervisor.replace import replace_process
+from qworker.supervisor.replace import DRAIN_SIGNALS, deliver_signals, hold_signals, replace_process
 from qworker.supervisor.report import report
 from qworker.supervisor.settings import Exit, RunSettings
 from qworker.supervisor.sources import changes, wait_for_change
@@ -32,7 +32,6 @@ from qworker.worker import Worker, WorkerOptions
 
 __all__ = ["run_single"]
 
-_DRAIN_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _MEMORY_EVERY_S = 1.0
 # A worker whose supervisor is dead and whose loop is blocked gets this much longer than its grace period.
 _ORPHAN_MARGIN_S = 10.0
@@ -62,6 +61,7 @@ def run_single(load: Callable[[], Tasks], settings: RunSettings, control: Contro
         AppImportError: the app cannot be imported; with `reload`, only under a supervisor, which waits for the mend.
         BackendError: the backend cannot be reached at the start.
     """
+    deliver_signals(early=True)
     configure(settings.log_json, settings.log_level)
     try:
         tasks = load()
@@ -217,7 +217,7 @@ class _Signals:
         self._installed: list[signal.Signals] = []
 
     def __enter__(self) -> None:
-        for number in (*_DRAIN_SIGNALS, signal.SIGTSTP):
+        for number in (*DRAIN_SIGNALS, signal.SIGTSTP):
             # nohup ignores SIGHUP on purpose.
             if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
                 continue
@@ -226,12 +226,16 @@ class _Signals:
         # Not by the loop: what blocks it is what one wants to see.
         signal.signal(signal.SIGUSR1, lambda _number, frame: self._show(frame))
 
+        deliver_signals()
+
     def __exit__(self, *_: object) -> None:
+        # From here on the process ends, which a late signal must not cut short, or is replaced by one that takes it.
+        hold_signals()
         for number in self._installed:
             self._loop.remove_signal_handler(number)
-        # From here on the process only ends: a late signal must not cut that short.
+        # A handler's thread that does not end has a mask of its own.
         for number in (*self._installed, signal.SIGUSR1):
-            signal.signal(number, signal.SIG_IGN)
+            signal.signal(number, lambda _number, _frame: None)
 
 
 def _options(settings: RunSettings) -> WorkerOptions:

@@ -120,7 +120,7 @@ class Supervisor:
         self._resize()
         for slot in self._slots:
             if slot.child is None and not slot.finished and now >= slot.not_before:
-                slot.child = Child(loop, now, self._ready)
+                slot.child = Child(loop, self._now, self._ready)
                 self._log.info("worker_process_started", slot=slot.number, pid=slot.child.pid)
 
     def _resize(self) -> None:

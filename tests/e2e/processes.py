@@ -1,0 +1,124 @@
+"""Real `qworker` processes for tests: their lines are read as they come, and nothing outlives its test."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+# Seconds for anything to happen on a machine that is busy with other tests.
+PATIENCE = 50.0
+
+
+def environment(**more: str) -> dict[str, str]:
+    """What a process gets: nothing that a developer has set for qworker, and no buffering."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("QWORKER_")}
+    return kept | {"PYTHONUNBUFFERED": "1"} | more
+
+
+class Process:
+    """A started `python -m qworker ...`."""
+
+    def __init__(self, folder: Path, *arguments: str, env: dict[str, str] | None = None, **popen: Any) -> None:
+        self.lines: list[str] = []
+        self._changed = threading.Condition()
+        self.popen = subprocess.Popen(
+            [sys.executable, "-m", "qworker", *arguments],
+            cwd=folder,
+            env=environment(**(env or {})),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            **popen,
+        )
+        assert self.popen.stdout is not None
+        self._reader = threading.Thread(target=self._read, args=(self.popen.stdout,), daemon=True)
+        self._reader.start()
+
+    @property
+    def pid(self) -> int:
+        return self.popen.pid
+
+    @property
+    def text(self) -> str:
+        return "\n".join(self.lines)
+
+    def _read(self, stream: IO[bytes]) -> None:
+        for line in stream:
+            with self._changed:
+                self.lines.append(line.decode(errors="replace").rstrip("\n"))
+                self._changed.notify_all()
+
+    def line(self, wanted: Callable[[str], bool] | str, count: int = 1) -> str:
+        """Wait for the line number `count` that `wanted` accepts, or that holds it."""
+        accepts = (lambda line: wanted in line) if isinstance(wanted, str) else wanted
+        with self._changed:
+            done = self._changed.wait_for(lambda: len(self._matching(accepts)) >= count, PATIENCE)
+            assert done, f"no line {count} for {wanted!r}:\n{self.text[-3000:]}"
+            return self._matching(accepts)[count - 1]
+
+    def _matching(self, accepts: Callable[[str], bool]) -> list[str]:
+        return [line for line in self.lines if accepts(line)]
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        """The log events of a name, so far."""
+        return [json.loads(line) for line in self._matching(lambda line: f'"event":"{name}"' in line)]
+
+    def event(self, name: str, count: int = 1) -> dict[str, Any]:
+        """Wait for the log event number `count` of a name."""
+        return json.loads(self.line(f'"event":"{name}"', count))
+
+    def signal(self, number: int) -> None:
+        self.popen.send_signal(number)
+
+    def end(self) -> int:
+        """Wait for its end, and for its last line."""
+        status = self.popen.wait(PATIENCE)
+        self._reader.join(PATIENCE)
+        return status
+
+    def drain(self) -> int:
+        self.signal(signal.SIGTERM)
+        return self.end()
+
+
+@contextmanager
+def started(folder: Path, *arguments: str, **options: Any) -> Iterator[Process]:
+    """A process that is killed at the end, if it still runs then."""
+    process = Process(folder, *arguments, **options)
+    try:
+        yield process
+    finally:
+        if process.popen.poll() is None:
+            process.popen.kill()
+            process.popen.wait()
+        process._reader.join(PATIENCE)
+        assert process.popen.stdout is not None
+        process.popen.stdout.close()
+
+
+def until(condition: Callable[[], Any], what: str, show: Callable[[], str] = lambda: "") -> Any:
+    """Wait for a condition, and return what it returned."""
+    deadline = time.monotonic() + PATIENCE
+    while not (result := condition()):
+        assert time.monotonic() < deadline, f"{what}: not within {PATIENCE} s\n{show()[-3000:]}"
+        time.sleep(0.02)
+    return result
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs: neither gone nor a zombie."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state != "Z"

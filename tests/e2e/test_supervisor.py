@@ -1,0 +1,155 @@
+"""`qworker run -w N` as real processes: restarts, drains, the supervisor's own death; and its decisions, by a fake clock."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qworker.supervisor.process import Slot
+from qworker.supervisor.scaling import Scaler
+from tests.e2e.processes import Process, alive, started, until
+from tests.e2e.test_run import APP, enqueue, names
+
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "app.py").write_text(APP)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def workers(process: Process, count: int) -> list[int]:
+    """The process ids of the first `count` workers, when they work."""
+    process.event("worker_started", count)
+    return [int(e["pid"]) for e in process.events("worker_process_started")][:count]
+
+
+def two(folder: Path, *options: str, **popen: Any) -> Any:
+    return started(folder, "run", "app:tasks", "-w", "2", "-c", "1", "--log-format", "json", *options, **popen)
+
+
+def test_a_killed_worker_is_replaced_and_its_message_runs_again(folder: Path) -> None:
+    enqueue(("hold", ["a"]))
+    with two(folder) as process:
+        victim = int(process.line("begin a 0").split()[3])
+        os.kill(victim, signal.SIGKILL)
+        ended = process.event("worker_process_ended")
+        assert (ended["pid"], ended["signal"]) == (victim, "SIGKILL")
+        process.event("worker_process_started", 3)
+        assert int(process.line("begin a 1").split()[3]) != victim
+        (folder / "free-a").touch()
+        process.line("end a 1")
+        workers(process, 3)
+        assert process.drain() == 0, process.text
+    assert not [*names(folder, "queue"), *names(folder, "lease"), *names(folder, "delay"), *names(folder, "fail")]
+
+
+def test_sigterm_drains_every_worker_and_a_second_one_releases(folder: Path) -> None:
+    enqueue(("hold", ["a"]), ("hold", ["b"]))
+    with two(folder) as process:
+        process.line("begin a 0")
+        process.line("begin b 0")
+        pids = workers(process, 2)
+        process.signal(signal.SIGTERM)
+        process.event("worker_draining", 2)
+        (folder / "free-a").touch()
+        process.line("end a 0")
+        process.signal(signal.SIGTERM)
+        assert process.end() == 4, process.text
+        assert not any(alive(pid) for pid in pids)
+    waiting = [*names(folder, "queue"), *names(folder, "delay")]
+    assert len(waiting) == 1
+    assert "_0_hold" in waiting[0]
+
+
+def test_workers_drain_when_their_supervisor_is_killed(folder: Path) -> None:
+    with two(folder) as process:
+        pids = workers(process, 2)
+        process.signal(signal.SIGKILL)
+        process.end()
+        until(lambda: not any(alive(pid) for pid in pids), "the workers' end", lambda: process.text)
+        assert len(process.events("worker_draining")) == 2
+
+
+def test_a_supervised_burst_recycles_and_ends(folder: Path) -> None:
+    enqueue(*(("note", [str(n)]) for n in range(8)))
+    with two(folder, "--burst", "--max-messages", "3") as process:
+        assert process.end() == 0, process.text
+        assert sorted(line.split()[1] for line in process.lines if line.startswith("noted")) == [
+            str(n) for n in range(8)
+        ]
+
+
+def test_what_keeps_the_first_worker_from_starting_ends_the_supervisor(folder: Path) -> None:
+    with started(folder, "run", "nope:tasks", "-w", "2") as process:
+        assert process.end() == 2, process.text
+        assert "no module 'nope'" in process.text
+        assert "Traceback" not in process.text
+
+
+def test_as_an_init_it_reaps_strangers_orphans(folder: Path) -> None:
+    (folder / "app.py").write_text(
+        APP
+        + """
+import subprocess
+@tasks.task
+async def leave(name: str) -> None:
+    # Its parent, a shell, ends at once: the sleeper is handed to the nearest init above.
+    done = subprocess.run(["sh", "-c", "sleep 0.3 >/dev/null 2>&1 & echo $!"], stdout=subprocess.PIPE)
+    say("left", int(done.stdout))
+"""
+    )
+    with two(folder, "--log-level", "debug", preexec_fn=_become_subreaper) as process:
+        enqueue(("leave", ["x"]))
+        orphan = int(process.line("left ").split()[1])
+        process.line(lambda line: '"event":"orphan_reaped"' in line and f'"pid":{orphan}' in line)
+        workers(process, 2)
+        assert process.drain() == 0, process.text
+
+
+def _become_subreaper() -> None:
+    """What process id 1 is by nature: survives the exec that follows."""
+    assert ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
+
+
+def test_the_number_of_workers_follows_the_backlog_up_at_once_and_down_after_a_while() -> None:
+    scaler = Scaler(least=1, most=4, concurrency=10)
+    assert scaler.observe(0, now=0.0) == 1
+    assert scaler.observe(11, now=1.0) == 2
+    assert scaler.observe(1000, now=2.0) == 4
+    assert scaler.observe(5, now=3.0) == 4
+    assert scaler.observe(5, now=32.0) == 4
+    # Thirty seconds in which fewer were enough: one less, and then again.
+    assert scaler.observe(5, now=33.0) == 3
+    assert scaler.observe(5, now=62.0) == 3
+    assert scaler.observe(30, now=62.5) == 3
+    assert scaler.observe(5, now=63.0) == 3
+    assert scaler.observe(5, now=93.0) == 2
+
+
+def test_a_worker_that_crashes_at_its_start_is_restarted_ever_later() -> None:
+    slot = Slot(0)
+    delays = [slot.emptied(0.0, crashed=True, draw=0.5) for _ in range(10)]
+    assert delays == sorted(delays)
+    assert delays[0] < 1.0
+    assert delays[-1] == pytest.approx(22.5)
+
+
+def test_a_worker_with_a_range_of_processes_starts_with_the_least(folder: Path) -> None:
+    enqueue(("hold", ["a"]), ("hold", ["b"]), ("hold", ["c"]))
+    with started(
+        folder, "run", "app:tasks", "-w", "1:2", "-c", "1", "--log-format", "json", "--shutdown-timeout", "0"
+    ) as process:
+        # One slot is full, and two messages wait: the second process comes.
+        process.line("begin a 0")
+        assert process.event("scaling")["workers"] == 2
+        process.line("begin b 0")
+        workers(process, 2)
+        assert process.drain() == 4

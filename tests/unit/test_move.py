@@ -1,0 +1,145 @@
+"""Moving queues between backends: nothing is lost at any point at which the move may end, and nothing moved runs twice."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import pytest
+
+from qworker import Draft, State
+from qworker.errors import BackendError, BackendUnavailable, QueueNotFound
+from qworker.message import Settle, Settlement
+from qworker.move import move
+from qworker.testing import FakeClock
+from qworker_memory import MemoryBackend
+
+QUEUE = "jobs"
+_names = itertools.count()
+
+
+class Fragile(MemoryBackend):
+    """A store that fails when it is told to: before an operation, or after it has happened."""
+
+    fail_before: str = ""
+    fail_after: str = ""
+
+    async def publish(self, queue: str, drafts: Sequence[Draft]) -> list[str]:
+        self._stumble("publish", self.fail_before)
+        ids = await super().publish(queue, drafts)
+        self._stumble("publish", self.fail_after)
+        return ids
+
+    async def settle(self, settlements: Sequence[Settlement]) -> list[Settlement]:
+        if any(s.how is Settle.ACK for s in settlements):
+            self._stumble("ack", self.fail_before)
+        return await super().settle(settlements)
+
+    async def remove(self, queue: str, ids: object) -> int:
+        self._stumble("remove", self.fail_before)
+        return await super().remove(queue, ids)  # type: ignore[arg-type]
+
+    def _stumble(self, what: str, wanted: str) -> None:
+        if what == wanted:
+            self.fail_before = self.fail_after = ""
+            raise BackendUnavailable(f"{what} is cut off")
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def source(clock: FakeClock) -> Fragile:
+    return Fragile(f"move-source-{next(_names)}", clock=clock)
+
+
+@pytest.fixture
+def target(clock: FakeClock) -> Fragile:
+    return Fragile(f"move-target-{next(_names)}", clock=clock)
+
+
+async def everything(backend: MemoryBackend) -> dict[str, State]:
+    return {s.message.id: state for state in State for s in await backend.browse(QUEUE, state, 10_000)}
+
+
+async def test_a_message_keeps_its_id_tries_times_priority_and_key(
+    source: Fragile, target: Fragile, clock: FakeClock
+) -> None:
+    await source.publish(
+        QUEUE, [Draft(body=b"a", id="a", tries=3, enqueued_at=5.0, priority=7, key="k", arguments=("x",))]
+    )
+    await source.publish(QUEUE, [Draft(body=b"b", id="b", delay=500)])
+    moved = await move(source, target, QUEUE, clock=clock)
+    assert (moved.ready, moved.delayed, moved.failed, moved.left_leased) == (1, 1, 0, 0)
+    assert await everything(source) == {}
+    [found] = await target.browse(QUEUE, State.READY)
+    message = found.message
+    assert (message.id, message.tries, message.enqueued_at, message.priority) == ("a", 3, 5.0, 7)
+    assert (message.key, message.arguments, message.body) == ("k", ("x",), b"a")
+    [later] = await target.browse(QUEUE, State.DELAYED)
+    assert later.due_at == clock.time() + 500
+
+
+async def test_thousands_move_in_order(source: Fragile, target: Fragile, clock: FakeClock) -> None:
+    ids = await source.publish(QUEUE, [Draft(body=b"") for _ in range(1500)])
+    counts: list[int] = []
+    moved = await move(source, target, QUEUE, progress=counts.append, clock=clock)
+    assert moved.total == sum(counts) == 1500
+    assert [s.message.id for s in await target.browse(QUEUE, State.READY, 2000)] == ids
+
+
+@pytest.mark.parametrize(
+    ("broken", "before", "after"),
+    [("target", "publish", ""), ("target", "", "publish"), ("source", "ack", ""), ("source", "remove", "")],
+)
+async def test_a_move_that_is_cut_off_loses_nothing_and_can_be_repeated(
+    source: Fragile, target: Fragile, clock: FakeClock, broken: str, before: str, after: str
+) -> None:
+    ids = await source.publish(QUEUE, [Draft(body=b"") for _ in range(5)])
+    ids += await source.publish(QUEUE, [Draft(body=b"", delay=100 + n) for n in range(5)])
+    await target.create(QUEUE)
+    failing = {"source": source, "target": target}[broken]
+    failing.fail_before, failing.fail_after = before, after
+    with pytest.raises(BackendUnavailable):
+        await move(source, target, QUEUE, clock=clock)
+    assert {*await everything(source), *await everything(target)} == set(ids)
+    # As after a kill: what the first run had leased comes back.
+    clock.advance(130)
+    await source.reap(QUEUE)
+    await move(source, target, QUEUE, clock=clock)
+    assert await everything(source) == {}
+    assert set(await everything(target)) == set(ids)
+
+
+async def test_what_workers_of_the_source_hold_stays_with_them(
+    source: Fragile, target: Fragile, clock: FakeClock
+) -> None:
+    await source.publish(QUEUE, [Draft(body=b"", id="held"), Draft(body=b"", id="free")])
+    [lease] = await source.lease(QUEUE, 1, 30)
+    moved = await move(source, target, QUEUE, clock=clock)
+    assert (moved.ready, moved.left_leased) == (1, 1)
+    assert await source.settle([Settlement(lease=lease, how=Settle.ACK)]) == []
+    assert set(await everything(target)) == {"free"}
+
+
+async def test_failed_messages_move_when_asked_and_get_another_chance(
+    source: Fragile, target: Fragile, clock: FakeClock
+) -> None:
+    await source.publish(QUEUE, [Draft(body=b"", id="f", tries=4)])
+    [lease] = await source.lease(QUEUE, 1, 30)
+    await source.settle([Settlement(lease=lease, how=Settle.FAIL_PERM, error="no")])
+    assert (await move(source, target, QUEUE, clock=clock)).total == 0
+    assert (await move(source, target, QUEUE, failed=True, clock=clock)).failed == 1
+    [found] = await target.browse(QUEUE, State.READY)
+    assert (found.message.id, found.message.tries) == ("f", 0)
+
+
+async def test_a_paused_or_absent_source_is_told(source: Fragile, target: Fragile, clock: FakeClock) -> None:
+    with pytest.raises(QueueNotFound):
+        await move(source, target, QUEUE, clock=clock)
+    await source.publish(QUEUE, [Draft(body=b"")])
+    await source.down(QUEUE)
+    with pytest.raises(BackendError, match="is down"):
+        await move(source, target, QUEUE, clock=clock)
