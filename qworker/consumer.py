@@ -184,7 +184,7 @@ class Consumers:
                 await self._executor.run(run, task)
             else:
                 # What runs beside it takes long: meanwhile the queue must flow. Another worker may be free.
-                run.settle(Settle.RELEASE, delay=self._patience / 2)
+                run.settle(Settle.RELEASE, delay=0.0 if self._ending else self._patience / 2)
         finally:
             self._solo = None
             self._opened()

@@ -11,6 +11,7 @@ import anyio
 
 from qworker.backend import Backend
 from qworker.clock import Clock
+from qworker.errors import QueueNotFound
 from qworker.message import Lease
 from qworker.outage import BACKEND_ERRORS, Outage
 
@@ -68,6 +69,8 @@ class Feeder:
         self._scope: anyio.CancelScope | None = None
         # The last lease gave as much as was asked for: there may be more.
         self._more = True
+        # Queues whose last lease was refused, while others may do well.
+        self._failing: set[str] = set()
 
     def stop(self) -> None:
         """Lease nothing more; a wait for messages ends at once."""
@@ -95,7 +98,8 @@ class Feeder:
                     empty_looks = empty_looks + 1 if await self._nothing_left() else 0
                     if empty_looks >= 2:
                         return
-                self._outage.over()
+                if not self._failing:
+                    self._outage.over()
             except BACKEND_ERRORS as error:
                 await self._pause(self._outage.failed(error))
 
@@ -141,11 +145,13 @@ class Feeder:
         try:
             found = await self._backend.lease(queue, wanted, self._visibility)
         except BACKEND_ERRORS as error:
-            # What other queues gave is leased, and must run; with nothing in hand the error is for the loop.
-            if not leases:
+            # What other queues gave is leased, and must run; with none of them well, the loop pauses.
+            self._failing.add(queue)
+            if len(self._failing) == len(self._queues) and not leases:
                 raise
             self._outage.failed(error)
             return 0
+        self._failing.discard(queue)
         leases.extend(found)
         return len(found)
 
@@ -154,7 +160,9 @@ class Feeder:
         if len(self._queues) == 1:
             queue = self._queues[0]
             return await self._interruptible(self._backend.wait_and_lease(queue, room, self._visibility, timeout)) or []
-        await self._interruptible(self._backend.wait(tuple(self._queues), timeout))
+        # One that refuses to lease may say at once that it has something: it is tried again after each wait for the others.
+        well = [queue for queue in self._queues if queue not in self._failing]
+        await self._interruptible(self._backend.wait(well, timeout))
         # The next turn leases: room may have changed.
         self._more = True
         return await self._lease_fairly(self._room()) if not self._stopped else []
@@ -171,7 +179,11 @@ class Feeder:
     async def _nothing_left(self) -> bool:
         """Whether no queue has anything ready that can be leased, or anything leased by anyone."""
         for queue in tuple(self._queues):
-            stats = await self._backend.stats(queue)
+            try:
+                stats = await self._backend.stats(queue)
+            except QueueNotFound:
+                # Deleted while the worker ran.
+                continue
             if stats.leased or (stats.ready and not stats.down):
                 return False
         return True

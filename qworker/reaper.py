@@ -38,11 +38,15 @@ class Reaper:
             await asyncio.sleep(pause)
 
     async def _round(self) -> float:
-        try:
-            for queue in self._queues:
+        trouble: Exception | None = None
+        for queue in self._queues:
+            try:
                 await self._backend.reap(queue)
-        except BACKEND_ERRORS as error:
-            return self._outage.failed(error)
+            except BACKEND_ERRORS as error:
+                # One queue's trouble must not keep the others from being reaped.
+                trouble = error
+        if trouble is not None:
+            return max(self._interval, self._outage.failed(trouble))
         self._outage.over()
         # Jitter keeps the workers of one store apart.
         return self._interval * (0.8 + 0.4 * self._draw())

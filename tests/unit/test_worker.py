@@ -307,6 +307,45 @@ async def test_an_outage_is_told_once_and_survived(app):
     assert told == ["backend_unavailable", "backend_recovered"]
 
 
+async def test_a_queue_in_trouble_does_not_stop_the_others(app, monkeypatch):
+    reaped = []
+    lease, reap = app.store.lease, app.store.reap
+
+    async def lease_but_a(queue, *rest):
+        if queue == "a":
+            raise BackendUnavailable("a is damaged")
+        return await lease(queue, *rest)
+
+    async def reap_but_a(queue):
+        if queue == "a":
+            raise BackendUnavailable("a is damaged")
+        reaped.append(queue)
+        return await reap(queue)
+
+    monkeypatch.setattr(app.store, "lease", lease_but_a)
+    monkeypatch.setattr(app.store, "reap", reap_but_a)
+
+    @app.task(queue="b")
+    async def work() -> None: ...
+
+    await app.enqueue_many(work.call() for _ in range(50))
+    with structlog.testing.capture_logs() as logs:
+        async with app.working(queues=("a", "b"), concurrency=4) as (worker, _):
+            await until(lambda: worker.counts.acked == 50 and "b" in reaped)
+    told = [(line["event"], line["loop"]) for line in logs if "loop" in line]
+    assert sorted(told) == [("backend_unavailable", "feeder"), ("backend_unavailable", "reaper")]
+
+
+async def test_a_burst_ends_though_a_queue_was_deleted(app):
+    @app.task(queue="b")
+    async def work() -> None:
+        await app.store.delete("a")
+
+    await work.enqueue()
+    worker = await app.burst(queues=("a", "b"))
+    assert worker.counts.acked == 1
+
+
 # -- alone -------------------------------------------------------------------------------------------------------------
 
 
