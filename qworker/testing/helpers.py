@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -41,7 +41,7 @@ class EnqueuedCall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @contextmanager
-def in_memory(tasks: Tasks, clock: Clock = SYSTEM_CLOCK) -> Iterator[Tasks]:
+def in_memory(tasks: Tasks, clock: Clock = SYSTEM_CLOCK) -> Generator[Tasks]:
     """Give an app empty queues in memory, and its own backend back at the end.
 
     Args:

@@ -181,8 +181,9 @@ class SettlingContract(Contract):
         assert await case.settle(lease, Settle.RELEASE)
         (held,) = await until(case.lease)
         for how in Settle:
-            assert not await case.settle(lease, how, error="stale")
-        assert (await case.stats()).leased == 1
+            # A store that remembers the release may say once more that it has happened.
+            assert not await case.settle(lease, how, error="stale") or how is Settle.RELEASE
+            assert (await case.counts())[:2] == (0, 1)
         assert await case.settle(held, Settle.ACK)
 
     @rule("fencing", otherwise=stale_ends_are_accepted)

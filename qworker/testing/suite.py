@@ -20,7 +20,9 @@ class TestBackend(BackendContract):
     @pytest_asyncio.fixture
     async def harness(self, request: pytest.FixtureRequest) -> AsyncIterator[Harness]:
         """The store of `--qworker-url`."""
-        option = request.config.getoption
-        clock = FakeClock() if option("--qworker-clock") == "fake" else None
-        async with Harness(option("--qworker-url"), clock=clock, tick=option("--qworker-tick")) as harness:
+        option = request.config.option
+        url: str = option.qworker_url
+        tick: float | None = option.qworker_tick
+        clock = FakeClock() if option.qworker_clock == "fake" else None
+        async with Harness(url, clock=clock, tick=tick) as harness:
             yield harness
