@@ -1,0 +1,129 @@
+"""What `qworker doctor redis://...` adds: the server behind a URL, and whether queues are safe and fast there."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import cast
+
+from qworker.doctor import Check, Health
+from qworker.errors import BackendError, QworkerError
+from qworker.url import BackendURL
+from qworker_redis.checks import ServerFacts, inspect, refuse
+from qworker_redis.options import Options
+from qworker_redis.replies import Reply
+from qworker_redis.scripts import SCRIPTS, script
+from qworker_redis.topology import slot_of, topology
+from qworker_redis.wire import Wire, connect
+
+__all__ = ["doctor"]
+
+_PINGS = 20
+# Seconds.
+_SLOW = 0.005
+_SKEW = 5.0
+
+
+async def doctor(url: BackendURL) -> list[Check]:
+    """Examine the server that the URL leads to; nothing when it cannot be reached, which is a check of its own."""
+    options = Options.parse(url)
+    try:
+        address = await asyncio.to_thread(topology(options).discover, slot_of("queues"))
+        wire = await connect(options, address)
+    except QworkerError:
+        return []
+    try:
+        facts = await inspect(wire)
+        return [
+            _version(facts),
+            _policy(facts),
+            _persistence(facts, options),
+            _replicas(facts, options),
+            await _latency(wire),
+            await _clock(wire),
+            await _scripts(wire),
+        ]
+    except BackendError as error:
+        return [Check("redis", Health.BROKEN, str(error), "see the server's log")]
+    finally:
+        wire.close()
+
+
+def _version(facts: ServerFacts) -> Check:
+    version = ".".join(map(str, facts.version))
+    if (0, 0) < facts.version < (6, 2):
+        return Check("redis version", Health.BROKEN, version, "upgrade to 6.2 or newer")
+    return Check("redis version", Health.OK, f"{version} at {facts.address}, {facts.role or 'role not told'}")
+
+
+def _policy(facts: ServerFacts) -> Check:
+    name = "redis memory"
+    if not facts.policy:
+        return Check(
+            name, Health.WARN, "maxmemory-policy not told", "see that it is noeviction; this user may not run INFO"
+        )
+    limit = f"of {facts.max_memory:,} bytes" if facts.max_memory else "bytes, no limit"
+    detail = f"maxmemory-policy {facts.policy}, used {facts.used_memory:,} {limit}"
+    try:
+        refuse(facts)
+    except BackendError:
+        return Check(name, Health.BROKEN, detail, "CONFIG SET maxmemory-policy noeviction, and in redis.conf")
+    return Check(name, Health.OK, detail)
+
+
+def _persistence(facts: ServerFacts, options: Options) -> Check:
+    name = "redis persistence"
+    level = "replicated" if options.replicas else facts.durability
+    detail = f"{level}: appendonly {'yes' if facts.append_only else 'no'}, appendfsync {facts.fsync or 'not told'}"
+    if facts.durability == "disk":
+        return Check(name, Health.OK, detail)
+    mend = "appendonly yes and appendfsync always survive a loss of power"
+    if not facts.append_only:
+        mend += "; without appendonly a restart of Redis loses what came after its last snapshot"
+    return Check(name, Health.WARN, detail, mend)
+
+
+def _replicas(facts: ServerFacts, options: Options) -> Check:
+    name = "redis replicas"
+    detail = f"{facts.replicas} connected, {options.replicas} waited for"
+    if facts.replicas < options.replicas:
+        return Check(name, Health.BROKEN, detail, "connect more replicas or lower ?replicas=")
+    return Check(name, Health.OK, detail)
+
+
+async def _latency(wire: Wire) -> Check:
+    times: list[float] = []
+    for _ in range(_PINGS):
+        began = time.perf_counter()
+        await wire.send("PING")
+        times.append(time.perf_counter() - began)
+    times.sort()
+    middle, worst = times[_PINGS // 2], times[-1]
+    detail = f"{middle * 1e3:.2f} ms, at worst {worst * 1e3:.2f} ms"
+    if middle > _SLOW:
+        return Check("redis latency", Health.WARN, detail, "move workers nearer to Redis: each batch is a trip")
+    return Check("redis latency", Health.OK, detail)
+
+
+async def _clock(wire: Wire) -> Check:
+    began = time.time()
+    seconds, microseconds = cast("list[bytes]", await wire.send("TIME"))
+    here = (began + time.time()) / 2
+    ahead = int(seconds) + int(microseconds) / 1e6 - here
+    detail = f"{ahead:+.3f} s beside this host's"
+    if abs(ahead) > _SKEW:
+        mend = "set both clocks (NTP): leases go by the server's, and due_at= by the publisher's"
+        return Check("redis clock", Health.WARN, detail, mend)
+    return Check("redis clock", Health.OK, detail)
+
+
+async def _scripts(wire: Wire) -> Check:
+    flags = not (0, 0) < wire.version < (7, 0)
+    loaded: list[asyncio.Future[Reply]] = [
+        wire.send("SCRIPT", "LOAD", script(name, flags=flags).source) for name in SCRIPTS
+    ]
+    try:
+        await asyncio.gather(*loaded)
+    except BackendError as error:
+        return Check("redis scripts", Health.BROKEN, str(error), "allow this user the commands in docs/redis.md")
+    return Check("redis scripts", Health.OK, f"{len(SCRIPTS)} understood")
