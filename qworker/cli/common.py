@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast
 import click
 
 from qworker.backend import Backend
-from qworker.errors import BadURL, UsageError
+from qworker.errors import BadURL
 from qworker.message import State
 from qworker.registry import open_backend
 from qworker.settings import file_settings, setting
@@ -151,14 +151,3 @@ def silence_stdout() -> None:
         os.dup2(nowhere, sys.stdout.fileno())
     finally:
         os.close(nowhere)
-
-
-def positive(value: float, name: str) -> float:
-    """`value` if it is more than 0.
-
-    Raises:
-        UsageError: it is not.
-    """
-    if value <= 0:
-        raise UsageError(f"{name} is more than 0, not {value:g}")
-    return value

@@ -20,7 +20,7 @@ from types import FrameType
 import structlog
 
 from qworker.app import Tasks
-from qworker.errors import AppImportError
+from qworker.errors import AppImportError, UsageError
 from qworker.logs import configure
 from qworker.supervisor.control import Command, ControlEnd, Ready
 from qworker.supervisor.loops import loop_factory
@@ -99,7 +99,9 @@ class _Single:
         """Run the worker to its end."""
         loop = self._loop = asyncio.get_running_loop()
         with _Signals(loop, self._signalled, self._report):
-            await self._tasks.backend()
+            backend = await self._tasks.backend()
+            if self._settings.workers != (1, 1) and not backend.shared:
+                raise UsageError(f"{backend.describe()}: its queues live in one process only: leave --workers out")
             self._attach(loop)
             async with self._watched():
                 finished = await self._worker.run()
@@ -193,6 +195,8 @@ class _Single:
                     self._log.error("watcher_failed", error=repr(outcome))
 
     async def _watch_memory(self, limit_mb: float) -> None:
+        # Not at once: under a limit that a fresh process exceeds already, some work is still done between two replacements.
+        await asyncio.sleep(_MEMORY_EVERY_S)
         while (used := _resident_mb()) <= limit_mb:
             await asyncio.sleep(_MEMORY_EVERY_S)
         self._drain_to_recycle(f"{used:.0f} MB of memory are more than {limit_mb:g}")

@@ -60,6 +60,8 @@ class Supervisor:
         self._signals = 0
         self._status = Exit.CLEAN
         self._ever_ready = False
+        # The status is that of the first process, which could not start.
+        self._gave_up = False
         self._helpers: set[asyncio.Task[None]] = set()
 
     def run(self) -> Exit:
@@ -175,6 +177,8 @@ class Supervisor:
 
     def _worsen(self, code: int) -> None:
         """Keep the worst status of those that were to end: a crash, then a drain that timed out."""
+        if self._gave_up:
+            return
         if code in {Exit.DRAIN_TIMED_OUT, -signal.SIGKILL}:
             if self._status is Exit.CLEAN:
                 self._status = Exit.DRAIN_TIMED_OUT
@@ -188,6 +192,7 @@ class Supervisor:
             self._log.info("waiting_for_a_change_of_the_source", slot=slot.number)
             return
         self._status = status
+        self._gave_up = True
         self._stop(Command.DRAIN, _KILL_MARGIN_S)
 
     # -- being told --------------------------------------------------------------------------------------------------
