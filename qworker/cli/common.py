@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast
 import click
 
 from qworker.backend import Backend
-from qworker.errors import BadURL
+from qworker.errors import BadURL, UsageError
 from qworker.message import State
 from qworker.registry import open_backend
 from qworker.settings import file_settings, setting
@@ -22,6 +22,7 @@ __all__ = [
     "URLCommand",
     "json_option",
     "opened",
+    "positive",
     "run",
     "silence_stdout",
     "state_option",
@@ -151,3 +152,14 @@ def silence_stdout() -> None:
         os.dup2(nowhere, sys.stdout.fileno())
     finally:
         os.close(nowhere)
+
+
+def positive(value: float, name: str) -> float:
+    """`value` if it is more than 0.
+
+    Raises:
+        UsageError: it is not.
+    """
+    if value <= 0:
+        raise UsageError(f"{name} is more than 0, not {value:g}")
+    return value
