@@ -161,7 +161,7 @@ class Feeder:
             queue = self._queues[0]
             return await self._interruptible(self._backend.wait_and_lease(queue, room, self._visibility, timeout)) or []
         # One that refuses to lease may say at once that it has something: it is tried again after each wait for the others.
-        well = [queue for queue in self._queues if queue not in self._failing]
+        well = [queue for queue in self._queues if queue not in self._failing] or list(self._queues)
         await self._interruptible(self._backend.wait(well, timeout))
         # The next turn leases: room may have changed.
         self._more = True
