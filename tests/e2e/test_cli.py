@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import json
 import os
@@ -16,6 +17,7 @@ import click
 import pytest
 
 from qworker.cli.main import COMMANDS, cli, main
+from qworker.cli.output import Progress
 from tests.e2e.processes import PATIENCE, environment
 
 URL = "file://./spool"
@@ -276,6 +278,20 @@ def test_a_reader_that_goes_away_is_no_error(ok: Any, folder: Path) -> None:
     finally:
         os.close(writing)
     assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_many_messages_show_progress_on_a_terminal_and_only_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    for stream, shown in [(Terminal(), "published 2,000 ("), (io.StringIO(), "")]:
+        monkeypatch.setattr(sys, "stderr", stream)
+        with Progress("published") as progress:
+            progress.add(1500)
+            progress.add(500)
+        assert shown in stream.getvalue()
+        assert bool(stream.getvalue()) == bool(shown)
 
 
 def test_doctor_tries_the_directory_and_says_what_is_broken(qworker: Any, ok: Any, folder: Path) -> None:
