@@ -1,6 +1,6 @@
 """Two backends driven side by side: the memory backend is the model, and the other one must do as it does.
 
-`check_lifecycle(make)` runs it; `make` gives a harness on a new, empty store. A store with a clock of its own needs a harness whose
+`check_lifecycle(make)` runs it; `make` gives a harness on a store, where each example has a queue of its own. A store with a clock of its own needs a harness whose
 `advance` moves that clock (see tests/contract/conftest.py), for steps here are minutes long.
 """
 
@@ -30,7 +30,6 @@ from qworker.testing.clock import FakeClock
 from qworker.testing.harness import Harness
 
 T = TypeVar("T")
-QUEUE = "q"
 # No sum of steps is a visibility or a delay, so that nothing depends on what happens at the very moment of an expiry.
 VISIBILITY = 60.0
 STEPS = (7.0, 50.0, 130.0)
@@ -42,6 +41,7 @@ CALLS = (
     *["settle"] * 6,
     *["advance"] * 4,
     *["extend"] * 2,
+    *["publish_keyed"] * 2,
     *["crash", "publish_again", "remove", "requeue", "purge", "pause"],
 )
 LIVE = (State.READY, State.LEASED, State.DELAYED, State.FAIL)
@@ -81,12 +81,13 @@ class Lifecycle(RuleBasedStateMachine):
     @initialize()
     def open_both(self) -> None:
         self.runner = asyncio.Runner()
+        self.queue = f"lifecycle-{secrets.token_hex(6)}"
         self.harness = self.make()
         self.clock = self.harness.clock or FakeClock()
         self.model = open_backend(f"memory://model-{secrets.token_hex(8)}", clock=self.clock)
         self.workers = [self.do(self.harness.open()) for _ in range(2)]
-        self.do(self.model.create(QUEUE))
-        self.do(self.workers[0].create(QUEUE))
+        self.do(self.model.create(self.queue))
+        self.do(self.workers[0].create(self.queue))
         self.ids: list[str] = []
         # Never leased and never delayed: what first in, first out holds for.
         self.fresh: list[str] = []
@@ -96,8 +97,8 @@ class Lifecycle(RuleBasedStateMachine):
         return self.runner.run(call)
 
     def both(self, name: str, *args: Any) -> tuple[Any, Any]:
-        model = self.do(getattr(self.model, name)(QUEUE, *args))
-        return model, self.do(getattr(self.workers[0], name)(QUEUE, *args))
+        model = self.do(getattr(self.model, name)(self.queue, *args))
+        return model, self.do(getattr(self.workers[0], name)(self.queue, *args))
 
     @rule(
         what=st.sampled_from(CALLS),
@@ -114,30 +115,41 @@ class Lifecycle(RuleBasedStateMachine):
     def publish(self, worker: int, number: int, delay: float) -> None:
         ids = new_ids(1 + number % 4)
         drafts = [Draft(body=name.encode(), id=name, delay=delay) for name in ids]
-        assert self.do(self.workers[worker].publish(QUEUE, drafts)) == self.do(self.model.publish(QUEUE, drafts)) == ids
+        assert (
+            self.do(self.workers[worker].publish(self.queue, drafts))
+            == self.do(self.model.publish(self.queue, drafts))
+            == ids
+        )
         self.ids.extend(ids)
         if not delay:
             self.fresh.extend(ids)
+
+    def publish_keyed(self, worker: int, number: int, delay: float) -> None:
+        if "key" not in self.harness.deviations:
+            drafts = [Draft(body=name.encode(), id=name, key=f"key {number % 2}", delay=delay) for name in new_ids(1)]
+            ids = self.do(self.model.publish(self.queue, drafts))
+            assert self.do(self.workers[worker].publish(self.queue, drafts)) == ids
+            self.ids.extend(name for name in ids if name not in self.ids)
 
     def publish_again(self, worker: int, number: int, delay: float) -> None:
         # Of what is gone a store may know the id or not; of what is stored it must.
         for chosen in self.some_ids(number, 1):
             drafts = [Draft(body=b"again", id=chosen, delay=delay)]
-            assert self.do(self.workers[worker].publish(QUEUE, drafts)) == [chosen]
-            assert self.do(self.model.publish(QUEUE, drafts)) == [chosen]
+            assert self.do(self.workers[worker].publish(self.queue, drafts)) == [chosen]
+            assert self.do(self.model.publish(self.queue, drafts)) == [chosen]
 
     def some_ids(self, number: int, count: int) -> list[str]:
         """Some of the stored messages."""
-        stored = [name for name in self.ids if self.do(self.model.find(QUEUE, name)) is not None]
+        stored = [name for name in self.ids if self.do(self.model.find(self.queue, name)) is not None]
         start = number % len(stored) if stored else 0
         return stored[start : start + count]
 
     # -- consuming ---------------------------------------------------------------------------------------------------
 
     def lease(self, worker: int, number: int, delay: float) -> None:
-        ready = {one.message.id: one for one in self.do(self.model.browse(QUEUE, State.READY, 1000))}
+        ready = {one.message.id: one for one in self.do(self.model.browse(self.queue, State.READY, 1000))}
         limit = 1 + number % 5
-        wanted = 0 if self.do(self.model.stats(QUEUE)).down else min(limit, len(ready))
+        wanted = 0 if self.do(self.model.stats(self.queue)).down else min(limit, len(ready))
         leases = self.do(self.lease_all(self.workers[worker], limit, wanted))
         taken = [lease.message.id for lease in leases]
         assert len(set(taken)) == len(taken) == wanted
@@ -155,14 +167,16 @@ class Lifecycle(RuleBasedStateMachine):
         """Lease until there is nothing more: a call may give fewer while others work on the queue."""
         leases: list[Lease] = []
         for _ in range(5):
-            leases.extend(await worker.lease(QUEUE, limit - len(leases), VISIBILITY))
+            leases.extend(await worker.lease(self.queue, limit - len(leases), VISIBILITY))
             if len(leases) >= wanted:
                 break
         return leases
 
     async def lease_in_the_model(self, ids: list[str]) -> dict[str, Lease]:
         """The model takes the same ones, where the order leaves a choice."""
-        leases = {lease.message.id: lease for lease in await self.model.lease(QUEUE, 1000, VISIBILITY)} if ids else {}
+        leases = (
+            {lease.message.id: lease for lease in await self.model.lease(self.queue, 1000, VISIBILITY)} if ids else {}
+        )
         others = [lease for message_id, lease in leases.items() if message_id not in ids]
         await self.model.settle([Settlement(lease=lease, how=Settle.RELEASE) for lease in others])
         return {message_id: leases[message_id] for message_id in ids}
@@ -205,18 +219,18 @@ class Lifecycle(RuleBasedStateMachine):
         self.fresh = [name for name in self.fresh if name not in chosen]
 
     def requeue(self, worker: int, number: int, delay: float) -> None:
-        failed = [one.message.id for one in self.do(self.model.browse(QUEUE, State.FAIL, 1000))]
+        failed = [one.message.id for one in self.do(self.model.browse(self.queue, State.FAIL, 1000))]
         model, real = self.both("requeue", failed[:1] if number % 2 else None)
         assert model == real
 
     def purge(self, worker: int, number: int, delay: float) -> None:
         model, real = self.both("purge", (None, *LIVE)[number % 5])
         assert model == real
-        left = {one.message.id for one in self.do(self.model.browse(QUEUE, State.READY, 1000))}
+        left = {one.message.id for one in self.do(self.model.browse(self.queue, State.READY, 1000))}
         self.fresh = [name for name in self.fresh if name in left]
 
     def pause(self, worker: int, number: int, delay: float) -> None:
-        self.both("up" if self.do(self.model.stats(QUEUE)).down else "down")
+        self.both("up" if self.do(self.model.stats(self.queue)).down else "down")
 
     # -- what must hold ----------------------------------------------------------------------------------------------
 
@@ -237,5 +251,6 @@ class Lifecycle(RuleBasedStateMachine):
     def teardown(self) -> None:
         if hasattr(self, "runner"):
             with self.runner:
+                self.do(self.workers[0].delete(self.queue))
                 self.do(self.harness.aclose())
                 self.do(self.model.aclose())

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 from collections import deque
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
-sys.path.insert(0, os.path.dirname(__file__))
-from directory_model import Broken, Rules, World, explore, start, steps
-
 from qworker.backend import Backend
 from qworker.message import Draft, Lease, Settle, Settlement
 from qworker.registry import open_backend
 from qworker.testing.clock import FakeClock
+from tests.property.directory_model import Broken, Rules, World, explore, start, steps
 
 ALL = Rules()
 SMALL = Rules(tries=1, failing=False)

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import secrets
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from hypothesis import Phase, settings
 
-sys.path.insert(0, os.path.dirname(__file__))
-from lifecycle import SETTINGS, check_lifecycle
-
 from qworker.backend import Backend
 from qworker.message import Settle, Settlement
 from qworker.testing.clock import FakeClock
 from qworker.testing.harness import Harness
 from qworker_memory import MemoryBackend
+from tests.property.lifecycle import SETTINGS, check_lifecycle
+from tests.servers import RedisServer
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -31,6 +28,22 @@ def test_two_memory_stores_agree() -> None:
 
 def test_the_file_backend_does_as_the_model(tmp_path: Path) -> None:
     check_lifecycle(lambda: Harness.fake(f"file://{tmp_path}/{secrets.token_hex(8)}?sync=off"))
+
+
+def test_the_redis_backend_does_as_the_model() -> None:
+    with RedisServer(moved_clock=True) as server:
+        check_lifecycle(lambda: RedisHarness(server))
+
+
+class RedisHarness(Harness):
+    """A Redis whose clock the steps move."""
+
+    def __init__(self, server: RedisServer) -> None:
+        super().__init__(server.url, clock=None, tick=60.0)
+        self._server = server
+
+    async def advance(self, seconds: float) -> None:
+        self._server.advance(seconds)
 
 
 class Forgetful(MemoryBackend):
