@@ -1,5 +1,6 @@
-/* Preloaded into a redis-server: its wall clock is the machine's plus what stands in the file $QWORKER_TEST_CLOCK (8 bytes,
- * microseconds). libfaketime cannot do it: it and jemalloc wait for each other before main. */
+/* Preloaded into a redis-server: its wall clock is what stands in the file $QWORKER_TEST_CLOCK, two numbers of 8 bytes: microseconds,
+ * and whether the clock stands still. If so they are since 1970, and each look adds one, so that no two are alike; otherwise they are
+ * added to the machine's clock. libfaketime cannot do it: it and jemalloc wait for each other before main. */
 #include <fcntl.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -8,15 +9,21 @@
 #include <time.h>
 #include <unistd.h>
 
-static volatile int64_t *offset;
+struct moved {
+    volatile int64_t microseconds;
+    volatile int64_t stands;
+};
+
+static struct moved *moved;
+static int64_t looks;
 
 __attribute__((constructor)) static void attach(void) {
     const char *path = getenv("QWORKER_TEST_CLOCK");
     int file = path ? open(path, O_RDONLY | O_CLOEXEC) : -1;
     if (file < 0) abort();
-    void *mapped = mmap(NULL, sizeof *offset, PROT_READ, MAP_SHARED, file, 0);
+    void *mapped = mmap(NULL, sizeof *moved, PROT_READ, MAP_SHARED, file, 0);
     if (mapped == MAP_FAILED) abort();
-    offset = mapped;
+    moved = mapped;
     close(file);
 }
 
@@ -24,7 +31,11 @@ int gettimeofday(struct timeval *restrict value, void *restrict zone) {
     struct timespec now;
     (void)zone;
     if (clock_gettime(CLOCK_REALTIME, &now)) return -1;
-    int64_t microseconds = (int64_t)now.tv_sec * 1000000 + now.tv_nsec / 1000 + (offset ? *offset : 0);
+    int64_t microseconds = (int64_t)now.tv_sec * 1000000 + now.tv_nsec / 1000;
+    if (moved && moved->stands)
+        microseconds = moved->microseconds + __atomic_add_fetch(&looks, 1, __ATOMIC_RELAXED);
+    else if (moved)
+        microseconds += moved->microseconds;
     value->tv_sec = microseconds / 1000000;
     value->tv_usec = microseconds % 1000000;
     return 0;

@@ -46,6 +46,7 @@ class RedisServer:
         options: of redis.conf, by name.
         port: listen there too, on 127.0.0.1; 0: on the socket only.
         moved_clock: the server's clock can be moved with `advance`.
+        stopped_clock: and moves by nothing else.
         sentinel: run it as a sentinel, with these lines of configuration.
     """
 
@@ -54,6 +55,7 @@ class RedisServer:
         *,
         port: int = 0,
         moved_clock: bool = False,
+        stopped_clock: bool = False,
         sentinel: str | None = None,
         start: bool = True,
         **options: str,
@@ -67,8 +69,9 @@ class RedisServer:
         self.port = port
         self.options = {"save": '""', "appendonly": "no"} | {n.replace("_", "-"): v for n, v in options.items()}
         self._sentinel = sentinel
-        self._clock = self.directory / "clock" if moved_clock else None
-        self._offset_us = 0
+        self._clock = self.directory / "clock" if moved_clock or stopped_clock else None
+        self._stopped = stopped_clock
+        self._clock_us = time.time_ns() // 1000 if stopped_clock else 0
         self._process: subprocess.Popen[bytes] | None = None
         if start:
             try:
@@ -130,7 +133,7 @@ class RedisServer:
     def _environment(self) -> dict[str, str]:
         environment = dict(os.environ)
         if self._clock is not None:
-            self._clock.write_bytes(struct.pack("=q", self._offset_us))
+            self._clock.write_bytes(self._clock_reading())
             environment |= {"LD_PRELOAD": str(self._built_clock()), "QWORKER_TEST_CLOCK": str(self._clock)}
         return environment
 
@@ -162,9 +165,12 @@ class RedisServer:
     def advance(self, seconds: float) -> None:
         """Move the server's clock."""
         assert self._clock is not None, "start the server with moved_clock=True"
-        self._offset_us += round(seconds * 1e6)
-        with self._clock.open("r+b") as file:
-            file.write(struct.pack("=q", self._offset_us))
+        self._clock_us += round(seconds * 1e6)
+        with self._clock.open("r+b", buffering=0) as file:
+            file.write(self._clock_reading())
+
+    def _clock_reading(self) -> bytes:
+        return struct.pack("=qq", self._clock_us, self._stopped)
 
     def pause(self) -> None:
         """Stop it where it is: connections stay, and nothing answers."""
