@@ -74,9 +74,10 @@ class BackendURL(msgspec.Struct, frozen=True, kw_only=True):
         if self.authority in {".", ".."}:
             named = self.authority + self.path
         elif self.authority:
+            host = mask(f"//{self.authority}")[2:]
             raise BadURL(
-                f"{mask(self.raw)}: {self.authority!r} would be a host: write {self.scheme}:///{self.authority}{self.path}"
-                f" or {self.scheme}://./{self.authority}{self.path}"
+                f"{mask(self.raw)}: {host!r} would be a host: write {self.scheme}:///{host}{self.path}"
+                f" or {self.scheme}://./{host}{self.path}"
             )
         else:
             named = self.path
