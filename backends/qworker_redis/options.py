@@ -61,7 +61,15 @@ class Retention(msgspec.Struct, frozen=True):
             return "not kept"
         if self.count is not None:
             return f"the last {self.count}"
-        return "for ever" if self.age is None else f"{self.age:g} s"
+        return "for ever" if self.age is None else _duration(self.age)
+
+
+def _duration(seconds: float) -> str:
+    """In the largest unit that needs no fraction."""
+    for unit, size in (("d", 86400), ("h", 3600), ("m", 60)):
+        if seconds % size == 0:
+            return f"{seconds / size:g} {unit}"
+    return f"{seconds:g} s"
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -126,7 +134,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
             patience=_seconds(url, "patience", 10.0),
             replicas=url.integer("replicas", 0),
             done=_retention(url, "keep_done", Retention(), Retention(keep=True, age=_DEFAULT_DONE_AGE)),
-            fail=_retention(url, "keep_fail", Retention(keep=True), Retention(keep=True)),
+            fail=_fail_retention(url),
             shown=url.masked,
         )
 
@@ -148,7 +156,7 @@ def parse_hosts(text: str, port: int, url: BackendURL) -> tuple[TcpAddress, ...]
     """
     found: list[TcpAddress] = []
     for part in text.split(","):
-        match = re.fullmatch(r"(?:\[([0-9A-Fa-f:.%]+)\]|([^:\[\]\s]+))(?::([0-9]{1,5}))?", part)
+        match = re.fullmatch(r"(?:\[([0-9A-Fa-f:.]+(?:%[\w.~%-]+)?)\]|([^:\[\]\s]+))(?::([0-9]{1,5}))?", part)
         if match is None or not 0 < int(match[3] or port) < 65536:
             raise BadURL(f"{url.masked}: {part!r} is no host: write host, host:port or [IPv6 address]:port")
         found.append(TcpAddress(unquote(match[1] or match[2]), int(match[3] or port)))
@@ -202,6 +210,14 @@ def _retention(url: BackendURL, name: str, default: Retention, on: Retention) ->
     if match[2]:
         return Retention(keep=True, age=float(int(match[1]) * _UNITS[match[2]]))
     return Retention(keep=True, count=int(match[1]))
+
+
+def _fail_retention(url: BackendURL) -> Retention:
+    """For ever, or an age: a failure that is counted out unseen helps nobody."""
+    found = _retention(url, "keep_fail", Retention(keep=True), Retention(keep=True))
+    if not found.keep or found.count is not None:
+        raise BadURL(f"{url.masked}: keep_fail is 1 (for ever) or an age like 30d, not {url.options['keep_fail']!r}")
+    return found
 
 
 def _no_tls(url: BackendURL) -> None:

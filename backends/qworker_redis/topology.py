@@ -16,14 +16,19 @@ from qworker_redis.blocking import BlockingWire
 from qworker_redis.options import Address, Options, TcpAddress
 from qworker_redis.replies import Redirected, Reply
 
-__all__ = ["Topology", "slot_of", "topology"]
+__all__ = ["Topology", "slot_of", "slot_of_tag", "topology"]
 
 _SLOTS = 16384
 
 
 def slot_of(queue: str) -> int:
-    """The slot of a queue's keys in a cluster: CRC-16 (XModem) of what stands between the braces."""
-    return binascii.crc_hqx(f"qworker:{queue}".encode(), 0) % _SLOTS
+    """The slot of a queue's keys in a cluster."""
+    return slot_of_tag(f"qworker:{queue}".encode())
+
+
+def slot_of_tag(tag: bytes) -> int:
+    """The slot of what stands between a key's braces, or of a key without them: CRC-16 (XModem)."""
+    return binascii.crc_hqx(tag, 0) % _SLOTS
 
 
 class Topology(abc.ABC):
