@@ -43,7 +43,7 @@ def backend_class(scheme: str) -> type[Backend]:
     except ModuleNotFoundError as error:
         if error.name in {"redis", "hiredis"}:
             raise MissingExtra("redis", f"{scheme}:") from error
-        if error.name in {"starlette", "uvicorn", "httpx"}:
+        if error.name in {"starlette", "uvicorn", "h11"}:
             raise MissingExtra("http", f"{scheme}:") from error
         raise BadURL(f"the backend for {scheme}: cannot be imported: {error}") from error
     except (ImportError, AttributeError) as error:

@@ -202,17 +202,26 @@ class Admin:
     async def remove(self, queue: str, ids: Iterable[str]) -> int:
         """Move messages to remove/ from wherever they are."""
         held = self._store.found(queue)
-        removed = [message_id for message_id in dict.fromkeys(ids) if self._removed(held, message_id)]
-        await self._finish(held, removed)
+        sources: set[int] = set()
+        removed: list[str] = []
+        for message_id in dict.fromkeys(ids):
+            source = self._removed(held, message_id)
+            if source is not None:
+                sources.add(source)
+                removed.append(message_id)
+        await self._finish(held, removed, sources)
         return len(removed)
 
-    def _removed(self, held: Held, message_id: str) -> bool:
+    def _removed(self, held: Held, message_id: str) -> int | None:
+        """The directory that a message was removed from; None when it is nowhere."""
         if not usable_id(message_id):
-            return False
+            return None
         # A mover can slip past one pass.
-        return any(
-            self._discarded(held, message_id, place) for _ in range(2) for _, place in self._places(held, message_id)
-        )
+        for _ in range(2):
+            for _, place in self._places(held, message_id):
+                if self._discarded(held, message_id, place):
+                    return place[1]
+        return None
 
     def _discarded(self, held: Held, message_id: str, place: _Place) -> bool:
         name = f"{held.name}:{message_id}"
@@ -230,19 +239,20 @@ class Admin:
         held = self._fresh(queue)
         states = (State.READY, State.DELAYED, State.FAIL) if state is None else (state,)
         removed: list[str] = []
+        sources: set[int] = set()
         for chosen in states:
             places = [place async for place in self._in_state(held, chosen)]
             for place in places:
                 message_id = _id_of(held, place)
                 if self._discarded(held, message_id, place):
                     removed.append(message_id)
-        await self._finish(held, removed)
+                    sources.add(place[1])
+        await self._finish(held, removed, sources)
         return len(removed)
 
-    async def _finish(self, held: Held, removed: list[str]) -> None:
+    async def _finish(self, held: Held, removed: list[str], sources: set[int]) -> None:
         if removed:
-            root = self._store.root
-            await self._store.sync_directories(root.remove, root.delay, held.dirs.ready)
+            await self._store.sync_directories(self._store.root.remove, *sources)
             self._trash.unlink([f"{held.name}:{message_id}" for message_id in removed])
 
     async def down(self, queue: str) -> None:

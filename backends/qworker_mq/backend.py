@@ -84,7 +84,7 @@ class MqBackend(Backend):
 
     def _opened(self) -> Store:
         if self._store is None:
-            store = self._store = Store(self._path, self._clock, peers=self._peers, sync=self._sync)
+            store = self._store = Store(self._path, self._clock, peers=self._peers, sync=self._sync, plain=self._delay)
             self._mover = Mover(store, foreign_delay=self._delay, daemons=self._daemons)
             self._trash = Trash(store, daemons=self._daemons)
             self._publisher = Publisher(store, direct=self._daemons)
@@ -97,6 +97,7 @@ class MqBackend(Backend):
             await asyncio.wait(self._running)
         store, self._store = self._store, None
         if store is not None:
+            await self._trash.aclose()
             await store.aclose()
 
     def describe(self) -> str:
@@ -177,7 +178,7 @@ class MqBackend(Backend):
             set_aside(store, message_id, held.dirs.ready, held, message_id)
             return None
         if lease is not None:
-            self._mover.note(lease, lease.moved, visibility, holder)
+            self._mover.note(lease, visibility, holder)
         return lease
 
     def _give_back(self, store: Store, held: Held, leases: Sequence[Lease]) -> None:
@@ -236,7 +237,7 @@ class MqBackend(Backend):
                 if store.closed or not store.claims.extend(lease, visibility):
                     lost.append(lease)
                 elif isinstance(lease, MqLease):
-                    self._mover.note(lease, lease.moved, visibility, holder)
+                    self._mover.note(lease, visibility, holder)
         return lost
 
     async def resume(self, queue: str, message_id: str, token: int) -> Lease | None:

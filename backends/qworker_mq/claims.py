@@ -36,6 +36,8 @@ class MqLease(Lease, kw_only=True, eq=False):
 
     # The change time (ns) that the file got by being leased.
     moved: int = 0
+    # Whether the lease has a record; see `Claims`.
+    recorded: bool = True
 
 
 class Busy(Exception):
@@ -53,12 +55,15 @@ class Claims:
         root: the opened directories.
         records: the leases and tries.
         clock: where expiries come from.
+        plain: seconds after which a mover returns what has no record. A lease of just this length, bound to no process, is what an mq
+            server's fetch is, and needs no record either: its token is the file's change time.
     """
 
-    def __init__(self, root: Root, records: Records, clock: Clock) -> None:
+    def __init__(self, root: Root, records: Records, clock: Clock, *, plain: float) -> None:
         self._root = root
         self._records = records
         self._clock = clock
+        self._plain = plain
 
     def claim(self, queue: str, dirs: QueueDirs, message_id: str, visibility: float, holder: str) -> MqLease | None:
         """Lease a ready message; None when it is gone.
@@ -89,21 +94,25 @@ class Claims:
         found = os.fstat(fd)
         # A lease in the record of a ready message: a foreign mover ended it, and it counts as expired.
         tries = record.tries + 1 if record.visibility else record.tries
-        token = max(record.token + 1, int(now * 1_000_000))
-        self._records.write(
-            f"{queue}:{message_id}",
-            Record(
-                tries=tries,
-                token=token,
-                visibility=visibility,
-                expires_at=now + visibility,
-                holder=holder,
-                moved=found.st_ctime_ns,
-                error=record.error,
-            ),
-        )
+        token = max(record.token + 1, found.st_ctime_ns)
+        recorded = bool(record.token or record.tries or holder or visibility != self._plain)
+        if recorded:
+            self._records.write(
+                f"{queue}:{message_id}",
+                Record(
+                    tries=tries,
+                    token=token,
+                    visibility=visibility,
+                    expires_at=now + visibility,
+                    holder=holder,
+                    moved=found.st_ctime_ns,
+                    error=record.error,
+                ),
+            )
         message = Message(id=message_id, queue=queue, body=body, tries=tries, enqueued_at=found.st_mtime)
-        return MqLease(message=message, token=token, expires_at=now + visibility, moved=found.st_ctime_ns)
+        return MqLease(
+            message=message, token=token, expires_at=now + visibility, moved=found.st_ctime_ns, recorded=recorded
+        )
 
     def extend(self, lease: Lease, visibility: float) -> bool:
         """Renew a lease; False when it is lost. Waits for a transition that is under way."""
@@ -132,6 +141,8 @@ class Claims:
                 ),
             )
             lease.expires_at = expires_at
+            if isinstance(lease, MqLease):
+                lease.recorded = True
             return True
         finally:
             os.close(fd)
@@ -208,7 +219,12 @@ class Claims:
     def _held(self, fd: int, name: str, token: int) -> Record | None:
         """The record behind a lease, while it is held."""
         record = self._records.read(name)
-        if record.token != token or not record.visibility or record.moved != os.fstat(fd).st_ctime_ns:
+        moved = os.fstat(fd).st_ctime_ns
+        if not record.token and token == moved:
+            # Without a record: see `plain`.
+            expires_at = moved / 1e9 + self._plain
+            return Record(tries=record.tries, token=token, visibility=self._plain, expires_at=expires_at, moved=moved)
+        if record.token != token or not record.visibility or record.moved != moved:
             return None
         return record
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import fcntl
 import math
@@ -12,8 +13,7 @@ import time
 
 import msgspec
 
-from qworker.message import Lease
-from qworker_mq.claims import Busy, Stranger, write_reason
+from qworker_mq.claims import Busy, MqLease, Stranger, write_reason
 from qworker_mq.layout import split_name
 from qworker_mq.life import is_dead
 from qworker_mq.store import Held, Store
@@ -93,11 +93,11 @@ class Mover:
             self._store.wake(held.name)
         return count
 
-    def note(self, lease: Lease, moved: int, visibility: float, holder: str) -> None:
+    def note(self, lease: MqLease, visibility: float, holder: str) -> None:
         """Know of a lease that this process took or renewed. Safe to call from any thread."""
         name = f"{lease.message.queue}:{lease.message.id}"
         self._seen[name] = _Seen(
-            state=(lease.token, lease.expires_at, moved),
+            state=(lease.token, lease.expires_at, lease.moved) if lease.recorded else (0, 0.0, lease.moved),
             since=self._store.clock.monotonic(),
             length=visibility,
             holder=holder,
@@ -176,12 +176,30 @@ class Trash:
         self._store = store
         self._daemons = daemons
         self._swept_at = float("-inf")
+        self._names: list[str] = []
+        self._unlinking: asyncio.Task[None] | None = None
 
     def unlink(self, names: list[str]) -> None:
-        """Unlink what this process has just moved to remove/."""
-        if self._daemons:
-            for name in names:
-                _unlinked(name, self._store.root.remove)
+        """Unlink what this process has just moved to remove/: soon, and in a thread, for freeing blocks takes its time."""
+        if not self._daemons or not names:
+            return
+        self._names.extend(names)
+        if self._unlinking is None or self._unlinking.done():
+            self._unlinking = asyncio.create_task(self._unlink())
+
+    async def _unlink(self) -> None:
+        while self._names:
+            names, self._names = self._names, []
+            await asyncio.to_thread(self._unlink_all, names)
+
+    def _unlink_all(self, names: list[str]) -> None:
+        for name in names:
+            _unlinked(name, self._store.root.remove)
+
+    async def aclose(self) -> None:
+        """Finish what was begun."""
+        if self._unlinking is not None:
+            await asyncio.wait([self._unlinking])
 
     def sweep(self) -> None:
         """Unlink everything in remove/, once a minute, and what dead publishers left."""

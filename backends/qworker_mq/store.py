@@ -52,13 +52,14 @@ class Store:
         clock: where delays and expiries come from.
         peers: see `Window`.
         sync: whether publishes and settlements are synced.
+        plain: see `Claims`.
     """
 
-    def __init__(self, path: Path, clock: Clock, *, peers: int, sync: bool) -> None:
+    def __init__(self, path: Path, clock: Clock, *, peers: int, sync: bool, plain: float) -> None:
         self.clock = clock
         self.root = Root(path)
         self.records = Records(self.root.lease)
-        self.claims = Claims(self.root, self.records, clock)
+        self.claims = Claims(self.root, self.records, clock, plain=plain)
         system = FileSystem(self.root.root)
         # Whether a synced rename is found after a power cut.
         self.keeps_renames = system.keeps_renames

@@ -52,7 +52,7 @@ class MqApp:
     """The server's ASGI application; see `make_app`."""
 
     def __init__(
-        self, backend: Backend, *, token: str | None, body_limit: int, visibility: float, additions: bool
+        self, backend: Backend, *, token: str | None, body_limit: int, visibility: float, additions: bool, reaps: bool
     ) -> None:
         self.backend = backend
         self.leases = Leases(backend)
@@ -64,6 +64,7 @@ class MqApp:
         self._removals = Batches(self._remove_batch)
         self._idempotency = Idempotency(self._publish_as)
         self._additions: ASGIApp | None = None
+        self._reaps = reaps
         self._reaper: asyncio.Task[None] | None = None
         if additions:
             from qworker.http.additions import make_additions
@@ -239,7 +240,7 @@ class MqApp:
     async def start(self) -> None:
         """Open the backend, and begin to reap."""
         await self.backend.open()
-        if self._reaper is None:
+        if self._reaps and self._reaper is None:
             self._reaper = asyncio.create_task(self._reap())
 
     async def stop(self) -> None:
@@ -269,6 +270,7 @@ def make_app(
     body_limit: int = 1 << 20,
     visibility: float = 30.0,
     additions: bool = True,
+    reaps: bool = True,
 ) -> MqApp:
     """The mq endpoints on `backend`, as an ASGI application that opens it at its start; closing it is the caller's.
 
@@ -279,9 +281,12 @@ def make_app(
         body_limit: bytes that a message may have.
         visibility: seconds that a fetched message stays away, unless its request says otherwise.
         additions: False: mq's endpoints and nothing under `/-/`.
+        reaps: whether expired leases and due messages are returned from here; False: a worker on the same store does.
     """
     backend.detached = True
-    return MqApp(backend, token=token, body_limit=body_limit, visibility=visibility, additions=additions)
+    return MqApp(
+        backend, token=token, body_limit=body_limit, visibility=visibility, additions=additions, reaps=reaps
+    )
 
 
 def _known_queue(name: str) -> bool:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
+import signal
 import socket
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 
 import uvicorn
 
@@ -16,6 +20,7 @@ __all__ = ["bind", "check_exposure", "serve"]
 
 # Seconds that requests under way may take after the first signal.
 _GRACE = 30
+_BACKLOG = 2048
 
 
 def check_exposure(host: str, token: str | None) -> None:
@@ -42,7 +47,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A listening socket's address, taken; port 0 takes a free one.
+    """A listening socket; port 0 takes a free one.
 
     Raises:
         BackendUnavailable: the address cannot be used.
@@ -55,11 +60,35 @@ def bind(host: str, port: int) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
+        # Whoever connects before the server is ready waits.
+        listener.listen(_BACKLOG)
     except OSError as error:
         listener.close()
         raise BackendUnavailable(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
     listener.setblocking(False)
     return listener
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's server, except that it does not send itself again the signal that ended it.
+
+    That would kill the process, with an exit status of failure, before the backend is closed.
+    """
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        """Handle the signals on the loop, where this is the main thread."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.handle_exit, number, None)
+        try:
+            yield
+        finally:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.remove_signal_handler(number)
 
 
 async def serve(
@@ -89,7 +118,7 @@ async def serve(
         proxy_headers=False,
         timeout_graceful_shutdown=_GRACE,
     )
-    server = uvicorn.Server(config)
+    server = _Server(config)
     try:
         # Before the server takes a connection, and so that a store that cannot be reached is told as such.
         await app.start()

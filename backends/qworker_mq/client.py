@@ -1,0 +1,267 @@
+"""An HTTP/1.1 client for one server: h11 reads and writes, an asyncio stream or a blocking socket carries."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Mapping
+from urllib.parse import unquote
+
+import h11
+import msgspec
+
+from qworker.errors import BackendUnavailable, BadURL
+from qworker.url import BackendURL
+
+__all__ = ["Address", "Answer", "BlockingClient", "Client"]
+
+# Seconds after which an idle connection is not used again: the server is about to close it.
+_IDLE = 2.0
+_CONNECT = 10.0
+_CHUNK = 1 << 16
+
+
+class Address(msgspec.Struct, frozen=True):
+    """Where a server is, and what it wants to see."""
+
+    host: str
+    port: int
+    secure: bool
+    token: str | None
+
+    @classmethod
+    def of(cls, url: BackendURL, token: str | None) -> Address:
+        """The server of `mq+http://[:TOKEN@]host[:port]`.
+
+        Raises:
+            BadURL: there is no host, the port is none, or a path follows.
+        """
+        user, _, place = url.authority.rpartition("@")
+        if url.path not in {"", "/"}:
+            raise BadURL(f"{url.masked}: a server has no path: write {url.scheme}://HOST:PORT")
+        given = unquote(user.partition(":")[2]) or token
+        secure = url.scheme.endswith("s")
+        host, colon, port = place.rpartition(":")
+        if not colon or place.endswith("]"):
+            host, port = place, "443" if secure else "80"
+        if not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
+            raise BadURL(f"{url.masked} names no server: write {url.scheme}://HOST:PORT")
+        return cls(host.strip("[]"), int(port), secure, given)
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """A response."""
+
+    status: int
+    # By name, in lower case.
+    headers: Mapping[str, str]
+    body: bytes
+
+
+class _Exchange:
+    """One request and its response on one connection, without the connection."""
+
+    def __init__(self, connection: h11.Connection, address: Address, method: str, target: str) -> None:
+        self._connection = connection
+        self._address = address
+        self._method = method
+        self._target = target
+        self._status = 0
+        self._headers: dict[str, str] = {}
+        self._parts: list[bytes] = []
+
+    def request(self, headers: Mapping[str, str], body: bytes) -> bytes:
+        """The bytes to send."""
+        host = f"[{self._address.host}]" if ":" in self._address.host else self._address.host
+        sent = [("host", f"{host}:{self._address.port}"), ("content-length", str(len(body))), *headers.items()]
+        if self._address.token is not None:
+            sent.append(("authorization", f"Bearer {self._address.token}"))
+        events = [h11.Request(method=self._method, target=self._target, headers=sent), h11.EndOfMessage()]
+        if body:
+            events.insert(1, h11.Data(data=body))
+        return b"".join(self._connection.send(event) or b"" for event in events)
+
+    def feed(self, data: bytes) -> Answer | None:
+        """Take what arrived (nothing: the end); the answer once it is whole.
+
+        Raises:
+            BackendUnavailable: this is no answer.
+        """
+        try:
+            self._connection.receive_data(data)
+            return self._next()
+        except h11.RemoteProtocolError as error:
+            raise BackendUnavailable(f"the server's answer cannot be read: {error}") from error
+
+    def _next(self) -> Answer | None:
+        while True:
+            event = self._connection.next_event()
+            if event is h11.NEED_DATA or event is h11.PAUSED:
+                return None
+            if isinstance(event, h11.Response):
+                self._status = event.status_code
+                self._headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in event.headers}
+            elif isinstance(event, h11.Data):
+                self._parts.append(bytes(event.data))
+            elif isinstance(event, h11.EndOfMessage):
+                return Answer(self._status, self._headers, b"".join(self._parts))
+            elif isinstance(event, h11.ConnectionClosed):
+                raise BackendUnavailable("the server closed the connection before it answered")
+
+
+def _reusable(connection: h11.Connection) -> bool:
+    if connection.our_state is not h11.DONE or connection.their_state is not h11.DONE:
+        return False
+    connection.start_next_cycle()
+    return True
+
+
+class _Link:
+    """A connection with an event loop."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+        self.state = h11.Connection(h11.CLIENT)
+        self.idle_since = 0.0
+
+
+class Client:
+    """Requests from an event loop; connections are kept for the next one.
+
+    Args:
+        address: of the server.
+    """
+
+    def __init__(self, address: Address) -> None:
+        self._address = address
+        self._idle: list[_Link] = []
+        self._tls = ssl.create_default_context() if address.secure else None
+
+    async def request(
+        self, method: str, target: str, *, headers: Mapping[str, str] | None = None, body: bytes = b"", timeout: float
+    ) -> Answer:
+        """Ask, and wait up to `timeout` seconds for the answer. A cancelled request's connection is closed.
+
+        Raises:
+            BackendUnavailable: there is no answer; whether the request was carried out is unknown.
+        """
+        try:
+            async with asyncio.timeout(timeout):
+                link = self._kept() or await self._connect()
+                try:
+                    return await self._exchange(link, method, target, headers or {}, body)
+                except BaseException:
+                    link.writer.close()
+                    raise
+        except TimeoutError as error:
+            raise BackendUnavailable(f"{self._address.host} did not answer within {timeout:g} s") from error
+        except OSError as error:
+            raise BackendUnavailable(f"{self._address.host}: {error.strerror or error}") from error
+
+    def _kept(self) -> _Link | None:
+        while self._idle:
+            link = self._idle.pop()
+            fresh = time.monotonic() - link.idle_since < _IDLE
+            if fresh and not link.reader.at_eof() and not link.writer.is_closing():
+                return link
+            link.writer.close()
+        return None
+
+    async def _connect(self) -> _Link:
+        async with asyncio.timeout(_CONNECT):
+            return _Link(*await asyncio.open_connection(self._address.host, self._address.port, ssl=self._tls))
+
+    async def _exchange(self, link: _Link, method: str, target: str, headers: Mapping[str, str], body: bytes) -> Answer:
+        exchange = _Exchange(link.state, self._address, method, target)
+        link.writer.write(exchange.request(headers, body))
+        await link.writer.drain()
+        while True:
+            answer = exchange.feed(await link.reader.read(_CHUNK))
+            if answer is not None:
+                break
+        if _reusable(link.state):
+            link.idle_since = time.monotonic()
+            self._idle.append(link)
+        else:
+            link.writer.close()
+        return answer
+
+    async def aclose(self) -> None:
+        """Close what is idle."""
+        while self._idle:
+            link = self._idle.pop()
+            link.writer.close()
+            try:
+                await link.writer.wait_closed()
+            except OSError:
+                # The server was faster.
+                continue
+
+
+class BlockingClient:
+    """Requests from any thread, one at a time.
+
+    Args:
+        address: of the server.
+    """
+
+    def __init__(self, address: Address) -> None:
+        self._address = address
+        self._lock = threading.Lock()
+        self._socket: socket.socket | None = None
+        self._state = h11.Connection(h11.CLIENT)
+        self._used_at = 0.0
+
+    def request(self, method: str, target: str, *, headers: Mapping[str, str], body: bytes, timeout: float) -> Answer:
+        """Ask, and block up to about `timeout` seconds for the answer.
+
+        Raises:
+            BackendUnavailable: there is no answer.
+        """
+        with self._lock:
+            try:
+                return self._exchange(method, target, headers, body, timeout)
+            except OSError as error:
+                self._drop()
+                raise BackendUnavailable(f"{self._address.host}: {error.strerror or error}") from error
+            except BaseException:
+                self._drop()
+                raise
+
+    def _exchange(self, method: str, target: str, headers: Mapping[str, str], body: bytes, timeout: float) -> Answer:
+        connected = self._connected(timeout)
+        exchange = _Exchange(self._state, self._address, method, target)
+        connected.sendall(exchange.request(headers, body))
+        answer: Answer | None = None
+        while answer is None:
+            answer = exchange.feed(connected.recv(_CHUNK))
+        self._used_at = time.monotonic()
+        if not _reusable(self._state):
+            self._drop()
+        return answer
+
+    def _connected(self, timeout: float) -> socket.socket:
+        if self._socket is not None and time.monotonic() - self._used_at > _IDLE:
+            self._drop()
+        if self._socket is None:
+            made = socket.create_connection((self._address.host, self._address.port), timeout=timeout)
+            if self._address.secure:
+                made = ssl.create_default_context().wrap_socket(made, server_hostname=self._address.host)
+            self._socket = made
+            self._state = h11.Connection(h11.CLIENT)
+        self._socket.settimeout(timeout)
+        return self._socket
+
+    def _drop(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+    def close(self) -> None:
+        """Close the connection."""
+        with self._lock:
+            self._drop()

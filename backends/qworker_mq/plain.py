@@ -1,0 +1,172 @@
+"""`mq+http://host?plain=1`: a server of another make, with mq's six endpoints and nothing else.
+
+It knows no tokens, no tries and no failures, and its mover's delay is the visibility of every message, whatever is asked for. A
+message that failed for a while is left to that mover; one that failed for good is put into the queue `<queue>failed` before it is
+deleted, for nothing is deleted silently.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import ClassVar, NoReturn
+from urllib.parse import quote
+
+from qworker.errors import BackendUnavailable, NotSupported, PublishFailed
+from qworker.message import Draft, Lease, Message, QueueStats, Settle, Settlement, State, StoredMessage
+from qworker.names import check_queue
+from qworker_mq.client import Answer
+from qworker_mq.remote import MqHttpBackend
+
+__all__ = ["PlainMqHttpBackend"]
+
+_PATIENCE = 30.0
+# Seconds between looks at a queue: there is no other way to wait.
+_POLL = 0.5
+
+
+class PlainMqHttpBackend(MqHttpBackend):
+    """Queues of a plain mq server; see the module."""
+
+    deviations: ClassVar[Mapping[str, str]] = {
+        "priority": "mq has no priorities",
+        "key": "mq has no keys",
+        "given_ids": "the server makes the ids",
+        "delay": "mq publishes at once",
+        "fifo": "a server with peers takes one of the first at random",
+        "tries_carried": "mq counts no tries",
+        "tries_counted": "mq counts no tries",
+        "expiry": "the server's mover decides when a message returns",
+        "extend": "the server's mover decides when a message returns",
+        "fencing": "mq has no tokens",
+        "retry_delay": "the server's mover decides when a message returns",
+        "release_delay": "the server's mover decides when a message returns",
+        "release_in_place": "the server's mover decides when a message returns",
+        "fail_kept": "a failed message is put into the queue <queue>failed",
+        "errors_kept": "mq has no failures",
+        "requeue": "mq has no failures",
+        "down": "mq cannot pause a queue",
+        "purge": "mq deletes whole queues, or messages by id",
+        "exact_counts": "mq counts nothing",
+        "browse_delayed": "mq lists nothing",
+        "browse_leased": "mq lists nothing",
+    }
+
+    async def open(self) -> None:
+        """See whether anything answers."""
+        await self._client.request("GET", "/", timeout=_PATIENCE)
+
+    @property
+    def durability(self) -> str:
+        """`disk`: mq answers after its fsync."""
+        return "disk"
+
+    async def _plain(self, method: str, target: str, body: bytes = b"") -> Answer:
+        return self._checked(await self._client.request(method, target, body=body, timeout=_PATIENCE))
+
+    async def publish(self, queue: str, drafts: Sequence[Draft]) -> list[str]:
+        """Store messages, one after the other to keep their order."""
+        for draft in drafts:
+            if draft.priority or draft.key is not None or draft.id is not None:
+                raise NotSupported("a plain mq server has no priorities, keys or ids of the publisher's")
+            if draft.delay > 0 or (draft.due_at or 0) > self._clock.time():
+                raise NotSupported("a plain mq server publishes at once: leave the delay out")
+        ids: list[str] = []
+        for draft in drafts:
+            try:
+                answer = await self._plain("POST", f"/{check_queue(queue)}/messages", draft.body)
+            except BackendUnavailable as error:
+                raise PublishFailed(f"{error}: perhaps it is stored") from error
+            ids.append(_message_id(answer))
+        return ids
+
+    async def _lease(self, queue: str, limit: int, visibility: float) -> list[Lease]:
+        leases: list[Lease] = []
+        while len(leases) < limit:
+            answer = await self._plain("GET", f"/{check_queue(queue)}/messages")
+            if answer.status != 200:
+                break
+            message = Message(id=_message_id(answer), queue=queue, body=answer.body)
+            now = self._clock.time()
+            leases.append(Lease(message=message, token=int(now * 1e6), expires_at=now + visibility))
+        return leases
+
+    async def wait(self, queues: Sequence[str], timeout: float) -> None:
+        """Wait a moment: whether there is work is known only by fetching it."""
+        await asyncio.sleep(min(timeout, _POLL * random.uniform(0.5, 1.0)))
+
+    def extend(self, leases: Sequence[Lease], visibility: float) -> list[Lease]:
+        """Renew nothing: a lease is lost when the time that was asked for is over."""
+        now = time.time()
+        return [lease for lease in leases if lease.expires_at <= now]
+
+    async def settle(self, settlements: Sequence[Settlement]) -> list[Settlement]:
+        """Delete what is done; leave what is not to the server's mover."""
+        for settlement in settlements:
+            message = settlement.lease.message
+            if settlement.how is Settle.FAIL_PERM:
+                await self._plain("POST", f"/{message.queue}failed/messages", message.body)
+            if settlement.how in {Settle.ACK, Settle.FAIL_PERM}:
+                await self.remove(message.queue, [message.id])
+        return []
+
+    async def resume(self, queue: str, message_id: str, token: int) -> Lease | None:
+        """A plain server tells nobody who fetched what."""
+        return None
+
+    async def reap(self, queue: str) -> int:
+        """Nothing: the server's mover does."""
+        return 0
+
+    async def queues(self) -> list[str]:
+        """Not known."""
+        self._refuse("list queues")
+
+    async def stats(self, queue: str) -> QueueStats:
+        """Not known."""
+        self._refuse("count")
+
+    async def browse(self, queue: str, state: State, limit: int = 100, offset: int = 0) -> list[StoredMessage]:
+        """Not known."""
+        self._refuse("list messages")
+
+    async def find(self, queue: str, message_id: str) -> StoredMessage | None:
+        """Not known."""
+        self._refuse("look at a message")
+
+    async def requeue(self, queue: str, ids: Iterable[str] | None = None) -> int:
+        """There are no failed messages."""
+        self._refuse("requeue")
+
+    async def remove(self, queue: str, ids: Iterable[str]) -> int:
+        """Delete messages; the server does not say whether they were there."""
+        count = 0
+        for message_id in ids:
+            await self._plain("DELETE", f"/{check_queue(queue)}/messages/{quote(message_id, safe='')}")
+            count += 1
+        return count
+
+    async def purge(self, queue: str, state: State | None = None) -> int:
+        """Not possible by state."""
+        self._refuse("purge by state")
+
+    async def down(self, queue: str) -> None:
+        """Not possible."""
+        self._refuse("pause a queue")
+
+    async def up(self, queue: str) -> None:
+        """Not possible."""
+        self._refuse("resume a queue")
+
+    @staticmethod
+    def _refuse(what: str) -> NoReturn:
+        raise NotSupported(f"a plain mq server cannot {what}: use `qworker serve`")
+
+
+def _message_id(answer: Answer) -> str:
+    message_id = answer.headers.get("x-message-id", "")
+    if not message_id:
+        raise BackendUnavailable("the server gave no X-Message-Id: it is no mq server")
+    return message_id

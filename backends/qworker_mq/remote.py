@@ -1,0 +1,310 @@
+"""`mq+http://[:TOKEN@]host[:port]` and `mq+https:`: the queues of a server, such as `qworker serve`.
+
+The token may also come from QWORKER_TOKEN. A server of another make, which has mq's endpoints and nothing else, is reached with
+`?plain=1` (see `plain`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar, Self, TypeVar, cast
+from urllib.parse import quote, urlencode
+
+import msgspec
+
+from qworker import errors
+from qworker.backend import Backend
+from qworker.clock import SYSTEM_CLOCK, Clock
+from qworker.errors import BackendError, BackendUnavailable, BadURL, PublishFailed, QueueNotFound, StorePermission
+from qworker.message import Draft, Lease, Message, QueueStats, Settle, Settlement, State, StoredMessage
+from qworker.names import check_queue
+from qworker.url import BackendURL
+from qworker_mq.client import Address, Answer, BlockingClient, Client
+
+__all__ = ["MqHttpBackend"]
+
+T = TypeVar("T")
+
+# Seconds that any answer may take, over what it was asked to wait.
+_PATIENCE = 30.0
+_LONGEST_WAIT = 20.0
+# A renewal must fail while there is time left to cancel the handler.
+_EXTEND = 5.0
+# Bytes of bodies in one request; base64 makes them a third longer.
+_BATCH = 4 << 20
+_JSON = {"content-type": "application/json"}
+
+
+class _Given(msgspec.Struct):
+    message: Message
+    token: int
+    expires_at: float
+
+
+class _About(msgspec.Struct):
+    durability: str
+    deviations: dict[str, str]
+
+
+class _Extended(msgspec.Struct):
+    lost: list[int]
+    expires_at: list[float]
+
+
+class MqHttpBackend(Backend):
+    """The queues of a qworker server: what they promise is what its backend promises."""
+
+    deviations: ClassVar[Mapping[str, str]] = {}
+
+    def __init__(self, url: BackendURL, *, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._url = url
+        self._clock = clock
+        self._address = Address.of(url, os.environ.get("QWORKER_TOKEN"))
+        self._client = Client(self._address)
+        self._blocking = BlockingClient(self._address)
+        self._durability: str | None = None
+
+    @classmethod
+    def from_url(cls, url: BackendURL, *, clock: Clock = SYSTEM_CLOCK) -> Self:
+        """`mq+http://[:TOKEN@]host[:port][?plain=1]`."""
+        url.only({"plain"})
+        if url.boolean("plain", False):
+            from qworker_mq.plain import PlainMqHttpBackend
+
+            return cast("Self", PlainMqHttpBackend(url, clock=clock))
+        return cls(url, clock=clock)
+
+    async def open(self) -> None:
+        """Ask the server what it is."""
+        answer = await self._client.request("GET", "/-/about", timeout=_PATIENCE)
+        if answer.status == 404:
+            raise BadURL(f"{self.describe()} has mq's endpoints only: add ?plain=1")
+        self._durability = _decoded(self._checked(answer), _About).durability
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await self._client.aclose()
+        self._blocking.close()
+
+    def describe(self) -> str:
+        """The URL, with the token masked."""
+        return self._url.masked
+
+    @property
+    def durability(self) -> str:
+        """The server's, once it was asked."""
+        return self._durability or "none"
+
+    # -- requests ----------------------------------------------------------------------------------------------------
+
+    async def _ask(
+        self, method: str, target: str, value: Any = None, *, queue: str = "", timeout: float = _PATIENCE
+    ) -> Answer:
+        body = b"" if value is None else msgspec.json.encode(value)
+        answer = await self._client.request(method, target, headers=_JSON if body else None, body=body, timeout=timeout)
+        return self._checked(answer, queue)
+
+    def _checked(self, answer: Answer, queue: str = "") -> Answer:
+        """The answer, if it is none of the errors.
+
+        Raises:
+            BackendError: what the server's backend raised.
+            UsageError: as well.
+        """
+        if answer.status < 400 or answer.status == 409:
+            return answer
+        text = answer.body.decode(errors="replace")[:500] or f"status {answer.status}"
+        name = answer.headers.get("x-qworker-error", "")
+        if name == "QueueNotFound":
+            raise QueueNotFound(queue)
+        if answer.status in {401, 403}:
+            raise StorePermission(f"{self.describe()} refuses this client: set its token in QWORKER_TOKEN")
+        _raise_named(name, text)
+        raise BackendUnavailable(f"{self.describe()}: {text}")
+
+    @staticmethod
+    def _path(queue: str, what: str, **query: object) -> str:
+        target = f"/-/{check_queue(queue)}/{what}"
+        return f"{target}?{urlencode(query)}" if query else target
+
+    # -- producing ---------------------------------------------------------------------------------------------------
+
+    async def publish(self, queue: str, drafts: Sequence[Draft]) -> list[str]:
+        """Store messages."""
+        ids: list[str] = []
+        target = self._path(queue, "publish")
+        for batch in _batches(drafts):
+            try:
+                answer = await self._ask("POST", target, batch, queue=queue)
+            except BackendUnavailable as error:
+                raise PublishFailed(f"{error}: perhaps it is stored: publish again with the same id") from error
+            ids += _decoded(answer, list[str])
+        return ids
+
+    # -- consuming ---------------------------------------------------------------------------------------------------
+
+    async def lease(self, queue: str, limit: int, visibility: float) -> list[Lease]:
+        """Claim messages."""
+        if limit < 1:
+            return []
+        asking = asyncio.ensure_future(self._lease(queue, min(limit, 1000), visibility))
+        try:
+            return await asyncio.shield(asking)
+        except asyncio.CancelledError:
+            # The server may have given leases already: nobody else would give them back before they expire.
+            leases = await asking
+            await self.settle([Settlement(lease=lease, how=Settle.RELEASE) for lease in leases])
+            raise
+
+    async def _lease(self, queue: str, limit: int, visibility: float) -> list[Lease]:
+        answer = await self._ask("POST", self._path(queue, "lease", limit=limit, visibility=visibility), queue=queue)
+        return [
+            Lease(message=given.message, token=given.token, expires_at=given.expires_at)
+            for given in _decoded(answer, list[_Given])
+        ]
+
+    async def wait(self, queues: Sequence[str], timeout: float) -> None:
+        """Have the server wait."""
+        deadline = time.monotonic() + timeout
+        while True:
+            left = max(0.0, min(deadline - time.monotonic(), _LONGEST_WAIT))
+            started = time.monotonic()
+            wish = {"queues": [check_queue(queue) for queue in queues], "timeout": left}
+            await self._ask("POST", "/-/wait", wish, timeout=left + _PATIENCE)
+            # Before its time: there is something. Otherwise the server's own limit ended it.
+            if time.monotonic() - started < left * 0.95 or time.monotonic() >= deadline:
+                return
+
+    def extend(self, leases: Sequence[Lease], visibility: float) -> list[Lease]:
+        """Renew leases, from any thread."""
+        if not leases:
+            return []
+        value = {"leases": [_held(lease) for lease in leases], "visibility": visibility}
+        answer = self._blocking.request(
+            "POST", "/-/extend", headers=_JSON, body=msgspec.json.encode(value), timeout=min(_EXTEND, visibility)
+        )
+        extended = _decoded(self._checked(answer), _Extended)
+        lost = set(extended.lost)
+        for place, lease in enumerate(leases):
+            if place not in lost:
+                lease.expires_at = extended.expires_at[place]
+        return [lease for place, lease in enumerate(leases) if place in lost]
+
+    async def settle(self, settlements: Sequence[Settlement]) -> list[Settlement]:
+        """End leases."""
+        if not settlements:
+            return []
+        value = [
+            {"lease": _held(each.lease), "how": each.how, "delay": each.delay, "error": each.error}
+            for each in settlements
+        ]
+        refused = _decoded(await self._ask("POST", "/-/settle", value), list[int])
+        return [settlements[place] for place in refused]
+
+    async def resume(self, queue: str, message_id: str, token: int) -> Lease | None:
+        """The lease, as long as the server knows it."""
+        found = await self.find(queue, message_id)
+        if found is None or found.state is not State.LEASED:
+            return None
+        return Lease(message=found.message, token=token, expires_at=found.expires_at or self._clock.time())
+
+    async def reap(self, queue: str) -> int:
+        """Have the server reap, as it does every second anyway."""
+        return await self._count("reap", queue)
+
+    # -- administering -----------------------------------------------------------------------------------------------
+
+    async def _count(self, what: str, queue: str, value: Any = None, **query: object) -> int:
+        return _decoded(await self._ask("POST", self._path(queue, what, **query), value, queue=queue), int)
+
+    async def queues(self) -> list[str]:
+        """The queues."""
+        return _decoded(await self._ask("GET", "/-/queues"), list[str])
+
+    async def create(self, queue: str) -> None:
+        """Make a queue."""
+        await self._ask("PUT", f"/{check_queue(queue)}", queue=queue)
+
+    async def delete(self, queue: str) -> None:
+        """Remove a queue."""
+        await self._ask("DELETE", f"/{check_queue(queue)}", queue=queue)
+
+    async def stats(self, queue: str) -> QueueStats:
+        """Count."""
+        return _decoded(await self._ask("GET", self._path(queue, "stats"), queue=queue), QueueStats)
+
+    async def browse(self, queue: str, state: State, limit: int = 100, offset: int = 0) -> list[StoredMessage]:
+        """Look at messages."""
+        found: list[StoredMessage] = []
+        while limit > 0:
+            target = self._path(queue, "browse", state=state.value, limit=min(limit, 1000), offset=offset)
+            page = _decoded(await self._ask("GET", target, queue=queue), list[StoredMessage])
+            found += page
+            if len(page) < min(limit, 1000):
+                break
+            limit -= len(page)
+            offset += len(page)
+        return found
+
+    async def find(self, queue: str, message_id: str) -> StoredMessage | None:
+        """Look at one message."""
+        target = self._path(queue, f"messages/{quote(message_id, safe='')}")
+        answer = await self._client.request("GET", target, timeout=_PATIENCE)
+        if answer.status == 404 and "x-qworker-error" not in answer.headers:
+            return None
+        return _decoded(self._checked(answer, queue), StoredMessage)
+
+    async def requeue(self, queue: str, ids: Iterable[str] | None = None) -> int:
+        """Make failed messages ready."""
+        return await self._count("requeue", queue, {"ids": None if ids is None else list(ids)})
+
+    async def remove(self, queue: str, ids: Iterable[str]) -> int:
+        """Delete messages by id."""
+        return await self._count("remove", queue, {"ids": list(ids)})
+
+    async def purge(self, queue: str, state: State | None = None) -> int:
+        """Delete messages by state."""
+        return await (self._count("purge", queue) if state is None else self._count("purge", queue, state=state.value))
+
+    async def down(self, queue: str) -> None:
+        """Pause."""
+        await self._ask("POST", self._path(queue, "down"), queue=queue)
+
+    async def up(self, queue: str) -> None:
+        """Resume."""
+        await self._ask("POST", self._path(queue, "up"), queue=queue)
+
+
+def _held(lease: Lease) -> dict[str, object]:
+    return {"queue": lease.message.queue, "id": lease.message.id, "token": lease.token}
+
+
+def _batches(drafts: Sequence[Draft]) -> Iterable[list[Draft]]:
+    """Drafts in requests that a server takes."""
+    batch: list[Draft] = []
+    size = 0
+    for draft in drafts:
+        if batch and size + len(draft.body) > _BATCH:
+            yield batch
+            batch, size = [], 0
+        batch.append(draft)
+        size += len(draft.body) + 200
+    if batch:
+        yield batch
+
+
+def _decoded(answer: Answer, kind: type[T]) -> T:
+    try:
+        return msgspec.json.decode(answer.body, type=kind)
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        raise BackendUnavailable(f"the server's answer cannot be used: {error}") from error
+
+
+def _raise_named(name: str, text: str) -> None:
+    """Raise the error of this name, where it is one of the tree."""
+    kind: object = getattr(errors, name, None) if name in errors.__all__ else None
+    if isinstance(kind, type) and issubclass(kind, BackendError | errors.UsageError):
+        raise kind(text)

@@ -1,0 +1,59 @@
+"""A server of the test's own, on a free port, in a thread with an event loop of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import queue
+import threading
+from collections.abc import Generator
+from typing import Any
+
+import msgspec
+import uvicorn
+
+from qworker.backend import Backend
+from qworker.http.app import MqApp, make_app
+from qworker.http.protocol import bounded
+from qworker.http.server import bind, serve
+
+
+class Served(msgspec.Struct):
+    """A running server."""
+
+    port: int
+    app: MqApp
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+
+@contextlib.contextmanager
+def served(backend: Backend, *, bounds: dict[str, Any] | None = None, **options: Any) -> Generator[Served]:
+    """Serve `backend` until the block ends; then the backend is closed."""
+    app = make_app(backend, **options)
+    listener = bind("127.0.0.1", 0)
+    port: int = listener.getsockname()[1]
+    ready: queue.SimpleQueue[uvicorn.Server | BaseException] = queue.SimpleQueue()
+
+    def run() -> None:
+        try:
+            asyncio.run(serve(app, listener, protocol=bounded(**(bounds or {})), ready=ready.put))
+        except BaseException as error:
+            ready.put(error)
+            raise
+
+    thread = threading.Thread(target=run, name="served", daemon=True)
+    thread.start()
+    server = ready.get(timeout=50)
+    if isinstance(server, BaseException):
+        raise server
+    try:
+        yield Served(port, app)
+    finally:
+        server.should_exit = True
+        # Connections that a failed test left open.
+        server.force_exit = True
+        thread.join(timeout=50)
+        assert not thread.is_alive(), "the server does not end"
