@@ -124,9 +124,16 @@ class WaitingContract(Contract):
 
     @rule("delay")
     async def test_a_message_that_becomes_due_ends_a_wait(self, case: Case) -> None:
-        await case.publish(b"x", delay=0.2)
-        async with asyncio.timeout(_DEADLINE):
-            await case.backend.wait([case.queue], _ENDLESS)
+        await case.publish(b"x", delay=0.5)
+        waiting = asyncio.create_task(case.backend.wait([case.queue], _ENDLESS))
+        try:
+            async with asyncio.timeout(_DEADLINE):
+                while not waiting.done():
+                    await asyncio.sleep(0.05)
+                    await case.harness.advance(0.05)
+        finally:
+            waiting.cancel()
+            await asyncio.wait([waiting])
 
     @rule("requeue")
     async def test_a_requeue_wakes_a_wait(self, case: Case) -> None:
