@@ -1,0 +1,296 @@
+"""`file:///abs/dir` and `file://./rel`: queues in directories that fsq programs share; docs/file-format.md describes them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from typing import ClassVar, Self
+
+from qworker.backend import Backend
+from qworker.clock import SYSTEM_CLOCK, Clock
+from qworker.errors import BackendUnavailable, QueueNotFound
+from qworker.files import store_errors
+from qworker.message import Draft, Lease, QueueStats, Settlement, State, StoredMessage
+from qworker.names import check_queue
+from qworker.url import BackendURL
+from qworker_file import admin, looks
+from qworker_file.lease import Expiries, FileLease, extend, resume
+from qworker_file.local import LocalQueue
+from qworker_file.options import FileOptions
+from qworker_file.settle import settle_all
+from qworker_file.store import Store
+from qworker_file.wake import Waiter
+
+__all__ = ["FileBackend"]
+
+
+class FileBackend(Backend):
+    """Queues in directories; see the module.
+
+    Args:
+        directory: the root, which is made if it is absent.
+        clock: gives the times in names.
+        options: what the URL says.
+    """
+
+    deviations: ClassVar = {
+        "priority": "a directory is listed in one order: priorities come with redis:",
+        "key": "a directory has no place for keys: give messages ids, or use redis:",
+    }
+
+    def __init__(self, directory: str, *, clock: Clock = SYSTEM_CLOCK, options: FileOptions | None = None) -> None:
+        self._directory = directory
+        self._clock = clock
+        self._options = FileOptions() if options is None else options
+        self._expiries = Expiries()
+        self._store: Store | None = None
+
+    @classmethod
+    def from_url(cls, url: BackendURL, *, clock: Clock = SYSTEM_CLOCK) -> Self:
+        """`?sync=full|off`, `?keep_done=`, `?keep_fail=`, `?time=utc|local`, `?rescan=SECONDS`, `?mode=0700|0750|0770|02770`."""
+        return cls(str(url.directory), clock=clock, options=FileOptions.from_url(url))
+
+    def describe(self) -> str:
+        """The URL."""
+        return f"file://{self._directory}{self._options.words}"
+
+    @property
+    def durability(self) -> str:
+        """`disk` with sync=full on a file system with a journal, else `process`."""
+        if not self._options.sync:
+            return "process"
+        if self._store is not None:
+            return self._store.durability
+        # Asked before it is opened: look, and leave nothing open.
+        with store_errors(f"open {self._directory}"):
+            return Store.durability_of(self._directory)
+
+    async def open(self) -> None:
+        """Open the root directory, or make it."""
+        self._opened()
+
+    def _opened(self) -> Store:
+        if self._store is None:
+            with store_errors(f"open {self._directory}"):
+                self._store = Store(self._directory, self._clock, self._options, detached=self.detached)
+        return self._store
+
+    async def aclose(self) -> None:
+        """Close every descriptor, and end the thread that syncs."""
+        store, self._store = self._store, None
+        if store is not None:
+            store.close()
+
+    # -- producing ---------------------------------------------------------------------------------------------------
+
+    async def publish(self, queue: str, drafts: Sequence[Draft]) -> list[str]:
+        """Store messages."""
+        check_queue(queue)
+        store = self._opened()
+        with store_errors(f"publish to {queue!r}"):
+            for last in (False, False, True):
+                local = store.queue(queue, create=True)
+                assert local is not None
+                try:
+                    stored = await store.publisher.publish(local.files, drafts)
+                    break
+                except FileNotFoundError:
+                    # The queue was deleted under us: it is made anew.
+                    if last:
+                        raise
+                    store.drop_deleted(queue)
+        local.added(stored.ready, stored.delayed)
+        if stored.ready or stored.delayed:
+            store.notify(local)
+        return stored.ids
+
+    # -- consuming ---------------------------------------------------------------------------------------------------
+
+    async def lease(self, queue: str, limit: int, visibility: float) -> list[Lease]:
+        """Claim messages."""
+        store = self._opened()
+        with store_errors(f"lease from {queue!r}"):
+            local = store.queue(check_queue(queue))
+            if local is None:
+                return []
+            return list(await local.lease(min(limit, store.room()), visibility, self._expiries))
+
+    async def wait(self, queues: Sequence[str], timeout: float) -> None:
+        """Wait for a publish, a return to ready, a due time, the end of a pause, or a rescan that finds something."""
+        store = self._opened()
+        waiter = Waiter(queues)
+        store.add_waiter(waiter)
+        try:
+            with store_errors("wait for messages"):
+                await self._wait(store, waiter, asyncio.get_running_loop().time() + timeout)
+        finally:
+            store.remove_waiter(waiter)
+
+    async def _wait(self, store: Store, waiter: Waiter, ends: float) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            waiter.event.clear()
+            due, look = await self._next_events(store, waiter)
+            rest = ends - loop.time()
+            pause = min(due, look, rest)
+            if due <= 0 or rest <= 0:
+                return
+            try:
+                async with asyncio.timeout(pause):
+                    await waiter.event.wait()
+            except TimeoutError:
+                if pause == due:
+                    return
+
+    async def _next_events(self, store: Store, waiter: Waiter) -> tuple[float, float]:
+        """Seconds until a queue has work, as far as is known, and until the next look at them; work now is 0."""
+        due, look = float("inf"), store.absent_pause
+        for name in waiter.queues:
+            local = store.queue(check_queue(name))
+            if local is None:
+                continue
+            waiter.listen(local.files)
+            if await local.has_work():
+                return 0.0, 0.0
+            due = min(due, local.until_due())
+            look = min(look, local.until_look())
+        return due, look
+
+    def extend(self, leases: Sequence[Lease], visibility: float) -> list[Lease]:
+        """Renew leases, in the caller's thread."""
+        store = self._store
+        lost: list[Lease] = []
+        for lease in leases:
+            assert isinstance(lease, FileLease)
+            try:
+                if store is None or not extend(lease, visibility, store.holder.name, self._expiries, self._clock):
+                    lease.lost = True
+                    lost.append(lease)
+            except OSError as error:
+                raise BackendUnavailable(f"cannot extend leases: {error.strerror}") from error
+        return lost
+
+    async def resume(self, queue: str, message_id: str, token: int) -> Lease | None:
+        """Find a detached lease again."""
+        store = self._opened()
+        with store_errors(f"resume a lease of {queue!r}"):
+            local = store.queue(check_queue(queue))
+            return None if local is None else await resume(local.files, local.own, message_id, token, self._clock)
+
+    async def settle(self, settlements: Sequence[Settlement]) -> list[Settlement]:
+        """End leases."""
+        store = self._opened()
+        with store_errors("settle"):
+            return await settle_all(store, settlements)
+
+    async def reap(self, queue: str) -> int:
+        """Return what is over."""
+        store = self._opened()
+        with store_errors(f"reap {queue!r}"):
+            local = store.queue(check_queue(queue))
+            if local is None:
+                return 0
+            due = local.count_due()
+            returned = await local.reap()
+            await store.prune(local)
+        if returned or due:
+            store.notify(local)
+        return returned + due
+
+    # -- administering -----------------------------------------------------------------------------------------------
+
+    async def queues(self) -> list[str]:
+        """The queues."""
+        with store_errors(f"list {self._directory}"):
+            return self._opened().names()
+
+    async def create(self, queue: str) -> None:
+        """Make a queue."""
+        with store_errors(f"create {queue!r}"):
+            self._opened().queue(check_queue(queue), create=True)
+
+    async def delete(self, queue: str) -> None:
+        """Delete a queue."""
+        store = self._opened()
+        with store_errors(f"delete {queue!r}"):
+            local = store.queue(check_queue(queue))
+            if local is not None:
+                await admin.delete_queue(store.root, queue, local.files)
+                await store.commit({store.root})
+                store.drop_deleted(queue)
+
+    def _found(self, queue: str) -> LocalQueue:
+        local = self._opened().queue(check_queue(queue))
+        if local is None:
+            raise QueueNotFound(queue)
+        return local
+
+    async def stats(self, queue: str) -> QueueStats:
+        """Count."""
+        with store_errors(f"count {queue!r}"):
+            local = self._found(queue)
+            return await looks.count(
+                local.files, self._clock.time(), local=self._options.local_time, retention=self._options.retention
+            )
+
+    async def browse(self, queue: str, state: State, limit: int = 100, offset: int = 0) -> list[StoredMessage]:
+        """Look at messages."""
+        with store_errors(f"browse {queue!r}"):
+            local = self._found(queue)
+            now = self._clock.time()
+            return await looks.browse(local.files, state, limit, offset, now, local=self._options.local_time)
+
+    async def find(self, queue: str, message_id: str) -> StoredMessage | None:
+        """Look at one message."""
+        with store_errors(f"look into {queue!r}"):
+            local = self._found(queue)
+            return await looks.find(local.files, message_id, self._clock.time, local=self._options.local_time)
+
+    async def requeue(self, queue: str, ids: Iterable[str] | None = None) -> int:
+        """Make failed messages ready."""
+        store = self._opened()
+        with store_errors(f"requeue in {queue!r}"):
+            local = self._found(queue)
+            moved = await admin.requeue(local.files, ids, self._clock.time())
+            await store.commit({local.files.fail, local.files.queue} if moved else set())
+        local.added(moved, [], returned=True)
+        if moved:
+            store.notify(local)
+        return len(moved)
+
+    async def remove(self, queue: str, ids: Iterable[str]) -> int:
+        """Delete messages by id."""
+        store = self._opened()
+        with store_errors(f"remove from {queue!r}"):
+            local = self._found(queue)
+            gone = await admin.remove(local.files, ids, self._clock.time)
+            local.lose([entry.item for entry in gone if entry.state is State.LEASED])
+            await store.commit({entry.directory for entry in gone})
+        return len(gone)
+
+    async def purge(self, queue: str, state: State | None = None) -> int:
+        """Delete messages by state."""
+        store = self._opened()
+        states = (State.READY, State.DELAYED, State.FAIL) if state is None else (state,)
+        with store_errors(f"purge {queue!r}"):
+            local = self._found(queue)
+            gone = [entry for one in states for entry in await admin.purge(local.files, one, self._clock.time())]
+            local.lose([entry.item for entry in gone if entry.state is State.LEASED])
+            await store.commit({entry.directory for entry in gone})
+        return len(gone)
+
+    async def down(self, queue: str) -> None:
+        """Pause."""
+        with store_errors(f"pause {queue!r}"):
+            local = self._found(queue)
+            admin.pause(local.files)
+            await self._opened().commit({local.files.base})
+
+    async def up(self, queue: str) -> None:
+        """Resume."""
+        store = self._opened()
+        with store_errors(f"resume {queue!r}"):
+            local = self._found(queue)
+            admin.resume_queue(local.files)
+            await store.commit({local.files.base})
+        store.notify(local)

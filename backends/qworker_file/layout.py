@@ -1,0 +1,239 @@
+"""The directories of a queue: made whole, opened once, and used through descriptors, so that no path can be swapped under them."""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import stat
+
+from qworker.errors import BackendError, FormatTooNew
+from qworker.files import CREATE, DIRECTORY, READ, read_all, write_all
+
+__all__ = ["FORMAT", "QueueDir", "create_queue", "fsync_directory", "is_queue", "open_queue"]
+
+FORMAT = 1
+
+_PARTS = ("tmp", "queue", "lease", "delay", "done", "fail", "names", "workers")
+_TRIGGER = "trigger-s"
+_FORMAT_FILE = "format"
+
+
+class QueueDir:
+    """The open directories of one queue."""
+
+    __slots__ = (
+        "base",
+        "delay",
+        "device",
+        "done",
+        "fail",
+        "item_mode",
+        "lease",
+        "name",
+        "names",
+        "queue",
+        "tmp",
+        "trigger",
+        "workers",
+    )
+
+    def __init__(self, name: str, base: int) -> None:
+        self.name = name
+        self.base = base
+        self.tmp = self.queue = self.lease = self.delay = self.done = self.fail = self.names = self.workers = -1
+        # Opened for reading and writing: so a write is kept until somebody reads it, and never fails for want of a reader.
+        self.trigger = -1
+        status = os.fstat(base)
+        self.device = status.st_dev
+        # Who may enter the directory may read its items.
+        self.item_mode = 0o660 if status.st_mode & stat.S_IWGRP else 0o600
+
+    @property
+    def exists(self) -> bool:
+        """False once the queue was deleted."""
+        return os.fstat(self.base).st_nlink > 0
+
+    @property
+    def is_down(self) -> bool:
+        """Whether the queue is paused."""
+        try:
+            os.stat("down", dir_fd=self.base, follow_symlinks=False)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def pull_trigger(self) -> None:
+        """Wake one idle worker: one byte, and none if the pipe is full of unread ones."""
+        if self.trigger >= 0:
+            try:
+                os.write(self.trigger, b"x")
+            except BlockingIOError:
+                # Thousands of wake-ups are unread: another one says nothing new.
+                pass
+
+    def close(self) -> None:
+        """Close every descriptor. Idempotent."""
+        for part in (*_PARTS, "base", "trigger"):
+            fd: int = getattr(self, part)
+            if fd >= 0:
+                setattr(self, part, -1)
+                os.close(fd)
+
+
+def is_queue(root: int, name: str) -> bool:
+    """Whether `root` has a queue of this name."""
+    try:
+        status = os.stat(f"{name}/queue", dir_fd=root, follow_symlinks=False)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return stat.S_ISDIR(status.st_mode)
+
+
+def create_queue(root: int, name: str, mode: int, *, durable: bool) -> None:
+    """Make a queue under a hidden name, then show it whole. One that exists is left as it is.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    if is_queue(root, name):
+        return
+    hidden = f".new-{name}-{secrets.token_hex(4)}"
+    _make_directory(hidden, mode, root)
+    base = os.open(hidden, DIRECTORY | os.O_NOFOLLOW, dir_fd=root)
+    try:
+        for part in _PARTS:
+            _make_directory(part, mode, base)
+        _make_trigger(base, mode)
+        _write_format(base, mode)
+        if durable:
+            os.fsync(base)
+        try:
+            os.rename(hidden, name, src_dir_fd=root, dst_dir_fd=root)
+        except OSError as error:
+            _remove_new(base)
+            os.rmdir(hidden, dir_fd=root)
+            if error.errno not in {errno.ENOTEMPTY, errno.EEXIST} or not is_queue(root, name):
+                raise
+        if durable:
+            os.fsync(root)
+    finally:
+        os.close(base)
+
+
+def open_queue(root: int, name: str) -> QueueDir | None:
+    """Open a queue, adding what an fsq program that made it does not know of; None when there is none.
+
+    Raises:
+        FormatTooNew: a newer release wrote it.
+        OSError: it cannot be opened.
+    """
+    if not is_queue(root, name):
+        return None
+    try:
+        opened = QueueDir(name, os.open(name, DIRECTORY | os.O_NOFOLLOW, dir_fd=root))
+    except FileNotFoundError:
+        return None
+    try:
+        _check_format(opened)
+        mode = stat.S_IMODE(os.fstat(opened.base).st_mode)
+        for part in _PARTS:
+            setattr(opened, part, _open_part(opened.base, part, mode))
+        opened.trigger = _open_trigger(opened.base, mode)
+    except FileNotFoundError:
+        # Deleted while it was being opened.
+        opened.close()
+        return None
+    except BaseException:
+        opened.close()
+        raise
+    return opened
+
+
+def fsync_directory(directory: int) -> None:
+    """Put a directory's entries on the disk, in the caller's thread: for what happens once in a queue's life.
+
+    Raises:
+        OSError: the outcome is unknown.
+    """
+    os.fsync(directory)
+
+
+def _make_directory(name: str, mode: int, parent: int) -> None:
+    try:
+        os.mkdir(name, mode, dir_fd=parent)
+    except FileExistsError:
+        return
+    # What was asked for, whatever the umask says.
+    os.chmod(name, mode, dir_fd=parent)
+
+
+def _open_part(base: int, part: str, mode: int) -> int:
+    try:
+        return os.open(part, DIRECTORY | os.O_NOFOLLOW, dir_fd=base)
+    except FileNotFoundError:
+        if os.fstat(base).st_nlink == 0:
+            raise
+        _make_directory(part, mode, base)
+        return os.open(part, DIRECTORY | os.O_NOFOLLOW, dir_fd=base)
+
+
+def _make_trigger(base: int, mode: int) -> None:
+    try:
+        os.mkfifo(_TRIGGER, mode & 0o666, dir_fd=base)
+    except FileExistsError:
+        return
+    os.chmod(_TRIGGER, mode & 0o666, dir_fd=base)
+
+
+def _open_trigger(base: int, mode: int) -> int:
+    """The trigger for reading and writing; -1 when something else has its name."""
+    flags = os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        found = os.stat(_TRIGGER, dir_fd=base, follow_symlinks=False)
+    except FileNotFoundError:
+        _make_trigger(base, mode)
+        found = os.stat(_TRIGGER, dir_fd=base, follow_symlinks=False)
+    if not stat.S_ISFIFO(found.st_mode):
+        return -1
+    try:
+        return os.open(_TRIGGER, flags, dir_fd=base)
+    except PermissionError:
+        # A trigger of somebody else's: rescans and inotify do without.
+        return -1
+
+
+def _write_format(base: int, mode: int) -> None:
+    fd = os.open(_FORMAT_FILE, CREATE, mode & 0o666, dir_fd=base)
+    try:
+        write_all(fd, b"qworker directory %d\n" % FORMAT)
+    finally:
+        os.close(fd)
+
+
+def _check_format(opened: QueueDir) -> None:
+    try:
+        fd = os.open(_FORMAT_FILE, READ, dir_fd=opened.base)
+    except FileNotFoundError:
+        # Made by an fsq program. The format it has is the first one.
+        return
+    try:
+        text = read_all(fd, os.fstat(fd).st_size)
+    finally:
+        os.close(fd)
+    version = text.rpartition(b" ")[2].strip()
+    if not text.startswith(b"qworker directory ") or not version.isdigit():
+        raise BackendError(
+            f"the file `format` of the queue {opened.name!r} is damaged: write `qworker directory 1` to it"
+        )
+    if int(version) > FORMAT:
+        raise FormatTooNew(
+            f"the queue {opened.name!r} has format {int(version)}, and this release knows {FORMAT}: upgrade qworker"
+        )
+
+
+def _remove_new(base: int) -> None:
+    for part in _PARTS:
+        os.rmdir(part, dir_fd=base)
+    os.unlink(_TRIGGER, dir_fd=base)
+    os.unlink(_FORMAT_FILE, dir_fd=base)

@@ -1,0 +1,205 @@
+"""Looking at a queue without claiming anything: counts, pages, and one message by its id."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import hashlib
+import os
+import stat
+from collections.abc import AsyncIterator, Callable, Mapping
+
+import msgspec
+
+from qworker.files import READ, list_names, read_all
+from qworker.message import Message, QueueStats, State, StoredMessage
+from qworker_file.foreign import arguments, read_reason
+from qworker_file.layout import QueueDir
+from qworker_file.names import id_of, parse_delay, parse_item, parse_lease
+
+__all__ = ["Entry", "browse", "count", "entries", "find", "message_id"]
+
+_UNREADABLE = frozenset({errno.ELOOP, errno.ENXIO, errno.EACCES, errno.ENODEV, errno.EIO})
+
+
+class Entry(msgspec.Struct, gc=False):
+    """A file of a queue, by its name alone."""
+
+    state: State
+    # The descriptor of its directory.
+    directory: int
+    name: str
+    # Its name without the state's own part.
+    item: str
+    # Unix seconds: due or expiry; 0 for the other states.
+    at: float = 0.0
+    holder: str | None = None
+
+
+def message_id(item: str) -> str:
+    """The id of any file: a stranger's, which has no item's name yet, gets one that is the same at every look."""
+    return id_of(item) or "x-" + hashlib.sha256(os.fsencode(item)).hexdigest()[:40]
+
+
+async def entries(files: QueueDir, state: State, now: float) -> list[Entry]:
+    """What is in a state, unsorted; delayed messages that are due are ready.
+
+    Raises:
+        OSError: it cannot be listed.
+    """
+    if state is State.LEASED:
+        return [entry for name in await list_names(files.lease) if (entry := _leased(files, name)) is not None]
+    if state is State.DONE or state is State.FAIL:
+        directory = files.done if state is State.DONE else files.fail
+        return [Entry(state, directory, name, name) for name in await list_names(directory) if name[0] != "."]
+    found = [entry for name in await list_names(files.delay) if (entry := _delayed(files, name, now)) is not None]
+    found = [entry for entry in found if entry.state is state]
+    if state is State.READY:
+        found += [Entry(state, files.queue, name, name) for name in await list_names(files.queue) if name[0] != "."]
+    return found
+
+
+def _leased(files: QueueDir, name: str) -> Entry | None:
+    parsed = parse_lease(name)
+    if parsed is None:
+        return None
+    return Entry(State.LEASED, files.lease, name, parsed[0], parsed[1] / 1000, parsed[2])
+
+
+def _delayed(files: QueueDir, name: str, now: float) -> Entry | None:
+    parsed = parse_delay(name)
+    if parsed is None:
+        return None
+    due = parsed[0] / 1000
+    return Entry(State.READY if due <= now else State.DELAYED, files.delay, name, parsed[1], due)
+
+
+async def count(files: QueueDir, now: float, *, local: bool, retention: Mapping[str, str]) -> QueueStats:
+    """Count every state.
+
+    Raises:
+        OSError: it cannot be listed.
+    """
+    ready = await entries(files, State.READY, now)
+    oldest = min((entry.item for entry in ready), default=None)
+    age: float | None = None
+    if oldest is not None:
+        parsed = parse_item(oldest, local=local)
+        age = 0.0 if parsed is None or parsed.enqueued_at is None else max(0.0, now - parsed.enqueued_at)
+    return QueueStats(
+        queue=files.name,
+        ready=len(ready),
+        leased=len(await entries(files, State.LEASED, now)),
+        delayed=len(await entries(files, State.DELAYED, now)),
+        done=len(await entries(files, State.DONE, now)),
+        fail=len(await entries(files, State.FAIL, now)),
+        oldest_age=age,
+        down=files.is_down,
+        retention=retention,
+    )
+
+
+async def browse(
+    files: QueueDir, state: State, limit: int, offset: int, now: float, *, local: bool
+) -> list[StoredMessage]:
+    """A page of a state, in the contract's order.
+
+    Raises:
+        OSError: it cannot be listed.
+    """
+    found = await entries(files, state, now)
+    if state is State.READY:
+        found.sort(key=lambda entry: entry.item)
+    elif state in {State.DONE, State.FAIL}:
+        await _finished_at(found)
+        found.sort(key=lambda entry: (entry.at, entry.item))
+    else:
+        found.sort(key=lambda entry: (entry.at, entry.item))
+    page: list[StoredMessage] = []
+    for entry in found[offset:]:
+        if len(page) >= limit:
+            break
+        if (stored := look(files, entry, local=local)) is not None:
+            page.append(stored)
+        if len(page) % 50 == 0:
+            await asyncio.sleep(0)
+    return page
+
+
+async def _finished_at(found: list[Entry]) -> None:
+    for number, entry in enumerate(found):
+        try:
+            entry.at = os.stat(entry.name, dir_fd=entry.directory, follow_symlinks=False).st_mtime
+        except FileNotFoundError:
+            # Removed meanwhile; the look at it will find out.
+            continue
+        if number % 500 == 499:
+            await asyncio.sleep(0)
+
+
+async def find(files: QueueDir, wanted: str, now: Callable[[], float], *, local: bool) -> StoredMessage | None:
+    """One message in any state; looked for twice, for a listing misses what is moved meanwhile.
+
+    Raises:
+        OSError: a directory cannot be listed.
+    """
+    for _ in range(2):
+        async for entry in matching(files, frozenset({wanted}), now):
+            if (stored := look(files, entry, local=local)) is not None:
+                return stored
+    return None
+
+
+async def matching(files: QueueDir, wanted: frozenset[str], now: Callable[[], float]) -> AsyncIterator[Entry]:
+    """The files of some ids, state after state in the order in which messages go through them."""
+    for state in (State.READY, State.DELAYED, State.LEASED, State.FAIL, State.DONE):
+        for number, entry in enumerate(await entries(files, state, now())):
+            if message_id(entry.item) in wanted:
+                yield entry
+            if number % 1000 == 999:
+                await asyncio.sleep(0)
+
+
+def look(files: QueueDir, entry: Entry, *, local: bool) -> StoredMessage | None:
+    """Read one file; None when it is gone."""
+    try:
+        status, body = _read(entry)
+    except FileNotFoundError:
+        return None
+    parsed = parse_item(entry.item, local=local)
+    moment = status.st_mtime if parsed is None or parsed.enqueued_at is None else parsed.enqueued_at
+    message = Message(
+        id=message_id(entry.item),
+        queue=files.name,
+        body=body,
+        tries=0 if parsed is None else parsed.tries,
+        enqueued_at=moment,
+        arguments=(entry.item,) if parsed is None else arguments(files, parsed),
+    )
+    state = entry.state
+    return StoredMessage(
+        message=message,
+        state=state,
+        due_at=entry.at if state is State.DELAYED else None,
+        expires_at=entry.at if state is State.LEASED else None,
+        finished_at=status.st_mtime if state in {State.DONE, State.FAIL} else None,
+        holder=entry.holder,
+        error=read_reason(files, entry.item) if state is State.FAIL else None,
+    )
+
+
+def _read(entry: Entry) -> tuple[os.stat_result, bytes]:
+    """A file's state and contents; no contents for what is no readable regular file."""
+    try:
+        fd = os.open(entry.name, READ, dir_fd=entry.directory)
+    except OSError as error:
+        if error.errno not in _UNREADABLE:
+            raise
+        return os.stat(entry.name, dir_fd=entry.directory, follow_symlinks=False), b""
+    try:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            return status, b""
+        return status, read_all(fd, status.st_size)
+    finally:
+        os.close(fd)

@@ -1,0 +1,239 @@
+"""The names of files, which are the whole state of a message. Nothing here touches a disk.
+
+    item     _<timestamp>_<entropy>_<pid>_<host>_<tries>[_<argument>]...      in queue/, done/ and fail/: a valid fsq item
+    lease    <item>.<expiry, ms>.<holder>                                     in lease/
+    delay    <due, ms>.<item>                                                 in delay/
+
+The first character of an item is its delimiter. The first four fields are the message's id; an id of another form, chosen by its
+publisher, stands in the host field behind a `~`.
+"""
+
+from __future__ import annotations
+
+import calendar
+import hashlib
+import os
+import re
+import time
+from collections.abc import Iterable
+from functools import lru_cache
+
+import msgspec
+
+from qworker.names import check_id
+
+__all__ = [
+    "MAX_HOLDER",
+    "MAX_OWN",
+    "Item",
+    "alias_of",
+    "alias_target",
+    "delay_name",
+    "id_of",
+    "index_name",
+    "is_own",
+    "item_name",
+    "lease_name",
+    "parse_delay",
+    "parse_item",
+    "parse_lease",
+    "reason_name",
+    "stem_for",
+    "with_tries",
+]
+
+# Bytes. What we name ourselves leaves room below 255 for the suffixes of a lease.
+MAX_OWN = 195
+MAX_HOLDER = 40
+
+_PLAIN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,119}")
+_ESCAPE = re.compile(rb"%([0-9a-fA-F]{2})?")
+_GIVEN = "~"
+_ALIAS = "~"
+
+
+class Item(msgspec.Struct, frozen=True, gc=False):
+    """What an item's name says."""
+
+    id: str
+    tries: int
+    arguments: tuple[str, ...]
+    # Unix seconds; None where the timestamp has another format than ours.
+    enqueued_at: float | None
+
+
+# -- items -----------------------------------------------------------------------------------------------------------
+
+
+def item_name(stem: str, tries: int, arguments: Iterable[str] = ()) -> str:
+    """The name of an item of ours: its first four fields, its tries, its arguments."""
+    return f"_{stem}_{tries}" + "".join([f"_{_encode(argument)}" for argument in arguments])
+
+
+def parse_item(name: str, *, local: bool = False) -> Item | None:
+    """Read an item's name, by whomever it was given; None when it is not one.
+
+    Args:
+        name: the file's name.
+        local: whether timestamps are in this host's local time.
+    """
+    if len(name) < 10 or name[0] in ".%/":
+        return None
+    delimiter = name[0]
+    fields = name[1:].split(delimiter)
+    if len(fields) < 5:
+        return None
+    stamp, entropy, pid, host, tries = fields[:5]
+    if not (stamp and host and _number(entropy) and _number(pid) and _number(tries) and len(tries) <= 9):
+        return None
+    arguments: list[str] = []
+    for field in fields[5:]:
+        argument = _decode(field)
+        if argument is None:
+            return None
+        arguments.append(argument)
+    if _decode(host) is None:
+        return None
+    return Item(_id(stamp, entropy, pid, host), int(tries), tuple(arguments), _moment(stamp, entropy, local))
+
+
+def id_of(name: str) -> str | None:
+    """The message id in an item's name; cheaper than `parse_item`, and None for what cannot be an item."""
+    if not name or name[0] in ".%/":
+        return None
+    fields = name[1:].split(name[0], 5)
+    return _id(*fields[:4]) if len(fields) >= 5 else None
+
+
+def with_tries(name: str, tries: int) -> str:
+    """The same item with another number of failed attempts."""
+    delimiter = name[0]
+    fields = name[1:].split(delimiter, 5)
+    fields[4] = str(tries)
+    return delimiter + delimiter.join(fields)
+
+
+def stem_for(message_id: str, fresh: str) -> str:
+    """The first four fields for an id that its publisher chose.
+
+    An id of our own form is treated as any other: its time is not that of this publish, and would break the order.
+
+    Args:
+        message_id: the id; checked here once more, for it becomes part of a path.
+        fresh: a new stem, whose time the message gets.
+    """
+    check_id(message_id)
+    stamp, entropy, _ = fresh.split("_", 2)
+    # Ids have no plus sign, and fields no underscore.
+    return f"{stamp}_{entropy}_0_{_GIVEN}{message_id.replace('_', '+')}"
+
+
+def is_own(item: str) -> bool:
+    """Whether only qworker makes names like this: such a file is whole as soon as it is seen."""
+    fields = item.split("_", 5)
+    if len(fields) < 6 or len(fields[2]) != 9:
+        return False
+    return fields[4][-9:-8] == "-" or fields[4].startswith(_GIVEN)
+
+
+def _id(stamp: str, entropy: str, pid: str, host: str) -> str:
+    if host.startswith(_GIVEN) and pid == "0":
+        given = host[1:].replace("+", "_")
+        if _PLAIN_ID.fullmatch(given):
+            return given
+    plain = f"{stamp}_{entropy}_{pid}_{host}"
+    if _PLAIN_ID.fullmatch(plain):
+        return plain
+    # A host name that no id may hold: the message still needs one name that is the same in all its states.
+    return "x-" + hashlib.sha256(os.fsencode(plain)).hexdigest()[:40]
+
+
+def _number(field: str) -> bool:
+    return field.isascii() and field.isdigit()
+
+
+def _moment(stamp: str, entropy: str, local: bool) -> float | None:
+    second = _second(stamp, local)
+    if second is None or len(entropy) != 9:
+        return second
+    return second + int(entropy) / 1e9
+
+
+@lru_cache(maxsize=256)
+def _second(stamp: str, local: bool) -> float | None:
+    if len(stamp) != 14 or not _number(stamp):
+        return None
+    try:
+        parsed = time.strptime(stamp, "%Y%m%d%H%M%S")
+        return time.mktime(parsed) if local else float(calendar.timegm(parsed))
+    except (ValueError, OverflowError):
+        return None
+
+
+def _encode(argument: str) -> str:
+    return argument.replace("%", "%25").replace("_", "%5f").replace("/", "%2f").replace("\0", "%00")
+
+
+def _decode(field: str) -> str | None:
+    """What an encoded field means; None when an escape is truncated or not hexadecimal."""
+    if "%" not in field:
+        return field
+    raw = os.fsencode(field)
+    if any(match[1] is None for match in _ESCAPE.finditer(raw)):
+        return None
+    return os.fsdecode(_ESCAPE.sub(lambda match: bytes([int(match[1], 16)]), raw))
+
+
+# -- states ----------------------------------------------------------------------------------------------------------
+
+
+def lease_name(item: str, expiry_ms: int, holder: str) -> str:
+    """Where a leased item is; the whole name is the key of a compare-and-swap."""
+    return f"{item}.{expiry_ms}.{holder}"
+
+
+def parse_lease(name: str) -> tuple[str, int, str] | None:
+    """Item, expiry in milliseconds and holder; None for a file that is no lease."""
+    parts = name.rsplit(".", 2)
+    if len(parts) != 3 or not _number(parts[1]) or not parts[0] or not parts[2]:
+        return None
+    return parts[0], int(parts[1]), parts[2]
+
+
+def delay_name(item: str, due_ms: int) -> str:
+    """Where an item waits until it is due; sorts by that."""
+    return f"{due_ms:013d}.{item}"
+
+
+def parse_delay(name: str) -> tuple[int, str] | None:
+    """Due time in milliseconds, and item; None for a file that is neither."""
+    due, dot, item = name.partition(".")
+    if not dot or not item or not _number(due):
+        return None
+    return int(due), item
+
+
+def reason_name(item: str) -> str:
+    """Where, beside a failed item, its reason is kept."""
+    return f".{item}.reason"
+
+
+# -- names too long for a lease, and ids chosen by their publishers ------------------------------------------------
+
+
+def alias_of(name: str, stem: str, tries: int) -> tuple[str, str]:
+    """An own name for a file whose name has no room for suffixes, and the key under which the old one is kept."""
+    key = hashlib.sha256(os.fsencode(name)).hexdigest()
+    return f"_{stem}_{tries}_{_ALIAS}{key}", key
+
+
+def alias_target(arguments: tuple[str, ...]) -> str | None:
+    """The key of the name that an item stands for; None when it stands for itself."""
+    if len(arguments) == 1 and len(arguments[0]) == 65 and arguments[0][0] == _ALIAS:
+        return arguments[0][1:]
+    return None
+
+
+def index_name(message_id: str) -> str:
+    """Where, in names/, a message whose id was chosen by its publisher has its second link."""
+    return "id-" + hashlib.sha256(message_id.encode()).hexdigest()

@@ -1,0 +1,63 @@
+"""Ending leases in batches: every one is a rename or an unlink on the loop, and one commit carries them all."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Sequence
+
+from qworker.message import Settlement
+from qworker_file.lease import FileLease, settle
+from qworker_file.store import Store
+
+__all__ = ["settle_all"]
+
+_TURN = 0.002
+
+
+async def settle_all(store: Store, settlements: Sequence[Settlement]) -> list[Settlement]:
+    """End leases of any queues; the settlements that were refused.
+
+    Raises:
+        OSError: some have ended; a repetition of the same settlements completes it.
+    """
+    refused: list[Settlement] = []
+    changed: set[int] = set()
+    reasons: list[int] = []
+    try:
+        # One batch after another: of two that end the same leases, one ends them all.
+        async with store.settling:
+            await _settle(store, settlements, refused, changed, reasons)
+        await store.commit(changed, reasons)
+    finally:
+        for fd in reasons:
+            os.close(fd)
+    return refused
+
+
+async def _settle(
+    store: Store,
+    settlements: Sequence[Settlement],
+    refused: list[Settlement],
+    changed: set[int],
+    reasons: list[int],
+) -> None:
+    keep_done = store.options.keep_done.any
+    now = store.clock.time()
+    turn_ends = time.perf_counter() + _TURN
+    for settlement in settlements:
+        lease = settlement.lease
+        assert isinstance(lease, FileLease)
+        directories = settle(settlement, lease, now, keep_done=keep_done)
+        if directories is None:
+            refused.append(settlement)
+        else:
+            changed |= directories
+            if lease.reason_fd >= 0:
+                reasons.append(lease.reason_fd)
+                lease.reason_fd = -1
+        store.ended(settlement)
+        if time.perf_counter() > turn_ends:
+            await asyncio.sleep(0)
+            turn_ends = time.perf_counter() + _TURN

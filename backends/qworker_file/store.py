@@ -1,0 +1,235 @@
+"""The root directory as one backend instance has it open, and what its queues share."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+from collections.abc import Collection, Sequence
+
+from qworker.clock import Clock
+from qworker.errors import BadName
+from qworker.files import DIRECTORY, FileSystem, GroupCommit
+from qworker.message import Settle, Settlement
+from qworker.names import check_queue
+from qworker_file.holder import Holder
+from qworker_file.layout import create_queue, is_queue, open_queue
+from qworker_file.lease import FileLease
+from qworker_file.local import LocalQueue
+from qworker_file.options import FileOptions
+from qworker_file.publish import Publisher
+from qworker_file.retention import prune
+from qworker_file.wake import Inotify, Waiter
+
+__all__ = ["Store"]
+
+# Seconds between two rescans: where inotify tells, and where it does not.
+_RESCAN, _RESCAN_BLIND = 5.0, 1.0
+# Seconds between two looks at what is kept too long.
+_PRUNING = 60.0
+
+
+class Store:
+    """An open root.
+
+    Args:
+        directory: its path; made if it is absent.
+        clock: the store's clock.
+        options: what the URL says.
+        detached: leases end by time alone.
+
+    Raises:
+        OSError: it cannot be opened.
+    """
+
+    # Seconds between two looks at whether an absent queue was made.
+    absent_pause = 1.0
+
+    def __init__(self, directory: str, clock: Clock, options: FileOptions, *, detached: bool) -> None:
+        self.clock = clock
+        self.options = options
+        self.root = _open_root(directory, options.mode)
+        self._system = FileSystem(self.root)
+        self._group = GroupCommit(self.root, self._system) if options.sync else None
+        self.publisher = Publisher(clock, local=options.local_time, commit=self._group)
+        self.holder = Holder(detached=detached)
+        self._inotify = Inotify()
+        rescan = _RESCAN if self._inotify.fd >= 0 and self._system.is_local else _RESCAN_BLIND
+        self._rescan = rescan if options.rescan is None else options.rescan
+        self._queues: dict[str, LocalQueue] = {}
+        # Deleted queues of which leases are held: their descriptors stay, so that an end finds nothing.
+        self._deleted: list[LocalQueue] = []
+        self._waiters: set[Waiter] = set()
+        self._pruned_at: dict[str, float] = {}
+        self.settling = asyncio.Lock()
+        self._most_held = _raise_file_limit() // 2
+
+    @staticmethod
+    def durability_of(directory: str) -> str:
+        """`disk` or `process`, for the file system of a directory or of the nearest one above it that exists."""
+        while not os.path.isdir(directory):
+            directory = os.path.dirname(directory)
+        fd = os.open(directory, DIRECTORY)
+        try:
+            return "disk" if FileSystem(fd).keeps_renames else "process"
+        finally:
+            os.close(fd)
+
+    @property
+    def durability(self) -> str:
+        """What a successful call survives."""
+        return "disk" if self._group is not None and self._system.keeps_renames else "process"
+
+    def room(self) -> int:
+        """How many more leases may hold a file open."""
+        return max(0, self._most_held - sum(len(local.own) for local in self._queues.values()))
+
+    # -- queues ------------------------------------------------------------------------------------------------------
+
+    def names(self) -> list[str]:
+        """Every queue, sorted."""
+        found: list[str] = []
+        for name in os.listdir(self.root):
+            try:
+                check_queue(name)
+            except BadName:
+                # Hidden or foreign: no queue of ours can have this name.
+                continue
+            if is_queue(self.root, name):
+                found.append(name)
+        return sorted(found)
+
+    def queue(self, name: str, *, create: bool = False) -> LocalQueue | None:
+        """An open queue; None when there is none.
+
+        Raises:
+            OSError: it cannot be opened.
+        """
+        local = self._queues.get(name)
+        if local is not None:
+            if local.files.exists:
+                return local
+            self.drop_deleted(name)
+        files = open_queue(self.root, name)
+        while files is None and create:
+            create_queue(self.root, name, self.options.mode, durable=self.options.sync)
+            files = open_queue(self.root, name)
+        if files is None:
+            return None
+        local = self._queues[name] = LocalQueue(
+            files,
+            self.clock,
+            self.holder,
+            self._inotify,
+            local_disk=self._system.is_local,
+            local_time=self.options.local_time,
+            rescan=self._rescan,
+        )
+        return local
+
+    def drop_deleted(self, name: str) -> None:
+        """Forget a queue that was deleted; its leases are found lost when they end."""
+        local = self._queues.get(name)
+        if local is not None and not local.files.exists:
+            del self._queues[name]
+            local.close_deleted()
+            self._deleted.append(local)
+
+    # -- durability --------------------------------------------------------------------------------------------------
+
+    async def commit(self, directories: Collection[int], files: Sequence[int] = ()) -> None:
+        """Put changes on the disk, if this store does.
+
+        Raises:
+            OSError: the outcome is unknown.
+        """
+        if self._group is not None and (directories or files):
+            await self._group.both(files, directories)
+
+    async def prune(self, local: LocalQueue) -> None:
+        """Remove what is kept too long, now and then.
+
+        Raises:
+            OSError: it cannot be removed.
+        """
+        name = local.files.name
+        now = self.clock.monotonic()
+        if now - self._pruned_at.get(name, float("-inf")) < _PRUNING:
+            return
+        self._pruned_at[name] = now
+        for directory, keep in ((local.files.done, self.options.keep_done), (local.files.fail, self.options.keep_fail)):
+            if keep.limits:
+                await prune(local.files, directory, keep, self.clock.time())
+
+    # -- wake-ups ----------------------------------------------------------------------------------------------------
+
+    def ended(self, settlement: Settlement) -> None:
+        """A lease is over: what became ready again is known, and told."""
+        lease = settlement.lease
+        assert isinstance(lease, FileLease)
+        local = self._queues.get(lease.message.queue)
+        if local is None or local.files is not lease.files:
+            return
+        if local.own.get(lease.item) is lease:
+            del local.own[lease.item]
+        if lease.ended is settlement and settlement.how in {Settle.RELEASE, Settle.FAIL_TMP}:
+            left = [] if lease.left is None else [lease.left]
+            local.added(left if lease.left_ready else [], [] if lease.left_ready else left, returned=True)
+            self.notify(local)
+
+    def notify(self, local: LocalQueue) -> None:
+        """A queue may have work: wake our own waiters, or else one idle worker."""
+        for waiter in self._waiters:
+            if local.files.name in waiter.queues:
+                waiter.event.set()
+        local.files.pull_trigger()
+
+    def add_waiter(self, waiter: Waiter) -> None:
+        """Begin to listen for a `wait`."""
+        if not self._waiters and self._inotify.fd >= 0:
+            asyncio.get_running_loop().add_reader(self._inotify.fd, self._heard)
+        self._waiters.add(waiter)
+
+    def remove_waiter(self, waiter: Waiter) -> None:
+        """The `wait` is over."""
+        waiter.close()
+        self._waiters.discard(waiter)
+        if not self._waiters and self._inotify.fd >= 0:
+            asyncio.get_running_loop().remove_reader(self._inotify.fd)
+
+    def _heard(self) -> None:
+        self._inotify.drain()
+        for waiter in self._waiters:
+            waiter.hear()
+
+    def close(self) -> None:
+        """Close everything."""
+        for waiter in tuple(self._waiters):
+            waiter.event.set()
+            self.remove_waiter(waiter)
+        if self._group is not None:
+            self._group.close()
+        for local in (*self._queues.values(), *self._deleted):
+            local.close()
+        self._inotify.close()
+        os.close(self.root)
+
+
+def _open_root(directory: str, mode: int) -> int:
+    try:
+        return os.open(directory, DIRECTORY)
+    except FileNotFoundError:
+        os.makedirs(directory, mode, exist_ok=True)
+        return os.open(directory, DIRECTORY)
+
+
+def _raise_file_limit() -> int:
+    """Let this process have as many open files as it may; how many that are."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        except (OSError, ValueError):
+            # Refused (some systems cap an unlimited one): what there is must do.
+            return soft
+    return 1 << 20 if hard == resource.RLIM_INFINITY else hard

@@ -1,0 +1,365 @@
+"""Durable file operations that directory backends share: one place that knows what `fsync` means.
+
+A commit has two phases. The data of new files is put on the disk first, then the caller renames them into sight, then the
+directories are put on the disk. Renaming before the data is there shows empty messages after a power cut. What is pending when a
+sync starts rides on it, whoever asked: publishes, settlements and failures share their commits (`GroupCommit`).
+
+A failed sync is final. The kernel drops the pages it could not write and calls the next sync a success, so a file whose sync failed
+is never synced again: its publish fails, and a repetition writes another file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import errno
+import os
+import queue
+import threading
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import NoReturn
+
+from qworker.errors import BackendError, BackendUnavailable, StorageFull, StorePermission
+
+__all__ = [
+    "CREATE",
+    "DIRECTORY",
+    "READ",
+    "FileSystem",
+    "GroupCommit",
+    "boot_id",
+    "list_names",
+    "raise_store_error",
+    "read_all",
+    "store_error",
+    "store_errors",
+    "write_all",
+]
+
+# No link is followed, no FIFO blocks, nothing is inherited by a program that a handler starts.
+READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+
+# From this many files on, one `syncfs` is cheaper than a `fsync` each.
+_MANY = 16
+# How many directory entries are read before others on the loop get their turn; about 1 ms.
+_SLICE = 1000
+
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+_REFUSED = frozenset({errno.EACCES, errno.EPERM})
+# Not errors of a message: the process has no descriptors left, the server or disk is in trouble. Try again later.
+_LATER = frozenset({errno.EMFILE, errno.ENFILE, errno.ESTALE, errno.EIO, errno.ENOMEM, errno.EAGAIN, errno.EINTR})
+_LATER_TOO = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.ENOTCONN, errno.EBUSY})
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.syncfs.argtypes = [ctypes.c_int]
+_libc.sync_file_range.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint]
+_WAIT_BEFORE, _WRITE, _WAIT_AFTER = 1, 2, 4
+
+_NETWORK = frozenset({"nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "glusterfs", "lustre", "afs", "virtiofs"})
+_JOURNALED = frozenset({"xfs", "btrfs", "f2fs", "zfs", "bcachefs", "jfs"})
+
+
+# -- errors ----------------------------------------------------------------------------------------------------------
+
+
+def store_error(error: OSError, doing: str) -> BackendError:
+    """The error of the tree that an `OSError` of the store is; attach the cause with `raise ... from error`."""
+    reason = f"cannot {doing}: {error.strerror or error}"
+    if error.errno in _FULL:
+        return StorageFull(f"{reason}: free some space, or purge what is done")
+    if error.errno in _REFUSED:
+        return StorePermission(f"{reason}: run as the directory's owner, or let its group write to it")
+    if error.errno in _LATER or error.errno in _LATER_TOO:
+        return BackendUnavailable(reason)
+    return BackendError(reason)
+
+
+def raise_store_error(error: OSError, doing: str) -> NoReturn:
+    """Raise `error` as one of the tree.
+
+    Raises:
+        StorageFull: no space, inodes or quota are left.
+        StorePermission: this user may not.
+        BackendUnavailable: worth repeating later.
+        BackendError: everything else, such as a read-only file system.
+    """
+    raise store_error(error, doing) from error
+
+
+@contextlib.contextmanager
+def store_errors(doing: str) -> Iterator[None]:
+    """Let every `OSError` of the block arrive as a `BackendError`; `doing` completes "cannot ..."."""
+    try:
+        yield
+    except OSError as error:
+        raise store_error(error, doing) from error
+
+
+# -- reading and writing ---------------------------------------------------------------------------------------------
+
+
+def write_all(fd: int, body: bytes) -> None:
+    """Write the whole of `body`; a short write is continued (a disk that fills up gives one before ENOSPC)."""
+    written = os.write(fd, body)
+    if written < len(body):
+        rest = memoryview(body)[written:]
+        while rest:
+            rest = rest[os.write(fd, rest) :]
+
+
+def read_all(fd: int, size: int) -> bytes:
+    """Read to the end of a file that had `size` bytes."""
+    body = os.read(fd, size + 1)
+    if len(body) == size:
+        return body
+    parts = [body]
+    while body:
+        body = os.read(fd, 1 << 20)
+        parts.append(body)
+    return b"".join(parts)
+
+
+async def list_names(directory: int) -> list[str]:
+    """Every name in a directory, unsorted, read in slices so that the loop stays free.
+
+    A directory in which others rename may be shown without some of its files: never conclude from an absence.
+    """
+    names: list[str] = []
+    # A descriptor of its own: a listing in slices would share its position with every other listing of the same one.
+    fd = os.open(".", DIRECTORY, dir_fd=directory)
+    try:
+        with os.scandir(fd) as entries:
+            count = 0
+            for entry in entries:
+                names.append(entry.name)
+                count += 1
+                if count == _SLICE:
+                    count = 0
+                    await asyncio.sleep(0)
+    finally:
+        os.close(fd)
+    return names
+
+
+def boot_id() -> str:
+    """What names this start of the machine; the same in all its containers."""
+    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+        return file.read().strip()
+
+
+# -- what the file system promises -----------------------------------------------------------------------------------
+
+
+class FileSystem:
+    """The file system that a directory is on, and what a sync on it is worth."""
+
+    __slots__ = ("is_local", "is_ordered", "keeps_renames", "kind")
+
+    def __init__(self, directory: int) -> None:
+        device = os.fstat(directory).st_dev
+        self.kind, name = _mounted(f"{os.major(device)}:{os.minor(device)}")
+        options = _ext4_options(name) if self.kind in {"ext4", "ext3"} else frozenset[str]()
+        journal = {option for option in options if option.startswith("data=")}
+        # A synced rename is found after a power cut. Without a journal a torn one can lose a file that was there.
+        self.keeps_renames = bool(journal) or self.kind in _JOURNALED
+        # ext4 in its usual mode: a journal commit carries everything that was allocated before it (`GroupCommit.data`).
+        self.is_ordered = "data=ordered" in journal
+        self.is_local = self.kind not in _NETWORK and not self.kind.startswith("fuse")
+
+
+def _mounted(device: str) -> tuple[str, str]:
+    """The type and the device name of a mounted device, from mountinfo; empty where it is not shown."""
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as lines:
+        for line in lines:
+            fields = line.split()
+            if fields[2] == device:
+                after = fields.index("-")
+                return fields[after + 1], fields[after + 2].rpartition("/")[2]
+    return "", ""
+
+
+def _ext4_options(name: str) -> frozenset[str]:
+    try:
+        with open(f"/proc/fs/ext4/{name}/options", encoding="ascii") as file:
+            return frozenset(file.read().split())
+    except FileNotFoundError:
+        # A device under another name (a mapper, a container): as good as unknown, so nothing is promised.
+        return frozenset()
+
+
+# -- group commit ----------------------------------------------------------------------------------------------------
+
+
+class _Request:
+    """What one caller waits for."""
+
+    __slots__ = ("directories", "done", "error", "files")
+
+    def __init__(self, files: Sequence[int], directories: Collection[int], done: asyncio.Future[None]) -> None:
+        self.files = files
+        self.directories = directories
+        self.done = done
+        self.error: OSError | None = None
+
+
+class GroupCommit:
+    """Syncs descriptors for everybody on one event loop, in one thread, one round after another.
+
+    A round takes all that was asked for before it started, and nothing later. The thread runs nothing but the long waits: every
+    system call in it gives the GIL away and has to win it back from a busy loop.
+
+    Args:
+        directory: any descriptor of the file system, open as long as this object: `syncfs` reports the errors since its opening.
+        system: what the file system promises.
+    """
+
+    def __init__(self, directory: int, system: FileSystem) -> None:
+        self._directory = directory
+        self._ordered = system.is_ordered
+        self._pending: list[_Request] = []
+        self._rounds: queue.SimpleQueue[list[_Request] | None] = queue.SimpleQueue()
+        self._running = False
+        self._thread: threading.Thread | None = None
+        self._loop = asyncio.get_running_loop()
+
+    async def data(self, files: Sequence[int]) -> None:
+        """Put the contents of new files on the disk, so that they may be renamed into sight.
+
+        Raises:
+            OSError: one of them was not written; sync it never again.
+        """
+        await self._sync(files, ())
+
+    async def directories(self, directories: Collection[int]) -> None:
+        """Put what was renamed, linked and unlinked in directories on the disk.
+
+        Raises:
+            OSError: the outcome is unknown.
+        """
+        await self._sync((), directories)
+
+    async def both(self, files: Sequence[int], directories: Collection[int]) -> None:
+        """Put contents that need not be there before their names, and names, on the disk in one commit.
+
+        Raises:
+            OSError: the outcome is unknown; sync none of the files again.
+        """
+        await self._sync(files, directories)
+
+    async def _sync(self, files: Sequence[int], directories: Collection[int]) -> None:
+        request = _Request(files, directories, self._loop.create_future())
+        self._pending.append(request)
+        if not self._running:
+            # Later in this turn of the loop, so that what others ask for in the same turn rides along.
+            self._running = True
+            self._loop.call_soon(self._start_round)
+        cancelled: asyncio.CancelledError | None = None
+        while not request.done.done():
+            try:
+                await asyncio.shield(request.done)
+            except asyncio.CancelledError as error:
+                # The thread uses the descriptors: they must stay open until it is done with them.
+                cancelled = error
+        if cancelled is not None:
+            raise cancelled
+        if request.error is not None:
+            raise request.error
+
+    def _start_round(self) -> None:
+        requests, self._pending = self._pending, []
+        if not requests:
+            self._running = False
+            return
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="qworker-commit", daemon=True)
+            self._thread.start()
+        self._rounds.put(requests)
+
+    def _work(self) -> None:
+        while (requests := self._rounds.get()) is not None:
+            self._run(requests)
+            try:
+                self._loop.call_soon_threadsafe(self._end_round, requests)
+            except RuntimeError:
+                # The loop is closed: nobody waits any more.
+                return
+
+    def _end_round(self, requests: list[_Request]) -> None:
+        for request in requests:
+            if not request.done.done():
+                request.done.set_result(None)
+        self._start_round()
+
+    def _run(self, requests: list[_Request]) -> None:
+        """In the thread: one round."""
+        files = sum(len(request.files) for request in requests)
+        if files >= _MANY and not self._ordered:
+            error = _syncfs(self._directory)
+            for request in requests:
+                request.error = error
+            return
+        if self._ordered:
+            # The disk writes the contents while the journal commits the directories.
+            _each(requests, _start_writing)
+        done: dict[int, OSError | None] = {}
+        for request in requests:
+            for fd in request.directories:
+                if fd not in done:
+                    done[fd] = _fsync(fd)
+                request.error = request.error or done[fd]
+        _each(requests, _finish_writing if self._ordered else _fsync)
+
+    def close(self) -> None:
+        """End the thread, after the rounds that it was given."""
+        if self._thread is not None:
+            self._rounds.put(None)
+            self._thread.join()
+            self._thread = None
+
+
+def _each(requests: list[_Request], step: Callable[[int], OSError | None]) -> None:
+    for request in requests:
+        for fd in request.files:
+            # After its first error a file is not touched again, nor are those of the same batch: the batch has failed.
+            if request.error is not None:
+                break
+            request.error = step(fd)
+
+
+def _fsync(fd: int) -> OSError | None:
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        return error
+    return None
+
+
+# On ext4 with data=ordered, contents whose blocks are allocated and written out before a rename are as durable as the rename: the
+# journal commit that carries the rename (the sync of the directory) carries every earlier allocation too, and flushes the disk's
+# cache before its commit record. So one commit does where two `fsync`s need two. The wait must come before the rename: with
+# dioread_nolock a written extent counts only after its conversion, which the end of the write-out includes.
+
+
+def _start_writing(fd: int) -> OSError | None:
+    return _file_range(fd, _WRITE)
+
+
+def _finish_writing(fd: int) -> OSError | None:
+    return _file_range(fd, _WAIT_BEFORE | _WRITE | _WAIT_AFTER)
+
+
+def _file_range(fd: int, flags: int) -> OSError | None:
+    if _libc.sync_file_range(fd, 0, 0, flags) == 0:
+        return None
+    number = ctypes.get_errno()
+    return OSError(number, os.strerror(number))
+
+
+def _syncfs(fd: int) -> OSError | None:
+    if _libc.syncfs(fd) == 0:
+        return None
+    number = ctypes.get_errno()
+    return OSError(number, os.strerror(number))
