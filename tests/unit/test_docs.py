@@ -20,7 +20,10 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PAGES = ["README.md", "docs/quickstart.md"]
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-PATIENCE = 40.0
+PATIENCE = 120.0
+
+# Each of these starts a dozen interpreters, perhaps beside many others.
+pytestmark = pytest.mark.timeout(900)
 
 
 def blocks(page: str) -> list[tuple[str, str]]:
@@ -93,7 +96,6 @@ def run_until_shown(command: str, expected: list[str], folder: Path) -> None:
             started.wait()
 
 
-@pytest.mark.timeout(180)
 @pytest.mark.parametrize("page", PAGES)
 def test_what_a_page_shows_is_what_happens(page: str, tmp_path: Path) -> None:
     commands = 0

@@ -21,6 +21,9 @@ import qworker
 from qworker.backend import Backend
 from qworker.registry import GROUP
 
+# Building and starting interpreters takes its time on a busy machine.
+pytestmark = pytest.mark.timeout(300)
+
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PACKAGES = [Path(entry) for entry in PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]]
@@ -45,7 +48,7 @@ def _build(source: Path, hook: str, target: Path) -> Path:
     # Build hooks work on the current directory, so they get a process of their own.
     code = f"import sys; from hatchling.build import {hook} as hook; print(hook(sys.argv[1]))"
     built = subprocess.run(
-        [sys.executable, "-c", code, str(target)], cwd=source, capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", code, str(target)], cwd=source, capture_output=True, text=True, timeout=240, check=True
     )
     return target / built.stdout.split()[-1]
 
@@ -102,7 +105,7 @@ def test_a_wheel_runs_with_nothing_of_this_tree_on_the_path(wheel: Path, tmp_pat
         env={**os.environ, "PYTHONPATH": str(tmp_path / "site")},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
         check=True,
     ).stdout.splitlines()
     assert shown[0] == str(tmp_path / "site" / "qworker" / "__init__.py")
