@@ -95,9 +95,9 @@ def _entry_points() -> Iterable[Check]:
         try:
             found = backend_class(scheme)
         except QworkerError as error:
-            yield Check(f"backend {scheme}:", Health.WARN, str(error))
+            yield Check(f"backend {scheme}", Health.WARN, str(error))
         else:
-            yield Check(f"backend {scheme}:", Health.OK, f"{found.__module__}.{found.__qualname__}")
+            yield Check(f"backend {scheme}", Health.OK, f"{found.__module__}.{found.__qualname__}")
 
 
 def _limits() -> Iterable[Check]:

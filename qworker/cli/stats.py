@@ -31,7 +31,7 @@ def command(url: str, queue: str | None, json: bool) -> None:
     if json:
         print_json(found[0] if queue is not None else found)
     elif found:
-        _show(found)
+        _show(found, queue is not None)
     else:
         say("no queues yet: `qworker run`, `enqueue` or `install` makes them")
 
@@ -42,16 +42,16 @@ async def _stats(url: str, queue: str | None) -> list[QueueStats]:
         return [await backend.stats(name) for name in names]
 
 
-def _show(found: list[QueueStats]) -> None:
+def _show(found: list[QueueStats], one: bool) -> None:
     headings = ("queue", "ready", "leased", "delayed", "fail", "done", "oldest", "")
     rows = [
         (s.queue, *(f"{n:,}" for n in (s.ready, s.leased, s.delayed, s.fail, s.done)), span(s.oldest_age), _note(s))
         for s in found
     ]
     print_table(headings, rows)
+    if one and found[0].retention:
+        say("kept: " + "; ".join(f"{what} {how_long}" for what, how_long in found[0].retention.items()))
 
 
 def _note(stats: QueueStats) -> str:
-    notes = ["down"] if stats.down else []
-    notes += [f"{what}: {how_long}" for what, how_long in stats.retention.items()]
-    return ", ".join(notes)
+    return "down" if stats.down else ""

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -27,18 +27,23 @@ def environment(**more: str) -> dict[str, str]:
 class Process:
     """A started `python -m qworker ...`."""
 
-    def __init__(self, folder: Path, *arguments: str, env: dict[str, str] | None = None, **popen: Any) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *arguments: str,
+        env: dict[str, str] | None = None,
+        program: Sequence[str] = ("-m", "qworker"),
+    ) -> None:
         self.lines: list[str] = []
         self._changed = threading.Condition()
         self.popen = subprocess.Popen(
-            [sys.executable, "-m", "qworker", *arguments],
+            [sys.executable, *program, *arguments],
             cwd=folder,
             env=environment(**(env or {})),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            **popen,
         )
         assert self.popen.stdout is not None
         self._reader = threading.Thread(target=self._read, args=(self.popen.stdout,), daemon=True)

@@ -299,7 +299,7 @@ def test_doctor_tries_the_directory_and_says_what_is_broken(qworker: Any, ok: An
     checks = {check["name"]: check for check in json.loads(ok("doctor", URL, "--json"))}
     for name in (
         "versions",
-        "backend file:",
+        "backend file",
         "open files",
         "reachable",
         "durability",

@@ -155,12 +155,21 @@ def test_sigusr1_tells_what_each_handler_is_doing(folder: Path) -> None:
     with worker(folder, "--shutdown-timeout", "0") as process:
         process.line("begin a 0")
         process.line("begin b")
-        process.signal(signal.SIGUSR1)
-        process.line(": 2 running")
-        process.line("lease left", 2)
-        # Where both stand: the coroutine, and the function that the thread is in.
-        process.line(" hold: await asyncio.sleep")
-        process.line(" held_up: threading.Event().wait()")
+        wanted = [
+            ": 2 running",
+            "lease left",
+            # Where both stand: the coroutine, and the function that the thread is in.
+            " hold: await asyncio.sleep",
+            " held_up: threading.Event().wait()",
+        ]
+
+        def told() -> bool:
+            # Until the handlers have come to where they stay.
+            process.signal(signal.SIGUSR1)
+            time.sleep(0.2)
+            return all(words in process.text for words in wanted)
+
+        until(told, "the report", lambda: process.text)
 
 
 def test_sigtstp_quiets_a_worker_that_stays(folder: Path) -> None:

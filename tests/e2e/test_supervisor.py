@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 from pathlib import Path
@@ -15,7 +14,15 @@ from qworker.supervisor.scaling import Scaler
 from tests.e2e.processes import Process, alive, started, until
 from tests.e2e.test_run import APP, enqueue, names
 
-_PR_SET_CHILD_SUBREAPER = 36
+# What process id 1 is by nature, a process can make itself; the attribute (36) survives the exec.
+AS_INIT = (
+    "-c",
+    """
+import ctypes, os, sys
+assert ctypes.CDLL(None).prctl(36, 1, 0, 0, 0) == 0
+os.execv(sys.executable, [sys.executable, "-m", "qworker", *sys.argv[1:]])
+""",
+)
 
 
 @pytest.fixture
@@ -31,8 +38,8 @@ def workers(process: Process, count: int) -> list[int]:
     return [int(e["pid"]) for e in process.events("worker_process_started")][:count]
 
 
-def two(folder: Path, *options: str, **popen: Any) -> Any:
-    return started(folder, "run", "app:tasks", "-w", "2", "-c", "1", "--log-format", "json", *options, **popen)
+def two(folder: Path, *options: str, **more: Any) -> Any:
+    return started(folder, "run", "app:tasks", "-w", "2", "-c", "1", "--log-format", "json", *options, **more)
 
 
 def test_a_killed_worker_is_replaced_and_its_message_runs_again(folder: Path) -> None:
@@ -106,17 +113,12 @@ async def leave(name: str) -> None:
     say("left", int(done.stdout))
 """
     )
-    with two(folder, "--log-level", "debug", preexec_fn=_become_subreaper) as process:
+    with two(folder, "--log-level", "debug", program=AS_INIT) as process:
         enqueue(("leave", ["x"]))
         orphan = int(process.line("left ").split()[1])
         process.line(lambda line: '"event":"orphan_reaped"' in line and f'"pid":{orphan}' in line)
         workers(process, 2)
         assert process.drain() == 0, process.text
-
-
-def _become_subreaper() -> None:
-    """What process id 1 is by nature: survives the exec that follows."""
-    assert ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
 
 
 def test_the_number_of_workers_follows_the_backlog_up_at_once_and_down_after_a_while() -> None:
