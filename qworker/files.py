@@ -17,7 +17,7 @@ import errno
 import os
 import queue
 import threading
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
 from typing import NoReturn
 
 from qworker.errors import BackendError, BackendUnavailable, StorageFull, StorePermission
@@ -90,7 +90,7 @@ def raise_store_error(error: OSError, doing: str) -> NoReturn:
 
 
 @contextlib.contextmanager
-def store_errors(doing: str) -> Iterator[None]:
+def store_errors(doing: str) -> Generator[None]:
     """Let every `OSError` of the block arrive as a `BackendError`; `doing` completes "cannot ..."."""
     try:
         yield
@@ -312,8 +312,10 @@ class GroupCommit:
                 request.error = request.error or done[fd]
         _each(requests, _finish_writing if self._ordered else _fsync)
 
-    def close(self) -> None:
-        """End the thread, after the rounds that it was given."""
+    async def aclose(self) -> None:
+        """End the thread, after everything that was asked for. Idempotent."""
+        while self._running:
+            await asyncio.sleep(0.001)
         if self._thread is not None:
             self._rounds.put(None)
             self._thread.join()

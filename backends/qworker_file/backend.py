@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import ClassVar, Self
 
 from qworker.backend import Backend
@@ -33,7 +33,7 @@ class FileBackend(Backend):
         options: what the URL says.
     """
 
-    deviations: ClassVar = {
+    deviations: ClassVar[Mapping[str, str]] = {
         "priority": "a directory is listed in one order: priorities come with redis:",
         "key": "a directory has no place for keys: give messages ids, or use redis:",
     }
@@ -79,7 +79,7 @@ class FileBackend(Backend):
         """Close every descriptor, and end the thread that syncs."""
         store, self._store = self._store, None
         if store is not None:
-            store.close()
+            await store.aclose()
 
     # -- producing ---------------------------------------------------------------------------------------------------
 
@@ -88,17 +88,14 @@ class FileBackend(Backend):
         check_queue(queue)
         store = self._opened()
         with store_errors(f"publish to {queue!r}"):
-            for last in (False, False, True):
-                local = store.queue(queue, create=True)
-                assert local is not None
-                try:
-                    stored = await store.publisher.publish(local.files, drafts)
-                    break
-                except FileNotFoundError:
-                    # The queue was deleted under us: it is made anew.
-                    if last:
-                        raise
-                    store.drop_deleted(queue)
+            local = store.made(queue)
+            try:
+                stored = await store.publisher.publish(local.files, drafts)
+            except FileNotFoundError:
+                # The queue was deleted under us: it is made anew. What was stored in the old one is gone with it.
+                store.drop_deleted(queue)
+                local = store.made(queue)
+                stored = await store.publisher.publish(local.files, drafts)
         local.added(stored.ready, stored.delayed)
         if stored.ready or stored.delayed:
             store.notify(local)
@@ -207,7 +204,7 @@ class FileBackend(Backend):
     async def create(self, queue: str) -> None:
         """Make a queue."""
         with store_errors(f"create {queue!r}"):
-            self._opened().queue(check_queue(queue), create=True)
+            self._opened().made(check_queue(queue))
 
     async def delete(self, queue: str) -> None:
         """Delete a queue."""

@@ -215,14 +215,21 @@ class LocalQueue:
                     return
                 continue
             source, name, item = found
-            claimed = claim(files, source, name, item, suffix, now=now, local=self._local_time)
+            try:
+                claimed = claim(files, source, name, item, suffix, now=now, local=self._local_time)
+            except OSError:
+                # Trouble of the store, not of the message: it is tried again, and what is claimed is not given back for it.
+                self.added(*(([name], []) if source == files.queue else ([], [name])), returned=True)
+                if leases:
+                    return
+                raise
             if isinstance(claimed, FileLease):
                 claimed.expires_at, claimed.deadline = expires_at, deadline
                 leases.append(claimed)
                 self.own[claimed.item] = claimed
                 if self._pauses:
                     self._pauses.pop(name, None)
-            elif claimed is Claim.BUSY:
+            elif claimed is Claim.BUSY and source == files.queue:
                 collisions += 1
                 self._try_later(name)
             if time.perf_counter() > turn_ends:
@@ -260,6 +267,11 @@ class LocalQueue:
         """
         returned = await self.reaper.reap()
         self.added([], returned, returned=True)
+        if self._in_use:
+            # A deep backlog is no reason to leave retries waiting: their window is looked after beside it.
+            self._inotify.drain()
+            if self._delayed.exhausted:
+                await self._delayed.list()
         self._take_due()
         return len(returned)
 

@@ -271,13 +271,16 @@ class Publisher:
             try:
                 if listed is None:
                     listed = await _ids_stored(files, {plan.given for plan in plans if plan.given is not None})
-                waiting = [plan for plan in waiting if not self._reserve_one(files, plan, listed, stored)]
+                waiting = self._reserve_all(files, waiting, listed, stored)
             finally:
                 unlock_index(fd)
             if waiting:
                 # Another publish of the same id is under way: it ends in a message, or in nothing.
                 await asyncio.sleep(_LOCK_PAUSE)
         return stored
+
+    def _reserve_all(self, files: QueueDir, plans: list[_Plan], listed: set[str], stored: set[str]) -> list[_Plan]:
+        return [plan for plan in plans if not self._reserve_one(files, plan, listed, stored)]
 
     @staticmethod
     def _reserve_one(files: QueueDir, plan: _Plan, listed: set[str], stored: set[str]) -> bool:

@@ -99,7 +99,19 @@ class Store:
                 found.append(name)
         return sorted(found)
 
-    def queue(self, name: str, *, create: bool = False) -> LocalQueue | None:
+    def made(self, name: str) -> LocalQueue:
+        """An open queue, made if there is none.
+
+        Raises:
+            OSError: it cannot be made or opened.
+        """
+        local = self.queue(name)
+        while local is None:
+            create_queue(self.root, name, self.options.mode, durable=self.options.sync)
+            local = self.queue(name)
+        return local
+
+    def queue(self, name: str) -> LocalQueue | None:
         """An open queue; None when there is none.
 
         Raises:
@@ -111,9 +123,6 @@ class Store:
                 return local
             self.drop_deleted(name)
         files = open_queue(self.root, name)
-        while files is None and create:
-            create_queue(self.root, name, self.options.mode, durable=self.options.sync)
-            files = open_queue(self.root, name)
         if files is None:
             return None
         local = self._queues[name] = LocalQueue(
@@ -132,6 +141,8 @@ class Store:
         local = self._queues.get(name)
         if local is not None and not local.files.exists:
             del self._queues[name]
+            for waiter in self._waiters:
+                waiter.forget(local.files)
             local.close_deleted()
             self._deleted.append(local)
 
@@ -202,13 +213,13 @@ class Store:
         for waiter in self._waiters:
             waiter.hear()
 
-    def close(self) -> None:
-        """Close everything."""
+    async def aclose(self) -> None:
+        """Close everything, after the commits that are under way."""
         for waiter in tuple(self._waiters):
             waiter.event.set()
             self.remove_waiter(waiter)
         if self._group is not None:
-            self._group.close()
+            await self._group.aclose()
         for local in (*self._queues.values(), *self._deleted):
             local.close()
         self._inotify.close()

@@ -76,12 +76,12 @@ class Inotify:
             watch, mask, _, length = _HEAD.unpack_from(events, at)
             at += 16 + length
             if mask & _OVERFLOW:
-                for told in self._watches.values():
-                    told(None)
+                for tell in self._watches.values():
+                    tell(None)
             elif mask & _IGNORED:
                 self._watches.pop(watch, None)
-            elif length and (told := self._watches.get(watch)) is not None:
-                told(os.fsdecode(events[at - length : at].rstrip(b"\0")))
+            elif length and watch in self._watches:
+                self._watches[watch](os.fsdecode(events[at - length : at].rstrip(b"\0")))
 
     def close(self) -> None:
         """End every watch. Idempotent."""
@@ -131,26 +131,32 @@ class Trigger:
 class Waiter:
     """One `wait`: what may end it early."""
 
-    __slots__ = ("_loop", "_readers", "_timer", "_triggers", "event", "queues")
+    __slots__ = ("_loop", "_timer", "_triggers", "event", "queues")
 
     def __init__(self, queues: Sequence[str]) -> None:
         self.queues = frozenset(queues)
         self.event = asyncio.Event()
         self._loop = asyncio.get_running_loop()
-        self._triggers: list[Trigger] = []
-        self._readers: list[int] = []
+        # By the descriptor that is listened on.
+        self._triggers: dict[int, Trigger] = {}
         self._timer: asyncio.TimerHandle | None = None
 
     def listen(self, files: QueueDir) -> None:
         """Listen to a queue's trigger, unless another idle worker does, or this one does already."""
-        if files.trigger < 0 or files.trigger in self._readers:
+        if files.trigger < 0 or files.trigger in self._triggers:
             return
         trigger = Trigger(files)
         fd = trigger.acquire()
         if fd >= 0:
-            self._triggers.append(trigger)
-            self._readers.append(fd)
+            self._triggers[fd] = trigger
             self._loop.add_reader(fd, self._pulled, trigger)
+
+    def forget(self, files: QueueDir) -> None:
+        """A queue was deleted: its descriptors are about to be closed."""
+        trigger = self._triggers.pop(files.trigger, None)
+        if trigger is not None:
+            self._loop.remove_reader(files.trigger)
+            self.event.set()
 
     def _pulled(self, trigger: Trigger) -> None:
         trigger.drain()
@@ -165,9 +171,9 @@ class Waiter:
 
     def close(self) -> None:
         """Listen no more."""
-        for fd in self._readers:
+        for fd, trigger in self._triggers.items():
             self._loop.remove_reader(fd)
-        for trigger in self._triggers:
             trigger.release()
+        self._triggers.clear()
         if self._timer is not None:
             self._timer.cancel()
