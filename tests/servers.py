@@ -18,7 +18,12 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 from redis.retry import Retry
 
-__all__ = ["RedisServer", "free_port"]
+from qworker.backend import Backend
+from qworker.clock import SystemClock
+from qworker.registry import open_backend
+from qworker.testing.harness import Harness
+
+__all__ = ["MovedClock", "RedisHarness", "RedisServer", "free_port"]
 
 _DEADLINE = 60.0
 
@@ -37,6 +42,37 @@ def free_port() -> int:
                 continue
             return port
     raise AssertionError("no free port")
+
+
+class MovedClock(SystemClock):
+    """The machine's clocks, and what `advance` has added: for backends on a server whose clock is moved along."""
+
+    def __init__(self) -> None:
+        self.ahead = 0.0
+
+    def time(self) -> float:
+        return super().time() + self.ahead
+
+    def monotonic(self) -> float:
+        return super().monotonic() + self.ahead
+
+
+class RedisHarness(Harness):
+    """The contract suite's view of a server whose clock it moves."""
+
+    def __init__(self, server: RedisServer) -> None:
+        super().__init__(server.url, clock=None, tick=60.0)
+        self._server = server
+        self._moved = MovedClock()
+
+    def make(self) -> Backend:
+        backend = open_backend(self.url, clock=self._moved)
+        self._opened.append(backend)
+        return backend
+
+    async def advance(self, seconds: float) -> None:
+        self._moved.ahead += seconds
+        self._server.advance(seconds)
 
 
 class RedisServer:

@@ -27,7 +27,7 @@ from qworker_redis.options import Options
 from qworker_redis.renewals import Renewals
 from qworker_redis.replies import ConnectionLost, Redirected, Reply
 from qworker_redis.topology import slot_of, topology
-from qworker_redis.waiting import Waiting
+from qworker_redis.waiting import Overslept, Waiting
 from qworker_redis.wire import Argument, Wire
 
 __all__ = ["RedisBackend"]
@@ -51,10 +51,13 @@ class RedisBackend(Administration):
 
     Args:
         options: the URL, understood.
+        clock: for how much time has passed.
     """
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: Options, *, clock: Clock = SYSTEM_CLOCK) -> None:
         self._options = options
+        # Only for how much time has passed: what time it is the server says.
+        self._clock = clock
         self._places = topology(options)
         self._links = Links(options, self._places)
         self._waiting = Waiting(options, self._links)
@@ -67,6 +70,8 @@ class RedisBackend(Administration):
         self._settling: dict[str, Lane[Settlement, bool]] = {}
         # Queues whose last lease gave nothing, and the loop's time when something becomes due there.
         self._empty: dict[str, float] = {}
+        # The server's time at the last reap of a queue, and this process's.
+        self._reaped: dict[str, tuple[str, float]] = {}
         self._chores: set[asyncio.Task[Any]] = set()
         self._log: Any = structlog.get_logger("qworker.redis")
 
@@ -75,10 +80,9 @@ class RedisBackend(Administration):
         """`redis://[user:password@]host[:port][/db]`, `rediss:` for TLS, `unix:///socket`, `redis+sentinel://hosts/name`, `redis+cluster://hosts`.
 
         Options: `timeout`, `patience`, `replicas`, `keep_done`, `keep_fail`; for TLS `ca`, `cert`, `key`, `verify`; see
-        docs/redis.md. The clock is the server's own.
+        docs/redis.md. All times are the server's; the clock is for telling a server whose clock was set.
         """
-        del clock
-        return cls(Options.parse(url))
+        return cls(Options.parse(url), clock=clock)
 
     async def open(self) -> None:
         """Reach the server, and refuse one that may lose queues."""
@@ -277,6 +281,9 @@ class RedisBackend(Administration):
         except Redirected:
             await asyncio.sleep(_REDIRECTION_PAUSE)
             return []
+        except Overslept:
+            self._start(self._give_back(queue, claimant, void, visibility))
+            return []
         except (ConnectionLost, asyncio.CancelledError) as error:
             chore = self._start(self._give_back(queue, claimant, void, visibility))
             if isinstance(error, asyncio.CancelledError):
@@ -401,7 +408,11 @@ class RedisBackend(Administration):
         ages = [_age(self._options.fail.age), _age(self._options.done.age)]
         total, more = 0, 1
         while more:
-            count, more = cast("tuple[int, int]", await self._links.script("reap", queue, (_REAP_BATCH, *ages)))
+            before, at = self._reaped.get(queue, ("", 0.0))
+            elapsed = int((self._clock.monotonic() - at) * 1e6)
+            reply = await self._links.script("reap", queue, (_REAP_BATCH, *ages, before, elapsed))
+            count, more, now = cast("tuple[int, int, int]", reply)
+            self._reaped[queue] = (str(now) if now else "", self._clock.monotonic())
             total += count
         return total
 

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from typing import cast
 
-from qworker.errors import BackendError
+from qworker.errors import BackendError, BackendUnavailable
 from qworker_redis.links import Links, command_of
 from qworker_redis.options import Options
 from qworker_redis.replies import NoScript, Redirected, Reply
@@ -18,12 +18,18 @@ from qworker_redis.scripts import queue_key
 from qworker_redis.topology import slot_of
 from qworker_redis.wire import Argument, Wire
 
-__all__ = ["Waiting"]
+__all__ = ["Overslept", "Waiting"]
 
 # Seconds that one blocking read may take: a connection that is gone without a word is noticed soon after.
 _LONGEST_BLOCK = 5.0
 _SHORTEST_BLOCK = 0.001
+# Seconds after its time in which the answer to a blocking read must be here.
+_GRACE = 1.0
 _REDIRECTION_PAUSE = 0.05
+
+
+class Overslept(BackendUnavailable):
+    """A blocking read did not end in time; its connection was given up."""
 
 
 class Waiting:
@@ -74,6 +80,8 @@ class Waiting:
     async def _block_on(self, slot: int, queues: Sequence[str], seconds: float) -> bool:
         try:
             woken, _ = await self.blocked(slot, queues, seconds, None)
+        except Overslept:
+            return False
         except Redirected:
             # The queue is on its way to another server.
             await asyncio.sleep(min(seconds, _REDIRECTION_PAUSE))
@@ -91,29 +99,46 @@ class Waiting:
             seconds: for how long.
             lease: arguments of the lease script, with the part of its last key in front; None: no lease.
 
+        Raises:
+            Overslept: no answer, and perhaps a lease: it must be given back.
+
         Returns:
             The answers; the second is None without a lease, or when the server must be taught the script first.
         """
+        seconds = max(seconds, _SHORTEST_BLOCK)
         async with self._links.resting(slot) as wire:
-            seconds = max(seconds, _SHORTEST_BLOCK)
-            try:
-                woken = wire.send("BLPOP", *[queue_key(queue, "wake") for queue in queues], seconds, within=seconds)
-                if lease is None:
-                    return await woken, None
-                claimed = self._send_lease(wire, queues[0], lease, seconds)
-                first, second = await asyncio.gather(woken, claimed, return_exceptions=True)
-            except BackendError as error:
-                self._links.redirected(error, slot, wire)
-                raise
-            for answer in (first, second):
-                if isinstance(answer, NoScript):
-                    second = None
-                elif isinstance(answer, BaseException):
-                    if isinstance(answer, BackendError):
-                        self._links.redirected(answer, slot, wire)
-                    raise answer
-            return first, second
+            answers = [wire.send("BLPOP", *[queue_key(queue, "wake") for queue in queues], seconds, within=seconds)]
+            if lease is not None:
+                answers.append(self._send_lease(wire, queues[0], lease, seconds))
+            await self._answered(answers, seconds)
+            replies: list[Reply] = [None, None]
+            for number, answer in enumerate(answers):
+                try:
+                    replies[number] = answer.result()
+                except NoScript:
+                    continue
+                except BackendError as error:
+                    self._links.redirected(error, slot, wire)
+                    raise
+            return replies[0], replies[1]
+
+    async def _answered(self, answers: Sequence[asyncio.Future[Reply]], seconds: float) -> None:
+        """Wait for answers, and not for longer than the block and some grace.
+
+        A server whose clock is set back blocks for as long again; it is there, and need only be asked anew.
+        """
+        for answer in answers:
+            answer.add_done_callback(_taken)
+        _, late = await asyncio.wait(answers, timeout=seconds + _GRACE)
+        if late:
+            raise Overslept("a blocking read took longer than it should")
 
     def _send_lease(self, wire: Wire, queue: str, lease: Sequence[Argument], seconds: float) -> asyncio.Future[Reply]:
         void, *arguments = lease
         return wire.send(*command_of(wire, "lease", queue, arguments, (str(void),)), within=seconds)
+
+
+def _taken(answer: asyncio.Future[Reply]) -> None:
+    """Take the error of an answer: whether or not anybody reads it, it is no surprise."""
+    if not answer.cancelled():
+        answer.exception()

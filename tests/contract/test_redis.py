@@ -7,18 +7,7 @@ import pytest_asyncio
 
 from qworker.testing.contract import BackendContract
 from qworker.testing.harness import Harness
-from tests.servers import RedisServer
-
-
-class RedisHarness(Harness):
-    """A Redis whose clock the suite moves; the server is shared by the module."""
-
-    def __init__(self, server: RedisServer) -> None:
-        super().__init__(server.url, clock=None, tick=60.0)
-        self._server = server
-
-    async def advance(self, seconds: float) -> None:
-        self._server.advance(seconds)
+from tests.servers import RedisHarness, RedisServer
 
 
 @pytest.fixture(scope="module")
