@@ -17,7 +17,7 @@ import socket
 import sys
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, nullcontext
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import anyio
 import msgspec
@@ -105,6 +105,20 @@ class Worker:
             if self._crew is not None:
                 self._crew.quiet = True
                 self._crew.feeder.interrupt()
+
+    @property
+    def phase(self) -> Literal["starting", "working", "quiet", "draining"]:
+        """What it is at. From any thread."""
+        if self._draining:
+            return "draining"
+        if self._crew is None:
+            return "starting"
+        return "quiet" if self._quiet else "working"
+
+    @property
+    def running_count(self) -> int:
+        """How many handlers are at work. From any thread."""
+        return 0 if self._crew is None else len(self._crew.active)
 
     def running(self) -> list[RunningMessage]:
         """The handlers at work, oldest first."""

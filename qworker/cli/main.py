@@ -49,6 +49,7 @@ COMMANDS = {
     "install": "qworker.cli.install:command",
     "move": "qworker.cli.move:command",
     "doctor": "qworker.cli.doctor:command",
+    "health": "qworker.cli.health:command",
     "serve": "qworker.cli.serve:command",
     "mover": "qworker.cli.mover:mover_command",
     "reaper": "qworker.cli.mover:reaper_command",

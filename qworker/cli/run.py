@@ -10,6 +10,7 @@ import click
 from qworker.cli.common import Command, url_option
 from qworker.cli.loader import load_app
 from qworker.errors import UsageError
+from qworker.health.address import parse_address
 from qworker.names import check_queue
 from qworker.supervisor.control import inherited
 from qworker.supervisor.settings import RunSettings
@@ -107,6 +108,19 @@ def _worker_count(value: str) -> tuple[int, int]:
     show_default=True,
     help="The event loop; auto takes uvloop where it is installed.",
 )
+@click.option(
+    "--health",
+    metavar="HOST:PORT",
+    help="Answer /livez, /readyz, /metrics and /stats there, one port for all processes; QWORKER_TOKEN guards the last two.",
+)
+@click.option(
+    "--stall-limit",
+    type=click.FloatRange(0.5),
+    default=60.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long the event loop may stand still before /livez says so.",
+)
 def command(
     app: str,
     queue: tuple[str, ...],
@@ -122,6 +136,8 @@ def command(
     log_format: Literal["auto", "console", "json"],
     log_level: str,
     loop: Literal["auto", "asyncio", "uvloop"],
+    health: str | None,
+    stall_limit: float,
 ) -> int:
     r"""Run the tasks of APP: MODULE:ATTRIBUTE, where the module is imported from the working directory.
 
@@ -143,6 +159,7 @@ def command(
       qworker run app:tasks
       qworker run app:tasks -Q thumbs -Q mail -c 20 -w 4
       qworker run app:tasks --burst --log-format console
+      qworker run app:tasks -w 4 --health 0.0.0.0:8080
       QWORKER_CONCURRENCY=20 qworker run app:tasks --reload
     """
     settings = RunSettings(
@@ -158,6 +175,8 @@ def command(
         log_format=log_format,
         log_level=log_level,
         loop=loop,
+        health=None if health is None else parse_address(health),
+        stall_limit=stall_limit,
     )
     if burst and reload:
         raise UsageError("--burst ends and --reload does not: leave one of them out")

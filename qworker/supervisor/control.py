@@ -1,7 +1,7 @@
 """The line between a supervisor and one worker process: a socket pair whose worker's end is inherited.
 
 The supervisor sends single bytes (`Command`). The end of the stream means that it is dead. The worker sends JSON lines: one
-`Ready` when it has reached its backend. Signals alone would not do: a process group's SIGTERM reaches the worker directly and
+`Ready` when it has reached its backend, and with `--health` a `Report` now and then. Signals alone would not do: a process group's SIGTERM reaches the worker directly and
 through its supervisor, and must not count as two.
 """
 
@@ -18,7 +18,9 @@ from typing import cast
 
 import msgspec
 
-__all__ = ["CONTROL_FD", "Command", "ControlEnd", "Ready", "inherited"]
+from qworker.health.report import Report
+
+__all__ = ["CONTROL_FD", "Command", "ControlEnd", "Line", "Ready", "inherited"]
 
 # The environment variable that tells a process that it is a supervisor's worker.
 CONTROL_FD = "QWORKER_CONTROL_FD"
@@ -37,12 +39,15 @@ class Command(Enum):
     RECYCLE = b"r"
 
 
-class Ready(msgspec.Struct, frozen=True):
+class Ready(msgspec.Struct, frozen=True, tag=True):
     """A worker process is up."""
 
     url: str
     queues: list[str]
     concurrency: int
+
+
+Line = Ready | Report
 
 
 class ControlEnd:
@@ -51,11 +56,14 @@ class ControlEnd:
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
         self._listener: threading.Thread | None = None
+        # Reports come from a thread of their own; lines must not mix.
+        self._sending = threading.Lock()
 
-    def send_ready(self, ready: Ready) -> None:
-        """Tell the supervisor; its death is the listener's business."""
+    def send(self, line: Line) -> None:
+        """Tell the supervisor, from any thread; its death is the listener's business."""
         try:
-            self._socket.sendall(msgspec.json.encode(ready) + b"\n")
+            with self._sending:
+                self._socket.sendall(msgspec.json.encode(line) + b"\n")
         except (BrokenPipeError, ConnectionResetError):
             pass
 

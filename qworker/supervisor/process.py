@@ -11,8 +11,9 @@ from collections.abc import Callable
 
 import msgspec
 
+from qworker.health.report import Report
 from qworker.retry import Backoff
-from qworker.supervisor.control import CONTROL_FD, Command, Ready
+from qworker.supervisor.control import CONTROL_FD, Command, Line, Ready
 from qworker.supervisor.replace import command_line
 
 __all__ = ["Child", "Slot"]
@@ -29,7 +30,11 @@ class Child:
     """
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, now: Callable[[], float], on_ready: Callable[[Ready], None]
+        self,
+        loop: asyncio.AbstractEventLoop,
+        now: Callable[[], float],
+        on_ready: Callable[[Ready], None],
+        on_report: Callable[[int, Report], None],
     ) -> None:
         ours, theirs = socket.socketpair()
         try:
@@ -55,6 +60,7 @@ class Child:
         self._loop = loop
         self._now = now
         self._on_ready = on_ready
+        self._on_report = on_report
         self._received = b""
         loop.add_reader(ours, self._read)
 
@@ -76,22 +82,33 @@ class Child:
         """Forget it: the kernel has."""
         # Popen would otherwise wait for it again, and warn.
         self._process.returncode = code
+        # Its last report may still be on the line.
+        while self._read():
+            pass
         self._loop.remove_reader(self._line)
         self._line.close()
 
-    def _read(self) -> None:
+    def _read(self) -> bool:
+        """Take what has come; False: nothing has."""
         try:
             received = self._line.recv(65536)
-        except (BlockingIOError, ConnectionResetError):
+        except BlockingIOError:
+            return False
+        except ConnectionResetError:
             received = b""
         if not received:
             # Its end is closed: SIGCHLD says the rest. A readable end of file would only spin.
             self._loop.remove_reader(self._line)
-            return
+            return False
         *lines, self._received = (self._received + received).split(b"\n")
         for line in lines:
-            self.ready_at = self._now()
-            self._on_ready(msgspec.json.decode(line, type=Ready))
+            said: Line = msgspec.json.decode(line, type=Line)
+            if isinstance(said, Ready):
+                self.ready_at = self._now()
+                self._on_ready(said)
+            else:
+                self._on_report(self.pid, said)
+        return True
 
 
 class Slot:

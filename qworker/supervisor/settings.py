@@ -41,6 +41,11 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True):
     log_level: str = "info"
     loop: Literal["auto", "asyncio", "uvloop"] = "auto"
 
+    # Where to listen for probes, scrapers and scalers; None: nowhere.
+    health: tuple[str, int] | None = None
+    # Seconds that the loop may stand still before `/livez` says so.
+    stall_limit: float = 60.0
+
     @property
     def log_json(self) -> bool | None:
         """Whether to log JSON; None: where standard error is no terminal."""

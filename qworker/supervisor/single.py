@@ -20,7 +20,10 @@ from types import FrameType
 import structlog
 
 from qworker.app import Tasks
+from qworker.backend import Backend
 from qworker.errors import AppImportError, UsageError
+from qworker.health.outlet import Outlet, of_worker
+from qworker.health.watch import Reporter, Watch
 from qworker.logs import configure
 from qworker.supervisor.control import Command, ControlEnd, Ready
 from qworker.supervisor.loops import loop_factory
@@ -63,6 +66,24 @@ def run_single(load: Callable[[], Tasks], settings: RunSettings, control: Contro
     """
     deliver_signals(early=True)
     configure(settings.log_json, settings.log_level)
+    watch = Watch(settings.concurrency)
+    outlet = _outlet(watch, settings, control)
+    try:
+        status = _run(load, settings, control, watch, outlet)
+    finally:
+        if outlet is not None:
+            outlet.close()
+    _leave_threads_behind(status)
+    return status
+
+
+def _run(
+    load: Callable[[], Tasks],
+    settings: RunSettings,
+    control: ControlEnd | None,
+    watch: Watch,
+    outlet: Outlet | None,
+) -> Exit:
     try:
         tasks = load()
     except AppImportError as error:
@@ -70,27 +91,41 @@ def run_single(load: Callable[[], Tasks], settings: RunSettings, control: Contro
             raise
         structlog.get_logger().error("import_failed", error=str(error), waiting_for="a change of the source")
         wait_for_change()
+        if outlet is not None:
+            outlet.keep_across_exec()
         replace_process()
     with asyncio.Runner(loop_factory=loop_factory(settings.loop)) as runner:
-        end = runner.run(_Single(tasks, settings, control).run())
+        end = runner.run(_Single(tasks, settings, control, watch).run())
     if end is _End.RECYCLED:
+        if outlet is not None:
+            outlet.keep_across_exec()
         if control is not None:
             control.keep_across_exec()
         replace_process()
-    status = Exit.CLEAN if end is _End.FINISHED else Exit.DRAIN_TIMED_OUT
-    _leave_threads_behind(status)
-    return status
+    return Exit.CLEAN if end is _End.FINISHED else Exit.DRAIN_TIMED_OUT
+
+
+def _outlet(watch: Watch, settings: RunSettings, control: ControlEnd | None) -> Outlet | None:
+    """Where this process tells of itself; None: nobody asks."""
+    if settings.health is None:
+        return None
+    if control is not None:
+        return Reporter(watch, control.send)
+    return of_worker(watch, settings.health, settings.stall_limit)
 
 
 class _Single:
     """A worker and what watches it."""
 
-    def __init__(self, tasks: Tasks, settings: RunSettings, control: ControlEnd | None) -> None:
+    def __init__(self, tasks: Tasks, settings: RunSettings, control: ControlEnd | None, watch: Watch) -> None:
         self._tasks = tasks
         self._settings = settings
         self._control = control
         self._log = structlog.get_logger("qworker.process").bind(pid=os.getpid())
         self._worker = Worker(tasks, _options(settings))
+        self._watch = watch
+        if settings.health is not None:
+            watch.attach(self._worker)
         self._signals = 0
         self._recycle = False
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -103,7 +138,7 @@ class _Single:
             if self._settings.workers != (1, 1) and not backend.shared:
                 raise UsageError(f"{backend.describe()}: its queues live in one process only: leave --workers out")
             self._attach(loop)
-            async with self._watched():
+            async with self._watched(backend):
                 finished = await self._worker.run()
         await self._tasks.aclose()
         if not finished:
@@ -167,7 +202,7 @@ class _Single:
 
         self._control.listen(obey, partial(self._orphaned, loop))
         queues = list(self._settings.queues or self._tasks.queue_names())
-        self._control.send_ready(Ready(self._tasks.url, queues, self._settings.concurrency))
+        self._control.send(Ready(self._tasks.url, queues, self._settings.concurrency))
 
     def _orphaned(self, loop: asyncio.AbstractEventLoop) -> None:
         """The supervisor is dead: drain, and end even if a handler never gives the loop back. In a thread of its own."""
@@ -179,8 +214,11 @@ class _Single:
     # -- watching ----------------------------------------------------------------------------------------------------
 
     @asynccontextmanager
-    async def _watched(self) -> AsyncGenerator[None]:
+    async def _watched(self, backend: Backend) -> AsyncGenerator[None]:
         watchers: list[asyncio.Task[None]] = []
+        if self._settings.health is not None:
+            watchers.append(asyncio.create_task(self._watch.pulse.beat()))
+            watchers.append(asyncio.create_task(self._watch.look(backend, self._worker.queues)))
         if self._settings.max_memory_mb is not None:
             watchers.append(asyncio.create_task(self._watch_memory(self._settings.max_memory_mb)))
         if self._settings.reload and self._control is None:

@@ -17,6 +17,9 @@ from typing import Any
 import structlog
 
 from qworker.errors import BackendError
+from qworker.health.outlet import Port
+from qworker.health.view import Fleet, View
+from qworker.health.watch import Pulse
 from qworker.logs import configure
 from qworker.registry import open_backend
 from qworker.supervisor.control import Command, Ready
@@ -63,6 +66,8 @@ class Supervisor:
         # The status is that of the first process, which could not start.
         self._gave_up = False
         self._helpers: set[asyncio.Task[None]] = set()
+        self._fleet = Fleet(now)
+        self._pulse = Pulse(now)
 
     def run(self) -> Exit:
         """Supervise.
@@ -73,7 +78,22 @@ class Supervisor:
         """
         configure(self._settings.log_json, self._settings.log_level)
         self._log = self._log.bind(supervisor=os.getpid())
-        return asyncio.run(self._run())
+        port = None if self._settings.health is None else Port(self._settings.health, self._view())
+        try:
+            return asyncio.run(self._run())
+        finally:
+            if port is not None:
+                port.close()
+
+    def _view(self) -> View:
+        return View(
+            self._fleet.reports,
+            stall_limit=self._settings.stall_limit,
+            past=self._fleet.past,
+            stopping=lambda: self._kill_at is not None,
+            stalled=self._pulse.stalled,
+            own_metrics=False,
+        )
 
     async def _run(self) -> Exit:
         loop = asyncio.get_running_loop()
@@ -84,6 +104,8 @@ class Supervisor:
         loop.add_signal_handler(signal.SIGCHLD, self._changed.set)
         if self._settings.reload:
             self._start(self._watch_sources())
+        if self._settings.health is not None:
+            self._start(self._pulse.beat())
         self._log.info("supervisor_started", workers=list(self._settings.workers))
         try:
             while self._step(loop):
@@ -122,7 +144,7 @@ class Supervisor:
         self._resize()
         for slot in self._slots:
             if slot.child is None and not slot.finished and now >= slot.not_before:
-                slot.child = Child(loop, self._now, self._ready)
+                slot.child = Child(loop, self._now, self._ready, self._fleet.heard)
                 self._log.info("worker_process_started", slot=slot.number, pid=slot.child.pid)
 
     def _resize(self) -> None:
@@ -159,6 +181,7 @@ class Supervisor:
         child = slot.child
         assert child is not None
         child.reaped(code)
+        self._fleet.gone(child.pid)
         crashed = code not in {Exit.CLEAN, Exit.DRAIN_TIMED_OUT}
         say = self._log.error if crashed else self._log.info
         say("worker_process_ended", slot=slot.number, pid=child.pid, **_cause(code))

@@ -1,0 +1,42 @@
+"""`qworker health`: a probe that needs no curl."""
+
+from __future__ import annotations
+
+import click
+
+from qworker.cli.common import Command, positive
+from qworker.cli.output import say
+from qworker.health.probe import ask
+
+__all__ = ["command"]
+
+_OK = 200
+_EXIT_UNHEALTHY = 1
+
+
+@click.command("health", cls=Command)
+@click.argument("address", envvar="QWORKER_HEALTH")
+@click.option(
+    "--page",
+    type=click.Choice(["livez", "readyz", "stats", "metrics"]),
+    default="livez",
+    show_default=True,
+    help="What to ask for, where ADDRESS has no path.",
+)
+@click.option("--timeout", type=float, default=1.0, show_default=True, metavar="SECONDS", help="How long to wait.")
+def command(address: str, page: str, timeout: float) -> int:
+    r"""Ask a worker that runs with --health how it is, and print the answer.
+
+    ADDRESS is its HOST:PORT or a URL; without one it is QWORKER_HEALTH. Exit status 0: well, 1: not well, or nobody answers.
+    /stats and /metrics are asked with the token in QWORKER_TOKEN, where there is one.
+
+    \b
+    Examples:
+      qworker health 127.0.0.1:8080
+      qworker health 127.0.0.1:8080 --page readyz
+      qworker health http://127.0.0.1:8080/stats
+    """
+    status, text = ask(address, f"/{page}", positive(timeout, "--timeout"))
+    for line in text.splitlines():
+        say(line)
+    return 0 if status == _OK else _EXIT_UNHEALTHY

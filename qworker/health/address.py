@@ -1,0 +1,66 @@
+"""`HOST:PORT`: reading it, listening there, and keeping the socket when a process replaces itself."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+from qworker.errors import UsageError
+from qworker.names import printable
+
+__all__ = ["keep_across_exec", "listen", "parse_address", "reachable"]
+
+# The descriptor of a listening socket that this process has had before it replaced itself.
+_FD = "QWORKER_HEALTH_FD"
+_BACKLOG = 128
+_EVERYWHERE = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}
+
+
+def parse_address(text: str) -> tuple[str, int]:
+    """Host and port of `127.0.0.1:8080`, `[::1]:8080` or `:8080`, which is every address.
+
+    Raises:
+        UsageError: it is none.
+    """
+    host, colon, port = text.rpartition(":")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        colon = ""
+    if not colon or not (port.isascii() and port.isdecimal()) or int(port) > 65535:
+        raise UsageError(
+            f"{printable(text)!r} is no HOST:PORT: write 127.0.0.1:8080, [::1]:8080, or :8080 for every address"
+        )
+    return host, int(port)
+
+
+def reachable(host: str) -> str:
+    """The host under which this machine reaches a server that listens on `host`."""
+    return _EVERYWHERE.get(host, host)
+
+
+def listen(address: tuple[str, int]) -> socket.socket:
+    """A listening socket; the one that this process had before it replaced itself, if it did.
+
+    Raises:
+        UsageError: the address cannot be had.
+    """
+    kept = os.environ.pop(_FD, None)
+    if kept is not None:
+        sock = socket.socket(fileno=int(kept))
+        sock.set_inheritable(False)
+        return sock
+    host, port = address
+    family = socket.AF_INET6 if ":" in host or (not host and socket.has_dualstack_ipv6()) else socket.AF_INET
+    try:
+        return socket.create_server(
+            (host, port), family=family, backlog=_BACKLOG, dualstack_ipv6=not host and family == socket.AF_INET6
+        )
+    except (OSError, UnicodeError) as error:
+        raise UsageError(f"--health {host}:{port}: cannot listen there: {error}") from error
+
+
+def keep_across_exec(sock: socket.socket) -> None:
+    """Let the process that replaces this one have the socket: who connects meanwhile waits, and is not refused."""
+    os.set_inheritable(sock.fileno(), True)
+    os.environ[_FD] = str(sock.fileno())

@@ -1,0 +1,302 @@
+"""What a health port answers, to whom, and what it does not put up with."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+import pytest
+
+from qworker.errors import UsageError
+from qworker.health.address import keep_across_exec, listen, parse_address, reachable
+from qworker.health.probe import ask
+from qworker.health.report import Report
+from qworker.health.server import HealthServer
+from qworker.health.view import Fleet, View
+from qworker.health.watch import Pulse
+from qworker.message import QueueStats
+from qworker.metrics import Cell, merged
+
+PATIENCE = 30.0
+
+
+def report(pid: int = 1, **fields: Any) -> Report:
+    queues = [QueueStats(queue="a.b", ready=3, leased=2, oldest_age=1.5), QueueStats(queue="off", ready=9, down=True)]
+    given = {"life": f"{pid}-1", "phase": "working", "concurrency": 10, "queues": queues, "looked_at": time.time()}
+    return Report(pid=pid, **(given | fields))
+
+
+@contextmanager
+def served(reports: Callable[[], list[Report]], **options: Any) -> Iterator[HealthServer]:
+    server = HealthServer(
+        listen(("127.0.0.1", 0)), View(reports, stall_limit=60.0, own_metrics=options.pop("own", False)), **options
+    )
+    try:
+        yield server
+    finally:
+        server.close()
+        assert not server._thread.is_alive()
+
+
+def raw(server: HealthServer, request: bytes, *, end: bool = True) -> bytes:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE) as connection:
+        connection.sendall(request)
+        received = b""
+        while end and (part := connection.recv(65536)):
+            received += part
+        return received
+
+
+def page(server: HealthServer, path: str) -> tuple[int, str]:
+    return ask(f"127.0.0.1:{server.port}", path, PATIENCE)
+
+
+# -- verdicts ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_loop_that_has_stood_still_for_longer_than_the_limit_is_not_alive() -> None:
+    reports = [report(1), report(2, stalled=60.0)]
+    with served(lambda: reports) as server:
+        assert page(server, "/livez") == (200, "ok\n")
+        reports[1] = report(2, stalled=60.5)
+        status, text = page(server, "/livez")
+        assert status == 503
+        assert "worker 2" in text
+
+
+@pytest.mark.parametrize(
+    ("reports", "ready", "why"),
+    [
+        ([report()], 200, "ok"),
+        ([report(1, phase="draining"), report(2)], 200, "ok"),
+        ([report(phase="draining")], 503, "draining"),
+        ([report(phase="quiet")], 503, "quiet"),
+        ([report(phase="starting")], 503, "starting"),
+        ([report(problem="no route to the store")], 503, "no route to the store"),
+        ([], 503, "starting"),
+    ],
+)
+def test_ready_means_that_some_worker_takes_messages(reports: list[Report], ready: int, why: str) -> None:
+    with served(lambda: reports) as server:
+        assert page(server, "/readyz") == (ready, f"{why}\n")
+        assert page(server, "/livez")[0] == 200
+
+
+def test_a_service_that_is_told_to_stop_is_not_ready_while_its_workers_still_are() -> None:
+    view = View(lambda: [report()], stall_limit=60.0, stopping=lambda: True)
+    assert view.ready() == (False, "draining")
+    assert view.live()[0]
+
+
+# -- scalers and scrapers ----------------------------------------------------------------------------------------------
+
+
+def test_the_backlog_of_paused_queues_starts_no_pods() -> None:
+    with served(lambda: [report(1), report(2, looked_at=1.0, queues=[QueueStats(queue="a.b", ready=99)])]) as server:
+        status, text = page(server, "/stats")
+    stats = msgspec.json.decode(text)
+    assert status == 200
+    assert (stats["backlog"], stats["ready"], stats["workers"], stats["concurrency"]) == (5, 3, 2, 20)
+    assert stats["queues"]["off"]["paused"]
+    assert stats["queues"]["a.b"]["oldest_age_s"] == 1.5
+
+
+def test_a_scaler_is_told_nothing_rather_than_zero_before_the_first_look() -> None:
+    with served(lambda: [report(looked_at=None, queues=[])]) as server:
+        assert page(server, "/stats")[0] == 503
+
+
+def test_prometheus_own_parser_reads_the_page() -> None:
+    from prometheus_client import parser
+
+    awkward = Cell(queue="a.b", task='new\nline "quoted" \\', ack=3, lost=1, attempts=4, seconds=2.5)
+    awkward.durations[0], awkward.durations[-1], awkward.tries[2] = 2, 1, 3
+    with served(lambda: [report(cells=[awkward])], own=True) as server:
+        status, text = page(server, "/metrics")
+    assert status == 200
+    samples = {
+        (sample.name, sample.labels.get("qworker_outcome", ""), sample.labels.get("le", "")): sample
+        for family in parser.text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+    acked = samples["messaging_client_consumed_messages_total", "ack", ""]
+    assert acked.value == 3
+    assert acked.labels["qworker_task"] == awkward.task
+    assert samples["messaging_process_duration_seconds_bucket", "", "0.001"].value == 2
+    assert samples["messaging_process_duration_seconds_bucket", "", "+Inf"].value == 3
+    assert samples["messaging_process_duration_seconds_count", "", ""].value == 3
+    assert samples["messaging_process_duration_seconds_sum", "", ""].value == 2.5
+    assert samples["qworker_message_tries_sum", "", ""].value == 4
+    assert samples["qworker_lost_leases_total", "", ""].value == 1
+    assert samples["qworker_queue_oldest_age_seconds", "", ""].value in {0.0, 1.5}
+    assert samples["qworker_backend_up", "", ""].value == 1
+    # What the app counts by itself comes along.
+    assert ("python_info", "", "") in samples
+
+
+def test_counters_never_fall_when_a_worker_dies_or_begins_again() -> None:
+    now = [0.0]
+    fleet = Fleet(lambda: now[0])
+    view = View(fleet.reports, stall_limit=60.0, past=fleet.past, own_metrics=False)
+
+    def acked() -> int:
+        return sum(cell.ack for cell in merged([*fleet.past(), *(c for r in fleet.reports() for c in r.cells)]))
+
+    fleet.heard(1, report(1, cells=[Cell("q", "t", ack=5)]))
+    fleet.heard(2, report(2, cells=[Cell("q", "t", ack=7)]))
+    assert acked() == 12
+    fleet.heard(1, report(1, life="fresh", cells=[Cell("q", "t", ack=1)]))
+    assert acked() == 13
+    fleet.gone(2)
+    assert acked() == 13
+    assert "qworker_workers 1\n" in view.metrics()
+    now[0] = 61.0
+    assert not view.live()[0], "a silent worker's loop stands still, or all of it does"
+    fleet.gone(1)
+    assert view.live()[0]
+    assert acked() == 13
+
+
+async def test_a_pulse_stands_still_with_its_loop() -> None:
+    import asyncio
+
+    now = [100.0]
+    pulse = Pulse(lambda: now[0])
+    assert pulse.stalled() == 0.0
+    beating = asyncio.create_task(pulse.beat())
+    await asyncio.sleep(0)
+    now[0] = 170.5
+    assert pulse.stalled() == 70.0
+    beating.cancel()
+    await asyncio.gather(beating, return_exceptions=True)
+    assert pulse.stalled() == 0.0, "a loop that has ended does not stand still"
+
+
+# -- who is answered, and what is not put up with -----------------------------------------------------------------------
+
+
+def test_probes_need_no_token_and_the_others_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("QWORKER_TOKEN", raising=False)
+    with served(lambda: [report()], token="sesame") as server:
+        assert [page(server, path)[0] for path in ("/livez", "/readyz", "/stats", "/metrics")] == [200, 200, 401, 401]
+        for given in ("Bearer wrong", "sesame", "Basic sesame", "Bearer", "Bearer s\u00e9same"):
+            answer = raw(server, f"GET /stats HTTP/1.1\r\nAuthorization: {given}\r\n\r\n".encode("latin-1"))
+            assert answer.startswith(b"HTTP/1.1 401 "), given
+        assert raw(server, b"GET /stats?a=1 HTTP/1.1\r\nauthorization: bearer sesame\r\n\r\n").startswith(
+            b"HTTP/1.1 200"
+        )
+        monkeypatch.setenv("QWORKER_TOKEN", "sesame")
+        assert [page(server, path)[0] for path in ("/stats", "/metrics")] == [200, 200]
+
+
+@pytest.mark.parametrize(
+    ("request_bytes", "status"),
+    [
+        (b"GET /nothing HTTP/1.1\r\n\r\n", 404),
+        (b"POST /livez HTTP/1.1\r\n\r\n", 405),
+        (b"GET /livez\r\n\r\n", 400),
+        (b"\xff\x00\r\n\r\n", 400),
+        (b"GET /livez HTTP/1.1\r\nX: " + b"x" * 20000 + b"\r\n\r\n", 400),
+    ],
+)
+def test_what_is_no_good_request_is_told_so(request_bytes: bytes, status: int) -> None:
+    with served(lambda: [report()]) as server:
+        try:
+            answer = raw(server, request_bytes)
+        except ConnectionResetError:
+            # The end of a request that is too long was never read.
+            assert status == 400
+        else:
+            assert answer.startswith(b"HTTP/1.1 %d " % status)
+        assert page(server, "/livez")[0] == 200
+
+
+def test_head_has_no_body() -> None:
+    with served(lambda: [report()]) as server:
+        head, _, body = raw(server, b"HEAD /livez HTTP/1.1\r\n\r\n").partition(b"\r\n\r\n")
+    assert b"Content-Length: 3" in head
+    assert not body
+
+
+def test_slow_and_many_clients_keep_nobody_from_an_answer() -> None:
+    with served(lambda: [report()], deadline=1.0) as server:
+        idle = [socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE) for _ in range(80)]
+        try:
+            idle[0].sendall(b"GET /livez HT")
+            deadline = time.monotonic() + PATIENCE
+            while page(server, "/livez")[0] != 200:
+                assert time.monotonic() < deadline
+            assert idle[0].recv(100) == b""
+        finally:
+            for connection in idle:
+                connection.close()
+
+
+def test_a_page_that_fails_leaves_the_others() -> None:
+    def broken() -> list[Report]:
+        raise RuntimeError("broken")
+
+    with served(broken) as server:
+        assert page(server, "/livez")[0] == 500
+        assert page(server, "/nothing")[0] == 404
+
+
+# -- addresses ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "address", "asked"),
+    [
+        ("127.0.0.1:8080", ("127.0.0.1", 8080), "127.0.0.1"),
+        ("0.0.0.0:1", ("0.0.0.0", 1), "127.0.0.1"),
+        (":0", ("", 0), "127.0.0.1"),
+        ("[::]:9", ("::", 9), "::1"),
+        ("localhost:65535", ("localhost", 65535), "localhost"),
+    ],
+)
+def test_addresses(text: str, address: tuple[str, int], asked: str) -> None:
+    assert parse_address(text) == address
+    assert reachable(address[0]) == asked
+
+
+@pytest.mark.parametrize("text", ["", "8080", "host", "host:", "::1:80", "host:65536", "host:-1", "host:\u0663"])
+def test_a_bad_address_is_one_line(text: str) -> None:
+    with pytest.raises(UsageError, match="HOST:PORT"):
+        parse_address(text)
+
+
+def test_an_address_that_is_taken_is_one_line() -> None:
+    with listen(("127.0.0.1", 0)) as taken, pytest.raises(UsageError, match="cannot listen there"):
+        listen(taken.getsockname())
+
+
+def test_who_asks_while_a_process_replaces_itself_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("QWORKER_HEALTH_FD", raising=False)
+    before = listen(("127.0.0.1", 0))
+    port = before.getsockname()[1]
+    keep_across_exec(before)
+    assert before.get_inheritable()
+    with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE) as waiting:
+        after = listen(("127.0.0.1", port))
+        before.detach()
+        assert not after.get_inheritable()
+        server = HealthServer(after, View(lambda: [report()], stall_limit=60.0, own_metrics=False))
+        try:
+            waiting.sendall(b"GET /livez HTTP/1.1\r\n\r\n")
+            assert waiting.recv(100).startswith(b"HTTP/1.1 200 ")
+        finally:
+            server.close()
+
+
+def test_a_probe_of_nobody_says_so() -> None:
+    with listen(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    status, text = ask(f"http://127.0.0.1:{port}/livez", "/readyz", PATIENCE)
+    assert status == 0
+    assert "does not answer" in text
+    with pytest.raises(UsageError):
+        ask("https://127.0.0.1:1/livez", "/livez", 1.0)
