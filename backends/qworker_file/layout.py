@@ -82,12 +82,13 @@ class QueueDir:
 
 
 def is_queue(root: int, name: str) -> bool:
-    """Whether `root` has a queue of this name."""
+    """Whether `root` has a queue of this name; a link to one is none."""
     try:
-        status = os.stat(f"{name}/queue", dir_fd=root, follow_symlinks=False)
+        base = os.stat(name, dir_fd=root, follow_symlinks=False)
+        queue = os.stat(f"{name}/queue", dir_fd=root, follow_symlinks=False)
     except (FileNotFoundError, NotADirectoryError):
         return False
-    return stat.S_ISDIR(status.st_mode)
+    return stat.S_ISDIR(base.st_mode) and stat.S_ISDIR(queue.st_mode)
 
 
 def create_queue(root: int, name: str, mode: int, *, durable: bool) -> None:
