@@ -10,6 +10,7 @@ import stat
 from collections.abc import AsyncIterator, Callable, Iterable
 
 from qworker.errors import BadName
+from qworker.files import read_all
 from qworker.message import Message, QueueStats, State, StoredMessage
 from qworker.names import check_queue
 from qworker_mq.layout import split_name, usable_id
@@ -143,9 +144,11 @@ class Admin:
         except OSError:
             # A link or socket that was set aside: listed, and not read.
             return self._described(held, state, message_id, place, b"", 0.0)
-        with os.fdopen(fd, "rb") as file:
+        try:
             found = os.fstat(fd)
-            body = file.read() if stat.S_ISREG(found.st_mode) else b""
+            body = read_all(fd, found.st_size) if stat.S_ISREG(found.st_mode) else b""
+        finally:
+            os.close(fd)
         return self._described(held, state, message_id, place, body, found.st_mtime)
 
     def _described(

@@ -181,7 +181,7 @@ class Store:
     async def aclose(self) -> None:
         """Close everything."""
         if self._commit is not None:
-            self._commit.close()
+            await self._commit.aclose()
         if self._watcher is not None:
             self._watcher.close()
         if self._sign is not None:

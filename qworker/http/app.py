@@ -284,9 +284,7 @@ def make_app(
         reaps: whether expired leases and due messages are returned from here; False: a worker on the same store does.
     """
     backend.detached = True
-    return MqApp(
-        backend, token=token, body_limit=body_limit, visibility=visibility, additions=additions, reaps=reaps
-    )
+    return MqApp(backend, token=token, body_limit=body_limit, visibility=visibility, additions=additions, reaps=reaps)
 
 
 def _known_queue(name: str) -> bool:

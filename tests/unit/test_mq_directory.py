@@ -1,0 +1,275 @@
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import uuid
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from qworker.backend import Backend
+from qworker.errors import FormatTooNew
+from qworker.message import Draft, Lease, Settle, Settlement, State
+from qworker.registry import open_backend
+from qworker.testing.clock import FakeClock
+from qworker.testing.until import until
+from qworker_mq.ids import made_at, new_uuids
+
+LONG = 1000.0
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "root"
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest_asyncio.fixture
+async def backend(root: Path, clock: FakeClock) -> AsyncIterator[Backend]:
+    opened = open_backend(f"mq://{root}?sync=off", clock=clock)
+    await opened.open()
+    yield opened
+    await opened.aclose()
+
+
+async def one(backend: Backend, visibility: float = LONG) -> Lease:
+    leases = await backend.lease("q", 1, visibility)
+    assert len(leases) == 1
+    return leases[0]
+
+
+async def settled(backend: Backend, lease: Lease, how: Settle = Settle.ACK) -> bool:
+    return not await backend.settle([Settlement(lease=lease, how=how)])
+
+
+def move_back(root: Path, message_id: str) -> None:
+    """What a foreign mover does."""
+    (root / "delay" / f"q:{message_id}").rename(root / "queues" / "q" / message_id)
+
+
+def test_ids_are_uuids_of_version_1_that_rise() -> None:
+    ids = new_uuids(1000)
+    assert all(uuid.UUID(i).version == 1 and uuid.UUID(i).variant == uuid.RFC_4122 for i in ids)
+    assert [made_at(i) for i in ids] == sorted(uuid.UUID(i).time for i in ids)
+    assert len(set(ids)) == 1000
+
+
+async def test_each_state_is_where_mq_looks_for_it(backend: Backend, root: Path) -> None:
+    (message_id,) = await backend.publish("q", [Draft(body=b"\x00content")])
+    assert (root / "queues" / "q" / message_id).read_bytes() == b"\x00content"
+    lease = await one(backend)
+    assert (root / "delay" / f"q:{message_id}").read_bytes() == b"\x00content"
+    assert not (root / "queues" / "q" / message_id).exists()
+    assert await settled(backend, lease)
+    assert list((root / "delay").iterdir()) == []
+
+
+async def test_without_daemons_a_message_waits_in_new_for_the_mover(root: Path) -> None:
+    backend = open_backend(f"mq://{root}?sync=off&daemons=0")
+    try:
+        (message_id,) = await backend.publish("q", [Draft(body=b"x")])
+        assert [path.name for path in (root / "new").iterdir()] == [f"q:{message_id}"]
+        assert await backend.lease("q", 1, LONG) == []
+        lease_id = (root / "new" / f"q:{message_id}").rename(root / "queues" / "q" / message_id).name
+        lease = await until(lambda: backend.lease("q", 1, LONG))
+        assert lease[0].message.id == lease_id
+        assert await settled(backend, lease[0])
+        # Nor does anybody unlink.
+        assert [path.name for path in (root / "remove").iterdir()] == [f"q:{message_id}"]
+    finally:
+        await backend.aclose()
+
+
+async def test_a_foreign_mover_ends_a_lease(backend: Backend, root: Path) -> None:
+    (message_id,) = await backend.publish("q", [Draft(body=b"x")])
+    lease = await one(backend)
+    move_back(root, message_id)
+    assert backend.extend([lease], LONG) == [lease]
+    assert not await settled(backend, lease)
+    again = (await until(lambda: backend.lease("q", 1, LONG)))[0]
+    assert (again.message.tries, again.token > lease.token) == (1, True)
+    assert not await settled(backend, lease)
+    assert await settled(backend, again)
+
+
+async def test_a_message_that_a_foreign_consumer_fetched_meanwhile_cannot_be_settled(
+    backend: Backend, root: Path
+) -> None:
+    (message_id,) = await backend.publish("q", [Draft(body=b"x")])
+    lease = await one(backend)
+    path = root / "delay" / f"q:{message_id}"
+    before = path.stat().st_ctime_ns
+
+    def round_trip() -> bool:
+        # The clock of change times ticks every few milliseconds.
+        move_back(root, message_id)
+        (root / "queues" / "q" / message_id).rename(path)
+        return path.stat().st_ctime_ns != before
+
+    await until(round_trip)
+    assert not await settled(backend, lease)
+    assert path.exists()
+
+
+async def test_what_a_foreign_consumer_fetched_returns_after_the_delay(
+    backend: Backend, root: Path, clock: FakeClock
+) -> None:
+    (message_id,) = await backend.publish("q", [Draft(body=b"x")])
+    (root / "queues" / "q" / message_id).rename(root / "delay" / f"q:{message_id}")
+    assert await backend.reap("q") == 0
+    clock.advance(29.0)
+    assert await backend.reap("q") == 0
+    clock.advance(2.0)
+    assert await backend.reap("q") == 1
+    assert (await one(backend)).message.tries == 1
+
+
+async def test_a_file_that_is_still_written_is_not_taken(backend: Backend, root: Path) -> None:
+    message_id = new_uuids(1)[0]
+    with open(root / "new" / f"q:{message_id}", "wb") as file:
+        file.write(b"half")
+        file.flush()
+        await backend.reap("q")
+        assert await backend.lease("q", 1, LONG) == []
+        file.write(b" and half")
+    lease = (await until(lambda: backend.lease("q", 1, LONG)))[0]
+    assert lease.message.body == b"half and half"
+
+
+async def test_a_foreign_post_wakes_a_wait(backend: Backend, root: Path) -> None:
+    await backend.create("q")
+
+    async def wait_for_work() -> list[Lease]:
+        while not (leases := await backend.wait_and_lease("q", 1, LONG, 600.0)):
+            await asyncio.sleep(0.001)
+        return leases
+
+    waiting = asyncio.create_task(wait_for_work())
+    await asyncio.sleep(0.05)
+    (root / "new" / f"q:{new_uuids(1)[0]}").write_bytes(b"from outside")
+    async with asyncio.timeout(40):
+        assert (await waiting)[0].message.body == b"from outside"
+
+
+async def test_links_pipes_and_directories_are_no_messages(backend: Backend, root: Path, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_bytes(b"not for the queue")
+    await backend.create("q")
+    queue = root / "queues" / "q"
+    link, pipe, folder = new_uuids(3)
+    (queue / link).symlink_to(secret)
+    os.mkfifo(queue / pipe)
+    (queue / folder).mkdir()
+    (root / "new" / f"q:{link}").symlink_to(secret)
+    (root / "delay" / "q:..").mkdir()
+    await backend.publish("q", [Draft(body=b"good")])
+    leases = await backend.lease("q", 10, LONG)
+    assert [lease.message.body for lease in leases] == [b"good"]
+    failed = await backend.browse("q", State.FAIL)
+    assert {stored.message.id for stored in failed} == {link, pipe, folder}
+    assert all(stored.error and stored.message.body == b"" for stored in failed)
+    assert secret.read_bytes() == b"not for the queue"
+
+
+async def test_a_queue_that_is_a_link_is_not_followed(backend: Backend, root: Path, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "precious").write_bytes(b"x")
+    (root / "queues" / "evil").symlink_to(outside)
+    assert "evil" not in await backend.queues()
+    with pytest.raises(Exception, match="cannot"):
+        await backend.lease("evil", 1, LONG)
+    assert [path.name for path in outside.iterdir()] == ["precious"]
+
+
+async def test_peers_take_every_message_once(root: Path) -> None:
+    backends = [open_backend(f"mq://{root}?sync=off&peers=2") for _ in range(3)]
+    try:
+        ids = await backends[0].publish("q", [Draft(body=b"x") for _ in range(60)])
+        taken: list[str] = []
+
+        async def drain(backend: Backend) -> None:
+            while leases := await backend.lease("q", 3, LONG):
+                taken.extend(lease.message.id for lease in leases)
+                assert await backend.settle([Settlement(lease=lease, how=Settle.ACK) for lease in leases]) == []
+
+        await asyncio.gather(*map(drain, backends))
+        assert sorted(taken) == sorted(ids)
+    finally:
+        for backend in backends:
+            await backend.aclose()
+
+
+async def test_a_detached_lease_outlives_its_process_and_is_found_by_its_token(root: Path, clock: FakeClock) -> None:
+    async def opened() -> Backend:
+        backend = open_backend(f"mq://{root}?sync=off", clock=clock)
+        backend.detached = True
+        await backend.open()
+        return backend
+
+    for visibility in (30.0, 77.0):
+        first = await opened()
+        await first.publish("q", [Draft(body=b"x")])
+        lease = await one(first, visibility)
+        await first.aclose()
+        second = await opened()
+        assert await second.reap("q") == 0
+        assert await second.resume("q", lease.message.id, lease.token + 1) is None
+        found = await second.resume("q", lease.message.id, lease.token)
+        assert found is not None
+        assert second.extend([found], 100.0) == []
+        clock.advance(90.0)
+        assert await second.reap("q") == 0
+        assert await settled(second, found)
+        assert await second.resume("q", lease.message.id, lease.token) is None
+        await second.aclose()
+
+
+HOLDER = """
+import asyncio, sys
+from qworker.registry import open_backend
+async def main():
+    backend = open_backend(sys.argv[1])
+    leases = await backend.lease("q", 1, 10_000.0)
+    print(leases[0].message.id, flush=True)
+    await asyncio.sleep(600)
+asyncio.run(main())
+"""
+
+
+async def test_the_lease_of_a_killed_process_is_returned_at_once(backend: Backend, root: Path) -> None:
+    (message_id,) = await backend.publish("q", [Draft(body=b"x")])
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", HOLDER, f"mq://{root}", stdout=asyncio.subprocess.PIPE
+    )
+    try:
+        assert process.stdout is not None
+        async with asyncio.timeout(50):
+            assert (await process.stdout.readline()).decode().strip() == message_id
+        assert await backend.reap("q") == 0
+        process.send_signal(signal.SIGKILL)
+        await process.wait()
+        # The clock stands still: it is not the expiry that returns it.
+        assert await until(lambda: backend.reap("q")) == 1
+        assert (await one(backend)).message.tries == 1
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+async def test_a_newer_format_is_refused_in_one_line(root: Path) -> None:
+    (root / ".qworker").mkdir(parents=True)
+    (root / ".qworker" / "format").write_text("2\n")
+    backend = open_backend(f"mq://{root}")
+    with pytest.raises(FormatTooNew, match="upgrade qworker"):
+        await backend.open()
+    await backend.aclose()

@@ -1,0 +1,301 @@
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import os
+import re
+import secrets
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from qworker.errors import BadURL, NotSupported, StorageFull, StorePermission, UsageError
+from qworker.http.openapi import document
+from qworker.http.server import check_exposure
+from qworker.message import Draft, Settle, Settlement
+from qworker.registry import open_backend
+from qworker_memory import MemoryBackend
+from qworker_mq.ids import new_uuids
+from tests.serving import Served, served
+
+Response = tuple[int, http.client.HTTPMessage, bytes]
+
+
+def ask(server: Served, method: str, path: str, body: bytes | None = None, **headers: str) -> Response:
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=50)
+    try:
+        connection.request(method, path, body, {name.replace("_", "-"): value for name, value in headers.items()})
+        response = connection.getresponse()
+        return response.status, response.headers, response.read()
+    finally:
+        connection.close()
+
+
+def memory() -> MemoryBackend:
+    return MemoryBackend(f"server-{secrets.token_hex(4)}")
+
+
+@pytest.fixture
+def server() -> Iterator[Served]:
+    with served(memory(), body_limit=1000) as running:
+        yield running
+
+
+def test_a_message_makes_the_round_on_any_backend(server: Served) -> None:
+    body = bytes(range(256))
+    assert ask(server, "GET", "/inbox")[0] == 404
+    status, headers, _ = ask(server, "POST", "/inbox/messages", body)
+    assert status == 201
+    assert ask(server, "GET", "/inbox")[0] == 200
+    status, got, content = ask(server, "GET", "/inbox/messages")
+    assert (status, got["X-Message-Id"], content) == (200, headers["X-Message-Id"], body)
+    assert ask(server, "GET", "/inbox/messages")[0] == 204
+    for _ in range(2):
+        assert ask(server, "DELETE", f"/inbox/messages/{headers['X-Message-Id']}")[0] == 202
+    assert ask(server, "DELETE", "/inbox")[0] == 200
+    assert ask(server, "GET", "/inbox")[0] == 404
+
+
+def test_an_empty_message_is_a_message(server: Served) -> None:
+    assert ask(server, "POST", "/inbox/messages", b"")[0] == 201
+    status, headers, content = ask(server, "GET", "/inbox/messages")
+    assert (status, headers["Content-Length"], content) == (200, "0", b"")
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/", "/a/", "/a/b", "/a/messages/", "/a/messages/b/c", "/..", "/%2e%2e", "/a%2fb", "//a", "/-", "/-/x/y/z/w"],
+)
+def test_every_other_path_is_404(server: Served, path: str) -> None:
+    assert ask(server, "GET", path)[0] == 404
+    assert ask(server, "PATCH", path)[0] == 404
+
+
+def test_a_body_over_the_limit_is_413_and_not_stored(server: Served) -> None:
+    assert ask(server, "POST", "/inbox/messages", b"x" * 1000)[0] == 201
+    assert ask(server, "POST", "/inbox/messages", b"x" * 1001)[0] == 413
+    assert json.loads(ask(server, "GET", "/-/inbox/stats")[2])["ready"] == 1
+
+
+def test_an_idempotency_key_stores_one_message(server: Served) -> None:
+    ids = {ask(server, "POST", "/inbox/messages", b"x", Idempotency_Key="k")[1]["X-Message-Id"] for _ in range(3)}
+    assert len(ids) == 1
+    assert ask(server, "POST", "/inbox/messages", b"other", Idempotency_Key="k")[0] == 422
+    assert ask(server, "POST", "/inbox/messages", b"x", Idempotency_Key="k2")[1]["X-Message-Id"] not in ids
+    assert json.loads(ask(server, "GET", "/-/inbox/stats")[2])["ready"] == 2
+
+
+def test_an_idempotency_key_holds_beyond_a_restart_while_the_message_is_stored(tmp_path: Path) -> None:
+    ids: set[str] = set()
+    for _ in range(2):
+        with served(open_backend(f"mq://{tmp_path}/root?sync=off")) as server:
+            ids.add(ask(server, "POST", "/q/messages", b"x", Idempotency_Key="k")[1]["X-Message-Id"])
+    assert len(ids) == 1
+    assert len(list((tmp_path / "root" / "queues" / "q").iterdir())) == 1
+
+
+def test_a_long_poll_returns_with_what_comes_meanwhile(server: Served) -> None:
+    answers: list[Response] = []
+    poll = threading.Thread(target=lambda: answers.append(ask(server, "GET", "/inbox/messages?wait=45")))
+    poll.start()
+    time.sleep(0.1)
+    assert ask(server, "POST", "/inbox/messages", b"late")[0] == 201
+    poll.join(timeout=40)
+    assert not poll.is_alive()
+    assert (answers[0][0], answers[0][2]) == (200, b"late")
+
+
+def test_a_lease_is_extended_and_settled_by_its_token_only(server: Served) -> None:
+    ask(server, "POST", "/inbox/messages", b"x")
+    _, headers, _ = ask(server, "GET", "/inbox/messages?visibility=5")
+    path, token = f"/inbox/messages/{headers['X-Message-Id']}", headers["X-Lease-Token"]
+    status, extended, _ = ask(server, "PATCH", f"/-{path}?visibility=500", X_Lease_Token=token)
+    assert (status, float(extended["X-Lease-Expires"]) > float(headers["X-Lease-Expires"]) + 400) == (200, True)
+    assert ask(server, "PATCH", f"/-{path}")[0] == 400
+    wrong = str(int(token) + 1)
+    assert ask(server, "PATCH", f"/-{path}", X_Lease_Token=wrong)[0] == 409
+    assert ask(server, "DELETE", path, X_Lease_Token=wrong)[0] == 409
+    assert ask(server, "POST", f"/-{path}/fail_tmp", b'{"error": "again"}', X_Lease_Token=token)[0] == 202
+    assert ask(server, "DELETE", path, X_Lease_Token=token)[0] == 409
+    _, again, _ = ask(server, "GET", "/inbox/messages")
+    assert again["X-Message-Tries"] == "1"
+    assert ask(server, "DELETE", path, X_Lease_Token=again["X-Lease-Token"])[0] == 202
+    assert ask(server, "GET", f"/-{path}")[0] == 404
+
+
+def test_a_lease_outlives_the_server(tmp_path: Path) -> None:
+    url = f"mq://{tmp_path}/root?sync=off"
+    with served(open_backend(url)) as server:
+        ask(server, "POST", "/q/messages", b"x")
+        _, headers, _ = ask(server, "GET", "/q/messages?visibility=600")
+    path, token = f"/q/messages/{headers['X-Message-Id']}", headers["X-Lease-Token"]
+    with served(open_backend(url)) as server:
+        assert ask(server, "POST", "/-/q/reap")[2] == b"0"
+        assert ask(server, "GET", "/q/messages")[0] == 204
+        assert ask(server, "PATCH", f"/-{path}?visibility=700", X_Lease_Token=token)[0] == 200
+        assert ask(server, "DELETE", path, X_Lease_Token=token)[0] == 202
+        assert json.loads(ask(server, "GET", "/-/stats")[2])[0]["leased"] == 0
+
+
+class Full(MemoryBackend):
+    async def publish(self, queue: str, drafts: object) -> list[str]:
+        raise StorageFull("no space is left in /somewhere/secret")
+
+
+def test_what_cannot_be_stored_is_503_and_says_when_to_come_again() -> None:
+    with served(Full(f"full-{secrets.token_hex(4)}")) as server:
+        status, headers, body = ask(server, "POST", "/q/messages", b"x")
+        assert (status, headers["Retry-After"], body) == (503, "10", b"")
+
+
+def test_with_a_token_nobody_is_served_without_it() -> None:
+    with served(memory(), token="correct horse") as server:
+        for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic correct horse"}):
+            assert ask(server, "PUT", "/q", **headers)[0] == 401
+            assert ask(server, "GET", "/-/queues", **headers)[0] == 401
+        assert ask(server, "PUT", "/q", Authorization="Bearer correct horse")[0] == 201
+        # From wherever: with the token it is no page of somebody else's.
+        assert ask(server, "GET", "/q", Authorization="Bearer correct horse", Host="queue.example")[0] == 200
+
+
+def test_without_a_token_web_pages_and_other_hosts_are_refused(server: Served) -> None:
+    assert ask(server, "POST", "/q/messages", b"x", Origin="http://evil.example")[0] == 403
+    assert ask(server, "POST", "/q/messages", b"x", Sec_Fetch_Site="cross-site")[0] == 403
+    assert ask(server, "POST", "/q/messages", b"x", Host="evil.example")[0] == 403
+    assert ask(server, "GET", "/q")[0] == 404
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "queue.example", ""])
+def test_listening_beyond_this_machine_needs_a_token(host: str) -> None:
+    with pytest.raises(UsageError, match="QWORKER_TOKEN"):
+        check_exposure(host, None)
+    check_exposure(host, "long enough")
+    for local in ("127.0.0.1", "::1", "localhost"):
+        check_exposure(local, None)
+
+
+def test_the_openapi_document_has_every_path_that_is_served(server: Served) -> None:
+    served_document = json.loads(ask(server, "GET", "/-/openapi.json")[2])
+    assert served_document["paths"].keys() == document()["paths"].keys()
+    from qworker.http.additions import Additions
+
+    routes = {
+        (route.path, method.lower()) for route in Additions(server.app).routes() for method in route.methods or ()
+    }
+    described = {(path, method) for path, item in served_document["paths"].items() for method in item}
+    assert {(path, method) for path, method in routes if method != "head"} - described == {("/-/openapi.json", "get")}
+    text = json.dumps(served_document)
+    for name in re.findall(r"#/components/schemas/(\w+)", text):
+        assert name in served_document["components"]["schemas"]
+
+
+async def test_a_server_is_a_backend_with_a_token_that_is_never_printed() -> None:
+    with served(memory(), token="s3cret-token") as server:
+        backend = open_backend(f"mq+http://:s3cret-token@127.0.0.1:{server.port}")
+        assert "s3cret" not in backend.describe()
+        await backend.publish("q", [Draft(body=b"x", priority=3, key="k")])
+        assert [lease.message.key for lease in await backend.lease("q", 5, 100.0)] == ["k"]
+        await backend.aclose()
+        stranger = open_backend(f"mq+http://127.0.0.1:{server.port}")
+        with pytest.raises(StorePermission, match="QWORKER_TOKEN"):
+            await stranger.open()
+        await stranger.aclose()
+
+
+async def test_a_plain_mq_server_is_a_backend_with_less() -> None:
+    with served(memory(), additions=False, visibility=600.0) as server:
+        full = open_backend(f"mq+http://127.0.0.1:{server.port}")
+        with pytest.raises(BadURL, match="plain=1"):
+            await full.open()
+        await full.aclose()
+        backend = open_backend(f"mq+http://127.0.0.1:{server.port}?plain=1")
+        await backend.open()
+        ids = await backend.publish("q", [Draft(body=b"a"), Draft(body=b"b"), Draft(body=b"c")])
+        leases = await backend.lease("q", 10, 100.0)
+        assert [lease.message.id for lease in leases] == ids
+        assert backend.extend(leases, 100.0) == []
+        ends = [Settlement(lease=leases[0], how=Settle.ACK), Settlement(lease=leases[1], how=Settle.FAIL_PERM)]
+        assert await backend.settle([*ends, Settlement(lease=leases[2], how=Settle.FAIL_TMP)]) == []
+        stats = await server.app.backend.stats("q")
+        assert (stats.ready, stats.leased) == (0, 1)
+        assert [lease.message.body for lease in await backend.lease("qfailed", 10, 100.0)] == [b"b"]
+        for draft in (Draft(body=b"x", delay=5.0), Draft(body=b"x", priority=1), Draft(body=b"x", key="k")):
+            with pytest.raises(NotSupported):
+                await backend.publish("q", [draft])
+        with pytest.raises(NotSupported, match="qworker serve"):
+            await backend.stats("q")
+        await backend.aclose()
+
+
+def spawn(*arguments: str, **environment: str) -> subprocess.Popen[bytes]:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("QWORKER_")}
+    return subprocess.Popen(
+        [sys.executable, "-m", "qworker", *arguments], stderr=subprocess.PIPE, env={**clean, **environment}
+    )
+
+
+def ended(process: subprocess.Popen[bytes]) -> int:
+    try:
+        return process.wait(timeout=50)
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+        assert process.stderr is not None
+        process.stderr.close()
+
+
+def test_serve_serves_until_a_signal_and_ends_clean(tmp_path: Path) -> None:
+    process = spawn("serve", f"mq://{tmp_path}/root", "--port", "0")
+    try:
+        assert process.stderr is not None
+        line = process.stderr.readline().decode()
+        found = re.search(r"http://127.0.0.1:(\d+)", line)
+        assert found, line
+        connection = http.client.HTTPConnection("127.0.0.1", int(found[1]), timeout=50)
+        connection.request("PUT", "/q")
+        assert connection.getresponse().status == 201
+        connection.close()
+        process.send_signal(signal.SIGTERM)
+    finally:
+        assert ended(process) == 0
+
+
+def test_serve_refuses_to_be_reached_without_a_token(tmp_path: Path) -> None:
+    process = spawn("serve", f"mq://{tmp_path}/root", "--host", "0.0.0.0", "--port", "0")
+    assert process.stderr is not None
+    text = process.stderr.read().decode()
+    assert ended(process) == 2
+    assert "QWORKER_TOKEN" in text
+    assert len(text.splitlines()) == 1
+
+
+async def test_mover_and_reaper_take_what_was_there_before_them(tmp_path: Path) -> None:
+    new, queues, remove = tmp_path / "new", tmp_path / "queues", tmp_path / "remove"
+    for directory in (new, queues, remove):
+        directory.mkdir()
+    first, second = new_uuids(2)
+    (new / f"alpha:{first}").write_bytes(b"1")
+    (new / "no message").write_bytes(b"2")
+    (remove / f"alpha:{first}").write_bytes(b"3")
+    mover = spawn("mover", "--source", str(new), "--destination", str(queues), "--delay", "1ms")
+    reaper = spawn("reaper", "--source", str(remove))
+    try:
+        deadline = time.monotonic() + 50
+        (new / f"beta:{second}").write_bytes(b"4")
+        wanted = [queues / "alpha" / first, queues / "beta" / second]
+        while not (all(path.exists() for path in wanted) and not list(remove.iterdir())):
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.02)
+        assert [path.name for path in new.iterdir()] == ["no message"]
+    finally:
+        for process in (mover, reaper):
+            process.send_signal(signal.SIGTERM)
+        assert [ended(mover), ended(reaper)] == [0, 0]
