@@ -3,48 +3,92 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import select
 import signal
 import subprocess
 import sys
+import time
 from collections import Counter
 from pathlib import Path
 
 from qworker.message import Lease, Settle, Settlement, State
 from qworker.registry import open_backend
 
-PROGRAMS = Path(__file__).with_name("programs.py")
+HERE = Path(__file__).parent
+PROGRAMS = HERE / "programs.py"
 QUEUE = "work"
+# Seconds that anything here may take on a busy machine.
 PATIENCE = 60.0
 
-# What moves a message: the calls at which a process may die or be refused.
-MOVES = "rename,renameat,renameat2,link,linkat,unlink,unlinkat,fsync,fdatasync,syncfs,sync_file_range"
+KILL, FAIL, LOSE = 1, 2, 3
+MOVES, SYNCS = 1, 2
+ANY_CALL = MOVES | SYNCS
 
 
-def program(*arguments: object, inject: str = "") -> list[str]:
-    """The command line of a program, under strace where a fault is to be injected."""
-    command = [sys.executable, str(PROGRAMS), *map(str, arguments)]
-    if inject:
-        calls = inject.partition(":")[0]
-        command = ["strace", "-f", "-qq", "-o", os.devnull, "-e", f"trace={calls}", "-e", f"inject={inject}", *command]
-    return command
+def fault(mode: int, when: int, *, number: int = 0, every: int = 0, kinds: int = ANY_CALL) -> list[int]:
+    """A fault as the shim takes it: see shim.c."""
+    return [mode, number, when, every, kinds]
 
 
-def run(*arguments: object, inject: str = "", env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    """Run a program to its end, whatever that is."""
-    return subprocess.run(
-        program(*arguments, inject=inject),
-        env={**os.environ, **(env or {})},
-        text=True,
-        capture_output=True,
-        timeout=PATIENCE,
-        check=False,
-    )
+def build_shim(folder: Path) -> Path:
+    """Compile the shim."""
+    library = folder / "shim.so"
+    subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", library, HERE / "shim.c", "-ldl"], check=True)
+    return library
+
+
+class Launcher:
+    """Runs programs under a fault, one after another; see launcher.py."""
+
+    def __init__(self, shim: Path, errors: Path) -> None:
+        self._errors = errors
+        with open(errors, "ab") as file:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tests.fault.launcher"],
+                cwd=HERE.parent.parent,
+                env={**os.environ, "LD_PRELOAD": str(shim)},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=file,
+                start_new_session=True,
+            )
+
+    def run(self, *arguments: object, fault: list[int] | None = None) -> int:
+        """Run a program to its end; its exit status, negative for a signal."""
+        return self._ask(do="run", arguments=[str(argument) for argument in arguments], fault=fault)
+
+    def start(self, *arguments: object) -> int:
+        """Start a program; its process id."""
+        return self._ask(do="start", arguments=[str(argument) for argument in arguments], fault=None)
+
+    def kill(self, child: int) -> int:
+        """Kill a program that was started; its exit status, negative if it was not over already."""
+        return self._ask(do="kill", child=child)
+
+    def _ask(self, **request: object) -> int:
+        stdin, stdout = self._process.stdin, self._process.stdout
+        assert stdin is not None
+        assert stdout is not None
+        stdin.write(json.dumps(request).encode() + b"\n")
+        stdin.flush()
+        ready, _, _ = select.select([stdout], [], [], PATIENCE)
+        assert ready, f"{request} does not end: {self.errors()}"
+        return int(stdout.readline())
+
+    def errors(self) -> str:
+        """The end of what the programs wrote to stderr."""
+        return self._errors.read_text(errors="replace")[-3000:]
+
+    def close(self) -> None:
+        kill(self._process)
 
 
 def start(*arguments: object, env: dict[str, str] | None = None) -> subprocess.Popen[bytes]:
     """Start a program in the background."""
-    return subprocess.Popen(program(*arguments), env={**os.environ, **(env or {})}, start_new_session=True)
+    command = [sys.executable, str(PROGRAMS), *map(str, arguments)]
+    return subprocess.Popen(command, env={**os.environ, **(env or {})}, start_new_session=True)
 
 
 def kill(process: subprocess.Popen[bytes]) -> None:
@@ -54,6 +98,9 @@ def kill(process: subprocess.Popen[bytes]) -> None:
     except ProcessLookupError:
         pass
     process.wait(PATIENCE)
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            pipe.close()
 
 
 class Books:
@@ -83,8 +130,7 @@ class Books:
         return sum(self.finished.values()) - len(self.finished)
 
 
-async def stored(url: str) -> set[str]:
-    """The bodies of all messages that wait, run or have failed."""
+async def _stored(url: str) -> set[str]:
     backend = open_backend(url)
     await backend.open()
     found: set[str] = set()
@@ -97,15 +143,15 @@ async def stored(url: str) -> set[str]:
     return found
 
 
-def bodies(url: str) -> set[str]:
-    """`stored`, for tests without an event loop."""
-    return asyncio.run(stored(url))
+def stored(url: str) -> set[str]:
+    """The bodies of all messages that wait, run or have failed."""
+    return asyncio.run(_stored(url))
 
 
 def check_invariant(url: str, ledger: Path) -> Books:
     """Invariant I: acknowledged - finished - still stored = nothing, and every finished message was published."""
     books = Books(ledger)
-    still = bodies(url)
+    still = stored(url)
     finished = set(books.finished)
     lost = books.acked - finished - still
     assert not lost, f"acknowledged, not finished and not stored: {sorted(lost)[:10]} ({len(lost)} in all)"
@@ -114,21 +160,52 @@ def check_invariant(url: str, ledger: Path) -> Books:
     return books
 
 
-def recover(url: str, ledger: Path) -> Books:
-    """Let a healthy worker drain the queue; then nothing is stored any more, and invariant I holds."""
-    done = run("work", url, ledger)
-    assert done.returncode == 0, done.stderr[-2000:]
+def drain(url: str, ledger: Path) -> Books:
+    """Let a healthy consumer take everything; then nothing is stored any more, and invariant I holds."""
+    asyncio.run(_drain(url, ledger))
     books = check_invariant(url, ledger)
-    assert not bodies(url), "the healthy worker left messages behind"
+    assert not stored(url), "the healthy consumer left messages behind"
     assert books.acked <= set(books.finished)
     return books
 
 
+async def _drain(url: str, ledger: Path) -> None:
+    backend = open_backend(url)
+    deadline = time.monotonic() + PATIENCE
+    try:
+        while QUEUE in await backend.queues():
+            await backend.reap(QUEUE)
+            leases = await backend.lease(QUEUE, 1000, 600.0)
+            with open(ledger / "finished", "a") as book:
+                book.writelines(f"{lease.message.body.decode()}\n" for lease in leases)
+            assert await backend.settle([ack(lease) for lease in leases]) == []
+            stats = await backend.stats(QUEUE)
+            if not (stats.ready or stats.leased or stats.delayed):
+                return
+            assert time.monotonic() < deadline, f"the queue is not drained: {stats}"
+            if not leases:
+                await backend.wait([QUEUE], 0.2)
+    finally:
+        await backend.aclose()
+
+
 def strays(root: Path) -> list[str]:
-    """Files of a drained `file:` queue that should not be there."""
+    """Files of a drained `file:` queue that should not be there, once unfinished ones have grown old."""
     queue = root / QUEUE
-    folders = [queue / name for name in ("tmp", "queue", "lease", "delay")]
-    return sorted(str(path.relative_to(queue)) for folder in folders if folder.exists() for path in folder.iterdir())
+    if not queue.exists():
+        return []
+    long_ago = time.time() - 40 * 3600
+    for unfinished in (queue / "tmp").iterdir():
+        os.utime(unfinished, (long_ago, long_ago))
+    asyncio.run(_reap(f"file://{root}"))
+    folders = [queue / name for name in ("tmp", "queue", "lease", "delay", "names", "workers")]
+    return sorted(str(path.relative_to(queue)) for folder in folders for path in folder.iterdir())
+
+
+async def _reap(url: str) -> None:
+    backend = open_backend(url)
+    await backend.reap(QUEUE)
+    await backend.aclose()
 
 
 def ack(lease: Lease) -> Settlement:

@@ -16,12 +16,11 @@ import os
 import sys
 from pathlib import Path
 
-from qworker.worker import Worker, WorkerOptions
-
 from qworker import Context, Draft, Message, Tasks
 from qworker.errors import BackendError
 from qworker.message import Settle, Settlement
 from qworker.registry import open_backend
+from qworker.worker import Worker, WorkerOptions
 
 QUEUE = "work"
 # Long enough that a slow machine loses no live lease; what a dead process held comes back by its life sign.

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import concurrent.futures
-import multiprocessing
 import random
 import signal
 import time
@@ -12,76 +9,72 @@ from pathlib import Path
 
 import pytest
 
-from tests.fault import harness
-from tests.fault.harness import MOVES, check_invariant, recover, strays
+from tests.fault.harness import KILL, PATIENCE, Books, Launcher, check_invariant, drain, fault, strays
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(300)]
 
-
-@pytest.fixture
-def url(tmp_path: Path) -> str:
-    return f"file://{tmp_path}/spool"
+STEPS = range(1, 41)
+SYNC = pytest.mark.parametrize("sync", ["full", "off"])
 
 
-def _die_publishing_at(root: Path, step: int) -> None:
-    url, ledger = f"file://{root}/spool", root / "ledger"
-    harness.run("publish", url, ledger, 6, 3, inject=f"{MOVES}:signal=KILL:when={step}")
-    check_invariant(url, ledger)
-    recover(url, ledger)
-    assert strays(root / "spool") == []
+@SYNC
+def test_a_publisher_that_dies_at_any_step_loses_nothing(tmp_path: Path, launcher: Launcher, sync: str) -> None:
+    statuses = []
+    for step in STEPS:
+        root = tmp_path / str(step)
+        url, ledger = f"file://{root}/spool?sync={sync}", root / "ledger"
+        statuses.append(launcher.run("publish", url, ledger, 6, 3, fault=fault(KILL, step)))
+        check_invariant(url, ledger)
+        drain(url, ledger)
+        assert strays(root / "spool") == [], step
+    assert -signal.SIGKILL in statuses
+    assert statuses[-1] == 0, f"a publisher has more than {len(STEPS)} steps: {launcher.errors()}"
 
 
-def _die_working_at(root: Path, step: int) -> None:
-    url, ledger = f"file://{root}/spool", root / "ledger"
-    assert harness.run("publish", url, ledger, 6, 6).returncode == 0
-    harness.run("work", url, ledger, 4, inject=f"{MOVES}:signal=KILL:when={step}")
-    check_invariant(url, ledger)
-    books = recover(url, ledger)
-    assert books.duplicates <= 4, "a death runs again at most what was running"
-    assert strays(root / "spool") == []
+@SYNC
+def test_a_worker_that_dies_at_any_step_loses_nothing_and_repeats_only_what_it_ran(
+    tmp_path: Path, launcher: Launcher, sync: str
+) -> None:
+    statuses = []
+    for step in STEPS:
+        root = tmp_path / str(step)
+        url, ledger = f"file://{root}/spool?sync={sync}", root / "ledger"
+        assert launcher.run("publish", url, ledger, 6, 6) == 0, launcher.errors()
+        statuses.append(launcher.run("work", url, ledger, 4, fault=fault(KILL, step)))
+        check_invariant(url, ledger)
+        assert drain(url, ledger).duplicates <= 4, step
+        assert strays(root / "spool") == [], step
+    assert -signal.SIGKILL in statuses
+    assert statuses[-1] == 0, f"a worker has more than {len(STEPS)} steps: {launcher.errors()}"
 
 
-@pytest.mark.parametrize("group", range(4))
-@pytest.mark.parametrize("dying", [_die_publishing_at, _die_working_at])
-def test_a_death_at_any_step_loses_nothing_and_leaves_nothing_behind(tmp_path: Path, dying, group: int) -> None:
-    steps = range(group + 1, 41, 4)
-    with concurrent.futures.ThreadPoolExecutor(2) as pool:
-        runs = [pool.submit(dying, tmp_path / str(step), step) for step in steps]
-        for each in runs:
-            each.result()
-
-
-def _child(role: str, url: str, folder: str) -> None:
-    from tests.fault.programs import Ledger, publish, work
-
-    ledger = Ledger(Path(folder))
-    if role == "publish":
-        asyncio.run(publish(url, ledger, 60, 5))
-    else:
-        asyncio.run(work(url, ledger, 5))
-
-
-def test_200_random_deaths_lose_nothing_and_run_again_only_what_was_running(tmp_path: Path, url: str) -> None:
-    # A fork server starts a process in milliseconds, so that most of a process's life is work and not imports.
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.fault.programs"])
-    ledger = tmp_path / "ledger"
+def test_200_random_deaths_lose_nothing_and_repeat_only_what_was_running(tmp_path: Path, launcher: Launcher) -> None:
+    url, ledger = f"file://{tmp_path}/spool", tmp_path / "ledger"
     draw = random.Random(20)
-    kills_of_workers = 0
-    for cycle in range(100):
-        pair = [context.Process(target=_child, args=(role, url, str(ledger))) for role in ("publish", "work")]
-        for process in pair:
-            process.start()
-        deadline = time.monotonic() + draw.uniform(0.01, 0.12)
-        for process in pair:
-            process.join(max(0.0, deadline - time.monotonic()))
-            if process.is_alive():
-                process.kill()
-                process.join()
-                kills_of_workers += process is pair[1]
-            assert process.exitcode in {0, -signal.SIGKILL}, f"cycle {cycle}: {process.exitcode}"
-            process.close()
-    books = recover(url, ledger)
+    killed = 0
+    for _ in range(100):
+        publisher = launcher.start("publish", url, ledger, 10_000, 5)
+        worker = launcher.start("work", url, ledger, 5)
+        _await_progress(ledger, draw.randrange(20))
+        assert launcher.kill(publisher) == -signal.SIGKILL
+        status = launcher.kill(worker)
+        assert status in {0, -signal.SIGKILL}, launcher.errors()
+        killed += status != 0
+    books = drain(url, ledger)
+    assert killed >= 20, "few workers died in the middle of their work"
     assert len(books.acked) > 100
-    assert books.duplicates <= kills_of_workers * 5
+    assert books.duplicates <= killed * 5
     assert strays(tmp_path / "spool") == []
+
+
+def _await_progress(ledger: Path, lines: int) -> None:
+    """Wait until the ledger has grown by so many lines, whatever that takes on this machine."""
+    books, deadline = Books(ledger), time.monotonic() + PATIENCE
+    before = _lines(books)
+    while _lines(books) < before + lines:
+        assert time.monotonic() < deadline, "no progress"
+        time.sleep(0.002)
+
+
+def _lines(books: Books) -> int:
+    return len(books.read("acked")) + len(books.read("finished"))

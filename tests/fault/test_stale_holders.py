@@ -15,7 +15,8 @@ import pytest
 from qworker.message import Draft
 from qworker.registry import open_backend
 from tests.fault import harness
-from tests.fault.harness import PATIENCE, QUEUE, recover
+from tests.fault.harness import PATIENCE, QUEUE
+from tests.fault.programs import Ledger, publish
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(300)]
 
@@ -92,7 +93,7 @@ async def test_a_clock_that_jumps_an_hour_takes_no_live_lease(tmp_path: Path, ju
     backend = open_backend(url)
     await backend.publish(QUEUE, [Draft(body=b"held", id="held")])
     (lease,) = await backend.lease(QUEUE, 1, 60.0)
-    harness.run("publish", url, ledger, 5, 5)
+    await publish(url, Ledger(ledger), 5, 5)
     # Another host's worker, whose clock is an hour off: it reaps every second while it looks for work.
     other = harness.start("watch", url, ledger, env=env)
     try:
@@ -109,4 +110,3 @@ async def test_a_clock_that_jumps_an_hour_takes_no_live_lease(tmp_path: Path, ju
     assert backend.extend([lease], 60.0) == []
     assert await backend.settle([harness.ack(lease)]) == []
     await backend.aclose()
-    recover(url, ledger)

@@ -1,0 +1,60 @@
+/* Faults in the calls that move messages, injected inside a process: preloaded, and armed by the process itself through `arm`.
+ *
+ * The call number `when` (counted from 1, over all calls named below) and, with `every`, each `every`-th one after it:
+ *   KILL   the process dies by SIGKILL before the call is made
+ *   FAIL   the call is not made, and reports `number`
+ *   LOSE   the call is made, and reports `number` nevertheless (a network file system's lost reply)
+ */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <sys/types.h>
+#include <unistd.h>
+
+enum { OFF, KILL, FAIL, LOSE };
+enum { MOVES = 1, SYNCS = 2 };
+
+static int mode, number, every, kinds;
+static long when;
+static atomic_long calls;
+
+void arm(int new_mode, int new_number, long new_when, int new_every, int new_kinds) {
+    mode = new_mode, number = new_number, when = new_when, every = new_every, kinds = new_kinds;
+    atomic_store(&calls, 0);
+}
+
+long counted(void) { return atomic_load(&calls); }
+
+static int due(int kind) {
+    if (mode == OFF || !(kinds & kind)) return 0;
+    long call = atomic_fetch_add(&calls, 1) + 1;
+    if (call != when && !(every && call > when && (call - when) % every == 0)) return 0;
+    if (mode == KILL) {
+        kill(getpid(), SIGKILL);
+        pause();
+    }
+    return 1;
+}
+
+#define INJECT(kind, name, parameters, arguments)                 \
+    int name parameters {                                         \
+        static int(*real) parameters;                             \
+        if (!real) real = dlsym(RTLD_NEXT, #name);                \
+        if (!due(kind)) return real arguments;                    \
+        if (mode == LOSE && real arguments != 0) return -1;       \
+        errno = number;                                           \
+        return -1;                                                \
+    }
+
+INJECT(MOVES, rename, (const char *a, const char *b), (a, b))
+INJECT(MOVES, renameat, (int d, const char *a, int e, const char *b), (d, a, e, b))
+INJECT(MOVES, link, (const char *a, const char *b), (a, b))
+INJECT(MOVES, linkat, (int d, const char *a, int e, const char *b, int f), (d, a, e, b, f))
+INJECT(MOVES, unlink, (const char *a), (a))
+INJECT(MOVES, unlinkat, (int d, const char *a, int f), (d, a, f))
+INJECT(SYNCS, fsync, (int d), (d))
+INJECT(SYNCS, fdatasync, (int d), (d))
+INJECT(SYNCS, syncfs, (int d), (d))
+INJECT(SYNCS, sync_file_range, (int d, off_t o, off_t n, unsigned f), (d, o, n, f))
