@@ -18,6 +18,7 @@ from qworker.registry import open_backend
 from qworker.retry import DEFAULT_BACKOFF, Backoff
 from qworker.settings import backend_url
 from qworker.task import Call, Job, Options, RawHandler, Task
+from qworker.telemetry import trace_headers
 
 __all__ = ["Tasks"]
 
@@ -49,7 +50,7 @@ class Tasks:
         self.raw_handlers: dict[str, RawHandler] = {}
         self._backends: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Opened] = weakref.WeakKeyDictionary()
         self._portal = Portal()
-        self._header_sources: list[Callable[[], Mapping[str, str]]] = []
+        self._header_sources: list[Callable[[], Mapping[str, str]]] = [trace_headers]
 
     def __repr__(self) -> str:
         return f"<Tasks {', '.join(sorted(self.registered)) or 'empty'}>"
@@ -165,8 +166,6 @@ class Tasks:
 
     def headers_for(self, given: Mapping[str, str]) -> dict[str, str]:
         """The headers of a call: those of every source (see `add_headers`), and `given` over them."""
-        if not self._header_sources:
-            return dict(given)
         headers: dict[str, str] = {}
         for source in self._header_sources:
             headers.update(source())

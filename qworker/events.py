@@ -24,8 +24,10 @@ __all__ = [
     "OUTCOME",
     "QUEUE",
     "SETTLEMENT_ABANDONED",
+    "SPAN_ID",
     "TASK",
     "TOKEN",
+    "TRACE_ID",
     "TRIES",
     "UNKNOWN_TASK",
     "WORKER",
@@ -81,5 +83,8 @@ DURATION_S = "duration_s"
 OUTCOME = "outcome"
 ERROR_TYPE = "error_type"
 ERROR = "error"
+# Where there is a span.
+TRACE_ID = "trace_id"
+SPAN_ID = "span_id"
 # Which of a worker's loops speaks.
 LOOP = "loop"

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import structlog
 
+from qworker import events
 from qworker.errors import UsageError
 from qworker.names import printable
 
@@ -38,6 +39,7 @@ def configure(json: bool | None = None, level: str = "info") -> None:
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
+            _add_trace,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.format_exc_info,
@@ -71,6 +73,18 @@ def one_line(text: str) -> str:
 
 def _console() -> structlog.dev.ConsoleRenderer:
     return structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback)
+
+
+def _add_trace(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """The current span's ids, where the application has OpenTelemetry at all."""
+    trace: Any = sys.modules.get("opentelemetry.trace")
+    if trace is not None and events.TRACE_ID not in event:
+        span = trace.get_current_span()
+        if span.is_recording():
+            context = span.get_span_context()
+            event[events.TRACE_ID] = trace.format_trace_id(context.trace_id)
+            event[events.SPAN_ID] = trace.format_span_id(context.span_id)
+    return event
 
 
 def _strip_controls(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> Mapping[str, Any]:

@@ -84,6 +84,8 @@ class Run(msgspec.Struct, eq=False):
     settlement: Settlement | None = None
     # True from the moment at which its settlement may be on its way: no extension begins any more.
     settling: bool = False
+    # What log lines say of its span, while it is traced.
+    trace: dict[str, str] | None = None
     # A thread that outlives its message: done when it ends.
     leftover: asyncio.Future[None] | None = None
 
@@ -101,13 +103,14 @@ class Run(msgspec.Struct, eq=False):
     def fields(self) -> dict[str, Any]:
         """What a log line says of the message."""
         message = self.lease.message
-        return {
+        fields = {
             "message_id": message.id,
             "task": self.task,
             "queue": message.queue,
             "tries": message.tries,
             "token": self.lease.token,
         }
+        return fields if self.trace is None else fields | self.trace
 
 
 class RunningMessage(msgspec.Struct, frozen=True, kw_only=True):

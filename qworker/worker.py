@@ -23,7 +23,7 @@ import anyio
 import msgspec
 import structlog
 
-from qworker import events
+from qworker import events, telemetry
 from qworker.app import Tasks
 from qworker.backend import Backend
 from qworker.clock import SYSTEM_CLOCK, Clock
@@ -177,6 +177,8 @@ class Worker:
         return finished
 
     def _start(self, backend: Backend, state: Any) -> Crew:
+        # The lifespan may have configured it.
+        self.observers.extend(telemetry.observers())
         crew = self._crew = Crew(
             self._tasks,
             backend,

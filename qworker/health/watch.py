@@ -106,6 +106,10 @@ class Watch:
             self._problem = None
             self._looked_at = time.time()
 
+    def queues(self) -> list[QueueStats]:
+        """The queues when they were last looked at. From any thread."""
+        return self._queues
+
     def phase(self) -> Phase:
         """What the worker is at."""
         if self._over:

@@ -19,6 +19,7 @@ from types import FrameType
 
 import structlog
 
+from qworker import telemetry
 from qworker.app import Tasks
 from qworker.backend import Backend
 from qworker.errors import AppImportError, UsageError
@@ -96,6 +97,7 @@ def _run(
         replace_process()
     with asyncio.Runner(loop_factory=loop_factory(settings.loop)) as runner:
         end = runner.run(_Single(tasks, settings, control, watch).run())
+    telemetry.flush()
     if end is _End.RECYCLED:
         if outlet is not None:
             outlet.keep_across_exec()
@@ -216,7 +218,7 @@ class _Single:
     @asynccontextmanager
     async def _watched(self, backend: Backend) -> AsyncGenerator[None]:
         watchers: list[asyncio.Task[None]] = []
-        if self._settings.health is not None:
+        if telemetry.observe_queues(self._watch.queues) or self._settings.health is not None:
             watchers.append(asyncio.create_task(self._watch.pulse.beat()))
             watchers.append(asyncio.create_task(self._watch.look(backend, self._worker.queues)))
         if self._settings.max_memory_mb is not None:

@@ -1,0 +1,218 @@
+"""OpenTelemetry: one trace from the enqueueing call to the handler, and the worker's instruments.
+
+Only the API is imported, and only where the application has configured an SDK: otherwise a call costs one look-up, and a
+message nothing. Names are those of the messaging semantic conventions where there are any, else `qworker.*`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from qworker import events
+from qworker.failure import error_type
+from qworker.logs import one_line
+from qworker.message import QueueStats, Settle
+from qworker.metrics import Metrics
+from qworker.run import Observer, Run
+
+__all__ = ["Meter", "Tracer", "flush", "observe_queues", "observers", "trace_headers"]
+
+_NAME = "qworker"
+_FLUSH_MS = 3000
+# So many exceptions are told apart: a library may make classes as it goes.
+_MOST_ERROR_TYPES = 100
+_OTHER = "_OTHER"
+_ERRORS = {Settle.FAIL_TMP, Settle.FAIL_PERM, "lost"}
+
+
+def trace_headers() -> Mapping[str, str]:
+    """What carries the current span to the handler; empty without one."""
+    trace: Any = sys.modules.get("opentelemetry.trace")
+    if trace is None or not trace.get_current_span().get_span_context().is_valid:
+        return {}
+    carrier: dict[str, str] = {}
+    importlib.import_module("opentelemetry.propagate").inject(carrier)
+    return carrier
+
+
+def observers() -> list[Observer]:
+    """What a worker tells OpenTelemetry; empty unless the application has configured it."""
+    found: list[Observer] = []
+    if (tracer_provider := _configured("trace", "get_tracer_provider")) is not None:
+        found.append(Tracer(tracer_provider))
+    if (meter_provider := _configured("metrics", "get_meter_provider")) is not None:
+        found.append(Meter(meter_provider))
+    return found
+
+
+def observe_queues(look: Callable[[], Iterable[QueueStats]]) -> bool:
+    """Let OpenTelemetry ask for the depth and oldest age of queues; False: the application has not configured it.
+
+    Args:
+        look: the queues as they were last seen; called from the reader's thread.
+    """
+    provider = _configured("metrics", "get_meter_provider")
+    if provider is None:
+        return False
+    observation: Any = importlib.import_module("opentelemetry.metrics").Observation
+
+    def depths(_options: Any) -> Iterator[Any]:
+        for stats in look():
+            for state in ("ready", "leased", "delayed", "fail"):
+                yield observation(getattr(stats, state), {**_on(stats.queue), "qworker.state": state})
+
+    def ages(_options: Any) -> Iterator[Any]:
+        for stats in look():
+            yield observation(stats.oldest_age or 0.0, _on(stats.queue))
+
+    meter = provider.get_meter(_NAME)
+    meter.create_observable_gauge("qworker.queue.depth", [depths], "{message}", "Messages in the store, by state.")
+    meter.create_observable_gauge(
+        "qworker.queue.oldest_age", [ages], "s", "How long the oldest ready message has waited."
+    )
+    return True
+
+
+def flush() -> None:
+    """Let out what is gathered, before the process ends without its exit handlers or becomes another one."""
+    for module, getter in (("trace", "get_tracer_provider"), ("metrics", "get_meter_provider")):
+        force_flush = getattr(_configured(module, getter), "force_flush", None)
+        if force_flush is not None:
+            force_flush(_FLUSH_MS)
+
+
+def _configured(module: str, getter: str) -> Any:
+    """The provider that the application has set; None: it has set none, and what the API hands out does nothing."""
+    api: Any = sys.modules.get(f"opentelemetry.{module}")
+    if api is None:
+        return None
+    provider: Any = getattr(api, getter)()
+    # The API's own providers stand in for one, or do nothing.
+    return None if type(provider).__module__.startswith(("opentelemetry.trace", "opentelemetry.metrics")) else provider
+
+
+def _on(queue: str) -> dict[str, str]:
+    return {"messaging.system": _NAME, "messaging.destination.name": queue}
+
+
+class Tracer:
+    """An `Observer` that makes a span of each handler's run, as a child of the span that enqueued it."""
+
+    def __init__(self, provider: Any) -> None:
+        self._trace: Any = importlib.import_module("opentelemetry.trace")
+        self._context: Any = importlib.import_module("opentelemetry.context")
+        self._extract: Any = importlib.import_module("opentelemetry.propagate").extract
+        self._tracer: Any = provider.get_tracer(_NAME)
+        # Each with the Unix nanoseconds of its start.
+        self._spans: dict[Run, tuple[Any, int]] = {}
+
+    def started(self, run: Run) -> None:
+        """Begin the span, and make it the current one of the handler."""
+        message = run.lease.message
+        # Not the consumer's own context: it still holds the message before.
+        parent: Any = self._extract(run.headers or {}, context=self._context.Context())
+        now = time.time_ns()
+        span = self._tracer.start_span(
+            f"process {message.queue}",
+            context=parent,
+            kind=self._trace.SpanKind.CONSUMER,
+            start_time=now,
+            attributes={
+                **_on(message.queue),
+                "messaging.operation.name": "process",
+                "messaging.operation.type": "process",
+                "messaging.message.id": message.id,
+                "messaging.message.body.size": len(message.body),
+                "qworker.task": run.task,
+                "qworker.tries": message.tries,
+            },
+        )
+        self._spans[run] = span, now
+        # The handler gets a copy of this context; the next message replaces it.
+        self._context.attach(self._trace.set_span_in_context(span, parent))
+        context: Any = span.get_span_context()
+        run.trace = {
+            events.TRACE_ID: self._trace.format_trace_id(context.trace_id),
+            events.SPAN_ID: self._trace.format_span_id(context.span_id),
+        }
+
+    def finished(self, run: Run, outcome: str, error: str | None, duration: float) -> None:
+        """End the span where the handler ended, with the outcome that the store took."""
+        span, began = self._spans.pop(run, (None, 0))
+        if span is None:
+            return
+        span.set_attribute("qworker.outcome", str(outcome))
+        if outcome in _ERRORS:
+            if run.error is not None:
+                span.set_attribute("error.type", error_type(run.error))
+            span.set_status(self._trace.StatusCode.ERROR, one_line(error or ""))
+        span.end(end_time=began + round(duration * 1e9))
+
+
+class Meter:
+    """An `Observer` that feeds instruments. Counters are read when they are collected, and cost a message nothing more."""
+
+    def __init__(self, provider: Any) -> None:
+        self._counts = Metrics()
+        self._observation: Any = importlib.import_module("opentelemetry.metrics").Observation
+        self._attributes: dict[tuple[str, str, str], dict[str, str]] = {}
+        self._error_types: set[str] = set()
+        meter = provider.get_meter(_NAME)
+        meter.create_observable_counter(
+            "messaging.client.consumed.messages", [self._consumed], "{message}", "Messages that left the worker."
+        )
+        meter.create_observable_counter(
+            "qworker.lost_leases", [self._lost], "{lease}", "Leases that were lost before their outcome was stored."
+        )
+        self._duration: Any = meter.create_histogram(
+            "messaging.process.duration", "s", "Duration of processing operation."
+        )
+        self._tries: Any = meter.create_histogram(
+            "qworker.message.tries", "{try}", "Failed attempts that messages had behind them at their final outcome."
+        )
+
+    def started(self, run: Run) -> None:
+        """Nothing is measured before the end."""
+
+    def finished(self, run: Run, outcome: str, error: str | None, duration: float) -> None:
+        """Measure a message that has left the worker."""
+        self._counts.finished(run, outcome, error, duration)
+        handler = run.handler
+        queue = run.lease.message.queue
+        problem = self._error_type(run) if run.error is not None and outcome in _ERRORS else ""
+        key = (queue, "" if handler is None else handler.name, problem)
+        attributes = self._attributes.get(key)
+        if attributes is None:
+            attributes = self._attributes[key] = self._labels(*key)
+        if run.started:
+            self._duration.record(duration, attributes)
+        if outcome is Settle.ACK or outcome is Settle.FAIL_PERM:
+            self._tries.record(run.lease.message.tries, attributes)
+
+    def _error_type(self, run: Run) -> str:
+        name = error_type(run.error)
+        if name not in self._error_types:
+            if len(self._error_types) >= _MOST_ERROR_TYPES:
+                return _OTHER
+            self._error_types.add(name)
+        return name
+
+    def _labels(self, queue: str, task: str, problem: str) -> dict[str, str]:
+        labels = {**_on(queue), "messaging.operation.name": "process", "qworker.task": task}
+        return {**labels, "error.type": problem} if problem else labels
+
+    def _consumed(self, _options: Any) -> Iterator[Any]:
+        for cell in self._counts.cells():
+            for outcome, count in cell.outcomes.items():
+                if count:
+                    yield self._observation(
+                        count, {**self._labels(cell.queue, cell.task, ""), "qworker.outcome": outcome}
+                    )
+
+    def _lost(self, _options: Any) -> Iterator[Any]:
+        for cell in self._counts.cells():
+            yield self._observation(cell.lost, self._labels(cell.queue, cell.task, ""))

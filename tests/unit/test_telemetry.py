@@ -1,0 +1,222 @@
+"""Counts, spans and log fields of a worker, with a real OpenTelemetry SDK that keeps what it gets."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import structlog
+from opentelemetry import trace
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from qworker import Context, Fail, Message, Retry, Tasks, logs, telemetry
+from qworker.message import Lease, QueueStats, Settle
+from qworker.metrics import SECONDS, Metrics
+from qworker.retry import Backoff
+from qworker.run import Run
+from qworker.worker import Worker, WorkerOptions
+
+
+@pytest.fixture
+def spans(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemorySpanExporter]:
+    kept = InMemorySpanExporter()
+    provider = TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(SimpleSpanProcessor(kept))
+    monkeypatch.setattr(trace, "_TRACER_PROVIDER", provider)
+    yield kept
+    provider.shutdown()
+
+
+@pytest.fixture
+def reader(monkeypatch: pytest.MonkeyPatch) -> Iterator[InMemoryMetricReader]:
+    kept = InMemoryMetricReader()
+    provider = MeterProvider([kept], shutdown_on_exit=False)
+    monkeypatch.setattr(sys.modules["opentelemetry.metrics._internal"], "_METER_PROVIDER", provider)
+    yield kept
+    provider.shutdown()
+
+
+def points(reader: InMemoryMetricReader) -> dict[str, list[Any]]:
+    data = reader.get_metrics_data()
+    assert data is not None
+    return {
+        metric.name: list(metric.data.data_points)
+        for resource in data.resource_metrics
+        for scope in resource.scope_metrics
+        for metric in scope.metrics
+    }
+
+
+_NAMES = itertools.count()
+
+
+def app() -> Tasks:
+    tasks = Tasks(f"memory://telemetry-{next(_NAMES)}")
+
+    @tasks.task(backoff=Backoff(base=0.001, limit=0.001))
+    async def shaky(context: Context) -> None:
+        if context.tries == 0:
+            raise Retry("not yet")
+        context.log.info("inside")
+
+    @tasks.task
+    def threaded() -> None:
+        structlog.get_logger().info("in a thread")
+
+    @tasks.task
+    async def hopeless() -> None:
+        raise Fail("no way")
+
+    @tasks.task
+    async def parent() -> None:
+        await tasks["threaded"].enqueue()
+
+    return tasks
+
+
+async def work(tasks: Tasks, **more: Any) -> Worker:
+    worker = Worker(tasks, WorkerOptions(burst=True, concurrency=4), **more)
+    assert await worker.run()
+    return worker
+
+
+def by_name(spans: InMemorySpanExporter, task: str) -> list[ReadableSpan]:
+    return [s for s in spans.get_finished_spans() if (s.attributes or {}).get("qworker.task") == task]
+
+
+async def test_enqueueing_and_running_are_one_trace(spans: InMemorySpanExporter) -> None:
+    tasks = app()
+    with trace.get_tracer("test").start_as_current_span("request") as request:
+        await tasks["parent"].enqueue()
+    await work(tasks)
+    await tasks.aclose()
+    (run,) = by_name(spans, "parent")
+    (child,) = by_name(spans, "threaded")
+    assert run.context.trace_id == child.context.trace_id == request.get_span_context().trace_id
+    assert run.parent is not None
+    assert run.parent.span_id == request.get_span_context().span_id
+    assert child.parent is not None
+    assert child.parent.span_id == run.context.span_id
+    assert run.kind is trace.SpanKind.CONSUMER
+    assert run.name == "process default"
+    assert (run.attributes or {})["messaging.destination.name"] == "default"
+
+
+async def test_each_try_is_a_span_with_its_outcome(spans: InMemorySpanExporter) -> None:
+    tasks = app()
+    with trace.get_tracer("test").start_as_current_span("request"):
+        await tasks["shaky"].enqueue()
+    await tasks["hopeless"].enqueue()
+    await work(tasks)
+    await tasks.aclose()
+    first, second = by_name(spans, "shaky")
+    assert [(s.attributes or {})["qworker.outcome"] for s in (first, second)] == ["fail_tmp", "ack"]
+    assert first.context.trace_id == second.context.trace_id
+    (failed,) = by_name(spans, "hopeless")
+    assert failed.status.status_code is trace.StatusCode.ERROR
+    assert (failed.attributes or {})["error.type"] == "Fail"
+    assert failed.parent is None, "a call that was enqueued outside of a trace must not join its neighbour's"
+    assert failed.context.trace_id != first.context.trace_id
+
+
+async def test_log_lines_name_their_span(spans: InMemorySpanExporter, capsys: pytest.CaptureFixture[str]) -> None:
+    before = structlog.get_config()
+    logs.configure(json=True)
+    try:
+        tasks = app()
+        for name in ("shaky", "threaded", "hopeless"):
+            await tasks[name].enqueue()
+        await work(tasks)
+        await tasks.aclose()
+    finally:
+        structlog.configure(**before)
+        logs._configured.clear()
+    lines = {line["event"]: line for line in map(json.loads, capsys.readouterr().err.splitlines())}
+    for event, task in (("inside", "shaky"), ("in a thread", "threaded"), ("message_failed", "hopeless")):
+        context = by_name(spans, task)[-1].context
+        assert lines[event]["trace_id"] == trace.format_trace_id(context.trace_id)
+        assert lines[event]["span_id"] == trace.format_span_id(context.span_id)
+    assert "trace_id" not in lines["worker_stopped"]
+
+
+async def test_instruments_have_bounded_attributes(reader: InMemoryMetricReader) -> None:
+    tasks = app()
+    assert telemetry.observe_queues(lambda: [QueueStats(queue="default", ready=7, oldest_age=2.5)])
+    for name in ("shaky", "threaded", "hopeless"):
+        await tasks[name].enqueue()
+    await work(tasks)
+    await tasks.aclose()
+    found = points(reader)
+    consumed = {
+        (p.attributes["qworker.task"], p.attributes["qworker.outcome"]): p.value
+        for p in found["messaging.client.consumed.messages"]
+    }
+    assert consumed == {
+        ("shaky", "fail_tmp"): 1,
+        ("shaky", "ack"): 1,
+        ("threaded", "ack"): 1,
+        ("hopeless", "fail_perm"): 1,
+    }
+    assert sum(p.count for p in found["messaging.process.duration"]) == 4
+    assert {p.attributes.get("error.type") for p in found["messaging.process.duration"]} == {None, "Retry", "Fail"}
+    assert sum(p.sum for p in found["qworker.message.tries"]) == 1
+    assert {p.attributes["qworker.state"]: p.value for p in found["qworker.queue.depth"]}["ready"] == 7
+    assert found["qworker.queue.oldest_age"][0].value == 2.5
+    known = {"messaging.system", "messaging.destination.name", "messaging.operation.name", "qworker.task", "qworker.outcome", "qworker.state", "error.type"}  # fmt: skip
+    assert {name for group in found.values() for point in group for name in point.attributes} <= known
+
+
+def a_run(tasks: Tasks, task: str | None, error: BaseException | None = None) -> Run:
+    message = Message(id="1", queue="default", body=b"", tries=2)
+    run = Run(Lease(message=message, token=1, expires_at=0.0), 0.0, 0.0)
+    run.handler, run.error, run.started = (tasks[task] if task else None), error, 1.0
+    return run
+
+
+def test_error_types_and_unknown_tasks_make_no_new_series(reader: InMemoryMetricReader) -> None:
+    tasks = app()
+    meter = next(o for o in telemetry.observers() if isinstance(o, telemetry.Meter))
+    for number in range(300):
+        error = type(f"Error{number}", (Exception,), {})()
+        meter.finished(a_run(tasks, "hopeless", error), Settle.FAIL_PERM, "", 0.5)
+        stranger = a_run(tasks, None)
+        stranger.task = f"stranger-{number}"
+        meter.finished(stranger, Settle.RELEASE, None, 0.0)
+    types = {p.attributes.get("error.type") for p in points(reader)["messaging.process.duration"]}
+    assert len(types - {None}) == 101
+    assert "_OTHER" in types
+    assert len(meter._counts.cells()) == 2
+
+
+def test_counts_come_in_buckets() -> None:
+    tasks, counts = app(), Metrics()
+    for duration in (0.0005, SECONDS[0], 2.0, 1e6):
+        counts.finished(a_run(tasks, "hopeless"), Settle.ACK, None, duration)
+    for outcome in (Settle.FAIL_TMP, Settle.RELEASE, "lost"):
+        counts.finished(a_run(tasks, "hopeless"), outcome, None, 0.2)
+    (cell,) = counts.cells()
+    assert cell.outcomes == {"ack": 4, "fail_tmp": 1, "fail_perm": 0, "release": 1, "lost": 1}
+    assert (cell.durations[0], cell.durations[-1], sum(cell.durations)) == (2, 1, 7)
+    assert (sum(cell.tries), cell.attempts) == (4, 8)
+
+
+async def test_nothing_is_traced_or_measured_without_an_sdk() -> None:
+    assert telemetry.observers() == []
+    assert not telemetry.observe_queues(list)
+    telemetry.flush()
+    tasks = app()
+    assert tasks.headers_for({"a": "b"}) == {"a": "b"}
+    assert b"headers" not in tasks["hopeless"].call().draft.body
+    await tasks["threaded"].enqueue()
+    worker = await work(tasks)
+    await tasks.aclose()
+    assert worker.observers == []
+    assert worker.counts.acked == 1
