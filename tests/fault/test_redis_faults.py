@@ -10,10 +10,13 @@ from typing import Any
 
 import pytest
 
+from qworker.doctor import Health
 from qworker.errors import BackendError, BackendUnavailable, PublishFailed, StorageFull
 from qworker.message import Draft, Lease, Settle, Settlement, State
 from qworker.registry import open_backend
 from qworker.testing.until import until
+from qworker.url import BackendURL
+from qworker_redis.doctor import doctor
 from tests.proxy import LossyProxy
 from tests.servers import RedisServer
 
@@ -343,3 +346,23 @@ async def test_a_stopped_server_delays_and_loses_nothing(server: RedisServer) ->
     await publishing
     assert [lease.message.body for lease in await backend.lease(QUEUE, 5, LONG)] == [b"0", b"1"]
     await backend.aclose()
+
+
+async def test_the_doctor_tells_what_is_in_force(server: RedisServer) -> None:
+    url = BackendURL.parse(server.url)
+    checks = {check.name: check for check in await doctor(url)}
+    assert checks["redis version"].health is Health.OK
+    assert checks["redis scripts"].health is Health.OK
+    assert checks["redis persistence"].health is Health.WARN
+    with server.client() as client:
+        client.config_set("maxmemory-policy", "allkeys-lru")
+        client.config_set("appendonly", "yes")
+        client.config_set("appendfsync", "always")
+    checks = {check.name: check for check in await doctor(BackendURL.parse(server.url + "?replicas=2"))}
+    assert checks["redis memory"].health is Health.BROKEN
+    assert "noeviction" in checks["redis memory"].mend
+    assert checks["redis persistence"].health is Health.OK
+    assert checks["redis replicas"].health is Health.BROKEN
+    server.stop()
+    # That nobody is there is told by the check before.
+    assert await doctor(url) == []

@@ -39,11 +39,9 @@ local token = math.max(tonumber(state[3] or 0) + 1, now)
 local expiry = now + tonumber(ARGV[2])
 local claim, expires = text(token) .. ' ' .. ARGV[3], text(expiry)
 local scores, holders = {}, {}
-for _, id in ipairs(ids) do
-  insert(scores, expires)
-  insert(scores, id)
-  insert(holders, id)
-  insert(holders, claim)
+for i = 1, #ids do
+  scores[2 * i - 1], scores[2 * i] = expires, ids[i]
+  holders[2 * i - 1], holders[2 * i] = ids[i], claim
 end
 call('HSET', meta, 'fence', text(token))
 spread('ZADD', leased, scores)

@@ -19,7 +19,7 @@ if version and version ~= '1' then return too_new(version) end
 
 local now = clock()
 local ids = {}
-for i = 3, #ARGV, 3 do insert(ids, ARGV[i]) end
+for i = 1, (#ARGV - 2) / 3 do ids[i] = ARGV[3 * i] end
 local stored = call('HMGET', msg, unpack(ids))
 local answer = {version and 0 or 1}
 local sets, rows, awake = {}, {}, false
@@ -51,12 +51,13 @@ local function put_special(i, id)
   end
 end
 
-for i, id in ipairs(ids) do
+for i = 1, #ids do
+  local id = ids[i]
   if not stored[i] then
     if ARGV[3 * i + 1] == '' then
-      insert(sets, id)
-      insert(sets, struct.pack('>I2I8', 0, now + i) .. ARGV[3 * i + 2])
-      insert(rows, id)
+      local last = #sets
+      sets[last + 1], sets[last + 2] = id, struct.pack('>I2I8', 0, now + i) .. ARGV[3 * i + 2]
+      rows[#rows + 1] = id
     else
       put_special(i, id)
     end

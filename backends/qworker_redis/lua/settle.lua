@@ -28,10 +28,10 @@ end
 
 local function ack_plain()
   local ids, held = {}, {}
-  for i = 5, 3 + 2 * plain, 2 do insert(ids, ARGV[i]) end
+  for i = 1, plain do ids[i] = ARGV[3 + 2 * i] end
   local found = call('HMGET', claims, unpack(ids))
   for i, id in ipairs(ids) do
-    if found[i] and found[i] == ARGV[4 + 2 * i] then insert(held, id) else insert(answer, i) end
+    if found[i] == ARGV[4 + 2 * i] then held[#held + 1] = id else insert(answer, i) end
   end
   spread('ZREM', leased, held)
   spread('HDEL', claims, held)
