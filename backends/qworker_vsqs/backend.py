@@ -61,6 +61,7 @@ class VsqsBackend(Backend):
         self._root = -1
         self._folders: dict[str, Folder] = {}
         self._watches: dict[int, Folder] = {}
+        self._system: FileSystem
         self._commit: GroupCommit | None = None
         self._events: Events | None = None
         self._publisher: Publisher | None = None
@@ -94,8 +95,9 @@ class VsqsBackend(Backend):
         with store_errors(f"open {self._path}"):
             os.makedirs(self._path, mode=0o700, exist_ok=True)
             self._root = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            self._system = FileSystem(self._root)
             if self._durable:
-                self._commit = GroupCommit(self._root, FileSystem(self._root))
+                self._commit = GroupCommit(self._root, self._system)
         self._events = Events(on_name=self._came, on_overflow=self._believe_nothing, on_change=self._wake)
         self._publisher = Publisher(
             clock=self._clock,
@@ -111,7 +113,7 @@ class VsqsBackend(Backend):
         if self._root < 0:
             return
         if self._commit is not None:
-            self._commit.close()
+            await self._commit.aclose()
             self._commit = None
         if self._events is not None:
             self._events.close()
@@ -130,8 +132,13 @@ class VsqsBackend(Backend):
 
     @property
     def durability(self) -> str:
-        """`disk`; `process` with `?sync=off`."""
-        return "disk" if self._durable else "process"
+        """`disk`; `process` with `?sync=off`, or where the file system has no journal that keeps renames."""
+        if self._root >= 0:
+            return "disk" if self._durable and self._system.keeps_renames else "process"
+        if not self._durable:
+            return "process"
+        with store_errors(f"look at {self._path}"):
+            return "disk" if _keeps_renames(self._path) else "process"
 
     # -- queues ------------------------------------------------------------------------------------------------------
 
@@ -162,6 +169,7 @@ class VsqsBackend(Backend):
         watch = None if self._events is None else self._events.add(folder.fd)
         if watch is not None:
             self._watches[watch] = folder
+            folder.window.watched = self._system.is_local
         return folder
 
     async def _existing(self, queue: str) -> Folder:
@@ -208,7 +216,8 @@ class VsqsBackend(Backend):
 
     async def _sync(self, folder: Folder, files: list[int], *, noted: bool = True) -> None:
         try:
-            if self._commit is not None:
+            # Without a journal a synced rename or unlink may be torn all the same: the sync would cost much and promise nothing.
+            if self._commit is not None and self._system.keeps_renames:
                 await self._commit.both(files, folder.touched(noted=noted))
         finally:
             for fd in files:
@@ -539,6 +548,17 @@ class VsqsBackend(Backend):
                 os.unlink("down", dir_fd=folder.side)
             await self._sync(folder, [])
         self._wake()
+
+
+def _keeps_renames(path: str) -> bool:
+    """Whether the file system of a directory, or of the nearest one above it that exists, keeps renames."""
+    while not os.path.isdir(path):
+        path = os.path.dirname(path)
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        return FileSystem(fd).keeps_renames
+    finally:
+        os.close(fd)
 
 
 def _is_name(name: str) -> bool:

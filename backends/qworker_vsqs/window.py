@@ -1,6 +1,7 @@
 """What was listed of a queue: the ready ids in order, and the expiries, kept up to date by events between listings.
 
-Strict FIFO: a window is believed for 100 ms at most, and every name that comes into the directory meanwhile enters it.
+Strict FIFO: every name that comes into the directory enters the window, as the kernel tells of it. Where it may not tell of all (another
+host's, or without inotify) a window is believed for 100 ms at most; else for 1 s, for the names alone keep it exact.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from qworker_vsqs.names import parse
 __all__ = ["Window"]
 
 _BELIEVED = 0.1
+_BELIEVED_WATCHED = 1.0
 
 
 class Window:
@@ -23,6 +25,8 @@ class Window:
         self._ready: list[int] = []
         self._timed: list[tuple[int, int]] = []
         self._listed_at = float("-inf")
+        # True: the kernel tells of every change in the directory.
+        self.watched = False
         # Names seen at the last listing that are messages.
         self.count = 0
 
@@ -33,7 +37,7 @@ class Window:
     @property
     def fresh(self) -> bool:
         """Whether the last listing may still be believed."""
-        return time.monotonic() - self._listed_at < _BELIEVED
+        return time.monotonic() - self._listed_at < (_BELIEVED_WATCHED if self.watched else _BELIEVED)
 
     def fill(self, names: Iterable[str], listed_at: float) -> None:
         """Replace everything by a listing that began at `listed_at` (monotonic seconds)."""
