@@ -79,7 +79,10 @@ class _Exchange:
         sent = [("host", f"{host}:{self._address.port}"), ("content-length", str(len(body))), *headers.items()]
         if self._address.token is not None:
             sent.append(("authorization", f"Bearer {self._address.token}"))
-        events: list[h11.Event] = [h11.Request(method=self._method, target=self._target, headers=sent), h11.EndOfMessage()]
+        events: list[h11.Event] = [
+            h11.Request(method=self._method, target=self._target, headers=sent),
+            h11.EndOfMessage(),
+        ]
         if body:
             events.insert(1, h11.Data(data=body))
         return b"".join(self._connection.send(event) or b"" for event in events)

@@ -10,6 +10,7 @@ Every directory is opened once, as a directory and never through a link; every n
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 from qworker.errors import BackendUnavailable, BadName, FormatTooNew, StorePermission
@@ -18,6 +19,7 @@ from qworker.names import check_queue
 __all__ = ["QueueDirs", "Root", "open_directory", "split_name", "usable_id"]
 
 _FORMAT = 1
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,119}")
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -34,9 +36,7 @@ def split_name(name: str) -> tuple[str, str] | None:
 
 def usable_id(name: str) -> bool:
     """Whether a file of this name in a queue is taken for a message: a foreign program's id need be no UUID."""
-    return (
-        0 < len(name) <= 120 and name[0].isalnum() and name.isascii() and all(c.isalnum() or c in "._-" for c in name)
-    )
+    return _ID.fullmatch(name) is not None
 
 
 def open_directory(name: str, parent: int, *, create: bool) -> int:
@@ -67,7 +67,8 @@ class QueueDirs:
     @property
     def gone(self) -> bool:
         """Whether the queue was deleted under us (and perhaps made again)."""
-        return any(os.fstat(fd).st_nlink == 0 for fd in (self.ready, self.due, self.fail))
+        # A deletion begins with this one.
+        return os.fstat(self.ready).st_nlink == 0
 
     def close(self) -> None:
         """Close the descriptors."""

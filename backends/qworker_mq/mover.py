@@ -26,6 +26,8 @@ _QUIET = 1.0
 _TICK_NS = 50_000_000
 # Seconds after which an unfinished publish is a dead one's.
 _STRAY = 36 * 3600.0
+# Seconds that a record without a message is kept: longer than any transition.
+_ORPHAN = 3600.0
 
 
 class _Seen(msgspec.Struct, frozen=True, kw_only=True):
@@ -211,13 +213,26 @@ class Trash:
         for name in os.listdir(root.remove):
             if split_name(name) is not None and _unlinked(name, root.remove):
                 self._store.records.forget(name)
-        oldest = time.time() - _STRAY
+        now = time.time()
         for name in os.listdir(root.tmp):
-            try:
-                if os.stat(name, dir_fd=root.tmp, follow_symlinks=False).st_ctime < oldest:
-                    _unlinked(name, root.tmp)
-            except FileNotFoundError:
-                continue
+            if _older(name, root.tmp, now - _STRAY):
+                _unlinked(name, root.tmp)
+        for name in os.listdir(root.lease):
+            if _older(name, root.lease, now - _ORPHAN) and not self._exists(name):
+                self._store.records.forget(name)
+        for name in os.listdir(root.workers):
+            if is_dead(root.workers, name):
+                _unlinked(name, root.workers)
+
+    def _exists(self, name: str) -> bool:
+        """Whether the message of a record is stored; what foreign programs deleted leaves its record behind."""
+        parts = split_name(name)
+        held = None if parts is None else self._store.held(parts[0])
+        if parts is None or held is None:
+            return False
+        root = self._store.root
+        places = [(parts[1], held.dirs.ready), (name, root.delay), (name, root.new), (parts[1], held.dirs.fail)] * 2
+        return held.due.get(parts[1]) is not None or any(_present(*place) for place in places)
 
 
 def set_aside(store: Store, name: str, directory: int, held: Held, message_id: str) -> None:
@@ -252,6 +267,18 @@ def _finished(name: str, directory: int) -> bool | None:
         return True
     finally:
         os.close(fd)
+
+
+def _older(name: str, directory: int, limit: float) -> bool:
+    """Whether a file has not changed since `limit`; False for one that is gone."""
+    try:
+        return os.stat(name, dir_fd=directory, follow_symlinks=False).st_ctime < limit
+    except FileNotFoundError:
+        return False
+
+
+def _present(name: str, directory: int) -> bool:
+    return _older(name, directory, math.inf)
 
 
 def _renamed(name: str, source: int, target: str, destination: int) -> bool:

@@ -18,6 +18,7 @@ from qworker.registry import open_backend
 from qworker.testing.clock import FakeClock
 from qworker.testing.until import until
 from qworker_mq.ids import made_at, new_uuids
+from qworker_mq.life import _boot_id
 
 LONG = 1000.0
 
@@ -264,6 +265,26 @@ async def test_the_lease_of_a_killed_process_is_returned_at_once(backend: Backen
         if process.returncode is None:
             process.kill()
             await process.wait()
+
+
+async def test_what_strangers_and_the_dead_left_behind_is_cleared(
+    backend: Backend, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = await backend.publish("q", [Draft(body=b"x") for _ in range(3)])
+    leases = await backend.lease("q", 3, LONG)
+    assert await settled(backend, leases[1], Settle.FAIL_TMP)
+    # A foreign server deletes a leased message, and a foreign reaper unlinks it.
+    (root / "delay" / f"q:{ids[0]}").unlink()
+    (root / "remove" / f"q:{new_uuids(1)[0]}").write_bytes(b"removed by a foreign server")
+    (root / ".qworker" / "tmp" / "unfinished").write_bytes(b"half")
+    (root / ".qworker" / "workers" / "1-dead").write_bytes(_boot_id())
+    monkeypatch.setattr("qworker_mq.mover._STRAY", -60.0)
+    monkeypatch.setattr("qworker_mq.mover._ORPHAN", -60.0)
+    await backend.reap("q")
+    assert {path.name for path in (root / ".qworker" / "lease").iterdir()} == {f"q:{i}" for i in ids[1:]}
+    assert list((root / "remove").iterdir()) == list((root / ".qworker" / "tmp").iterdir()) == []
+    assert len(list((root / ".qworker" / "workers").iterdir())) == 1
+    assert await settled(backend, leases[2])
 
 
 async def test_a_newer_format_is_refused_in_one_line(root: Path) -> None:
