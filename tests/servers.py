@@ -26,6 +26,7 @@ from qworker.testing.harness import Harness
 __all__ = ["MovedClock", "RedisHarness", "RedisServer", "free_port"]
 
 _DEADLINE = 60.0
+_STOPPING = 10.0
 
 
 def free_port() -> int:
@@ -224,8 +225,9 @@ class RedisServer:
             self.go_on()
             self._process.send_signal(how)
             try:
-                self._process.wait(_DEADLINE)
+                self._process.wait(_STOPPING)
             except subprocess.TimeoutExpired:
+                # It refuses while it writes its first append-only file, for one.
                 self._process.kill()
                 self._process.wait(_DEADLINE)
         self._process = None

@@ -363,6 +363,6 @@ async def test_the_doctor_tells_what_is_in_force(server: RedisServer) -> None:
     assert "noeviction" in checks["redis memory"].mend
     assert checks["redis persistence"].health is Health.OK
     assert checks["redis replicas"].health is Health.BROKEN
-    server.stop()
+    server.stop(signal.SIGKILL)
     # That nobody is there is told by the check before.
     assert await doctor(url) == []
