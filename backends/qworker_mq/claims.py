@@ -94,7 +94,7 @@ class Claims:
         found = os.fstat(fd)
         # A lease in the record of a ready message: a foreign mover ended it, and it counts as expired.
         tries = record.tries + 1 if record.visibility else record.tries
-        token = max(record.token + 1, found.st_ctime_ns)
+        token = max(record.token + 1, _plain_token(found.st_ctime_ns))
         recorded = bool(record.token or record.tries or holder or visibility != self._plain)
         if recorded:
             self._records.write(
@@ -220,7 +220,7 @@ class Claims:
         """The record behind a lease, while it is held."""
         record = self._records.read(name)
         moved = os.fstat(fd).st_ctime_ns
-        if not record.token and token == moved:
+        if not record.token and token == _plain_token(moved):
             # Without a record: see `plain`.
             expires_at = moved / 1e9 + self._plain
             return Record(tries=record.tries, token=token, visibility=self._plain, expires_at=expires_at, moved=moved)
@@ -258,6 +258,11 @@ class Claims:
                 if time.monotonic() >= deadline:
                     raise TimeoutError(errno.ETIMEDOUT, "another process holds a message's lock") from None
                 time.sleep(0.001)
+
+
+def _plain_token(moved: int) -> int:
+    """The token of a lease without a record: microseconds, which JSON's numbers hold in every language."""
+    return moved // 1000
 
 
 def _name(lease: Lease) -> str:
