@@ -221,12 +221,14 @@ class SettlingContract(Contract):
         await case.publish(*[b"x"] * 10)
         leases = await case.lease(10)
         calls = [case.backend.settle(case.settlements(leases, how, error="e")) for how in Settle for _ in range(2)]
-        refused = [len(result) for result in await asyncio.gather(*calls)]
+        accepted = [10 - len(result) for result in await asyncio.gather(*calls)]
         # An end that is repeated may be told that it has happened: two of eight calls end the same way.
-        assert sum(10 - count for count in refused) in range(10, 21)
+        assert sum(accepted) in range(10, 21)
         stats = await case.stats()
         assert stats.leased == 0
-        assert stats.ready + stats.delayed + stats.fail in {0, 10}
+        # A batch is no atomic step: some of the messages may have ended one way, and some another. The first two calls ack.
+        acked = 10 - (stats.ready + stats.delayed + stats.fail)
+        assert max(accepted[:2]) <= acked <= sum(accepted[:2])
 
     async def test_a_cancelled_settle_has_happened_or_can_be_repeated(self, case: Case) -> None:
         for turns in range(20):
