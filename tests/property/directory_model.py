@@ -92,8 +92,9 @@ class Rules(NamedTuple):
     expiries: int = 2
     tries: int = 2
     fsq: bool = True
-    # Permanent failure moves a file as ack does: left out where the search would be long.
+    # Permanent failure moves a file as ack does, and a release as a retry: left out where the search would be long.
     failing: bool = True
+    releasing: bool = True
 
 
 class Broken(Exception):
@@ -213,6 +214,10 @@ class _Moves:
         elif claim.at == "locked":
             yield from self.rename(f"{consumer} leases", consumer, claim, self.lease_name(consumer))
         elif claim.at == "held":
+            if claim.locked and claim.name != self.file.name:
+                # Its own process has reaped it: nobody else has to wait for a lock that protects nothing.
+                closed = _with_claim(_let_go(self.file, consumer, self.rules), consumer, claim._replace(locked=False))
+                yield f"{consumer} closes", self.now(closed)
             yield from self.extend(consumer, claim)
             yield from self.end(consumer, claim)
         else:
@@ -226,9 +231,10 @@ class _Moves:
             claim = Claim("locked", name, locked=True)
             yield f"{consumer} opens and locks", self.now(_with_claim(file, consumer, claim)._replace(lock=consumer))
         if name.folder == "delay":
-            yield from self.rename(
-                f"{consumer} leases from delay", consumer, Claim("locked", name), self.lease_name(consumer)
-            )
+            # No fsq works there; a lock that is taken is that of a holder who was given up, and no veto.
+            free = file.lock == NOBODY
+            opened = _with_claim(file, consumer, Claim("locked", name, locked=free))
+            yield f"{consumer} opens and locks", self.now(opened._replace(lock=consumer) if free else opened)
 
     def lease_name(self, consumer: int) -> Name:
         number = self.rules.consumers[consumer]
@@ -299,8 +305,9 @@ class _Moves:
         yield from self.rename(f"{consumer} acks", consumer, claim, Name("done", tries))
         if self.rules.failing:
             yield from self.rename(f"{consumer} fails", consumer, claim, Name("fail", tries))
-        back = Name("queue" if claim.locked else "delay", tries)
-        yield from self.rename(f"{consumer} releases", consumer, claim, back)
+        if self.rules.releasing:
+            back = Name("queue" if claim.locked else "delay", tries)
+            yield from self.rename(f"{consumer} releases", consumer, claim, back)
         if tries < self.rules.tries:
             yield from self.rename(f"{consumer} retries", consumer, claim, Name("delay", tries + 1))
 

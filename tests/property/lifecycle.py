@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
+from collections import defaultdict
 from collections.abc import Callable, Coroutine
 from typing import Any, NamedTuple, TypeVar
 
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -47,12 +48,16 @@ CALLS = (
 LIVE = (State.READY, State.LEASED, State.DELAYED, State.FAIL)
 
 
+_ASKED = os.environ.get("QWORKER_TEST_EXAMPLES")
+
 SETTINGS = settings(
-    max_examples=int(os.environ.get("QWORKER_TEST_EXAMPLES", "60")),
+    max_examples=int(_ASKED or "60"),
     stateful_step_count=40,
     deadline=None,
-    # The same examples in every run, unless somebody asks for more of them: CI is no place for luck.
-    derandomize="QWORKER_TEST_EXAMPLES" not in os.environ,
+    # The same examples in every run, unless somebody asks for more of them: CI is no place for luck, nor for the minutes in
+    # which Hypothesis would look for the shortest failure.
+    derandomize=_ASKED is None,
+    phases=tuple(Phase) if _ASKED else (Phase.generate,),
     database=None,
     suppress_health_check=list(HealthCheck),
 )
@@ -89,8 +94,10 @@ class Lifecycle(RuleBasedStateMachine):
         self.do(self.model.create(self.queue))
         self.do(self.workers[0].create(self.queue))
         self.ids: list[str] = []
-        # Never leased and never delayed: what first in, first out holds for.
-        self.fresh: list[str] = []
+        # A publisher is one life of a worker: order is promised to each, not between them.
+        self.publishers = [0, 1]
+        # By publisher, never leased and never delayed: what first in, first out holds for.
+        self.fresh: dict[int, list[str]] = defaultdict(list)
         self.held: list[Held] = []
 
     def do(self, call: Coroutine[Any, Any, T]) -> T:
@@ -122,7 +129,7 @@ class Lifecycle(RuleBasedStateMachine):
         )
         self.ids.extend(ids)
         if not delay:
-            self.fresh.extend(ids)
+            self.fresh[self.publishers[worker]].extend(ids)
 
     def publish_keyed(self, worker: int, number: int, delay: float) -> None:
         if "key" not in self.harness.deviations:
@@ -154,12 +161,13 @@ class Lifecycle(RuleBasedStateMachine):
         taken = [lease.message.id for lease in leases]
         assert len(set(taken)) == len(taken) == wanted
         assert set(taken) <= set(ready), "a message that is not ready was leased"
-        fresh = [message_id for message_id in taken if message_id in self.fresh]
-        assert fresh == self.fresh[: len(fresh)], "messages were leased out of order"
+        for fresh in self.fresh.values():
+            first = [message_id for message_id in taken if message_id in fresh]
+            assert first == fresh[: len(first)], "messages were leased out of order"
+            del fresh[: len(first)]
         for lease in leases:
             assert lease.message.body == lease.message.id.encode()
             assert lease.message.tries == ready[lease.message.id].message.tries
-        self.fresh = self.fresh[len(fresh) :]
         claimed = self.do(self.lease_in_the_model(taken))
         self.held.extend(Held(worker, claimed[lease.message.id], lease) for lease in leases)
 
@@ -208,6 +216,7 @@ class Lifecycle(RuleBasedStateMachine):
     def crash(self, worker: int, number: int, delay: float) -> None:
         """A worker is gone without a word, and another takes its place; what it held waits for its expiry."""
         self.workers[worker] = self.do(self.harness.open())
+        self.publishers[worker] += 2
         self.held = [held for held in self.held if held.worker != worker]
 
     # -- administering -----------------------------------------------------------------------------------------------
@@ -216,7 +225,7 @@ class Lifecycle(RuleBasedStateMachine):
         chosen = self.some_ids(number, 1 + number % 3)
         model, real = self.both("remove", chosen)
         assert model == real == len(chosen)
-        self.fresh = [name for name in self.fresh if name not in chosen]
+        self.gone(set(chosen))
 
     def requeue(self, worker: int, number: int, delay: float) -> None:
         failed = [one.message.id for one in self.do(self.model.browse(self.queue, State.FAIL, 1000))]
@@ -227,7 +236,11 @@ class Lifecycle(RuleBasedStateMachine):
         model, real = self.both("purge", (None, *LIVE)[number % 5])
         assert model == real
         left = {one.message.id for one in self.do(self.model.browse(self.queue, State.READY, 1000))}
-        self.fresh = [name for name in self.fresh if name in left]
+        self.gone(set(self.ids) - left)
+
+    def gone(self, ids: set[str]) -> None:
+        for fresh in self.fresh.values():
+            fresh[:] = [name for name in fresh if name not in ids]
 
     def pause(self, worker: int, number: int, delay: float) -> None:
         self.both("up" if self.do(self.model.stats(self.queue)).down else "down")
@@ -242,11 +255,11 @@ class Lifecycle(RuleBasedStateMachine):
             model, real = self.both("browse", state, 1000)
             expected = {one.message.id: (one.message.tries, one.message.body) for one in model}
             found = {one.message.id: (one.message.tries, one.message.body) for one in real}
-            assert found == expected, state
+            assert found == expected, f"{state}: the store has {found}, the model {expected}"
             assert len(real) == len(found)
         model, real = self.both("stats")
         for name in ("ready", "leased", "delayed", "fail", "down"):
-            assert getattr(real, name) == getattr(model, name), name
+            assert getattr(real, name) == getattr(model, name), f"{name}: {real} is not {model}"
 
     def teardown(self) -> None:
         if hasattr(self, "runner"):

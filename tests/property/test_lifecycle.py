@@ -15,7 +15,6 @@ from qworker.testing.clock import FakeClock
 from qworker.testing.harness import Harness
 from qworker_memory import MemoryBackend
 from tests.property.lifecycle import SETTINGS, check_lifecycle
-from tests.servers import RedisServer
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -30,22 +29,6 @@ def test_the_file_backend_does_as_the_model(tmp_path: Path) -> None:
     check_lifecycle(lambda: Harness.fake(f"file://{tmp_path}/{secrets.token_hex(8)}?sync=off"))
 
 
-def test_the_redis_backend_does_as_the_model() -> None:
-    with RedisServer(moved_clock=True) as server:
-        check_lifecycle(lambda: RedisHarness(server))
-
-
-class RedisHarness(Harness):
-    """A Redis whose clock the steps move."""
-
-    def __init__(self, server: RedisServer) -> None:
-        super().__init__(server.url, clock=None, tick=60.0)
-        self._server = server
-
-    async def advance(self, seconds: float) -> None:
-        self._server.advance(seconds)
-
-
 class Forgetful(MemoryBackend):
     """Gives what a stale holder releases to another, as backends without tokens do."""
 
@@ -55,7 +38,7 @@ class Forgetful(MemoryBackend):
 
 
 class ForgetfulHarness(Harness):
-    async def open(self) -> Backend:
+    def make(self) -> Backend:
         return Forgetful(self.url, clock=self.clock or FakeClock())
 
 
