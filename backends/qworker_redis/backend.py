@@ -8,36 +8,33 @@ import os
 import re
 import secrets
 import socket
-from collections.abc import Callable, Coroutine, Hashable, Iterable, Sequence
-from typing import Any, Self, TypeVar, cast
+from collections.abc import Coroutine, Sequence
+from typing import Any, Self, cast
 
 import structlog
 
 from qworker.clock import SYSTEM_CLOCK, Clock
-from qworker.errors import BackendError, BackendUnavailable, PublishFailed
+from qworker.errors import BackendError, BackendUnavailable
 from qworker.message import Draft, Lease, Settle, Settlement
 from qworker.names import check_id, check_queue, new_ids
 from qworker.url import BackendURL
 from qworker_redis.admin import Administration
-from qworker_redis.claims import Doubt, RedisLease, SettleBatch
-from qworker_redis.codec import PlainDraft, decode, encode
-from qworker_redis.lanes import Lane, Mark
-from qworker_redis.links import Attempt, Links, evaluate
+from qworker_redis.claims import RedisLease
+from qworker_redis.codec import decode, encode
+from qworker_redis.durable import BATCH
+from qworker_redis.links import Links, evaluate
 from qworker_redis.options import Options
+from qworker_redis.publishing import Publishing
 from qworker_redis.renewals import Renewals
 from qworker_redis.replies import ConnectionLost, Redirected, Reply
+from qworker_redis.settling import Settling, grouped
 from qworker_redis.topology import slot_of, topology
 from qworker_redis.waiting import Overslept, Waiting
 from qworker_redis.wire import Argument, Wire
 
 __all__ = ["RedisBackend"]
 
-T = TypeVar("T")
-K = TypeVar("K", bound=Hashable)
 
-# Messages per script call, counting one for each 8 KiB of a body: a server does nothing else meanwhile.
-_BATCH = 500
-_BATCH_BYTES = 8192
 _REAP_BATCH = 500
 # For how long a call for a lease that was given up might still reach the server.
 _VOID_MS = 600_000
@@ -66,8 +63,8 @@ class RedisBackend(Administration):
         host = re.sub(r"[^A-Za-z0-9.-]", "-", socket.gethostname())[:40]
         self._holder = f"{host}:{os.getpid()}:{secrets.token_hex(4)}"
         self._requests = 0
-        self._publishing: dict[str, Lane[PlainDraft, str]] = {}
-        self._settling: dict[str, Lane[Settlement, bool]] = {}
+        self._publishing = Publishing(options, self._links, self._holder, self._stored_in)
+        self._settling = Settling(options, self._links, self._holder)
         # Queues whose last lease gave nothing, and the loop's time when something becomes due there.
         self._empty: dict[str, float] = {}
         # The server's time at the last reap of a queue, and this process's.
@@ -77,7 +74,7 @@ class RedisBackend(Administration):
 
     @classmethod
     def from_url(cls, url: BackendURL, *, clock: Clock = SYSTEM_CLOCK) -> Self:
-        """`redis://[user:password@]host[:port][/db]`, `rediss:` for TLS, `unix:///socket`, `redis+sentinel://hosts/name`, `redis+cluster://hosts`.
+        """`redis://[user:password@]host[:port][/db]`, `rediss:` for TLS, and `unix:`, `redis+sentinel:`, `redis+cluster:`.
 
         Options: `timeout`, `patience`, `replicas`, `keep_done`, `keep_fail`; for TLS `ca`, `cert`, `key`, `verify`; see
         docs/redis.md. All times are the server's; the clock is for telling a server whose clock was set.
@@ -120,67 +117,12 @@ class RedisBackend(Administration):
             encode(made if draft.id is None else check_id(draft.id), draft)
             for made, draft in zip(ids, drafts, strict=True)
         ]
-        return await self._publisher(queue).submit(items)
+        return await self._publishing.publish(queue, items)
 
-    def _publisher(self, queue: str) -> Lane[PlainDraft, str]:
-        lane = self._publishing.get(queue)
-        if lane is None:
-            mark = Mark(f"{self._holder}:p")
-
-            async def send(batch: Sequence[PlainDraft]) -> list[str]:
-                return await self._send_publish(queue, batch, mark)
-
-            lane = self._publishing[queue] = Lane(send, lambda item: 1 + len(item[2]) // _BATCH_BYTES, _BATCH)
-        return lane
-
-    async def _send_publish(self, queue: str, batch: Sequence[PlainDraft], mark: Mark) -> list[str]:
-        # The first of several with one id is stored, as it would be over several calls.
-        unique: dict[str, PlainDraft] = {}
-        for item in batch:
-            unique.setdefault(item[0], item)
-        kept = list(unique.values())
-        arguments: list[Argument] = [part for item in kept for part in item]
-        sequence, key = mark.next(), mark.key
-
-        async def attempt(wire: Wire, again: bool) -> Reply:
-            return await self._durable(wire, "publish", queue, (sequence, int(again), *arguments), (key,))
-
-        new, *instead = cast("list[Any]", await self._answer(queue, attempt, mark))
+    async def _stored_in(self, queue: str, new: bool) -> None:
+        """Have a queue listed that has messages now."""
         if new or queue not in self._registered:
             await self._register(queue)
-        ids = [item[0] for item in batch]
-        if instead:
-            others: dict[str, str] = {
-                kept[n - 1][0]: name.decode() for n, name in zip(instead[::2], instead[1::2], strict=True)
-            }
-            ids = [others.get(name, name) for name in ids]
-        return ids
-
-    async def _answer(self, queue: str, attempt: Attempt, mark: Mark) -> Reply:
-        """The answer to a publish."""
-        try:
-            return await self._links.repeat(slot_of(queue), attempt)
-        except ConnectionLost as error:
-            mark.keep()
-            if error.sent:
-                raise PublishFailed(f"perhaps published, perhaps not: {error}") from error
-            raise
-        except BaseException:
-            mark.keep()
-            raise
-
-    async def _durable(
-        self, wire: Wire, name: str, queue: str, arguments: Sequence[Argument], extra: Sequence[str]
-    ) -> Reply:
-        """Run a script, and wait until as many replicas have its writes as the URL asks for."""
-        reply = await evaluate(wire, name, queue, arguments, extra)
-        wanted = self._options.replicas
-        if wanted:
-            seconds = self._options.timeout / 2
-            confirmed = cast("int", await wire.send("WAIT", wanted, int(seconds * 1000), within=seconds))
-            if confirmed < wanted:
-                raise ConnectionLost(f"{confirmed} of {wanted} replicas have the write", sent=True)
-        return reply
 
     # -- consuming ---------------------------------------------------------------------------------------------------
 
@@ -189,7 +131,7 @@ class RedisBackend(Administration):
         check_queue(queue)
         leases: list[Lease] = []
         while len(leases) < limit:
-            wanted = min(limit - len(leases), _BATCH)
+            wanted = min(limit - len(leases), BATCH)
             try:
                 found = await self._lease_once(queue, wanted, visibility)
             except BackendError:
@@ -272,7 +214,7 @@ class RedisBackend(Administration):
             if leases or due is None:
                 return leases
         seconds = min(timeout, due - asyncio.get_running_loop().time())
-        return await self._wait_and_lease(queue, min(limit, _BATCH), visibility, min(seconds, self._options.timeout))
+        return await self._wait_and_lease(queue, min(limit, BATCH), visibility, min(seconds, self._options.timeout))
 
     async def _wait_and_lease(self, queue: str, limit: int, visibility: float, seconds: float) -> list[Lease]:
         arguments, claimant, void = self._request(limit, visibility)
@@ -343,64 +285,13 @@ class RedisBackend(Administration):
     def extend(self, leases: Sequence[Lease], visibility: float) -> list[Lease]:
         """Renew leases."""
         lost: list[Lease] = []
-        for queue, ours in _grouped(leases, lambda lease: lease.message.queue).items():
+        for queue, ours in grouped(leases, lambda lease: lease.message.queue).items():
             lost += self._renewals.extend(queue, cast("list[RedisLease]", ours), visibility)
         return lost
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[Settlement]:
         """End leases; one whose answer was lost may be repeated."""
-        refused: list[Settlement] = []
-        for queue, batch in _grouped(settlements, lambda settlement: settlement.lease.message.queue).items():
-            clear = [s for s in batch if _doubt(s) is None]
-            results = await self._settler(queue).submit(clear) if clear else []
-            refused += [s for s, accepted in zip(clear, results, strict=True) if not accepted]
-            if len(clear) < len(batch):
-                refused += await self._settle_again(queue, [s for s in batch if _doubt(s) is not None])
-        return refused
-
-    def _settler(self, queue: str) -> Lane[Settlement, bool]:
-        lane = self._settling.get(queue)
-        if lane is None:
-            mark = Mark(f"{self._holder}:s")
-
-            async def send(batch: Sequence[Settlement]) -> list[bool]:
-                return await self._send_settle(queue, batch, mark)
-
-            lane = self._settling[queue] = Lane(send, _settlement_size, _BATCH)
-        return lane
-
-    async def _settle_again(self, queue: str, settlements: Sequence[Settlement]) -> list[Settlement]:
-        """Settle what may have been settled: the server knows, under the batch that each was in."""
-        refused: list[Settlement] = []
-        for (key, sequence), batch in _grouped(settlements, lambda s: (_doubt(s) or ("", ""))[:2]).items():
-            # Without settlements the script only looks.
-            known, *numbers = cast(
-                "list[int]", await self._links.script("settle", queue, (0, sequence, "", 0), (key, key))
-            )
-            if known:
-                refused += [s for s in batch if (_doubt(s) or ("", "", 0))[2] in numbers]
-                continue
-            for settlement in batch:
-                cast("RedisLease", settlement.lease).doubt = None
-            refused += await self.settle(batch)
-        return refused
-
-    async def _send_settle(self, queue: str, settlements: Sequence[Settlement], mark: Mark) -> list[bool]:
-        batch = SettleBatch(settlements, self._options.done)
-        sequence, key = mark.next(), mark.key
-
-        async def attempt(wire: Wire, again: bool) -> Reply:
-            arguments = batch.arguments(sequence, sequence if again else "")
-            return await self._durable(wire, "settle", queue, arguments, (key, key))
-
-        try:
-            reply = await self._links.repeat(slot_of(queue), attempt)
-        except BaseException:
-            mark.keep()
-            batch.doubt(key, sequence)
-            raise
-        refused = batch.refused(reply)
-        return [id(settlement) not in refused for settlement in settlements]
+        return await self._settling.settle(settlements)
 
     async def reap(self, queue: str) -> int:
         """Return what has expired, and what is due; remove what has been kept for long enough."""
@@ -419,18 +310,3 @@ class RedisBackend(Administration):
 
 def _age(seconds: float | None) -> str:
     return "" if seconds is None else str(int(seconds * 1e6))
-
-
-def _settlement_size(settlement: Settlement) -> int:
-    return 1 if settlement.error is None else 1 + len(settlement.error) // _BATCH_BYTES
-
-
-def _doubt(settlement: Settlement) -> Doubt | None:
-    return cast("RedisLease", settlement.lease).doubt
-
-
-def _grouped(items: Iterable[T], name: Callable[[T], K]) -> dict[K, list[T]]:
-    groups: dict[K, list[T]] = {}
-    for item in items:
-        groups.setdefault(name(item), []).append(item)
-    return groups

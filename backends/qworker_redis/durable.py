@@ -1,0 +1,35 @@
+"""Writes that count only when as many replicas have them as the URL asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+from qworker_redis.links import evaluate
+from qworker_redis.options import Options
+from qworker_redis.replies import ConnectionLost, Reply
+from qworker_redis.wire import Argument, Wire
+
+__all__ = ["BATCH", "BATCH_BYTES", "durable"]
+
+# Messages per script call, counting one more for each 8 KiB of a body: a server does nothing else meanwhile.
+BATCH = 500
+BATCH_BYTES = 8192
+
+
+async def durable(
+    options: Options, wire: Wire, name: str, queue: str, arguments: Sequence[Argument], extra: Sequence[str]
+) -> Reply:
+    """Run a script, and wait until enough replicas have its writes.
+
+    Raises:
+        ConnectionLost: too few confirm in time; the write has been made, and may be repeated.
+    """
+    reply = await evaluate(wire, name, queue, arguments, extra)
+    wanted = options.replicas
+    if wanted:
+        seconds = options.timeout / 2
+        confirmed = cast("int", await wire.send("WAIT", wanted, int(seconds * 1000), within=seconds))
+        if confirmed < wanted:
+            raise ConnectionLost(f"{confirmed} of {wanted} replicas have the write", sent=True)
+    return reply

@@ -1,0 +1,88 @@
+"""Publishing: batches, one after another, each repeated until it is answered."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, cast
+
+from qworker.errors import PublishFailed
+from qworker_redis.codec import PlainDraft
+from qworker_redis.durable import BATCH, BATCH_BYTES, durable
+from qworker_redis.lanes import Lane, Mark
+from qworker_redis.links import Attempt, Links
+from qworker_redis.options import Options
+from qworker_redis.replies import ConnectionLost, Reply
+from qworker_redis.topology import slot_of
+from qworker_redis.wire import Argument, Wire
+
+__all__ = ["Publishing"]
+
+
+class Publishing:
+    """The publishing half of a backend.
+
+    Args:
+        options: of the store.
+        links: its connections.
+        holder: this instance's name, unique in the world.
+        stored_in: told after each batch: the queue, and whether the batch made it.
+    """
+
+    def __init__(
+        self, options: Options, links: Links, holder: str, stored_in: Callable[[str, bool], Awaitable[None]]
+    ) -> None:
+        self._options = options
+        self._links = links
+        self._holder = holder
+        self._stored_in = stored_in
+        self._lanes: dict[str, Lane[PlainDraft, str]] = {}
+
+    async def publish(self, queue: str, items: Sequence[PlainDraft]) -> list[str]:
+        """Store messages; the ids of the stored ones, in order."""
+        return await self._publisher(queue).submit(items)
+
+    def _publisher(self, queue: str) -> Lane[PlainDraft, str]:
+        lane = self._lanes.get(queue)
+        if lane is None:
+            mark = Mark(f"{self._holder}:p")
+
+            async def send(batch: Sequence[PlainDraft]) -> list[str]:
+                return await self._send_publish(queue, batch, mark)
+
+            lane = self._lanes[queue] = Lane(send, lambda item: 1 + len(item[2]) // BATCH_BYTES, BATCH)
+        return lane
+
+    async def _send_publish(self, queue: str, batch: Sequence[PlainDraft], mark: Mark) -> list[str]:
+        # The first of several with one id is stored, as it would be over several calls.
+        unique: dict[str, PlainDraft] = {}
+        for item in batch:
+            unique.setdefault(item[0], item)
+        kept = list(unique.values())
+        arguments: list[Argument] = [part for item in kept for part in item]
+        sequence, key = mark.next(), mark.key
+
+        async def attempt(wire: Wire, again: bool) -> Reply:
+            return await durable(self._options, wire, "publish", queue, (sequence, int(again), *arguments), (key,))
+
+        new, *instead = cast("list[Any]", await self._answer(queue, attempt, mark))
+        await self._stored_in(queue, bool(new))
+        ids = [item[0] for item in batch]
+        if instead:
+            others: dict[str, str] = {
+                kept[n - 1][0]: name.decode() for n, name in zip(instead[::2], instead[1::2], strict=True)
+            }
+            ids = [others.get(name, name) for name in ids]
+        return ids
+
+    async def _answer(self, queue: str, attempt: Attempt, mark: Mark) -> Reply:
+        """The answer to a publish."""
+        try:
+            return await self._links.repeat(slot_of(queue), attempt)
+        except ConnectionLost as error:
+            mark.keep()
+            if error.sent:
+                raise PublishFailed(f"perhaps published, perhaps not: {error}") from error
+            raise
+        except BaseException:
+            mark.keep()
+            raise
