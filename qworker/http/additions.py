@@ -21,76 +21,31 @@ from qworker.errors import BadName, QueueNotFound, QworkerError, UsageError
 from qworker.http.leases import parse_token
 from qworker.http.refusals import refusal_of
 from qworker.http.reply import BodyTooLarge, Disconnected, number, read_body
-from qworker.message import Draft, Lease, Message, Settle, Settlement, State
-from qworker.names import check_id, check_key, check_queue
+from qworker.http.wire import (
+    Extended,
+    Extension,
+    Given,
+    Held,
+    Ids,
+    Outcome,
+    Wish,
+    check_delay,
+    check_draft,
+    checked_lease,
+)
+from qworker.message import Draft, Lease, Settle, Settlement, State
+from qworker.names import check_id, check_queue
 
 if TYPE_CHECKING:
     from qworker.http.app import MqApp
 
-__all__ = ["Extended", "Extension", "Given", "Held", "Ids", "Outcome", "Wish", "make_additions"]
+__all__ = ["Additions", "make_additions"]
 
 T = TypeVar("T")
 
 # A batch may hold this many bodies of the largest size.
 _BATCH = 16
 _MOST = 1000
-# Ten years, and the year 2106: seconds that every store can write down.
-_LONGEST_DELAY = 315_360_000.0
-_LATEST = 4_294_967_295.0
-
-
-class Held(msgspec.Struct, frozen=True):
-    """A lease as clients name it."""
-
-    queue: str
-    id: str
-    token: int
-
-
-class Given(msgspec.Struct, frozen=True):
-    """A lease as clients get it."""
-
-    message: Message
-    token: int
-    expires_at: float
-
-
-class Outcome(msgspec.Struct, frozen=True):
-    """The end of one lease."""
-
-    lease: Held
-    how: Settle
-    delay: float = 0.0
-    error: str | None = None
-
-
-class Extension(msgspec.Struct, frozen=True):
-    """Leases to renew."""
-
-    leases: list[Held]
-    visibility: float
-
-
-class Extended(msgspec.Struct, frozen=True):
-    """What became of them."""
-
-    # Places in the request's list.
-    lost: list[int]
-    # For each of the request's list; 0 for a lost one.
-    expires_at: list[float]
-
-
-class Ids(msgspec.Struct, frozen=True):
-    """Messages of a queue; None: all that the request can mean."""
-
-    ids: list[str] | None = None
-
-
-class Wish(msgspec.Struct, frozen=True):
-    """What to wait for, and for how long."""
-
-    queues: list[str]
-    timeout: float
 
 
 _Handler = Callable[[Request], Awaitable[Response]]
@@ -188,7 +143,7 @@ class Additions:
         place = _held(request)
         given = await self._read(request, dict[str, Any])
         outcome = _converted({"lease": msgspec.to_builtins(place), "how": how.value, **given}, Outcome)
-        _check_delay(outcome.delay)
+        check_delay(outcome.delay)
         done = await self._app.leases.settle(
             place.queue, place.id, place.token, how, delay=outcome.delay, error=outcome.error
         )
@@ -201,7 +156,7 @@ class Additions:
         queue = _queue(request)
         drafts = await self._read(request, list[Draft])
         for draft in drafts:
-            _check_draft(draft, self._app.body_limit)
+            check_draft(draft, self._app.body_limit)
         return _json(await self._backend.publish(queue, drafts), 201)
 
     async def lease(self, request: Request) -> Response:
@@ -245,7 +200,7 @@ class Additions:
         wish = await self._read(request, Extension)
         if not 0 < wish.visibility <= 7 * 86400.0:
             raise UsageError("visibility is a number of seconds, up to a week")
-        leases = [await self._app.leases.find(h.queue, h.id, h.token) for h in map(_checked_lease, wish.leases)]
+        leases = [await self._app.leases.find(h.queue, h.id, h.token) for h in map(checked_lease, wish.leases)]
         known = [lease for lease in leases if lease is not None]
         lost = {id(lease) for lease in await asyncio.to_thread(self._backend.extend, known, wish.visibility)}
         gone = [number for number, lease in enumerate(leases) if lease is None or id(lease) in lost]
@@ -266,8 +221,8 @@ class Additions:
         settlements: list[Settlement] = []
         places: list[int] = []
         for outcome in outcomes:
-            _check_delay(outcome.delay)
-            _checked_lease(outcome.lease)
+            check_delay(outcome.delay)
+            checked_lease(outcome.lease)
         for place, outcome in enumerate(outcomes):
             held = outcome.lease
             lease = await self._app.leases.find(held.queue, held.id, held.token)
@@ -420,46 +375,6 @@ def _converted(value: Mapping[str, Any], kind: type[T]) -> T:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
         raise UsageError(f"the body cannot be used: {error}") from error
-
-
-def _check_draft(draft: Draft, body_limit: int) -> None:
-    """Refuse what no store can keep.
-
-    Raises:
-        BodyTooLarge: the message is larger than allowed.
-        UsageError: a name or number is out of its range.
-    """
-    if len(draft.body) > body_limit:
-        raise BodyTooLarge
-    if draft.id is not None:
-        check_id(draft.id)
-    if draft.key is not None:
-        check_key(draft.key)
-    for name, value, most in (
-        ("delay", draft.delay, _LONGEST_DELAY),
-        ("due_at", draft.due_at or 0.0, _LATEST),
-        ("enqueued_at", draft.enqueued_at or 0.0, _LATEST),
-        ("priority", draft.priority, 9),
-        ("tries", draft.tries, 1_000_000),
-    ):
-        if not 0 <= value <= most:
-            raise UsageError(f"{name} is a number from 0 to {most:g}")
-
-
-def _check_delay(delay: float) -> None:
-    if not 0 <= delay <= _LONGEST_DELAY:
-        raise UsageError(f"delay is a number from 0 to {_LONGEST_DELAY:g}")
-
-
-def _checked_lease(held: Held) -> Held:
-    """Refuse names that are none.
-
-    Raises:
-        BadName: the queue or the id.
-    """
-    check_queue(held.queue)
-    check_id(held.id)
-    return held
 
 
 async def _left(request: Request) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from qworker import __version__
-from qworker.http.additions import Extended, Extension, Given, Ids, Outcome, Wish
+from qworker.http.wire import Extended, Extension, Given, Ids, Outcome, Wish
 from qworker.message import Draft, QueueStats, StoredMessage
 
 __all__ = ["document"]

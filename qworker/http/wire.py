@@ -1,0 +1,126 @@
+"""What travels under `/-/` beside the contract's own types, and what is refused before it reaches a backend."""
+
+from __future__ import annotations
+
+import msgspec
+
+from qworker.errors import UsageError
+from qworker.http.reply import BodyTooLarge
+from qworker.message import Draft, Message, Settle
+from qworker.names import check_id, check_key, check_queue
+
+__all__ = [
+    "Extended",
+    "Extension",
+    "Given",
+    "Held",
+    "Ids",
+    "Outcome",
+    "Wish",
+    "check_delay",
+    "check_draft",
+    "checked_lease",
+]
+
+# Ten years, and the year 2106: seconds that every store can write down.
+_LONGEST_DELAY = 315_360_000.0
+_LATEST = 4_294_967_295.0
+
+
+class Held(msgspec.Struct, frozen=True):
+    """A lease as clients name it."""
+
+    queue: str
+    id: str
+    token: int
+
+
+class Given(msgspec.Struct, frozen=True):
+    """A lease as clients get it."""
+
+    message: Message
+    token: int
+    expires_at: float
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """The end of one lease."""
+
+    lease: Held
+    how: Settle
+    delay: float = 0.0
+    error: str | None = None
+
+
+class Extension(msgspec.Struct, frozen=True):
+    """Leases to renew."""
+
+    leases: list[Held]
+    visibility: float
+
+
+class Extended(msgspec.Struct, frozen=True):
+    """What became of them."""
+
+    # Places in the request's list.
+    lost: list[int]
+    # For each of the request's list; 0 for a lost one.
+    expires_at: list[float]
+
+
+class Ids(msgspec.Struct, frozen=True):
+    """Messages of a queue; None: all that the request can mean."""
+
+    ids: list[str] | None = None
+
+
+class Wish(msgspec.Struct, frozen=True):
+    """What to wait for, and for how long."""
+
+    queues: list[str]
+    timeout: float
+
+
+def check_draft(draft: Draft, body_limit: int) -> None:
+    """Refuse what no store can keep.
+
+    Raises:
+        BodyTooLarge: the message is larger than allowed.
+        UsageError: a name or number is out of its range.
+    """
+    if len(draft.body) > body_limit:
+        raise BodyTooLarge
+    if draft.id is not None:
+        check_id(draft.id)
+    if draft.key is not None:
+        check_key(draft.key)
+    for name, value, most in (
+        ("delay", draft.delay, _LONGEST_DELAY),
+        ("due_at", draft.due_at or 0.0, _LATEST),
+        ("enqueued_at", draft.enqueued_at or 0.0, _LATEST),
+        ("priority", draft.priority, 9),
+        ("tries", draft.tries, 1_000_000),
+    ):
+        if not 0 <= value <= most:
+            raise UsageError(f"{name} is a number from 0 to {most:g}")
+
+
+def check_delay(delay: float) -> None:
+    """Refuse a delay that no store can keep.
+
+    Raises:
+        UsageError: it is negative, or longer than ten years.
+    """
+    if not 0 <= delay <= _LONGEST_DELAY:
+        raise UsageError(f"delay is a number from 0 to {_LONGEST_DELAY:g}")
+
+
+def checked_lease(held: Held) -> Held:
+    """Refuse names that are none.
+
+    Raises:
+        BadName: the queue or the id.
+    """
+    check_queue(held.queue)
+    check_id(held.id)
+    return held
