@@ -78,7 +78,7 @@ CALLS = [
 LABELS = {"extend": "extends", "ack": "acks", "fail": "fails", "release": "releases", "retry": "retries"}
 # Ends that raise tries have no bound of their own here: `possible` has it.
 REAL = Rules(consumers=(0, 1), expiries=100, tries=100, fsq=False)
-MOST_TRIES = 2
+MOST_TRIES = 1
 VISIBILITY = 60.0
 
 
