@@ -5,6 +5,9 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 import pytest_asyncio
 
+from qworker.errors import FormatTooNew
+from qworker.message import Draft, Settle, Settlement, State
+from qworker.registry import open_backend
 from qworker.testing.contract import BackendContract
 from qworker.testing.harness import Harness
 from tests.servers import RedisHarness, RedisServer
@@ -21,3 +24,52 @@ class TestRedis(BackendContract):
     async def harness(self, server: RedisServer) -> AsyncIterator[Harness]:
         async with RedisHarness(server) as harness:
             yield harness
+
+
+async def test_finished_messages_are_kept_as_the_url_says(server: RedisServer) -> None:
+    counted = open_backend(server.url + "?keep_done=2")
+    queue = "kept"
+    await counted.publish(queue, [Draft(body=b"%d" % n, key=f"k{n}") for n in range(4)])
+    for lease in await counted.lease(queue, 4, 60.0):
+        assert await counted.settle([Settlement(lease=lease, how=Settle.ACK)]) == []
+    assert [row.message.body for row in await counted.browse(queue, State.DONE)] == [b"2", b"3"]
+    stats = await counted.stats(queue)
+    assert (stats.done, stats.retention) == (2, {"done": "the last 2", "fail": "for ever"})
+
+    aged = open_backend(server.url + "?keep_done=12h&keep_fail=2d")
+    await aged.publish(queue, [Draft(body=b"failed")])
+    (lease,) = await aged.lease(queue, 1, 60.0)
+    assert await aged.settle([Settlement(lease=lease, how=Settle.FAIL_PERM, error="broken")]) == []
+    for hours, left in ((11, (2, 1)), (2, (0, 1)), (30, (0, 1)), (6, (0, 0))):
+        server.advance(hours * 3600.0)
+        await aged.reap(queue)
+        stats = await aged.stats(queue)
+        assert (stats.done, stats.fail) == left, hours
+    with server.client() as client:
+        assert client.hlen(f"{{qworker:{queue}}}:msg") == client.hlen(f"{{qworker:{queue}}}:errors") == 0
+    await counted.aclose()
+    await aged.aclose()
+
+
+async def test_a_queue_of_a_newer_format_is_refused_in_one_line(server: RedisServer) -> None:
+    backend = open_backend(server.url)
+    await backend.create("newer")
+    with server.client() as client:
+        client.hset("{qworker:newer}:meta", "version", "2")
+    for call in (backend.lease("newer", 1, 60.0), backend.publish("newer", [Draft(body=b"")]), backend.stats("newer")):
+        with pytest.raises(FormatTooNew, match="upgrade"):
+            await call
+    await backend.aclose()
+
+
+async def test_a_damaged_message_is_set_aside_and_the_others_flow(server: RedisServer) -> None:
+    backend = open_backend(server.url)
+    first, second = await backend.publish("damage", [Draft(body=b"1"), Draft(body=b"2")])
+    with server.client() as client:
+        client.hset("{qworker:damage}:msg", first, b"\x00\x00" + b"\x00" * 8 + b"\x00\x02\xff\xff\xff\xff")
+    assert [lease.message.id for lease in await backend.lease("damage", 2, 60.0)] == [second]
+    (failed,) = await backend.browse("damage", State.FAIL)
+    assert failed.message.id == first
+    assert failed.error is not None
+    assert "damaged" in failed.error
+    await backend.aclose()
