@@ -1,0 +1,9 @@
+"""Where the views are."""
+
+from __future__ import annotations
+
+from django.urls import path
+
+from shop import views
+
+urlpatterns = [path("orders", views.create), path("orders/<int:number>", views.show)]
