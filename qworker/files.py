@@ -25,6 +25,7 @@ from qworker.errors import BackendError, BackendUnavailable, StorageFull, StoreP
 __all__ = [
     "CREATE",
     "DIRECTORY",
+    "FULL",
     "READ",
     "FileSystem",
     "GroupCommit",
@@ -47,7 +48,8 @@ _MANY = 16
 # How many directory entries are read before others on the loop get their turn; about 1 ms.
 _SLICE = 1000
 
-_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+# No room on the disk, or none for this user.
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _REFUSED = frozenset({errno.EACCES, errno.EPERM})
 # Not errors of a message: the process has no descriptors left, the server or disk is in trouble. Try again later.
 _LATER = frozenset({errno.EMFILE, errno.ENFILE, errno.ESTALE, errno.EIO, errno.ENOMEM, errno.EAGAIN, errno.EINTR})
@@ -68,7 +70,7 @@ _JOURNALED = frozenset({"xfs", "btrfs", "f2fs", "zfs", "bcachefs", "jfs"})
 def store_error(error: OSError, doing: str) -> BackendError:
     """The error of the tree that an `OSError` of the store is; attach the cause with `raise ... from error`."""
     reason = f"cannot {doing}: {error.strerror or error}"
-    if error.errno in _FULL:
+    if error.errno in FULL:
         return StorageFull(f"{reason}: free some space, or purge what is done")
     if error.errno in _REFUSED:
         return StorePermission(f"{reason}: run as the directory's owner, or let its group write to it")

@@ -160,7 +160,7 @@ class FileBackend(Backend):
         for lease in leases:
             assert isinstance(lease, FileLease)
             try:
-                if store is None or not extend(lease, visibility, store.holder.name, self._expiries, self._clock):
+                if store is None or not extend(lease, visibility, self._expiries, self._clock):
                     lease.lost = True
                     lost.append(lease)
             except OSError as error:

@@ -28,14 +28,15 @@ _open_files: weakref.WeakSet[LifeSign] = weakref.WeakSet()
 class Holder:
     """The name under which one backend instance leases: at most 40 bytes, without dots."""
 
-    __slots__ = ("name",)
+    __slots__ = ("detached_name", "name")
 
     def __init__(self, *, detached: bool) -> None:
         host = re.sub(r"[^A-Za-z0-9-]", "-", socket.gethostname())[:10].strip("-") or "host"
         # The nonce of the process, which its unfinished files in tmp/ carry too, and one of the instance.
         nonce = new_id().rpartition("-")[2]
         own = secrets.token_hex(3)
-        self.name = f"{DETACHED}{nonce}-{own}" if detached else f"{host}-{os.getpid()}-{nonce}-{own}"
+        self.detached_name = f"{DETACHED}{nonce}-{own}"
+        self.name = self.detached_name if detached else f"{host}-{os.getpid()}-{nonce}-{own}"
 
 
 def publisher_of(holder: str) -> str:
@@ -61,20 +62,31 @@ class LifeSign:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             write_all(self._fd, f"{boot_id()}\n{os.getpid()}\n".encode())
             # Locked before it is seen: nobody ever sees a living holder's file unlocked.
-            os.rename(holder, holder, src_dir_fd=tmp, dst_dir_fd=workers)
+            self._show(tmp)
         except BaseException:
+            # The name is this instance's alone, and free for its next attempt.
+            _remove(holder, tmp)
             os.close(self._fd)
             raise
         _open_files.add(self)
 
+    def _show(self, tmp: int) -> None:
+        try:
+            os.rename(self._holder, self._holder, src_dir_fd=tmp, dst_dir_fd=self._workers)
+        except OSError:
+            # A lost reply: the file is there all the same.
+            try:
+                os.stat(self._holder, dir_fd=self._workers, follow_symlinks=False)
+            except FileNotFoundError:
+                pass
+            else:
+                return
+            raise
+
     def end(self) -> None:
         """Say that the holder is gone. Idempotent."""
         if self._fd >= 0:
-            try:
-                os.unlink(self._holder, dir_fd=self._workers)
-            except FileNotFoundError:
-                # The queue was deleted.
-                pass
+            _remove(self._holder, self._workers)
             self.drop()
 
     def drop(self) -> None:
@@ -116,6 +128,14 @@ def has_died(workers: int, holder: str, *, local: bool) -> bool:
         return local or boot == boot_id()
     finally:
         os.close(fd)
+
+
+def _remove(name: str, directory: int) -> None:
+    try:
+        os.unlink(name, dir_fd=directory)
+    except FileNotFoundError:
+        # Moved on, or the queue was deleted.
+        pass
 
 
 def _forget_in_child() -> None:

@@ -26,11 +26,11 @@ from qworker_file.names import (
     Item,
     delay_name,
     id_of,
-    is_own,
     lease_name,
     parse_item,
     parse_lease,
     reason_name,
+    size_of,
     with_tries,
 )
 
@@ -62,11 +62,15 @@ class FileLease(Lease, kw_only=True, eq=False):
     # Its reason, open until it is on the disk; -1 without one.
     reason_fd: int = -1
 
-    def close(self) -> None:
-        """Let go of the file, and of its lock for every process that shares the descriptor. Idempotent."""
+    def close(self, *, gone: bool = False) -> None:
+        """Let go of the file. Idempotent.
+
+        Args:
+            gone: nobody will ever open it again; else the lock is freed for every process that shares the descriptor, too.
+        """
         fd, self.fd = self.fd, -1
         if fd >= 0:
-            if self.locked:
+            if self.locked and not gone:
                 fcntl.flock(fd, fcntl.LOCK_UN)
             os.close(fd)
 
@@ -144,9 +148,9 @@ def _claim_open(
         # Only there does an fsq program work on items; what is elsewhere may still be locked by a holder that was given up.
         if not locked:
             return Claim.BUSY
-        if not is_own(item) and foreign.is_being_written(fd):
+        if not (parsed is not None and parsed.is_own) and foreign.is_being_written(fd):
             return Claim.BUSY
-    if parsed is None or (len(item) * 4 > MAX_OWN and len(os.fsencode(item)) > MAX_OWN):
+    if parsed is None or size_of(item) > MAX_OWN:
         item, parsed = foreign.own_name(files, item, parsed)
     path = item + suffix
     if not _rename(name, path, source, files.lease, fd):
@@ -192,7 +196,7 @@ def _make(
         body=body,
         tries=parsed.tries,
         enqueued_at=enqueued_at,
-        arguments=foreign.arguments(files, parsed),
+        arguments=parsed.arguments if not parsed.arguments else foreign.arguments(files, parsed),
     )
     return FileLease(
         message=message,
@@ -236,7 +240,7 @@ def _rename(name: str, target: str, source: int, destination: int, fd: int) -> b
 # -- renewing --------------------------------------------------------------------------------------------------------
 
 
-def extend(lease: FileLease, visibility: float, holder: str, expiries: Expiries, clock: Clock) -> bool:
+def extend(lease: FileLease, visibility: float, expiries: Expiries, clock: Clock) -> bool:
     """Renew a lease; False when it is lost. Blocks, in any thread.
 
     Raises:
@@ -246,7 +250,8 @@ def extend(lease: FileLease, visibility: float, holder: str, expiries: Expiries,
         return False
     now = clock.time()
     expiry = expiries.next(now + visibility, now)
-    path = lease_name(lease.item, expiry, holder)
+    # Whoever took it: a detached lease may have been found again by another process.
+    path = lease_name(lease.item, expiry, lease.path.rpartition(".")[2])
     if not _rename(lease.path, path, lease.files.lease, lease.files.lease, lease.fd):
         return False
     lease.path = path
@@ -276,7 +281,7 @@ def settle(settlement: Settlement, lease: FileLease, now: float, *, keep_done: b
         lease.lost = True
     else:
         lease.ended = settlement
-    lease.close()
+    lease.close(gone=settlement.how is Settle.ACK and changed is not None)
     return changed
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import os
 import time
 
 from qworker.clock import Clock
+from qworker.files import FULL
 from qworker_file.foreign import Claim
 from qworker_file.holder import DETACHED, Holder, LifeSign
 from qworker_file.layout import QueueDir
@@ -21,8 +23,6 @@ __all__ = ["LocalQueue"]
 _TURN = 0.002
 # Seconds until a file that somebody works on or writes is tried again: the first time, and at most.
 _BUSY_FIRST, _BUSY_LAST = 0.02, 1.0
-# So many lost races in one call mean that others start where we start; then take from so many of the oldest at random.
-_COLLISIONS, _SPREAD = 3, 500
 
 
 class LocalQueue:
@@ -67,6 +67,7 @@ class LocalQueue:
         self._watches: list[int] = []
         self._in_use = self._watched = False
         self._life_sign: LifeSign | None = None
+        self._leases_as = holder.name
 
     # -- being told --------------------------------------------------------------------------------------------------
 
@@ -202,12 +203,11 @@ class LocalQueue:
         clock, files = self._clock, self.files
         now = clock.time()
         expiry = expiries.next(now + visibility, now)
-        suffix = f".{expiry}.{self._holder.name}"
+        suffix = f".{expiry}.{self._leases_as}"
         expires_at, deadline = expiry / 1000, clock.monotonic() + visibility
-        collisions = 0
         turn_ends = time.perf_counter() + _TURN
         while len(leases) < limit:
-            found = self._next(apart=collisions >= _COLLISIONS)
+            found = self._next()
             if found is None:
                 await self._refresh()
                 self._take_due()
@@ -227,16 +227,27 @@ class LocalQueue:
                 claimed.expires_at, claimed.deadline = expires_at, deadline
                 leases.append(claimed)
                 self.own[claimed.item] = claimed
-                if self._pauses:
-                    self._pauses.pop(name, None)
-            elif claimed is Claim.BUSY and source == files.queue:
-                collisions += 1
-                self._try_later(name)
+            elif source == files.queue:
+                self._lost(name, claimed)
             if time.perf_counter() > turn_ends:
                 await asyncio.sleep(0)
                 turn_ends = time.perf_counter() + _TURN
 
-    def _next(self, *, apart: bool) -> tuple[int, str, str] | None:
+    def _lost(self, name: str, why: Claim) -> None:
+        """A name of queue/ gave no lease."""
+        if why is Claim.BUSY:
+            self._try_later(name)
+        if why is not Claim.ASIDE:
+            self._ready.lost(name, self._is_ready)
+
+    def _is_ready(self, name: str) -> bool:
+        try:
+            os.stat(name, dir_fd=self.files.queue, follow_symlinks=False)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def _next(self) -> tuple[int, str, str] | None:
         """The next candidate: directory, name there, item."""
         ready = self._ready.first()
         if self._due and (ready is None or self._due[0][0] <= ready):
@@ -244,20 +255,30 @@ class LocalQueue:
             return self.files.delay, name, item
         if ready is None:
             return None
-        name = self._ready.take_elsewhere(_SPREAD) if apart else self._ready.take()
+        name = self._ready.take()
         return self.files.queue, name, name
 
     def _try_later(self, name: str) -> None:
-        pause = min(self._pauses.get(name, _BUSY_FIRST / 2) * 2, _BUSY_LAST)
         if len(self._pauses) > 10_000:
+            # Names that are gone by now, nearly all of them.
             self._pauses.clear()
+        pause = min(self._pauses.get(name, _BUSY_FIRST / 2) * 2, _BUSY_LAST)
         self._pauses[name] = pause
         heapq.heappush(self._busy, (asyncio.get_running_loop().time() + pause, name))
 
     def _show_life(self) -> None:
-        if self._life_sign is None and not self._holder.name.startswith(DETACHED):
-            files = self.files
+        if self._life_sign is not None or self._holder.name.startswith(DETACHED):
+            return
+        files = self.files
+        try:
             self._life_sign = LifeSign(files.tmp, files.workers, self._holder.name, files.item_mode)
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
+            # A full disk must be drained all the same: leases without a life sign end by time alone.
+            self._leases_as = self._holder.detached_name
+        else:
+            self._leases_as = self._holder.name
 
     async def reap(self) -> int:
         """Return the leases that are over; count them.

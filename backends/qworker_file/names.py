@@ -31,13 +31,13 @@ __all__ = [
     "delay_name",
     "id_of",
     "index_name",
-    "is_own",
     "item_name",
     "lease_name",
     "parse_delay",
     "parse_item",
     "parse_lease",
     "reason_name",
+    "size_of",
     "stem_for",
     "with_tries",
 ]
@@ -47,6 +47,8 @@ MAX_OWN = 195
 MAX_HOLDER = 40
 
 _PLAIN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,119}")
+# What is written by qworker and by fsq on ordinary hosts, up to its arguments.
+_USUAL = re.compile(r"_([0-9]{14})_([0-9]{1,20})_([0-9]{1,20})_([A-Za-z0-9.:-]+)_([0-9]{1,9})(?:_|\Z)")
 _ESCAPE = re.compile(rb"%([0-9a-fA-F]{2})?")
 _GIVEN = "~"
 _ALIAS = "~"
@@ -60,6 +62,8 @@ class Item(msgspec.Struct, frozen=True, gc=False):
     arguments: tuple[str, ...]
     # Unix seconds; None where the timestamp has another format than ours.
     enqueued_at: float | None
+    # Only qworker makes names like this: such a file is whole as soon as it is seen.
+    is_own: bool = False
 
 
 # -- items -----------------------------------------------------------------------------------------------------------
@@ -77,6 +81,16 @@ def parse_item(name: str, *, local: bool = False) -> Item | None:
         name: the file's name.
         local: whether timestamps are in this host's local time.
     """
+    usual = _USUAL.match(name)
+    if usual is not None and (rest := name[usual.end() :]).find("%") < 0 and usual.end(4) <= 121:
+        stamp, entropy, _, host, tries = usual.groups()
+        words = tuple(rest.split("_")) if usual.end() < len(name) or name[-1] == "_" else ()
+        own = len(entropy) == 9 and host[-9:-8] == "-"
+        return Item(name[1 : usual.end(4)], int(tries), words, _moment(stamp, entropy, local), own)
+    return _parse_unusual(name, local)
+
+
+def _parse_unusual(name: str, local: bool) -> Item | None:
     if len(name) < 10 or name[0] in ".%/":
         return None
     delimiter = name[0]
@@ -94,11 +108,15 @@ def parse_item(name: str, *, local: bool = False) -> Item | None:
         arguments.append(argument)
     if _decode(host) is None:
         return None
-    return Item(_id(stamp, entropy, pid, host), int(tries), tuple(arguments), _moment(stamp, entropy, local))
+    own = delimiter == "_" and pid == "0" and host.startswith(_GIVEN) and len(entropy) == 9
+    return Item(_id(stamp, entropy, pid, host), int(tries), tuple(arguments), _moment(stamp, entropy, local), own)
 
 
 def id_of(name: str) -> str | None:
     """The message id in an item's name; cheaper than `parse_item`, and None for what cannot be an item."""
+    usual = _USUAL.match(name)
+    if usual is not None and usual.end(4) <= 121:
+        return name[1 : usual.end(4)]
     if not name or name[0] in ".%/":
         return None
     fields = name[1:].split(name[0], 5)
@@ -126,14 +144,6 @@ def stem_for(message_id: str, fresh: str) -> str:
     stamp, entropy, _ = fresh.split("_", 2)
     # Ids have no plus sign, and fields no underscore.
     return f"{stamp}_{entropy}_0_{_GIVEN}{message_id.replace('_', '+')}"
-
-
-def is_own(item: str) -> bool:
-    """Whether only qworker makes names like this: such a file is whole as soon as it is seen."""
-    fields = item.split("_", 5)
-    if len(fields) < 6 or len(fields[2]) != 9:
-        return False
-    return fields[4][-9:-8] == "-" or fields[4].startswith(_GIVEN)
 
 
 def _id(stamp: str, entropy: str, pid: str, host: str) -> str:
@@ -232,6 +242,11 @@ def alias_target(arguments: tuple[str, ...]) -> str | None:
     if len(arguments) == 1 and len(arguments[0]) == 65 and arguments[0][0] == _ALIAS:
         return arguments[0][1:]
     return None
+
+
+def size_of(name: str) -> int:
+    """Its length in bytes, as the file system counts."""
+    return len(name) if name.isascii() else len(os.fsencode(name))
 
 
 def index_name(message_id: str) -> str:

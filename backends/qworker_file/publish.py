@@ -19,7 +19,17 @@ from qworker.message import Draft
 from qworker.names import check_id, new_id, new_ids
 from qworker_file.index import try_lock_index, unlock_index
 from qworker_file.layout import QueueDir
-from qworker_file.names import MAX_OWN, delay_name, id_of, index_name, item_name, parse_delay, parse_lease, stem_for
+from qworker_file.names import (
+    MAX_OWN,
+    delay_name,
+    id_of,
+    index_name,
+    item_name,
+    parse_delay,
+    parse_lease,
+    size_of,
+    stem_for,
+)
 
 __all__ = ["Publisher", "Stored"]
 
@@ -99,19 +109,20 @@ class Publisher:
                 if draft.id in seen:
                     continue
                 seen.add(draft.id)
-            plan = self._plan_one(draft, stem, now)
-            if draft.id is None:
-                stored.ids.append(id_of(plan.name.partition(".")[2] if plan.delayed else plan.name) or stem)
-            plans.append(plan)
+            plans.append(self._plan_one(draft, stem, now, stored.ids))
         return plans
 
-    def _plan_one(self, draft: Draft, stem: str, now: float) -> _Plan:
+    def _plan_one(self, draft: Draft, stem: str, now: float, ids: list[str]) -> _Plan:
         if draft.priority:
             raise NotSupported("file: has no priorities: publish without one, or use redis:")
         if draft.key is not None:
             raise NotSupported("file: has no keys: give the message an id instead, or use redis:")
         dated = stem if draft.enqueued_at is None else self._stem_at(draft.enqueued_at)
-        own = dated if draft.id is None else stem_for(draft.id, dated)
+        own = dated
+        if draft.id is None:
+            ids.append(own)
+        else:
+            own = stem_for(draft.id, dated)
         name = self._name(own, draft)
         due = now + draft.delay if draft.due_at is None else draft.due_at
         delayed = due > now
@@ -125,7 +136,7 @@ class Publisher:
             return f"_{stem}_{draft.tries}"
         words = draft.arguments if draft.task is None else (draft.task, *draft.arguments)
         name = item_name(stem, draft.tries, words)
-        if len(os.fsencode(name)) <= MAX_OWN:
+        if size_of(name) <= MAX_OWN:
             return name
         if draft.arguments:
             raise NotSupported("file: keeps arguments in the file's name, which has no room for these: use the body")

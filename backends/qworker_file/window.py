@@ -11,6 +11,7 @@ import os
 import random
 import time
 from bisect import bisect_left, insort
+from collections.abc import Callable
 from itertools import islice
 
 from qworker.files import DIRECTORY
@@ -19,6 +20,8 @@ __all__ = ["Window"]
 
 # Names kept. About 6 MB; a backlog of a million is listed twenty times, which is some microseconds per message.
 SIZE = 50_000
+# Names taken in one run apart from others, and how far from them it may start.
+_RUN, _APART = 256, 1024
 # Directory entries read between two turns of the loop; about 1 ms.
 _SLICE = 1000
 # Two changes within a clock tick of the kernel leave the same mtime: a younger one proves nothing.
@@ -40,6 +43,7 @@ class Window:
         "_local",
         "_missed",
         "_names",
+        "_run",
         "_told",
         "bound",
         "listed_at",
@@ -52,6 +56,8 @@ class Window:
         self._local = local
         self._names: list[str] = []
         self._head = 0
+        # Names taken out of the window, the next one last.
+        self._run: list[str] = []
         # The largest name kept when larger ones were left out.
         self.bound: str | None = None
         # Nothing is known: list before believing that it is empty.
@@ -65,14 +71,18 @@ class Window:
         self._missed = False
 
     def __len__(self) -> int:
-        return len(self._names) - self._head
+        return len(self._names) - self._head + len(self._run)
 
     def first(self) -> str | None:
-        """The oldest name, which stays."""
+        """The next name, which stays."""
+        if self._run:
+            return self._run[-1]
         return self._names[self._head] if self._head < len(self._names) else None
 
     def take(self) -> str:
-        """The oldest name, which goes."""
+        """The next name, which goes: the oldest, or the next of a run that keeps apart from others' (`lost`)."""
+        if self._run:
+            return self._run.pop()
         name = self._names[self._head]
         self._head += 1
         if self._head >= 1024 and self._head * 2 >= len(self._names):
@@ -80,10 +90,48 @@ class Window:
             self._head = 0
         return name
 
-    def take_elsewhere(self, spread: int) -> str:
-        """A name near the oldest, at random: for workers that get into one another's way."""
-        last = min(len(self._names), self._head + spread) - 1
-        return self._names.pop(random.randint(self._head, last))
+    def lost(self, name: str, is_there: Callable[[str], bool]) -> None:
+        """Somebody else had taken `name`: find out how far they are, and take a run of names some way apart.
+
+        A peer takes names in their order too, so what it has taken is one stretch: its end is found in a few probes instead of by one
+        lost attempt for each name. What is passed over unseen, and is still there, is found by the next listing.
+
+        Args:
+            name: the last one that `take` gave.
+            is_there: whether a file is still in the directory.
+        """
+        names = self._names
+        del names[: self._head]
+        self._head = 0
+        if self._run:
+            # The run met somebody else's: what is left of it goes back to its place.
+            rest = self._run[::-1]
+            self._run = []
+            at = bisect_left(names, rest[0])
+            names[at:at] = rest
+        at = bisect_left(names, name)
+        if at >= len(names) or is_there(names[at]):
+            # One file, as somebody may have removed: no stretch.
+            return
+        step = 1
+        while at + step < len(names) and not is_there(names[at + step]):
+            step *= 2
+        # The last probe that found nothing was half a step earlier; between the probes nothing is known.
+        taken = step // 2 + 1
+        if taken > 2:
+            self.bound = names[-1]
+        del names[at : at + taken]
+        self._take_run(at)
+
+    def _take_run(self, at: int) -> None:
+        """Take a run from beyond the frontier, so far off that the peer needs a while to get there."""
+        names = self._names
+        rest = len(names) - at
+        if rest < 4:
+            return
+        start = at + random.randrange(min(rest // 2, _APART))
+        self._run = names[start : start + _RUN][::-1]
+        del names[start : start + _RUN]
 
     def add(self, name: str) -> None:
         """A file was renamed into the directory."""
@@ -110,7 +158,7 @@ class Window:
     def missed(self) -> None:
         """More was added than was told: nothing is known beyond the names that are here."""
         self._missed = True
-        if self:
+        if self._head < len(self._names):
             self.bound = self._names[-1]
         else:
             self.stale = True
@@ -118,7 +166,7 @@ class Window:
     @property
     def exhausted(self) -> bool:
         """Whether a listing may show more than is left."""
-        return self._head >= len(self._names) and (self.stale or self.bound is not None)
+        return not self and (self.stale or self.bound is not None)
 
     def unchanged(self) -> bool:
         """Whether the directory provably has not changed since its last listing."""
@@ -147,7 +195,7 @@ class Window:
                 found, bound = await _smallest(fd)
             finally:
                 told, self._told = self._told, None
-            self._names, self._head, self.bound, self.stale = found, 0, bound, False
+            self._names, self._head, self._run, self.bound, self.stale = found, 0, [], bound, False
             for name in told:
                 self.add(name)
             if self._missed:

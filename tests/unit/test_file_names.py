@@ -7,6 +7,9 @@ import os
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
+from qworker.errors import BadName
+from qworker.names import check_id, new_id
 from qworker_file.names import (
     MAX_OWN,
     alias_of,
@@ -14,7 +17,6 @@ from qworker_file.names import (
     delay_name,
     id_of,
     index_name,
-    is_own,
     item_name,
     lease_name,
     parse_delay,
@@ -23,9 +25,6 @@ from qworker_file.names import (
     stem_for,
     with_tries,
 )
-
-from qworker.errors import BadName
-from qworker.names import check_id, new_id
 
 # What an argument may hold: any text that a file system can keep, with the characters that mean something in names more often.
 ARGUMENTS = st.lists(st.text(st.one_of(st.sampled_from("_%/.~-\0é"), st.characters(exclude_categories=["Cs"]))))
@@ -53,7 +52,7 @@ def test_a_chosen_id_is_read_back(message_id: str, arguments: list[str]) -> None
     assert item is not None
     assert item.id == id_of(name) == message_id
     assert item.tries == 3
-    assert is_own(name)
+    assert item.is_own
 
 
 @given(IDS)
