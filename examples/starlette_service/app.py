@@ -6,7 +6,7 @@ Everything here but the class's name is the same with FastAPI: `FastAPI(lifespan
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -32,7 +32,7 @@ async def greet(name: str) -> None:
 
 
 @asynccontextmanager
-async def lifespan(app: Starlette) -> AsyncIterator[None]:
+async def lifespan(app: Starlette) -> AsyncGenerator[None]:
     """A worker from the service's start to its end. Leave it out where `qworker run app:tasks` runs elsewhere."""
     # Shorter than the time that whatever stops the service gives it.
     worker = Worker(tasks, WorkerOptions(concurrency=10, shutdown_timeout=10))
