@@ -54,25 +54,31 @@ def _unmount(mount: Path) -> None:
         time.sleep(0.05)
 
 
+def _await_acks(books: Books, more: int, when: str) -> None:
+    before = len(books.read("acked"))
+    deadline = time.monotonic() + harness.PATIENCE
+    while len(books.read("acked")) < before + more:
+        assert time.monotonic() < deadline, f"the publishers make no progress in {when}"
+        time.sleep(0.01)
+
+
 def test_30_power_cuts_undo_no_acknowledged_publish_and_no_acknowledged_ack(tmp_path: Path, image: Path) -> None:
     mount, ledger = tmp_path / "mnt", tmp_path / "ledger"
     url = f"file://{mount}/spool"
     draw = random.Random(11)
     acked_in_all = 0
-    for _ in range(CYCLES):
+    for cycle in range(CYCLES):
         _mount(image, mount)
         programs = [harness.start("publish", url, ledger, 100_000, batch) for batch in (1, 8, 50)]
         programs.append(harness.start("ack", url, ledger))
-        before = len(Books(ledger).read("acked"))
-        deadline = time.monotonic() + harness.PATIENCE
-        while len(Books(ledger).read("acked")) < before + 60:
-            assert time.monotonic() < deadline, "the publishers make no progress"
-            time.sleep(0.01)
-        time.sleep(draw.uniform(0.0, 0.2))
-        _pull_the_plug(mount)
-        for program in programs:
-            harness.kill(program)
-        _unmount(mount)
+        try:
+            _await_acks(Books(ledger), 60, f"cycle {cycle}")
+            time.sleep(draw.uniform(0.0, 0.2))
+            _pull_the_plug(mount)
+        finally:
+            for program in programs:
+                harness.kill(program)
+            _unmount(mount)
     _mount(image, mount)
     try:
         books = check_invariant(url, ledger)
