@@ -106,16 +106,18 @@ def create_queue(root: int, name: str, mode: int, *, durable: bool) -> None:
         for part in _PARTS:
             _make_directory(part, mode, base)
         _make_trigger(base, mode)
-        _write_format(base, mode)
+        _write_format(base, mode, durable=durable)
         if durable:
             os.fsync(base)
         try:
             os.rename(hidden, name, src_dir_fd=root, dst_dir_fd=root)
         except OSError as error:
-            _remove_new(base)
-            os.rmdir(hidden, dir_fd=root)
-            if error.errno not in {errno.ENOTEMPTY, errno.EEXIST} or not is_queue(root, name):
-                raise
+            # A hidden name that is gone is a lost reply: the queue is there, whole.
+            if not _is_gone(hidden, root):
+                _remove_new(base)
+                os.rmdir(hidden, dir_fd=root)
+                if error.errno not in {errno.ENOTEMPTY, errno.EEXIST} or not is_queue(root, name):
+                    raise
         if durable:
             os.fsync(root)
     finally:
@@ -204,12 +206,23 @@ def _open_trigger(base: int, mode: int) -> int:
         return -1
 
 
-def _write_format(base: int, mode: int) -> None:
+def _write_format(base: int, mode: int, *, durable: bool) -> None:
     fd = os.open(_FORMAT_FILE, CREATE, mode & 0o666, dir_fd=base)
     try:
         write_all(fd, b"qworker directory %d\n" % FORMAT)
+        if durable:
+            # Without it a power cut leaves a queue whose format is an empty file, which nobody opens.
+            os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def _is_gone(name: str, directory: int) -> bool:
+    try:
+        os.stat(name, dir_fd=directory, follow_symlinks=False)
+    except FileNotFoundError:
+        return True
+    return False
 
 
 def _check_format(opened: QueueDir) -> None:
