@@ -96,6 +96,8 @@ class View:
         self._past = past
         self._stopping = stopping
         self._stalled = stalled
+        # Found now: an import beside a handler that blocks the loop would take longer than a scrape may.
+        self._client = _prometheus_client()
         self._own_metrics = own_metrics
 
     def live(self) -> tuple[bool, str]:
@@ -141,7 +143,29 @@ class View:
         reports = self._reports()
         cells = merged([*self._past(), *(cell for report in reports for cell in report.cells)])
         page = exposition(reports, cells, _latest(reports)[0])
-        return page + _own_metrics(processes=not self._own_metrics)
+        return page + self._app_metrics()
+
+    def _app_metrics(self) -> str:
+        """What the app counts by itself with prometheus-client."""
+        client = self._client
+        if client is None:
+            return ""
+        if self._own_metrics:
+            return cast("bytes", client.generate_latest(client.REGISTRY)).decode()
+        # The app runs in other processes: they share their counts in a directory, if at all.
+        if not os.environ.get("PROMETHEUS_MULTIPROC_DIR"):
+            return ""
+        registry: Any = client.CollectorRegistry()
+        client.multiprocess.MultiProcessCollector(registry)
+        return cast("bytes", client.generate_latest(registry)).decode()
+
+
+def _prometheus_client() -> Any:
+    """The package, where it is installed."""
+    if importlib.util.find_spec("prometheus_client") is None:
+        return None
+    importlib.import_module("prometheus_client.multiprocess")
+    return importlib.import_module("prometheus_client")
 
 
 def _latest(reports: Sequence[Report]) -> tuple[list[QueueStats], float | None]:
@@ -161,21 +185,3 @@ def _plain(stats: QueueStats) -> dict[str, Any]:
         "oldest_age_s": stats.oldest_age,
         "paused": stats.down,
     }
-
-
-def _own_metrics(*, processes: bool) -> str:
-    """What the app counts by itself with prometheus-client, where it is installed.
-
-    Args:
-        processes: the app runs in other processes: they share their counts in `PROMETHEUS_MULTIPROC_DIR`, if at all.
-    """
-    if importlib.util.find_spec("prometheus_client") is None:
-        return ""
-    client: Any = importlib.import_module("prometheus_client")
-    if not processes:
-        return cast("bytes", client.generate_latest(client.REGISTRY)).decode()
-    if not os.environ.get("PROMETHEUS_MULTIPROC_DIR"):
-        return ""
-    registry: Any = client.CollectorRegistry()
-    importlib.import_module("prometheus_client.multiprocess").MultiProcessCollector(registry)
-    return cast("bytes", client.generate_latest(registry)).decode()
