@@ -20,6 +20,9 @@ __all__ = ["SECONDS", "TRIES", "Cell", "Metrics", "merged"]
 SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 TRIES = (0, 1, 2, 4, 8, 16)
 
+# Looking a member up in its class costs as much as the rest of a count.
+_ACK, _FAIL_PERM = Settle.ACK, Settle.FAIL_PERM
+
 
 def _empty(bounds: tuple[float, ...]) -> list[int]:
     return [0] * (len(bounds) + 1)
@@ -100,13 +103,15 @@ class Metrics:
         if run.started:
             cell.durations[bisect_left(SECONDS, duration)] += 1
             cell.seconds += duration
-        if outcome is Settle.ACK:
+        if outcome is _ACK:
             cell.ack += 1
-        elif outcome is Settle.FAIL_PERM:
+        elif outcome is _FAIL_PERM:
             cell.fail_perm += 1
         else:
             setattr(cell, outcome, getattr(cell, outcome) + 1)
             return
-        tries = message.tries
-        cell.tries[bisect_left(TRIES, tries)] += 1
-        cell.attempts += tries
+        if tries := message.tries:
+            cell.tries[bisect_left(TRIES, tries)] += 1
+            cell.attempts += tries
+        else:
+            cell.tries[0] += 1

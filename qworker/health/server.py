@@ -103,6 +103,8 @@ class HealthServer:
         for task in others:
             task.cancel()
         await asyncio.gather(*others, return_exceptions=True)
+        # A connection is closed in the turn after.
+        await asyncio.sleep(0)
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._open += 1
