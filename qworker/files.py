@@ -43,8 +43,8 @@ READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
-# From this many files on, one `syncfs` is cheaper than a `fsync` each.
-_MANY = 16
+# From this many files on, one `syncfs` is cheaper than a sync of each; on ext4, where `_file_range` saves a commit, later.
+_MANY, _MANY_ORDERED = 16, 48
 # How many directory entries are read before others on the loop get their turn; about 1 ms.
 _SLICE = 1000
 
@@ -221,6 +221,7 @@ class GroupCommit:
     def __init__(self, directory: int, system: FileSystem) -> None:
         self._directory = directory
         self._ordered = system.is_ordered
+        self._many = _MANY_ORDERED if self._ordered else _MANY
         self._pending: list[_Request] = []
         self._rounds: queue.SimpleQueue[list[_Request] | None] = queue.SimpleQueue()
         self._running = False
@@ -298,7 +299,7 @@ class GroupCommit:
     def _run(self, requests: list[_Request]) -> None:
         """In the thread: one round."""
         files = sum(len(request.files) for request in requests)
-        if files >= _MANY and not self._ordered:
+        if files >= self._many:
             error = _syncfs(self._directory)
             for request in requests:
                 request.error = error
