@@ -15,7 +15,7 @@ processors := $(shell nproc 2>/dev/null || echo 2)
 # Most tests wait for files, servers and processes: two test processes a processor, and eight at most.
 jobs := $(shell n=$$((2 * $(processors))); echo $$((n < 8 ? n : 8)))
 # Plugins that other installed packages bring, and that no test here needs.
-pytest := $(bin)/python -m pytest -q -p no:anyio -p no:doctest -p no:pastebin -p no:junitxml -p no:nose
+pytest := $(bin)/python -m pytest -q -p no:anyio -p no:doctest -p no:pastebin -p no:junitxml -p no:nose --tb=native
 sources := qworker backends examples tests
 
 help: ## List the targets
