@@ -21,7 +21,7 @@ from tests.e2e.processes import until
 EXAMPLE = Path(__file__).parents[2] / "examples" / "kubernetes"
 # The manifest's seconds are long beside a handler's milliseconds.
 PACE = 0.2
-MESSAGES = 400
+MESSAGES = 300
 
 APP = """
 import asyncio, os
@@ -68,18 +68,18 @@ def start(folder: Path) -> Iterator[Callable[..., Pod]]:
     (container,) = spec["containers"]
     pods: list[Pod] = []
 
-    def begin(*more: str) -> Pod:
+    def begin(*more: str, pace: float = PACE) -> Pod:
         arguments = list(container["args"])
         timeout = arguments.index("--shutdown-timeout") + 1
-        arguments[timeout] = str(float(arguments[timeout]) * PACE)
+        arguments[timeout] = str(float(arguments[timeout]) * pace)
         arguments[arguments.index("-c") + 1] = "4"
         pod = Pod(
             folder,
             {**container, "args": [*arguments, *more]},
             grace=spec["terminationGracePeriodSeconds"],
-            pace=PACE,
+            pace=pace,
             env={"QWORKER_URL": f"file://{folder}/queue", "POD": f"pod-{len(pods)}"},
-            quiet=float(container["lifecycle"]["preStop"]["exec"]["command"][-1].rpartition(" ")[2]) * 0.2,
+            quiet=float(container["lifecycle"]["preStop"]["exec"]["command"][-1].rpartition(" ")[2]),
         )
         pods.append(pod)
         return pod
@@ -154,7 +154,7 @@ def test_a_rolling_restart_under_load_loses_nothing_and_repeats_nothing(folder: 
 
 @pytest.mark.timeout(180)
 def test_pods_that_are_killed_lose_nothing(folder: Path, start: Any) -> None:
-    first = start("--stall-limit", "1")
+    first = start("--stall-limit", "1", pace=0.1)
     first.wait_ready()
     enqueue(folder, ("block", 0), *(("work", number) for number in range(1, MESSAGES)))
     # Its liveness probe fails, and it does not heed SIGTERM: the kubelet kills it when its time is up.
@@ -163,13 +163,15 @@ def test_pods_that_are_killed_lose_nothing(folder: Path, start: Any) -> None:
     second.wait_ready()
     first.stop()
     assert first.killed
-    # A node dies, with whatever runs there.
-    enqueue(folder, *(("work", number) for number in range(MESSAGES, 2 * MESSAGES)))
     third = start()
     third.wait_ready()
+    # A node dies, with whatever runs there.
+    enqueue(folder, *(("work", number) for number in range(MESSAGES, 2 * MESSAGES)))
+    until(lambda: any(int(number) >= MESSAGES for number, _ in journal(folder)["begin"]), "under load")
     second.kill()
     second.finish()
-    wanted = {str(number) for number in range(2 * MESSAGES)}
+    enqueue(folder, *(("work", number) for number in range(2 * MESSAGES, 3 * MESSAGES)))
+    wanted = {str(number) for number in range(3 * MESSAGES)}
     until(lambda: ended(folder) >= wanted, "all done", lambda: f"{wanted - ended(folder)} {third.process.text[-2000:]}")
     assert third.stop() == 0, third.process.text[-3000:]
     begun = Counter(number for number, pod in journal(folder)["begin"] if pod == "pod-2")
