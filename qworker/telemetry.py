@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -78,11 +79,16 @@ def observe_queues(look: Callable[[], Iterable[QueueStats]]) -> bool:
 
 
 def flush() -> None:
-    """Let out what is gathered, before the process ends without its exit handlers or becomes another one."""
-    for module, getter in (("trace", "get_tracer_provider"), ("metrics", "get_meter_provider")):
-        force_flush = getattr(_configured(module, getter), "force_flush", None)
-        if force_flush is not None:
-            force_flush(_FLUSH_MS)
+    """Let out what is gathered, before the process ends without its exit handlers or becomes another one.
+
+    Not for longer than a few seconds: exporters have patience of their own with a collector that is away.
+    """
+    providers = [_configured("trace", "get_tracer_provider"), _configured("metrics", "get_meter_provider")]
+    flushes = [f for f in (getattr(provider, "force_flush", None) for provider in providers) if f is not None]
+    if flushes:
+        thread = threading.Thread(target=lambda: [f(_FLUSH_MS) for f in flushes], name="qworker-flush", daemon=True)
+        thread.start()
+        thread.join(_FLUSH_MS / 1000)
 
 
 def _configured(module: str, getter: str) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import sys
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -220,3 +221,21 @@ async def test_nothing_is_traced_or_measured_without_an_sdk() -> None:
     await tasks.aclose()
     assert worker.observers == []
     assert worker.counts.acked == 1
+
+
+def test_a_collector_that_is_away_does_not_hold_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    entered, never = threading.Event(), threading.Event()
+
+    class Stuck(TracerProvider):
+        def force_flush(self, timeout_millis: int = 0) -> bool:
+            entered.set()
+            return never.wait(50)
+
+    monkeypatch.setattr(trace, "_TRACER_PROVIDER", Stuck(shutdown_on_exit=False))
+    monkeypatch.setattr(telemetry, "_FLUSH_MS", 50)
+    try:
+        telemetry.flush()
+        assert entered.wait(30)
+        assert not never.is_set()
+    finally:
+        never.set()
