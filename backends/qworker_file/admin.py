@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import secrets
 import shutil
@@ -133,7 +134,19 @@ async def delete_queue(root: int, name: str, files: QueueDir) -> None:
                 pass
             if number % _SLICE == _SLICE - 1:
                 await asyncio.sleep(0)
-    shutil.rmtree(hidden, dir_fd=root)
+    _remove_tree(hidden, root)
+
+
+def _remove_tree(name: str, parent: int, attempts: int = 10) -> None:
+    for left in reversed(range(attempts)):
+        try:
+            shutil.rmtree(name, dir_fd=parent)
+        except OSError as error:
+            # A publisher that has it open wrote once more meanwhile.
+            if error.errno != errno.ENOTEMPTY or not left:
+                raise
+        else:
+            return
 
 
 def _unlink(name: str, directory: int) -> None:

@@ -53,7 +53,7 @@ async def sweep_index(files: QueueDir) -> int:
     names = [name for name in await list_names(files.names) if name.startswith("id-")]
     count = 0
     for name in names:
-        if os.stat(name, dir_fd=files.names, follow_symlinks=False).st_nlink > 1:
+        if not _is_last(files, name):
             continue
         fd = try_lock_index(files)
         if fd is None:
@@ -65,11 +65,19 @@ async def sweep_index(files: QueueDir) -> int:
     return count
 
 
-def _remove_last(files: QueueDir, name: str) -> bool:
+def _is_last(files: QueueDir, name: str) -> bool:
     try:
-        if os.stat(name, dir_fd=files.names, follow_symlinks=False).st_nlink > 1:
-            return False
+        return os.stat(name, dir_fd=files.names, follow_symlinks=False).st_nlink == 1
+    except FileNotFoundError:
+        return False
+
+
+def _remove_last(files: QueueDir, name: str) -> bool:
+    if not _is_last(files, name):
+        return False
+    try:
         os.unlink(name, dir_fd=files.names)
     except FileNotFoundError:
+        # With the queue.
         return False
     return True

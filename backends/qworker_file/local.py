@@ -21,6 +21,7 @@ from qworker_file.window import Window
 __all__ = ["LocalQueue"]
 
 _TURN = 0.002
+_RESCAN_BLIND = 1.0
 # Seconds until a file that somebody works on or writes is tried again: the first time, and at most.
 _BUSY_FIRST, _BUSY_LAST = 0.02, 1.0
 
@@ -56,7 +57,8 @@ class LocalQueue:
         self._holder = holder
         self._inotify = inotify
         self._local_time = local_time
-        self._rescan = rescan
+        # Where inotify does not tell, or not of other hosts, a second is long enough.
+        self._rescan = rescan if local_disk else min(rescan, _RESCAN_BLIND)
         self._ready = Window(files.queue, local=local_disk)
         self._delayed = Window(files.delay, local=local_disk)
         # Due messages taken from the window of delay/: (item, name there).
@@ -85,6 +87,8 @@ class LocalQueue:
         ]
         self._watches = [watch for watch in watches if watch >= 0]
         self._watched = len(self._watches) == len(watches)
+        if not self._watched:
+            self._rescan = min(self._rescan, _RESCAN_BLIND)
 
     def _told_ready(self, name: str | None) -> None:
         if name is None:

@@ -117,6 +117,8 @@ class Publisher:
             raise NotSupported("file: has no priorities: publish without one, or use redis:")
         if draft.key is not None:
             raise NotSupported("file: has no keys: give the message an id instead, or use redis:")
+        if draft.fields:
+            raise NotSupported("file: has no place for fields: put them into the body, or use rfq:")
         dated = stem if draft.enqueued_at is None else self._stem_at(draft.enqueued_at)
         own = dated
         if draft.id is None:

@@ -23,8 +23,8 @@ from qworker_file.wake import Inotify, Waiter
 
 __all__ = ["Store"]
 
-# Seconds between two rescans: where inotify tells, and where it does not.
-_RESCAN, _RESCAN_BLIND = 5.0, 1.0
+# Seconds between two rescans where inotify tells: then they cost most where they find least, in a directory that was once deep.
+_RESCAN = 30.0
 # Seconds between two looks at what is kept too long.
 _PRUNING = 60.0
 
@@ -54,8 +54,7 @@ class Store:
         self.publisher = Publisher(clock, local=options.local_time, commit=self._group)
         self.holder = Holder(detached=detached)
         self._inotify = Inotify()
-        rescan = _RESCAN if self._inotify.fd >= 0 and self._system.is_local else _RESCAN_BLIND
-        self._rescan = rescan if options.rescan is None else options.rescan
+        self._rescan = _RESCAN if options.rescan is None else options.rescan
         self._queues: dict[str, LocalQueue] = {}
         # Deleted queues of which leases are held: their descriptors stay, so that an end finds nothing.
         self._deleted: list[LocalQueue] = []
