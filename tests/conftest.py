@@ -1,0 +1,20 @@
+"""What every test begins with: this process as if no test had run in it before."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+import structlog
+
+from qworker import logs
+
+
+@pytest.fixture(autouse=True)
+def _nothing_of_the_test_before() -> None:
+    # A command that ran in this process has set logging up for a stderr that is closed by now.
+    structlog.reset_defaults()
+    logs._configured.clear()
+    # A worker that ran in this process may have left its own handlers.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
