@@ -33,7 +33,7 @@ class Outage:
                 events.BACKEND_UNAVAILABLE,
                 **{events.ERROR_TYPE: type(error).__name__, events.ERROR: one_line(str(error))},
             )
-        ceiling = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** min(self._failures, 10))
+        ceiling = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2.0 ** min(self._failures, 10))
         self._failures += 1
         # Between half of the ceiling and all of it: never at once, never in step with others.
         return ceiling * (0.5 + self._draw() / 2)

@@ -22,7 +22,7 @@ def _read(path: str, _stamp: int) -> dict[str, Any]:
             raise UsageError(f"{path} is not valid TOML: {error}") from error
     if not isinstance(table, dict):
         raise UsageError(f"{path}: [tool.qworker] is a table")
-    return cast(dict[str, Any], table)
+    return cast("dict[str, Any]", table)
 
 
 def file_settings() -> dict[str, Any]:

@@ -147,17 +147,23 @@ def _claim_open(
         return foreign.put_aside(files, source, name, "it is no regular file")
     parsed = parse_item(item, local=local)
     locked = _lock(fd)
+    # A name of our own is given to one file only; any other may be given to the next one.
+    is_own = parsed is not None and parsed.is_own
     if source == files.queue:
         # Only there does an fsq program work on items; what is elsewhere may still be locked by a holder that was given up.
         if not locked:
             return Claim.BUSY
-        if not (parsed is not None and parsed.is_own) and foreign.is_being_written(fd):
+        if not is_own and foreign.is_being_written(fd):
             return Claim.BUSY
     if parsed is None or size_of(item) > MAX_OWN:
         item, parsed = foreign.own_name(files, item, parsed)
     path = item + suffix
     if not _rename(name, path, source, files.lease, fd):
         return Claim.GONE
+    if not is_own and os.stat(path, dir_fd=files.lease, follow_symlinks=False).st_ino != status.st_ino:
+        # Another file took the name between our open and our rename: it comes back, and is leased as what it is.
+        os.rename(path, delay_name(item, int(now * 1000)), src_dir_fd=files.lease, dst_dir_fd=files.delay)
+        return Claim.BUSY
     return _claimed(files, fd, status, item, parsed, path, locked, now)
 
 
@@ -165,11 +171,6 @@ def _claimed(
     files: QueueDir, fd: int, status: os.stat_result, item: str, parsed: Item, path: str, locked: bool, now: float
 ) -> FileLease | Claim:
     """Read a file that is ours by now."""
-    there = os.stat(path, dir_fd=files.lease, follow_symlinks=False)
-    if there.st_ino != status.st_ino:
-        # Another file took the name between our open and our rename: it comes back, and is leased as what it is.
-        os.rename(path, delay_name(item, int(now * 1000)), src_dir_fd=files.lease, dst_dir_fd=files.delay)
-        return Claim.BUSY
     token = max(status.st_mtime_ns + 1, int(now * 1e9))
     try:
         os.utime(fd, ns=(token, token))
