@@ -1,0 +1,166 @@
+"""A `file:` queue shared live with fsq 0.2.5, the released program, under Python 2.7."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from qworker.backend import Backend
+from qworker.message import Draft, Settle, Settlement, State
+from qworker.registry import open_backend
+
+QUEUE = "work"
+REQUIREMENT = "fsq==0.2.5"
+PATIENCE = 60.0
+
+
+def _python2() -> str:
+    found = os.environ.get("QWORKER_TEST_PYTHON2") or shutil.which("python2.7")
+    # pyenv puts a stub on the path whether or not the version is selected.
+    stubs = (
+        [found]
+        if found and subprocess.run([found, "-c", "pass"], capture_output=True, check=False).returncode == 0
+        else []
+    )
+    choices = stubs or [str(path) for path in sorted(Path.home().glob(".pyenv/versions/2.7*/bin/python2.7"))]
+    assert choices, "fsq 0.2.5 needs a Python 2.7: install one, and name it in QWORKER_TEST_PYTHON2"
+    return choices[-1]
+
+
+@pytest.fixture(scope="session")
+def fsq() -> tuple[str, Path]:
+    """A Python 2.7 and the folder that has fsq 0.2.5; installed once per machine, shared by parallel test processes."""
+    python = _python2()
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or tempfile.gettempdir()) / "qworker-tests"
+    cache.mkdir(parents=True, exist_ok=True)
+    folder = cache / "fsq-0.2.5"
+    with open(cache / "fsq-0.2.5.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "complete").exists():
+            install = [python, "-m", "pip", "install", "-q", "--target", str(folder), REQUIREMENT]
+            subprocess.run(install, check=True, capture_output=True, timeout=240)
+            (folder / "complete").touch()
+    return python, folder
+
+
+class Fsq:
+    """fsq's own programs on one root."""
+
+    def __init__(self, fsq: tuple[str, Path], root: Path) -> None:
+        self._python, self._folder = fsq
+        self._env = {**os.environ, "PYTHONPATH": str(self._folder), "FSQ_ROOT": str(root)}
+
+    async def run(self, program: str, *arguments: str, body: bytes = b"") -> tuple[int, bytes]:
+        """Run a program to its end; its status and what it printed."""
+        process = await asyncio.create_subprocess_exec(
+            self._python,
+            str(self._folder / "libexec" / "fsq" / f"{program}.py"),
+            *arguments,
+            env=self._env,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+        )
+        try:
+            output, _ = await asyncio.wait_for(process.communicate(body), PATIENCE)
+        except BaseException:
+            process.kill()
+            await process.wait()
+            raise
+        assert process.returncode is not None
+        return process.returncode, output
+
+
+@pytest.fixture
+async def backend(tmp_path: Path):
+    backend = open_backend(f"file://{tmp_path}/spool")
+    await backend.create(QUEUE)
+    yield backend
+    await backend.aclose()
+
+
+@pytest.fixture
+def peer(fsq: tuple[str, Path], tmp_path: Path) -> Fsq:
+    return Fsq(fsq, tmp_path / "spool")
+
+
+async def _take(backend: Backend, count: int, how: Settle = Settle.ACK) -> list[tuple[bytes, tuple[str, ...], int]]:
+    taken: list[tuple[bytes, tuple[str, ...], int]] = []
+    async with asyncio.timeout(PATIENCE):
+        while len(taken) < count:
+            leases = await backend.wait_and_lease(QUEUE, count, 30.0, 0.5)
+            taken += [(lease.message.body, lease.message.arguments, lease.message.tries) for lease in leases]
+            assert await backend.settle([Settlement(lease=lease, how=how, error="no") for lease in leases]) == []
+    return taken
+
+
+async def test_what_fsq_enqueues_is_taken_with_its_arguments(backend: Backend, peer: Fsq) -> None:
+    for number in range(3):
+        status, output = await peer.run("enqueue", QUEUE, "a_b", str(number), "c/d", body=b"from fsq")
+        assert status == 0, output
+    taken = await _take(backend, 3)
+    assert sorted(taken) == [(b"from fsq", ("a_b", str(number), "c/d"), 0) for number in range(3)]
+
+
+async def test_what_qworker_publishes_is_scanned_by_fsq(backend: Backend, peer: Fsq, tmp_path: Path) -> None:
+    drafts = [Draft(body=f"body {n}\n".encode(), arguments=("arg", str(n))) for n in range(5)]
+    await backend.publish(QUEUE, drafts)
+    out = tmp_path / "out"
+    script = f'{{ cat; printf "%s|%s|%s\\n" "$1" "$2" "$FSQ_ITEM_TRIES"; }} >> {out}'
+    status, output = await peer.run("scan", QUEUE, "/bin/sh", "-c", script, "sh")
+    assert status == 0, output
+    assert out.read_text() == "".join(f"body {n}\narg|{n}|0\n" for n in range(5))
+    assert await backend.browse(QUEUE, State.READY) == []
+    assert len(await backend.browse(QUEUE, State.DONE)) == 5
+
+
+async def test_fsq_and_qworker_work_on_one_queue_and_each_item_runs_once(
+    backend: Backend, peer: Fsq, tmp_path: Path
+) -> None:
+    bodies = [f"m{n}".encode() for n in range(200)]
+    await backend.publish(QUEUE, [Draft(body=body) for body in bodies])
+    out = tmp_path / "out"
+    script = f"{{ cat; echo; }} >> {out}"
+    scanning = asyncio.ensure_future(peer.run("scan", QUEUE, "/bin/sh", "-c", script, "sh"))
+    ours: list[bytes] = []
+    async with asyncio.timeout(PATIENCE):
+        while not scanning.done():
+            leases = await backend.wait_and_lease(QUEUE, 3, 30.0, 0.05)
+            ours += [lease.message.body for lease in leases]
+            assert await backend.settle([Settlement(lease=lease, how=Settle.ACK) for lease in leases]) == []
+            await asyncio.sleep(0.005)
+    status, output = await scanning
+    assert status == 0, output
+    theirs = out.read_bytes().split() if out.exists() else []
+    rest = [body for body, _, _ in await _take(backend, len(bodies) - len(ours) - len(theirs))]
+    assert sorted([*ours, *theirs, *rest]) == sorted(bodies)
+    assert ours
+    assert theirs
+
+
+async def test_fsq_leaves_alone_what_qworker_has_leased(backend: Backend, peer: Fsq, tmp_path: Path) -> None:
+    await backend.publish(QUEUE, [Draft(body=b"leased"), Draft(body=b"ready")])
+    (lease,) = await backend.lease(QUEUE, 1, 30.0)
+    out = tmp_path / "out"
+    assert (await peer.run("scan", QUEUE, "/bin/sh", "-c", f"cat >> {out}", "sh"))[0] == 0
+    assert out.read_bytes() == b"ready"
+    assert await backend.settle([Settlement(lease=lease, how=Settle.ACK)]) == []
+
+
+async def test_a_queue_that_is_down_is_down_for_both(backend: Backend, peer: Fsq, tmp_path: Path) -> None:
+    await backend.publish(QUEUE, [Draft(body=b"x")])
+    await backend.down(QUEUE)
+    await peer.run("scan", QUEUE, "/bin/sh", "-c", f"touch {tmp_path}/ran")
+    assert not (tmp_path / "ran").exists()
+    assert (await peer.run("up", QUEUE))[0] == 0
+    assert len(await backend.lease(QUEUE, 1, 30.0)) == 1
+    assert (await peer.run("down", QUEUE))[0] == 0
+    await backend.publish(QUEUE, [Draft(body=b"y")])
+    assert await backend.lease(QUEUE, 1, 30.0) == []
