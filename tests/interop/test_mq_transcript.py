@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import re
-import tarfile
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ import pytest
 from qworker.message import Settle, Settlement, State
 from qworker.registry import open_backend
 from qworker.testing.clock import FakeClock
+from tests.archives import unpack
 from tests.serving import Served, served
 
 FIXTURE = Path(__file__).parent.parent / "fixtures" / "mq.tar.gz"
@@ -22,8 +22,7 @@ OURS = {("GET", "/queue001"): 404, ("PUT", "/queue001"): 201}
 
 @pytest.fixture
 def unpacked(tmp_path: Path) -> Path:
-    with tarfile.open(FIXTURE) as archive:
-        archive.extractall(tmp_path, filter="data")
+    unpack(FIXTURE, tmp_path)
     return tmp_path / "mq"
 
 

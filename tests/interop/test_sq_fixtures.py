@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-import tarfile
 import zlib
 from pathlib import Path
 
@@ -11,14 +10,14 @@ import pytest
 
 from qworker.message import Draft, Settle, Settlement
 from qworker.registry import open_backend
+from tests.archives import unpack
 
 FIXTURE = Path(__file__).parents[1] / "fixtures" / "sq.tar.gz"
 
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    with tarfile.open(FIXTURE) as archive:
-        archive.extractall(tmp_path, filter="data")
+    unpack(FIXTURE, tmp_path)
     return tmp_path / "sq"
 
 

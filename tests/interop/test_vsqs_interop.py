@@ -8,7 +8,6 @@ import hashlib
 import os
 import subprocess
 import sys
-import tarfile
 import tempfile
 import venv
 from pathlib import Path
@@ -19,6 +18,7 @@ from qworker.backend import Backend
 from qworker.message import Draft, Settle, Settlement, State
 from qworker.registry import open_backend
 from qworker.testing.until import until
+from tests.archives import unpack
 
 FIXTURE = Path(__file__).parents[1] / "fixtures" / "vsqs.tar.gz"
 PEER = Path(__file__).with_name("vsqs_peer.py")
@@ -143,8 +143,7 @@ async def test_an_expired_lease_of_the_package_counts_as_a_try_here(peer: Peer, 
 
 
 async def test_a_queue_that_the_package_wrote_is_read_in_its_order(tmp_path: Path) -> None:
-    with tarfile.open(FIXTURE) as archive:
-        archive.extractall(tmp_path, filter="data")
+    unpack(FIXTURE, tmp_path)
     backend = open_backend(f"vsqs://{tmp_path}/vsqs")
     try:
         assert await backend.queues() == ["work"]

@@ -11,7 +11,6 @@ import signal
 import stat
 import subprocess
 import sys
-import tarfile
 import textwrap
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -37,6 +36,7 @@ from qworker.testing.until import until
 from qworker_file import FileBackend
 from qworker_file.names import parse_delay, parse_item, parse_lease
 from qworker_file.window import Window
+from tests.archives import unpack
 
 FIXTURE = Path(__file__).parent.parent / "fixtures" / "fsq.tar.gz"
 LONG = 3600.0
@@ -172,8 +172,7 @@ async def test_arguments_are_kept(backend: FileBackend) -> None:
 
 async def test_a_queue_of_fsq_is_taken_whole(root: Path) -> None:
     root.mkdir()
-    with tarfile.open(FIXTURE) as archive:
-        archive.extractall(root, filter="tar")
+    unpack(FIXTURE, root)
     async with opened(root / "fsq" / "root") as backend:
         assert await backend.queues() == ["a_queue", "downed", "hosted", "trig"]
         before = await backend.stats("a_queue")

@@ -20,6 +20,7 @@ from hatchling import build
 import qworker
 from qworker.backend import Backend
 from qworker.registry import GROUP
+from tests.archives import unpack
 
 # Building and starting interpreters takes its time on a busy machine.
 pytestmark = pytest.mark.timeout(300)
@@ -39,8 +40,7 @@ def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel built from the sdist, and from nothing else."""
     unpacked = tmp_path_factory.mktemp("unpacked")
-    # By tar: extractall has its safe filter only from Python 3.11.4 on, and warns without one from 3.12 on.
-    subprocess.run(["tar", "-xzf", str(sdist), "-C", str(unpacked)], check=True, timeout=60)
+    unpack(sdist, unpacked)
     return _build(next(unpacked.iterdir()), "build_wheel", tmp_path_factory.mktemp("wheel"))
 
 
