@@ -126,7 +126,6 @@ class FileBackend(Backend):
     async def _wait(self, store: Store, waiter: Waiter, ends: float) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            waiter.event.clear()
             due, look = await self._next_events(store, waiter)
             rest = ends - loop.time()
             pause = min(due, look, rest)
@@ -138,6 +137,9 @@ class FileBackend(Backend):
             except TimeoutError:
                 if pause == due:
                     return
+            else:
+                # The lease that follows looks for itself: a look here would only come before it.
+                return
 
     async def _next_events(self, store: Store, waiter: Waiter) -> tuple[float, float]:
         """Seconds until a queue has work, as far as is known, and until the next look at them; work now is 0."""

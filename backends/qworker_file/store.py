@@ -59,6 +59,8 @@ class Store:
         # Deleted queues of which leases are held: their descriptors stay, so that an end finds nothing.
         self._deleted: list[LocalQueue] = []
         self._waiters: set[Waiter] = set()
+        # Whether the loop listens to inotify.
+        self._hearing = False
         self._pruned_at: dict[str, float] = {}
         self.settling = asyncio.Lock()
         self._most_held = _raise_file_limit() // 2
@@ -196,18 +198,27 @@ class Store:
 
     def add_waiter(self, waiter: Waiter) -> None:
         """Begin to listen for a `wait`."""
-        if not self._waiters and self._inotify.fd >= 0:
+        if not self._hearing and self._inotify.fd >= 0:
             asyncio.get_running_loop().add_reader(self._inotify.fd, self._heard)
+            self._hearing = True
         self._waiters.add(waiter)
 
     def remove_waiter(self, waiter: Waiter) -> None:
         """The `wait` is over."""
         waiter.close()
         self._waiters.discard(waiter)
-        if not self._waiters and self._inotify.fd >= 0:
+
+    def _stop_hearing(self) -> None:
+        if self._hearing:
+            self._hearing = False
             asyncio.get_running_loop().remove_reader(self._inotify.fd)
 
     def _heard(self) -> None:
+        if not self._waiters:
+            # Most waits follow one another: the reader is kept between them, and taken away when something comes while nobody
+            # waits. What it would have told is read by the next lease.
+            self._stop_hearing()
+            return
         self._inotify.drain()
         for waiter in self._waiters:
             waiter.hear()
@@ -217,6 +228,7 @@ class Store:
         for waiter in tuple(self._waiters):
             waiter.event.set()
             self.remove_waiter(waiter)
+        self._stop_hearing()
         if self._group is not None:
             await self._group.aclose()
         for local in (*self._queues.values(), *self._deleted):
