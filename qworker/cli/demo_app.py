@@ -12,7 +12,7 @@ __all__ = ["LEDGER", "LONG_S", "hopeless", "long", "short", "stumbling", "tasks"
 # The environment variable with the ledger's path.
 LEDGER = "QWORKER_DEMO_LEDGER"
 # Seconds that the message takes whose worker is killed.
-LONG_S = 1.0
+LONG_S = 2.0
 
 tasks = Tasks()
 _SOON = Backoff(base=0.3, limit=0.3)
