@@ -14,9 +14,13 @@ import asyncio
 import contextlib
 import ctypes
 import errno
+import fcntl
 import os
 import queue
+import signal
+import stat
 import threading
+import time
 from collections.abc import Callable, Collection, Generator, Sequence
 from typing import NoReturn
 
@@ -30,6 +34,8 @@ __all__ = [
     "FileSystem",
     "GroupCommit",
     "boot_id",
+    "has_writer",
+    "is_finished",
     "list_names",
     "raise_store_error",
     "read_all",
@@ -54,6 +60,11 @@ _REFUSED = frozenset({errno.EACCES, errno.EPERM})
 # Not errors of a message: the process has no descriptors left, the server or disk is in trouble. Try again later.
 _LATER = frozenset({errno.EMFILE, errno.ENFILE, errno.ESTALE, errno.EIO, errno.ENOMEM, errno.EAGAIN, errno.EINTR})
 _LATER_TOO = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.ENOTCONN, errno.EBUSY})
+
+# No leases on this file system, or not on somebody else's file.
+_NO_LEASES = frozenset({errno.EINVAL, errno.EACCES, errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK})
+# Seconds without a change after which a file is finished, where the kernel does not tell.
+_QUIET = 1.0
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.syncfs.argtypes = [ctypes.c_int]
@@ -144,6 +155,52 @@ async def list_names(directory: int) -> list[str]:
     finally:
         os.close(fd)
     return names
+
+
+def has_writer(fd: int) -> bool | None:
+    """Whether any process has a file open for writing; None where that cannot be told.
+
+    Raises:
+        OSError: for another reason than a file of somebody else's, or a file system without leases.
+    """
+    try:
+        # Whoever opens it meanwhile makes the kernel signal us: not with SIGIO, which kills.
+        fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)
+        # Refused while anybody has the file open for writing.
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+    except BlockingIOError:
+        return True
+    except OSError as error:
+        if error.errno in _NO_LEASES:
+            return None
+        raise
+    return False
+
+
+def is_finished(name: str, directory: int) -> bool | None:
+    """Whether nobody writes the file any more; None for what is gone, or no regular file.
+
+    Where the kernel cannot tell of writers, a file that has been quiet for a second is finished.
+    """
+    try:
+        fd = os.open(name, READ, dir_fd=directory)
+    except OSError as error:
+        if error.errno in {errno.ENOENT, errno.ELOOP, errno.ENXIO}:
+            return None
+        raise
+    try:
+        found = os.fstat(fd)
+        if not stat.S_ISREG(found.st_mode):
+            return None
+        try:
+            written = has_writer(fd)
+        except OSError:
+            # Whatever the reason, the kernel does not tell: the file's age decides.
+            written = None
+        return time.time() - found.st_mtime > _QUIET if written is None else not written
+    finally:
+        os.close(fd)
 
 
 def boot_id() -> str:

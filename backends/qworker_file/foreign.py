@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 from enum import Enum, auto
 
@@ -12,9 +11,7 @@ from qworker.names import new_id, printable
 from qworker_file.layout import QueueDir
 from qworker_file.names import MAX_OWN, Item, alias_of, alias_target, item_name, parse_item, reason_name
 
-__all__ = ["Claim", "arguments", "is_being_written", "own_name", "put_aside", "read_reason", "write_reason"]
-
-_NO_LEASES = frozenset({errno.EINVAL, errno.EACCES, errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK})
+__all__ = ["Claim", "arguments", "own_name", "put_aside", "read_reason", "write_reason"]
 
 
 class Claim(Enum):
@@ -26,21 +23,6 @@ class Claim(Enum):
     BUSY = auto()
     # It can never be a message, and is in fail/ by now.
     ASIDE = auto()
-
-
-def is_being_written(fd: int) -> bool:
-    """Whether any process has the file open for writing; False where the file system cannot tell."""
-    try:
-        # The kernel gives a read lease only on a file that nobody writes.
-        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
-    except BlockingIOError:
-        return True
-    except OSError as error:
-        if error.errno in _NO_LEASES:
-            return False
-        raise
-    fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
-    return False
 
 
 def own_name(files: QueueDir, name: str, parsed: Item | None) -> tuple[str, Item]:

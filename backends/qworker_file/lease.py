@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable
 
 from qworker.clock import Clock
-from qworker.files import READ, list_names, read_all
+from qworker.files import READ, has_writer, list_names, read_all
 from qworker.message import Lease, Message, Settle, Settlement
 from qworker_file import foreign
 from qworker_file.foreign import Claim
@@ -153,7 +153,7 @@ def _claim_open(
         # Only there does an fsq program work on items; what is elsewhere may still be locked by a holder that was given up.
         if not locked:
             return Claim.BUSY
-        if not is_own and foreign.is_being_written(fd):
+        if not is_own and has_writer(fd):
             return Claim.BUSY
     if parsed is None or size_of(item) > MAX_OWN:
         item, parsed = foreign.own_name(files, item, parsed)

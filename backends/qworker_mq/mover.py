@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import errno
-import fcntl
 import math
 import os
-import signal
-import stat
 import time
 
 import msgspec
 
+from qworker.files import is_finished
 from qworker_mq.claims import Busy, MqLease, Stranger, write_reason
 from qworker_mq.layout import split_name
 from qworker_mq.life import is_dead
@@ -20,9 +17,6 @@ from qworker_mq.store import Held, Store
 
 __all__ = ["Mover", "Trash"]
 
-_LOOK = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-# Seconds without a change after which a file in new/ counts as finished, where the kernel cannot tell.
-_QUIET = 1.0
 _TICK_NS = 50_000_000
 # Seconds after which an unfinished publish is a dead one's.
 _STRAY = 36 * 3600.0
@@ -74,7 +68,7 @@ class Mover:
             parts = split_name(name)
             if parts is None:
                 continue
-            finished = _finished(name, root.new)
+            finished = is_finished(name, root.new)
             if not finished:
                 self._new_unfinished |= finished is False
                 continue
@@ -239,34 +233,6 @@ def set_aside(store: Store, name: str, directory: int, held: Held, message_id: s
     """Put what is no regular file where failed messages are, with the reason."""
     write_reason(store.root.reason, f"{held.name}:{message_id}", "this is no regular file, so it is not a message")
     _renamed(name, directory, message_id, held.dirs.fail)
-
-
-def _finished(name: str, directory: int) -> bool | None:
-    """Whether nobody writes the file any more; None for what is no regular file."""
-    try:
-        fd = os.open(name, _LOOK, dir_fd=directory)
-    except OSError as error:
-        if error.errno in {errno.ENOENT, errno.ELOOP, errno.ENXIO}:
-            return None
-        raise
-    try:
-        found = os.fstat(fd)
-        if not stat.S_ISREG(found.st_mode):
-            return None
-        try:
-            # Whoever opens it meanwhile makes the kernel signal us: not with SIGIO, which kills.
-            fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)
-            # Refused while anybody has the file open for writing.
-            fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
-            fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
-        except OSError as error:
-            if error.errno == errno.EAGAIN:
-                return False
-            # A file of another user, or a file system without leases.
-            return time.time() - found.st_mtime > _QUIET
-        return True
-    finally:
-        os.close(fd)
 
 
 def _older(name: str, directory: int, limit: float) -> bool:

@@ -6,11 +6,8 @@ Unlike the released ones they take what was there before they started.
 from __future__ import annotations
 
 import asyncio
-import errno
-import fcntl
 import os
 import signal
-import stat
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +15,7 @@ from pathlib import Path
 import structlog
 
 from qworker.errors import BadName, UsageError
-from qworker.files import DIRECTORY, READ, list_names, store_errors
+from qworker.files import DIRECTORY, is_finished, list_names, store_errors
 from qworker.inotify import Watcher
 from qworker.names import check_id, check_queue
 
@@ -26,8 +23,6 @@ __all__ = ["Mover", "Reaper", "open_source", "run_daemon"]
 
 # Seconds between listings that no notification asked for.
 _RESCAN = 1.0
-# Seconds without a change after which a file counts as written, where the kernel cannot tell.
-_QUIET = 1.0
 
 log = structlog.get_logger()
 
@@ -97,7 +92,7 @@ class Mover:
         return seen[1] + self._delay - now
 
     def _move(self, name: str, queue: str, message_id: str) -> None:
-        if not _is_finished(name, self._source):
+        if not is_finished(name, self._source):
             return
         try:
             os.mkdir(queue, 0o700, dir_fd=self._destination)
@@ -178,31 +173,3 @@ def _place(name: str) -> tuple[str, str] | None:
         return check_queue(queue), check_id(message_id)
     except BadName:
         return None
-
-
-def _is_finished(name: str, directory: int) -> bool:
-    """Whether a file is regular and nobody writes it any more."""
-    try:
-        fd = os.open(name, READ, dir_fd=directory)
-    except OSError as error:
-        if error.errno in {errno.ENOENT, errno.ELOOP, errno.ENXIO}:
-            return False
-        raise
-    try:
-        found = os.fstat(fd)
-        if not stat.S_ISREG(found.st_mode):
-            return False
-        try:
-            # Whoever opens it meanwhile makes the kernel signal us: not with SIGIO, which kills.
-            fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)
-            # Refused while anybody has the file open for writing.
-            fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
-            fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
-        except OSError as error:
-            if error.errno == errno.EAGAIN:
-                return False
-            # A file of another user, or a file system without leases.
-            return time.time() - found.st_mtime > _QUIET
-        return True
-    finally:
-        os.close(fd)
