@@ -35,7 +35,8 @@ def test_a_call_comes_out_as_it_went_in(task, args, kwargs, headers):
 
 @given(st.binary(max_size=200))
 def test_any_bytes_are_read_without_an_error(body):
-    assert open_envelope(body) is None
+    # Hypothesis knows this code's constants: now and then its bytes are an object that names a task.
+    assert open_envelope(body) is None or (body.strip().startswith(b"{") and b'"task"' in body)
 
 
 @given(st.dictionaries(st.sampled_from(["task", "args", "kwargs", "headers", "more"]), JSON))
