@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
 from qworker.message import State, StoredMessage
+from qworker.segments.log import Damaged
 from qworker_sq.channel import Channel
 from qworker_sq.consume import make_message
 from qworker_sq.ledger import Row
-from qworker_sq.log import Damaged
 from qworker_sq.topic import place_of_id
 
 __all__ = ["Ahead", "ahead_delayed", "locate", "purge", "ready_ahead", "remove", "requeue", "stored"]

@@ -19,13 +19,13 @@ from qworker.errors import BadName, BadURL, NotSupported, QueueNotFound
 from qworker.inotify import Watcher
 from qworker.message import Draft, Lease, QueueStats, Settle, Settlement, State, StoredMessage
 from qworker.names import check_id, check_queue
+from qworker.segments.disk import open_directory, store_errors
+from qworker.segments.state import NAME_BYTES
 from qworker.url import BackendURL
 from qworker_sq import administer, consume
 from qworker_sq.administer import Ahead
 from qworker_sq.channel import Channel
-from qworker_sq.disk import open_directory, store_errors
 from qworker_sq.ledger import Row
-from qworker_sq.state import NAME_BYTES
 from qworker_sq.topic import Deleted, Known, Topic
 
 __all__ = ["SqBackend"]

@@ -8,9 +8,9 @@ from typing import Any
 import structlog
 
 from qworker.message import Lease, Message, Settle, Settlement, State
+from qworker.segments.log import Damaged
 from qworker_sq.channel import Channel
 from qworker_sq.ledger import Row
-from qworker_sq.log import Damaged
 from qworker_sq.notes import Note
 from qworker_sq.topic import position_id
 

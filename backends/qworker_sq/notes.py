@@ -12,8 +12,8 @@ from zlib import crc32
 
 import msgspec
 
+from qworker.segments.format import split
 from qworker_sq.frames import FrameFile
-from qworker_sq.segment import split
 
 __all__ = ["Note", "Notes"]
 

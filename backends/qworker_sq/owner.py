@@ -11,7 +11,7 @@ import threading
 
 import msgspec
 
-from qworker_sq.disk import open_regular
+from qworker.segments.disk import open_regular
 
 __all__ = ["acquire", "release"]
 

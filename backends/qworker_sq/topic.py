@@ -29,11 +29,11 @@ import structlog
 from qworker.clock import Clock
 from qworker.errors import BackendError, BackendUnavailable, NotSupported, PublishFailed
 from qworker.message import Draft
-from qworker_sq.disk import as_backend_error, make_directory, open_directory, open_regular, write_all, write_new
-from qworker_sq.log import Log
+from qworker.segments.disk import as_backend_error, make_directory, open_directory, open_regular, write_all, write_new
+from qworker.segments.format import split
+from qworker.segments.log import Log
+from qworker.segments.state import STATE_SIZE, StateFile, encode_state
 from qworker_sq.notes import Note, Notes
-from qworker_sq.segment import split
-from qworker_sq.state import STATE_SIZE, StateFile, encode_state
 
 __all__ = ["Deleted", "Known", "Topic", "place_of_id", "position_id", "sync_directories"]
 

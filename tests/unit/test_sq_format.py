@@ -8,10 +8,10 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from qworker.segments.format import Header, decode_header, encode_header, frame, position, salvage, scan, split
+from qworker.segments.state import STATE_SIZE, Entry, decode_state, encode_state
 from qworker_sq.frames import FrameFile
 from qworker_sq.ledger import Ledger
-from qworker_sq.segment import Header, decode_header, encode_header, frame, position, salvage, scan, split
-from qworker_sq.state import STATE_SIZE, Entry, decode_state, encode_state
 from qworker_sq.topic import place_of_id, position_id
 
 U32, U64 = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)

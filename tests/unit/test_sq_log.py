@@ -16,9 +16,9 @@ from qworker.backend import Backend
 from qworker.errors import BadURL, NotSupported, PublishFailed, StorageFull
 from qworker.message import Draft, Lease, Settle, Settlement, State
 from qworker.registry import open_backend
+from qworker.segments.state import decode_state
 from qworker.testing.until import until
 from qworker_sq import SqBackend
-from qworker_sq.state import decode_state
 
 Open = Callable[..., SqBackend]
 

@@ -8,7 +8,7 @@ import struct
 import msgspec
 
 from qworker.errors import NotSupported
-from qworker_sq.segment import position, split
+from qworker.segments.format import position, split
 
 __all__ = ["CHANNELS", "ENTRY_SIZE", "NAME_BYTES", "STATE_SIZE", "Entry", "StateFile", "decode_state", "encode_state"]
 

@@ -12,8 +12,8 @@ import os
 import msgspec
 
 from qworker.clock import Clock
-from qworker_sq.disk import open_regular, write_all
-from qworker_sq.segment import (
+from qworker.segments.disk import open_regular, write_all
+from qworker.segments.format import (
     HEADER_SIZE,
     RECORD_SIZE,
     Header,
@@ -27,7 +27,7 @@ from qworker_sq.segment import (
     segment_name,
     split,
 )
-from qworker_sq.state import StateFile
+from qworker.segments.state import StateFile
 
 __all__ = ["DEFAULT_SEGMENT", "Damaged", "Log"]
 
@@ -55,13 +55,17 @@ class Log:
         state: its state file.
         clock: gives new segments their ids.
         segment_size: bytes of new segments; None: as many as the newest has.
+        durable: new segments are on the disk before anything points to them.
     """
 
-    def __init__(self, folder: int, state: StateFile, clock: Clock, segment_size: int | None) -> None:
+    def __init__(
+        self, folder: int, state: StateFile, clock: Clock, segment_size: int | None, *, durable: bool = True
+    ) -> None:
         self._folder = folder
         self._state = state
         self._clock = clock
         self._wanted_size = segment_size
+        self._durable = durable
         self._open: dict[int, _Open] = {}
         # (segment, offset, bytes): the stretch that was read last. What readers may see never changes.
         self._cached: tuple[int, int, bytes] = (0, 0, b"")
@@ -111,14 +115,16 @@ class Log:
 
     def _create(self, after: int, size: int) -> int:
         segment = max(int(self._clock.time() * 1e9), after + 1)
-        self._open[segment] = _Open(_new_segment(self._folder, segment, size), Header(id=segment))
+        self._open[segment] = _Open(
+            _new_segment(self._folder, segment, size, durable=self._durable), Header(id=segment)
+        )
         return segment
 
     @staticmethod
-    def make_first(folder: int, clock: Clock, size: int | None) -> int:
+    def make_first(folder: int, clock: Clock, size: int | None, *, durable: bool = True) -> int:
         """Make the first segment of a new topic, and say where its first record will stand. Under the topic's lock."""
         segment = int(clock.time() * 1e9)
-        os.close(_new_segment(folder, segment, size or DEFAULT_SEGMENT))
+        os.close(_new_segment(folder, segment, size or DEFAULT_SEGMENT, durable=durable))
         return position(segment, HEADER_SIZE)
 
     def size_of(self, segment: int) -> int:
@@ -398,15 +404,16 @@ class Log:
             self._forget(segment)
 
 
-def _new_segment(folder: int, segment: int, size: int) -> int:
-    """A descriptor of a new segment, durable before anything points to it."""
+def _new_segment(folder: int, segment: int, size: int, *, durable: bool) -> int:
+    """A descriptor of a new segment."""
     name = segment_name(segment)
     fd = open_regular(name, folder, os.O_RDWR | os.O_CREAT | os.O_EXCL)
     try:
         os.ftruncate(fd, size)
         write_all(fd, encode_header(Header(id=segment)), 0)
-        os.fsync(fd)
-        os.fsync(folder)
+        if durable:
+            os.fsync(fd)
+            os.fsync(folder)
     except OSError:
         os.close(fd)
         os.unlink(name, dir_fd=folder)

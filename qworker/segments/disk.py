@@ -87,14 +87,15 @@ def write_all(fd: int, data: bytes, offset: int) -> None:
         view, offset = view[written:], offset + written
 
 
-def write_new(name: str, parent: int, data: bytes) -> None:
-    """Write a whole file durably under its name, whatever had that name before."""
+def write_new(name: str, parent: int, data: bytes, *, durable: bool = True) -> None:
+    """Write a whole file, durably, under its name, whatever had that name before."""
     temporary = f".{secrets.token_hex(8)}.tmp"
     fd = open_regular(temporary, parent, os.O_RDWR | os.O_CREAT | os.O_EXCL)
     try:
         try:
             write_all(fd, data, 0)
-            os.fsync(fd)
+            if durable:
+                os.fsync(fd)
         finally:
             os.close(fd)
         os.rename(temporary, name, src_dir_fd=parent, dst_dir_fd=parent)
@@ -102,7 +103,8 @@ def write_new(name: str, parent: int, data: bytes) -> None:
         # The same name is free again; nobody but this call knows it.
         _unlink_quietly(temporary, parent)
         raise
-    os.fsync(parent)
+    if durable:
+        os.fsync(parent)
 
 
 def _unlink_quietly(name: str, parent: int) -> None:
