@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeVar
-
-import anyio
+from typing import Any, TypeVar
 
 from qworker.backend import Backend
 from qworker.clock import Clock
@@ -66,7 +64,9 @@ class Feeder:
         self._longest_wait = min(_LONGEST_WAIT, visibility / 3)
         self._stopped = False
         self._wake = asyncio.Event()
-        self._scope: anyio.CancelScope | None = None
+        # The task that waits for messages, while it does, and whether the wait was ended by us.
+        self._waiting: asyncio.Task[Any] | None = None
+        self._interrupted = False
         # The last lease gave as much as was asked for: there may be more.
         self._more = True
         # Queues whose last lease was refused, while others may do well.
@@ -84,8 +84,9 @@ class Feeder:
     def interrupt(self) -> None:
         """There is no room any more: end a wait for messages."""
         self._wake.set()
-        if self._scope is not None:
-            self._scope.cancel()
+        if self._waiting is not None and not self._interrupted:
+            self._interrupted = True
+            self._waiting.cancel()
 
     async def run(self) -> None:
         """The loop; returns when it is stopped, or when a burst is at its end."""
@@ -170,13 +171,20 @@ class Feeder:
         return await self._lease_fairly(self._room()) if not self._stopped else []
 
     async def _interruptible(self, waiting: Awaitable[T]) -> T | None:
-        with anyio.CancelScope() as scope:
-            self._scope = scope
-            try:
-                return await waiting
-            finally:
-                self._scope = None
-        return None
+        # Every message to an idle worker passes here: a cancel scope would cost as much as the rest of the turn.
+        task = asyncio.current_task()
+        assert task is not None
+        self._waiting, self._interrupted = task, False
+        try:
+            return await waiting
+        except asyncio.CancelledError:
+            if not self._interrupted or task.cancelling() > 1:
+                raise
+            return None
+        finally:
+            self._waiting = None
+            if self._interrupted:
+                task.uncancel()
 
     async def _nothing_left(self) -> bool:
         """Whether no queue has anything ready that can be leased, or anything leased by anyone."""

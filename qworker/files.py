@@ -11,7 +11,6 @@ is never synced again: its publish fails, and a repetition writes another file.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import ctypes
 import errno
 import fcntl
@@ -21,7 +20,7 @@ import signal
 import stat
 import threading
 import time
-from collections.abc import Callable, Collection, Generator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import NoReturn
 
 from qworker.errors import BackendError, BackendUnavailable, StorageFull, StorePermission
@@ -102,13 +101,21 @@ def raise_store_error(error: OSError, doing: str) -> NoReturn:
     raise store_error(error, doing) from error
 
 
-@contextlib.contextmanager
-def store_errors(doing: str) -> Generator[None]:
+class store_errors:  # noqa: N801 - reads as a statement: `with store_errors("list the queue"):`
     """Let every `OSError` of the block arrive as a `BackendError`; `doing` completes "cannot ..."."""
-    try:
-        yield
-    except OSError as error:
-        raise store_error(error, doing) from error
+
+    # No generator: every call of a directory backend passes here, several times per message to an idle worker.
+    __slots__ = ("_doing",)
+
+    def __init__(self, doing: str) -> None:
+        self._doing = doing
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, OSError):
+            raise store_error(error, self._doing) from error
 
 
 # -- reading and writing ---------------------------------------------------------------------------------------------

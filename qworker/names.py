@@ -11,6 +11,7 @@ import re
 import secrets
 import socket
 import time
+from functools import lru_cache
 
 from qworker.errors import BadName
 
@@ -21,6 +22,7 @@ _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,119}")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
+@lru_cache(maxsize=1024)
 def check_queue(name: str) -> str:
     """Return `name` if it is a queue name.
 

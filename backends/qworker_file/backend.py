@@ -88,7 +88,8 @@ class FileBackend(Backend):
         check_queue(queue)
         store = self._opened()
         with store_errors(f"publish to {queue!r}"):
-            local = store.made(queue)
+            # One that was deleted is found out by the first step.
+            local = store.known(queue) or store.made(queue)
             try:
                 stored = await store.publisher.publish(local.files, drafts)
             except FileNotFoundError:
@@ -110,36 +111,51 @@ class FileBackend(Backend):
             local = store.queue(check_queue(queue))
             if local is None:
                 return []
-            return list(await local.lease(min(limit, store.room()), visibility, self._expiries))
+            leases = await local.lease(min(limit, store.room()), visibility, self._expiries, told=False)
+        if len(leases) >= limit:
+            store.be_busy()
+        return list(leases)
+
+    async def wait_and_lease(self, queue: str, limit: int, visibility: float, timeout: float) -> list[Lease]:
+        """Wait, and claim what was told of without looking twice whether the queue is there and runs."""
+        store = self._opened()
+        told = await self._await(store, [queue], timeout)
+        local = store.known(queue)
+        if not told or local is None:
+            return await self.lease(queue, limit, visibility)
+        with store_errors(f"lease from {queue!r}"):
+            leases = await local.lease(min(limit, store.room()), visibility, self._expiries, told=True)
+        if len(leases) >= limit:
+            store.be_busy()
+        return list(leases)
 
     async def wait(self, queues: Sequence[str], timeout: float) -> None:
         """Wait for a publish, a return to ready, a due time, the end of a pause, or a rescan that finds something."""
-        store = self._opened()
+        await self._await(self._opened(), queues, timeout)
+
+    async def _await(self, store: Store, queues: Sequence[str], timeout: float) -> bool:
+        """Whether something was told."""
         waiter = Waiter(queues)
         store.add_waiter(waiter)
         try:
             with store_errors("wait for messages"):
-                await self._wait(store, waiter, asyncio.get_running_loop().time() + timeout)
+                return await self._rest(store, waiter, asyncio.get_running_loop().time() + timeout)
         finally:
             store.remove_waiter(waiter)
 
-    async def _wait(self, store: Store, waiter: Waiter, ends: float) -> None:
+    async def _rest(self, store: Store, waiter: Waiter, ends: float) -> bool:
         loop = asyncio.get_running_loop()
         while True:
             due, look = await self._next_events(store, waiter)
             rest = ends - loop.time()
-            pause = min(due, look, rest)
             if due <= 0 or rest <= 0:
-                return
-            try:
-                async with asyncio.timeout(pause):
-                    await waiter.event.wait()
-            except TimeoutError:
-                if pause == due:
-                    return
-            else:
-                # The lease that follows looks for itself: a look here would only come before it.
-                return
+                return False
+            pause = min(due, look, rest)
+            # Whatever was told, the lease that follows looks for itself: a look here would only come before it.
+            if await waiter.rest(pause):
+                return True
+            if pause == due:
+                return False
 
     async def _next_events(self, store: Store, waiter: Waiter) -> tuple[float, float]:
         """Seconds until a queue has work, as far as is known, and until the next look at them; work now is 0."""
@@ -148,7 +164,7 @@ class FileBackend(Backend):
             local = store.queue(check_queue(name))
             if local is None:
                 continue
-            waiter.listen(local.files)
+            store.listen(local)
             if await local.has_work():
                 return 0.0, 0.0
             due = min(due, local.until_due())

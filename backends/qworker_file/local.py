@@ -68,6 +68,8 @@ class LocalQueue:
         self._pauses: dict[str, float] = {}
         self._watches: list[int] = []
         self._in_use = self._watched = False
+        # Whether the queue may have been paused or resumed since the last look.
+        self._stirred = True
         self._life_sign: LifeSign | None = None
         self._leases_as = holder.name
 
@@ -82,8 +84,8 @@ class LocalQueue:
         watches = [
             self._inotify.watch(files.queue, self._told_ready),
             self._inotify.watch(files.delay, self._told_delayed),
-            # Only to wake those who wait for the end of a pause.
-            self._inotify.watch(files.base, _nothing, removals=True),
+            # Wakes those who wait for the end of a pause, and tells of its beginning.
+            self._inotify.watch(files.base, self._told_base, removals=True),
         ]
         self._watches = [watch for watch in watches if watch >= 0]
         self._watched = len(self._watches) == len(watches)
@@ -95,6 +97,9 @@ class LocalQueue:
             self._ready.missed()
         elif name[0] != ".":
             self._ready.add(name)
+
+    def _told_base(self, _name: str | None) -> None:
+        self._stirred = True
 
     def _told_delayed(self, name: str | None) -> None:
         if name is None:
@@ -125,6 +130,8 @@ class LocalQueue:
             OSError: the queue cannot be listed.
         """
         self.use()
+        # Before the look, not after it.
+        self._stirred = False
         if self.files.is_down:
             return False
         self._retry_busy()
@@ -182,13 +189,20 @@ class LocalQueue:
 
     # -- leasing -----------------------------------------------------------------------------------------------------
 
-    async def lease(self, limit: int, visibility: float, expiries: Expiries) -> list[FileLease]:
+    async def lease(self, limit: int, visibility: float, expiries: Expiries, *, told: bool) -> list[FileLease]:
         """Claim up to `limit` messages, oldest first; a cancelled call holds none.
+
+        Args:
+            limit: how many at most.
+            visibility: seconds.
+            expiries: gives the leases' names.
+            told: it was looked into before the wait that ended just now: the watches would have told of a pause since.
 
         Raises:
             OSError: the store is in trouble; nothing is held.
         """
-        if limit <= 0 or not await self.has_work():
+        surely = told and self._watched and not self._stirred and bool(self._ready)
+        if limit <= 0 or not (surely or await self.has_work()):
             return []
         self._show_life()
         leases: list[FileLease] = []
@@ -340,7 +354,3 @@ class LocalQueue:
             self._life_sign.end()
             self._life_sign = None
         self.files.close()
-
-
-def _nothing(_name: str | None) -> None:
-    """The event itself is the news."""

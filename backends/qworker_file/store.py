@@ -19,7 +19,7 @@ from qworker_file.local import LocalQueue
 from qworker_file.options import FileOptions
 from qworker_file.publish import Publisher
 from qworker_file.retention import prune
-from qworker_file.wake import Inotify, Waiter
+from qworker_file.wake import Inotify, Trigger, Waiter
 
 __all__ = ["Store"]
 
@@ -59,6 +59,8 @@ class Store:
         # Deleted queues of which leases are held: their descriptors stay, so that an end finds nothing.
         self._deleted: list[LocalQueue] = []
         self._waiters: set[Waiter] = set()
+        # Those that this store listens to, by queue.
+        self._triggers: dict[str, Trigger] = {}
         # Whether the loop listens to inotify.
         self._hearing = False
         self._pruned_at: dict[str, float] = {}
@@ -99,6 +101,10 @@ class Store:
             if is_queue(self.root, name):
                 found.append(name)
         return sorted(found)
+
+    def known(self, name: str) -> LocalQueue | None:
+        """A queue that is open, or was until somebody deleted it."""
+        return self._queues.get(name)
 
     def made(self, name: str) -> LocalQueue:
         """An open queue, made if there is none.
@@ -142,8 +148,9 @@ class Store:
         local = self._queues.get(name)
         if local is not None and not local.files.exists:
             del self._queues[name]
-            for waiter in self._waiters:
-                waiter.forget(local.files)
+            # Its descriptors are about to be closed.
+            self._release(name)
+            self._wake(name)
             local.close_deleted()
             self._deleted.append(local)
 
@@ -191,10 +198,15 @@ class Store:
 
     def notify(self, local: LocalQueue) -> None:
         """A queue may have work: wake our own waiters, or else one idle worker."""
-        for waiter in self._waiters:
-            if local.files.name in waiter.queues:
-                waiter.event.set()
+        self._wake(local.files.name)
         local.files.pull_trigger()
+
+    def _wake(self, name: str) -> bool:
+        """End the waits for a queue; whether there were any."""
+        found = [waiter for waiter in self._waiters if name in waiter.queues]
+        for waiter in found:
+            waiter.wake()
+        return bool(found)
 
     def add_waiter(self, waiter: Waiter) -> None:
         """Begin to listen for a `wait`."""
@@ -202,6 +214,31 @@ class Store:
             asyncio.get_running_loop().add_reader(self._inotify.fd, self._heard)
             self._hearing = True
         self._waiters.add(waiter)
+
+    def listen(self, local: LocalQueue) -> None:
+        """Listen to a queue's trigger, unless another idle worker does. Goes on after the wait, for most follow one another."""
+        name = local.files.name
+        if name not in self._triggers:
+            trigger = Trigger.acquire(local.files, self._pulled)
+            if trigger is not None:
+                self._triggers[name] = trigger
+
+    def be_busy(self) -> None:
+        """This worker leases without waiting: the triggers are for one that is idle."""
+        for name in tuple(self._triggers):
+            self._release(name)
+
+    def _release(self, name: str) -> None:
+        trigger = self._triggers.pop(name, None)
+        if trigger is not None:
+            trigger.release()
+
+    def _pulled(self, trigger: Trigger) -> None:
+        if self._wake(trigger.queue):
+            trigger.drain()
+        else:
+            # Nobody waits here: what was written is for whoever listens next.
+            self._release(trigger.queue)
 
     def remove_waiter(self, waiter: Waiter) -> None:
         """The `wait` is over."""
@@ -221,13 +258,18 @@ class Store:
             return
         self._inotify.drain()
         for waiter in self._waiters:
-            waiter.hear()
+            # The listener of the trigger goes first, the others look a little later.
+            if waiter.queues.isdisjoint(self._triggers):
+                waiter.wake_later()
+            else:
+                waiter.wake()
 
     async def aclose(self) -> None:
         """Close everything, after the commits that are under way."""
         for waiter in tuple(self._waiters):
-            waiter.event.set()
+            waiter.wake()
             self.remove_waiter(waiter)
+        self.be_busy()
         self._stop_hearing()
         if self._group is not None:
             await self._group.aclose()

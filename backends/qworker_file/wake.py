@@ -23,6 +23,8 @@ __all__ = ["Inotify", "Trigger", "Waiter"]
 _CREATE, _CLOSE_WRITE, _MOVED_TO, _DELETE, _MOVED_FROM = 0x100, 0x8, 0x80, 0x200, 0x40
 _OVERFLOW, _IGNORED, _ONLYDIR = 0x4000, 0x8000, 0x01000000
 _HEAD = struct.Struct("iIII")
+# Bytes read at once: a few events, which is what wakes an idle worker, or many.
+_FEW, _MANY = 1 << 11, 1 << 16
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.inotify_add_watch.argtypes = [ctypes.c_int, ctypes.c_char_p, ctypes.c_uint32]
@@ -44,7 +46,9 @@ class Inotify:
         """Watch a directory, given by descriptor; -1 when the kernel refuses."""
         if self.fd < 0:
             return -1
-        mask = _DELETE | _MOVED_FROM if removals else _CREATE | _CLOSE_WRITE | _MOVED_TO
+        mask = _CREATE | _CLOSE_WRITE | _MOVED_TO
+        if removals:
+            mask = _CREATE | _MOVED_TO | _DELETE | _MOVED_FROM
         watch = int(_libc.inotify_add_watch(self.fd, f"/proc/self/fd/{directory}".encode(), mask | _ONLYDIR))
         if watch >= 0:
             self._watches[watch] = told
@@ -59,16 +63,17 @@ class Inotify:
         """Tell all that the kernel has kept; whether there was anything."""
         if self.fd < 0:
             return False
-        heard = False
+        heard, size = False, _FEW
         while True:
             try:
-                events = os.read(self.fd, 1 << 16)
+                events = os.read(self.fd, size)
             except BlockingIOError:
                 return heard
             heard = True
             self._tell(events)
-            if len(events) < 1 << 15:
+            if len(events) < size // 2:
                 return heard
+            size = _MANY
 
     def _tell(self, events: bytes) -> None:
         at, end = 0, len(events)
@@ -81,7 +86,7 @@ class Inotify:
             elif mask & _IGNORED:
                 self._watches.pop(watch, None)
             elif length and watch in self._watches:
-                self._watches[watch](os.fsdecode(events[at - length : at].rstrip(b"\0")))
+                self._watches[watch](events[at - length : at].rstrip(b"\0").decode(errors="surrogateescape"))
 
     def close(self) -> None:
         """End every watch. Idempotent."""
@@ -94,35 +99,36 @@ class Inotify:
 class Trigger:
     """The right to read a queue's trigger: one idle worker has it, by a lock on the FIFO."""
 
-    __slots__ = ("_fd", "_held")
+    __slots__ = ("_loop", "fd", "queue")
 
-    def __init__(self, files: QueueDir) -> None:
-        self._fd = files.trigger
-        self._held = False
+    def __init__(self, files: QueueDir, pulled: Callable[[Trigger], None]) -> None:
+        self.queue = files.name
+        self.fd = files.trigger
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self.fd, pulled, self)
 
-    def acquire(self) -> int:
-        """The descriptor to listen on; -1 while another worker does, or where there is no trigger."""
-        if self._fd < 0:
-            return -1
+    @classmethod
+    def acquire(cls, files: QueueDir, pulled: Callable[[Trigger], None]) -> Trigger | None:
+        """Listen; None while another worker does, or where there is no trigger."""
+        if files.trigger < 0:
+            return None
         try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(files.trigger, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             if error.errno in {errno.EWOULDBLOCK, errno.ENOLCK, errno.EINVAL, errno.EOPNOTSUPP}:
-                return -1
+                return None
             raise
-        self._held = True
-        return self._fd
+        return cls(files, pulled)
 
     def release(self) -> None:
         """Let another worker listen."""
-        if self._held:
-            self._held = False
-            fcntl.flock(self._fd, fcntl.LOCK_UN)
+        self._loop.remove_reader(self.fd)
+        fcntl.flock(self.fd, fcntl.LOCK_UN)
 
     def drain(self) -> None:
         """Read what was written; one wake-up does for all of it."""
         try:
-            while len(os.read(self._fd, 4096)) == 4096:
+            while len(os.read(self.fd, 4096)) == 4096:
                 pass
         except BlockingIOError:
             pass
@@ -131,49 +137,39 @@ class Trigger:
 class Waiter:
     """One `wait`: what may end it early."""
 
-    __slots__ = ("_loop", "_timer", "_triggers", "event", "queues")
+    __slots__ = ("_loop", "_timer", "_woken", "queues")
 
     def __init__(self, queues: Sequence[str]) -> None:
         self.queues = frozenset(queues)
-        self.event = asyncio.Event()
         self._loop = asyncio.get_running_loop()
-        # By the descriptor that is listened on.
-        self._triggers: dict[int, Trigger] = {}
+        self._woken: asyncio.Future[bool] = self._loop.create_future()
         self._timer: asyncio.TimerHandle | None = None
 
-    def listen(self, files: QueueDir) -> None:
-        """Listen to a queue's trigger, unless another idle worker does, or this one does already."""
-        if files.trigger < 0 or files.trigger in self._triggers:
-            return
-        trigger = Trigger(files)
-        fd = trigger.acquire()
-        if fd >= 0:
-            self._triggers[fd] = trigger
-            self._loop.add_reader(fd, self._pulled, trigger)
+    def wake(self, told: bool = True) -> None:
+        """End the wait.
 
-    def forget(self, files: QueueDir) -> None:
-        """A queue was deleted: its descriptors are about to be closed."""
-        trigger = self._triggers.pop(files.trigger, None)
-        if trigger is not None:
-            self._loop.remove_reader(files.trigger)
-            self.event.set()
+        Args:
+            told: something happened; else its time is over.
+        """
+        if not self._woken.done():
+            self._woken.set_result(told)
 
-    def _pulled(self, trigger: Trigger) -> None:
-        trigger.drain()
-        self.event.set()
+    def wake_later(self) -> None:
+        """End the wait a little later than whoever has the trigger does."""
+        self._timer = self._timer or self._loop.call_later(random.uniform(0.002, 0.02), self.wake)
 
-    def hear(self) -> None:
-        """Inotify told something: the listener of the trigger goes first, the others look a little later."""
-        if self._triggers:
-            self.event.set()
-        elif self._timer is None:
-            self._timer = self._loop.call_later(random.uniform(0.002, 0.02), self.event.set)
+    async def rest(self, seconds: float) -> bool:
+        """Wait so long at most; whether something was told."""
+        ends = self._loop.call_later(seconds, self.wake, False)
+        try:
+            told = await self._woken
+        finally:
+            ends.cancel()
+        if not told:
+            self._woken = self._loop.create_future()
+        return told
 
     def close(self) -> None:
         """Listen no more."""
-        for fd, trigger in self._triggers.items():
-            self._loop.remove_reader(fd)
-            trigger.release()
-        self._triggers.clear()
         if self._timer is not None:
             self._timer.cancel()
