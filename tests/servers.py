@@ -59,12 +59,18 @@ class MovedClock(SystemClock):
 
 
 class RedisHarness(Harness):
-    """The contract suite's view of a server whose clock it moves."""
+    """The contract suite's view of a server whose clock it moves.
 
-    def __init__(self, server: RedisServer) -> None:
-        super().__init__(server.url, clock=None, tick=60.0)
+    Args:
+        server: the server.
+        url: of what is tested there; None: the native queues.
+        moved: the clock of all harnesses of that server, for a protocol whose clients tell what time it is.
+    """
+
+    def __init__(self, server: RedisServer, *, url: str | None = None, moved: MovedClock | None = None) -> None:
+        super().__init__(url or server.url, clock=None, tick=60.0)
         self._server = server
-        self._moved = MovedClock()
+        self._moved = moved or MovedClock()
 
     def make(self) -> Backend:
         backend = open_backend(self.url, clock=self._moved)

@@ -9,7 +9,7 @@ import re
 import secrets
 import socket
 from collections.abc import Coroutine, Sequence
-from typing import Any, Self, cast
+from typing import Any, ClassVar, Self, cast
 
 import structlog
 
@@ -22,11 +22,12 @@ from qworker_redis.admin import Administration
 from qworker_redis.claims import RedisLease
 from qworker_redis.codec import decode, encode
 from qworker_redis.durable import BATCH
-from qworker_redis.links import Links, evaluate
+from qworker_redis.links import Links
 from qworker_redis.options import Options
 from qworker_redis.publishing import Publishing
 from qworker_redis.renewals import Renewals
 from qworker_redis.replies import ConnectionLost, Redirected, Reply
+from qworker_redis.scripts import NATIVE, ScriptSet
 from qworker_redis.settling import Settling, grouped
 from qworker_redis.topology import slot_of, topology
 from qworker_redis.waiting import Overslept, Waiting
@@ -51,14 +52,18 @@ class RedisBackend(Administration):
         clock: for how much time has passed.
     """
 
+    # What another protocol on a Redis has instead.
+    scripts: ClassVar[ScriptSet] = NATIVE
+    waiting: ClassVar[type[Waiting]] = Waiting
+
     def __init__(self, options: Options, *, clock: Clock = SYSTEM_CLOCK) -> None:
         self._options = options
         # Only for how much time has passed: what time it is the server says.
         self._clock = clock
         self._places = topology(options)
-        self._links = Links(options, self._places)
-        self._waiting = Waiting(options, self._links)
-        self._renewals = Renewals(options, self._places)
+        self._links = Links(options, self._places, self.scripts)
+        self._waiting = self.waiting(options, self._links)
+        self._renewals = Renewals(options, self._places, self.scripts)
         self._registered = set()
         host = re.sub(r"[^A-Za-z0-9.-]", "-", socket.gethostname())[:40]
         self._holder = f"{host}:{os.getpid()}:{secrets.token_hex(4)}"
@@ -154,7 +159,7 @@ class RedisBackend(Administration):
             nonlocal sent
             del again
             sent = True
-            return await evaluate(wire, "lease", queue, arguments, (void,))
+            return await self._links.evaluate(wire, "lease", queue, arguments, (void,))
 
         try:
             reply = await self._links.repeat(slot_of(queue), attempt, patience=0)

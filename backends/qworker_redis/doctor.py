@@ -12,7 +12,8 @@ from qworker.url import BackendURL
 from qworker_redis.checks import ServerFacts, inspect, refuse
 from qworker_redis.options import Options
 from qworker_redis.replies import Reply
-from qworker_redis.scripts import SCRIPTS, script
+from qworker_redis.rfq.keys import RFQ
+from qworker_redis.scripts import NATIVE, ScriptSet
 from qworker_redis.topology import slot_of, topology
 from qworker_redis.wire import Wire, connect
 
@@ -41,7 +42,7 @@ async def doctor(url: BackendURL) -> list[Check]:
             _replicas(facts, options),
             await _latency(wire),
             await _clock(wire),
-            await _scripts(wire),
+            await _scripts(wire, RFQ if url.scheme == "rfq" else NATIVE),
         ]
     except BackendError as error:
         return [Check("redis", Health.BROKEN, str(error), "see the server's log")]
@@ -117,13 +118,13 @@ async def _clock(wire: Wire) -> Check:
     return Check("redis clock", Health.OK, detail)
 
 
-async def _scripts(wire: Wire) -> Check:
+async def _scripts(wire: Wire, scripts: ScriptSet) -> Check:
     flags = not (0, 0) < wire.version < (7, 0)
     loaded: list[asyncio.Future[Reply]] = [
-        wire.send("SCRIPT", "LOAD", script(name, flags=flags).source) for name in SCRIPTS
+        wire.send("SCRIPT", "LOAD", scripts.get(name, flags=flags).source) for name in scripts.names
     ]
     try:
         await asyncio.gather(*loaded)
     except BackendError as error:
         return Check("redis scripts", Health.BROKEN, str(error), "allow this user the commands in docs/redis.md")
-    return Check("redis scripts", Health.OK, f"{len(SCRIPTS)} understood")
+    return Check("redis scripts", Health.OK, f"{len(scripts.names)} understood")

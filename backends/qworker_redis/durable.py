@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import cast
 
-from qworker_redis.links import evaluate
+from qworker_redis.links import Links
 from qworker_redis.options import Options
 from qworker_redis.replies import ConnectionLost, Reply
 from qworker_redis.wire import Argument, Wire
@@ -18,14 +18,20 @@ BATCH_BYTES = 8192
 
 
 async def durable(
-    options: Options, wire: Wire, name: str, queue: str, arguments: Sequence[Argument], extra: Sequence[str]
+    options: Options,
+    links: Links,
+    wire: Wire,
+    name: str,
+    queue: str,
+    arguments: Sequence[Argument],
+    extra: Sequence[str],
 ) -> Reply:
     """Run a script, and wait until enough replicas have its writes.
 
     Raises:
         ConnectionLost: too few confirm in time; the write has been made, and may be repeated.
     """
-    reply = await evaluate(wire, name, queue, arguments, extra)
+    reply = await links.evaluate(wire, name, queue, arguments, extra)
     wanted = options.replicas
     if wanted:
         seconds = options.timeout / 2

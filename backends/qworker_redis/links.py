@@ -15,14 +15,14 @@ from qworker.errors import BackendError, BackendUnavailable
 from qworker_redis.checks import ServerFacts, inspect, refuse
 from qworker_redis.options import Address, Options
 from qworker_redis.replies import ConnectionLost, NoScript, Redirected, Reply
-from qworker_redis.scripts import queue_key, script
+from qworker_redis.scripts import NATIVE, ScriptSet
 from qworker_redis.topology import Topology, slot_of
 from qworker_redis.wire import Argument, Wire, connect
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-__all__ = ["Attempt", "Links", "command_of", "evaluate"]
+__all__ = ["Attempt", "Links"]
 
 _FIRST_PAUSE = 0.02
 _LONGEST_PAUSE = 1.0
@@ -32,32 +32,12 @@ _MOST_REDIRECTIONS = 8
 Attempt = Callable[[Wire, bool], Awaitable[Reply]]
 
 
-def command_of(
-    wire: Wire, name: str, queue: str, arguments: Sequence[Argument], extra: Sequence[str]
-) -> tuple[Argument, ...]:
-    """A script call as a command: by digest. `extra` are keys that stand in place of the last ones of the header."""
-    head = _head(name, queue, not (0, 0) < wire.version < (7, 0), len(extra))
-    return (*head, *[queue_key(queue, part) for part in extra], *arguments)
-
-
 @lru_cache(4096)
-def _head(name: str, queue: str, flags: bool, extra: int) -> tuple[Argument, ...]:
+def _head(scripts: ScriptSet, name: str, queue: str, flags: bool, extra: int) -> tuple[Argument, ...]:
     """A command up to the keys that differ from call to call."""
-    found = script(name, flags=flags)
-    keys = [queue_key(queue, part) for part in found.keys[: len(found.keys) - extra]]
+    found = scripts.get(name, flags=flags)
+    keys = [scripts.key(queue, part) for part in found.keys[: len(found.keys) - extra]]
     return ("EVALSHA", found.sha, len(found.keys), *keys)
-
-
-async def evaluate(
-    wire: Wire, name: str, queue: str, arguments: Sequence[Argument], extra: Sequence[str] = ()
-) -> Reply:
-    """Run a script, and teach it to a server that does not know it (any more)."""
-    command = command_of(wire, name, queue, arguments, extra)
-    try:
-        return await wire.send(*command)
-    except NoScript:
-        source = script(name, flags=not (0, 0) < wire.version < (7, 0)).source
-        return await wire.send("EVAL", source, *command[2:])
 
 
 class Links:
@@ -66,11 +46,13 @@ class Links:
     Args:
         options: how to connect.
         places: which server has a queue.
+        scripts: what is run there.
     """
 
-    def __init__(self, options: Options, places: Topology) -> None:
+    def __init__(self, options: Options, places: Topology, scripts: ScriptSet = NATIVE) -> None:
         self._options = options
         self._places = places
+        self._scripts = scripts
         self._wires: dict[Address, Wire] = {}
         self._connecting: dict[Address, asyncio.Task[Wire]] = {}
         self._resting: dict[Address, list[Wire]] = {}
@@ -116,9 +98,27 @@ class Links:
 
         async def attempt(wire: Wire, again: bool) -> Reply:
             del again
-            return await evaluate(wire, name, queue, arguments, extra)
+            return await self.evaluate(wire, name, queue, arguments, extra)
 
         return await self.repeat(slot_of(queue), attempt, patience=patience)
+
+    async def evaluate(
+        self, wire: Wire, name: str, queue: str, arguments: Sequence[Argument], extra: Sequence[str] = ()
+    ) -> Reply:
+        """Run a script once, and teach it to a server that does not know it (any more)."""
+        command = self.command_of(wire, name, queue, arguments, extra)
+        try:
+            return await wire.send(*command)
+        except NoScript:
+            source = self._scripts.get(name, flags=not (0, 0) < wire.version < (7, 0)).source
+            return await wire.send("EVAL", source, *command[2:])
+
+    def command_of(
+        self, wire: Wire, name: str, queue: str, arguments: Sequence[Argument], extra: Sequence[str]
+    ) -> tuple[Argument, ...]:
+        """A script call as a command: by digest. `extra` are keys that stand in place of the last ones of the header."""
+        head = _head(self._scripts, name, queue, not (0, 0) < wire.version < (7, 0), len(extra))
+        return (*head, *[self._scripts.key(queue, part) for part in extra], *arguments)
 
     async def repeat(self, slot: int, attempt: Attempt, *, patience: float | None = None) -> Reply:
         """Make a call, again and again until it is answered.
@@ -194,6 +194,12 @@ class Links:
             BackendError: it is no place for queues.
         """
         return await self._wire_at(await self._address(slot))
+
+    def at_hand(self, slot: int) -> Wire | None:
+        """The shared connection of a slot, if there is one already."""
+        address = self._places.known(slot)
+        wire = None if address is None else self._wires.get(address)
+        return wire if wire is not None and wire.alive else None
 
     async def _address(self, slot: int) -> Address:
         known = self._places.known(slot)

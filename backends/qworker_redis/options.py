@@ -18,6 +18,8 @@ __all__ = ["Address", "Mode", "Options", "TcpAddress", "UnixAddress", "parse_hos
 _OPTIONS: frozenset[str] = frozenset(
     {"ca", "cert", "key", "verify", "timeout", "patience", "replicas", "keep_done", "keep_fail"}
 )
+# Of the protocol that leaves the rest to its other implementations.
+_RFQ_OPTIONS: frozenset[str] = frozenset({"timeout", "patience", "replicas", "keep_fail"})
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _DEFAULT_DONE_AGE = 7 * 86400.0
 
@@ -107,14 +109,15 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         unix = url.scheme == "unix"
         mode = {"redis+sentinel": "sentinel", "redis+cluster": "cluster"}.get(url.scheme, "single")
         secure = url.scheme == "rediss"
-        url.only([*_OPTIONS, *(["db"] if unix else []), *(["tls"] if mode != "single" else [])])
+        known = _RFQ_OPTIONS if url.scheme == "rfq" else _OPTIONS
+        url.only([*known, *(["db"] if unix else []), *(["tls"] if mode != "single" else [])])
         username, password, hosts = _credentials(url.authority)
         primary, db = "", 0
         addresses: tuple[Address, ...]
         if unix:
             addresses, db = (_socket(url, hosts),), url.integer("db", 0)
         else:
-            addresses = parse_hosts(hosts or "localhost", 26379 if mode == "sentinel" else 6379, url)
+            addresses = parse_hosts(hosts or _default_host(url), 26379 if mode == "sentinel" else 6379, url)
             primary, db = _path(url, mode)
         if mode == "single" and len(addresses) > 1:
             raise BadURL(f"{url.masked}: one host only; several are redis+sentinel:// or redis+cluster://")
@@ -146,6 +149,13 @@ def _credentials(authority: str) -> tuple[str | None, str | None, str]:
         return None, None, hosts
     username, colon, password = login.partition(":")
     return unquote(username) or None, unquote(password) if colon else None, hosts
+
+
+def _default_host(url: BackendURL) -> str:
+    """Where a URL without a host leads to."""
+    if url.scheme != "rfq":
+        return "localhost"
+    return f"{os.environ.get('RFQ_REDIS_HOST') or 'localhost'}:{os.environ.get('RFQ_REDIS_PORT') or 6379}"
 
 
 def parse_hosts(text: str, port: int, url: BackendURL) -> tuple[TcpAddress, ...]:

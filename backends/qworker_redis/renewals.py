@@ -12,7 +12,7 @@ from qworker_redis.blocking import BlockingWire
 from qworker_redis.claims import RedisLease
 from qworker_redis.options import Address, Options
 from qworker_redis.replies import ConnectionLost, NoScript, Redirected, Reply
-from qworker_redis.scripts import queue_key, script
+from qworker_redis.scripts import NATIVE, ScriptSet
 from qworker_redis.topology import Topology, slot_of
 from qworker_redis.wire import Argument
 
@@ -28,11 +28,13 @@ class Renewals:
     Args:
         options: how to connect.
         places: which server has a queue.
+        scripts: what is run there.
     """
 
-    def __init__(self, options: Options, places: Topology) -> None:
+    def __init__(self, options: Options, places: Topology, scripts: ScriptSet = NATIVE) -> None:
         self._options = options
         self._places = places
+        self._scripts = scripts
         self._lock = threading.Lock()
         self._wires: dict[Address, BlockingWire] = {}
 
@@ -98,8 +100,8 @@ class Renewals:
         return wire
 
     def _evaluate(self, wire: BlockingWire, queue: str, arguments: Sequence[Argument]) -> Reply:
-        found = script("extend", flags=not (0, 0) < wire.version < (7, 0))
-        keys = [queue_key(queue, part) for part in found.keys]
+        found = self._scripts.get("extend", flags=not (0, 0) < wire.version < (7, 0))
+        keys = [self._scripts.key(queue, part) for part in found.keys]
         try:
             return wire.call("EVALSHA", found.sha, len(keys), *keys, *arguments)
         except NoScript:

@@ -1,13 +1,17 @@
-"""The Lua scripts: one per transition, read from `lua/`, with the keys that each of them names in its header."""
+"""The Lua scripts: one per transition, read from `lua/`, with the keys that each of them names in its header.
+
+Each protocol has a set of them and keys of its own; those that both have take the same arguments and answer alike.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Callable, Sequence
 from functools import cache
 from importlib.resources import files
 
-__all__ = ["SCRIPTS", "Script", "queue_key", "script"]
+__all__ = ["NATIVE", "SCRIPTS", "Script", "ScriptSet", "queue_key", "script"]
 
 _KEYS = re.compile(r"^-- KEYS: (.+)$", re.MULTILINE)
 
@@ -49,13 +53,34 @@ class Script:
         self.sha = hashlib.sha1(self.source, usedforsecurity=False).hexdigest().encode()
 
 
-@cache
-def script(name: str, *, flags: bool) -> Script:
-    """A script by its name; `flags`: the server is Redis 7 or newer, and knows script flags."""
-    lua = files("qworker_redis") / "lua"
-    return Script(name, (lua / "common.lua").read_text("utf-8"), (lua / f"{name}.lua").read_text("utf-8"), flags=flags)
+class ScriptSet:
+    """The scripts of one protocol, and its names of keys.
+
+    Args:
+        folder: of this package, where they are in `lua/`; empty: the package itself.
+        key: the key of a queue's part, as the headers name it.
+        names: all of them.
+    """
+
+    def __init__(self, folder: str, key: Callable[[str, str], bytes], names: Sequence[str]) -> None:
+        self.names = tuple(names)
+        self._folder = files("qworker_redis").joinpath(*([folder] if folder else []), "lua")
+        self.key = key
+        self.get = cache(self._read)
+
+    def _read(self, name: str, *, flags: bool) -> Script:
+        common, text = ((self._folder / f"{part}.lua").read_text("utf-8") for part in ("common", name))
+        return Script(name, common, text, flags=flags)
 
 
 def queue_key(queue: str, part: str) -> bytes:
     """A key of a queue. The braces put all keys of a queue into one slot of a cluster."""
     return f"{{qworker:{queue}}}:{part}".encode()
+
+
+NATIVE = ScriptSet("", queue_key, SCRIPTS)
+
+
+def script(name: str, *, flags: bool) -> Script:
+    """A script of the native protocol by its name; `flags`: the server is Redis 7 or newer, and knows script flags."""
+    return NATIVE.get(name, flags=flags)

@@ -80,7 +80,7 @@ class Settling:
 
         async def attempt(wire: Wire, again: bool) -> Reply:
             arguments = batch.arguments(sequence, sequence if again else "")
-            return await durable(self._options, wire, "settle", queue, arguments, (key, key))
+            return await durable(self._options, self._links, wire, "settle", queue, arguments, (key, key))
 
         try:
             reply = await self._links.repeat(slot_of(queue), attempt)

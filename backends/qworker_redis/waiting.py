@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import cast
 
 from qworker.errors import BackendError, BackendUnavailable
-from qworker_redis.links import Links, command_of
+from qworker_redis.links import Links
 from qworker_redis.options import Options
 from qworker_redis.replies import NoScript, Redirected, Reply
 from qworker_redis.scripts import queue_key
@@ -135,7 +135,7 @@ class Waiting:
 
     def _send_lease(self, wire: Wire, queue: str, lease: Sequence[Argument], seconds: float) -> asyncio.Future[Reply]:
         void, *arguments = lease
-        return wire.send(*command_of(wire, "lease", queue, arguments, (str(void),)), within=seconds)
+        return wire.send(*self._links.command_of(wire, "lease", queue, arguments, (str(void),)), within=seconds)
 
 
 def _taken(answer: asyncio.Future[Reply]) -> None:

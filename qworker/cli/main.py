@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Sequence
+from importlib.metadata import entry_points
 from typing import Any
 
 import click
@@ -17,6 +18,7 @@ from qworker.cli.common import silence_stdout, unwrapped
 from qworker.errors import (
     BackendUnavailable,
     FormatTooNew,
+    MissingExtra,
     QueueNotFound,
     QworkerError,
     StorePermission,
@@ -57,6 +59,10 @@ COMMANDS = {
 }
 
 
+# Backends, and whoever else, may bring commands of their own.
+GROUP = "qworker.commands"
+
+
 class _Commands(click.Group):
     """The commands, in the order in which a newcomer meets them."""
 
@@ -65,17 +71,36 @@ class _Commands(click.Group):
         self.help = unwrapped(self.help)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(COMMANDS)
+        return [*COMMANDS, *sorted(entry_points(group=GROUP).names - COMMANDS.keys())]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         place = COMMANDS.get(cmd_name)
         if place is None:
-            return None
+            return _brought(cmd_name)
         module, _, attribute = place.partition(":")
         command = getattr(importlib.import_module(module), attribute)
         if not isinstance(command, click.Command):
             raise TypeError(f"{place} is no command")
         return command
+
+
+def _brought(name: str) -> click.Command | None:
+    """A command by an entry point.
+
+    Raises:
+        MissingExtra: the driver of the backend that it belongs to is not installed.
+    """
+    for point in entry_points(group=GROUP, name=name):
+        try:
+            command = point.load()
+        except ModuleNotFoundError as error:
+            if error.name in {"redis", "hiredis"}:
+                raise MissingExtra("redis", f"qworker {name}") from error
+            raise
+        if not isinstance(command, click.Command):
+            raise TypeError(f"{point.value} is no command")
+        return command
+    return None
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})

@@ -1,0 +1,296 @@
+"""`qworker rfq`: the commands of the rfq package, with its flags, its variables and its output."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar, cast
+
+import click
+
+from qworker import __version__
+from qworker.cli.common import Command, run, unwrapped
+from qworker.cli.output import print_json, say
+from qworker.errors import BadURL, UsageError
+from qworker.message import Lease, Settle, Settlement
+from qworker.names import check_queue
+from qworker.url import BackendURL
+from qworker_redis.rfq.admin import List
+from qworker_redis.rfq.backend import RfqBackend
+
+__all__ = ["command"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_VISIBILITY = 30.0
+_WAIT = 5.0
+
+
+class _Group(click.Group):
+    """rfq's commands, in its order."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.help = unwrapped(self.help)
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
+
+
+def _topic(function: F) -> F:
+    return click.option("-t", "--topic", required=True, type=check_queue, help="The topic.")(function)
+
+
+def _queue(function: F) -> F:
+    option = click.option(
+        "-q", "--queue", type=click.Choice(["backlog", "nextlog"]), default="backlog", show_default=True
+    )
+    return option(function)
+
+
+def _place(function: F) -> F:
+    """`--url` and `--json`, which rfq does not have."""
+    function = click.option("--json", "json", is_flag=True, help="Print one JSON document instead of text.")(function)
+    return click.option(
+        "--url",
+        default="rfq:",
+        metavar="URL",
+        allow_from_autoenv=False,
+        help="rfq://host:port/db instead of RFQ_REDIS_HOST and RFQ_REDIS_PORT.",
+    )(function)
+
+
+@asynccontextmanager
+async def _opened(url: str) -> AsyncGenerator[RfqBackend]:
+    """The Redis of a URL, or of rfq's variables.
+
+    Raises:
+        BadURL: it is no rfq: URL.
+        BackendUnavailable: nobody answers there.
+    """
+    parsed = BackendURL.parse(url)
+    if parsed.scheme != "rfq":
+        raise BadURL(f"{parsed.masked} is no rfq: URL: write rfq://host:6379/0")
+    backend = RfqBackend.from_url(parsed)
+    try:
+        await backend.open()
+        yield backend
+    finally:
+        await backend.aclose()
+
+
+def _print_lines(lines: list[str], as_json: bool) -> None:
+    if as_json:
+        print_json(lines)
+        return
+    for line in lines:
+        say(line)
+
+
+@click.group("rfq", cls=_Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+def command() -> None:
+    r"""Do what the rfq package's command does, on the same Redis.
+
+    RFQ_REDIS_HOST and RFQ_REDIS_PORT say which; localhost and 6379 without them.
+
+    \b
+    Examples:
+      qworker rfq publish -t tiles -m '{"tile": "T32U0"}'
+      qworker rfq consume -t tiles
+      qworker rfq info
+    """
+
+
+@command.command("version", cls=Command)
+@_place
+def version_command(url: str, json: bool) -> None:
+    """Print the versions of qworker and of the server."""
+
+    async def asked() -> str:
+        async with _opened(url) as backend:
+            return await backend.server_version()
+
+    found = run(asked())
+    if json:
+        print_json({"qworker": __version__, "redis": found})
+        return
+    say(f"qworker {__version__}")
+    say(f"redis {found}")
+
+
+@command.command("info", cls=Command)
+@_place
+def info_command(url: str, json: bool) -> None:
+    """Show how many messages each topic has waiting and being worked on."""
+
+    async def counted() -> dict[str, tuple[int, int]]:
+        async with _opened(url) as backend:
+            return {topic: await backend.lengths(topic) for topic in await backend.topics()}
+
+    found = run(counted())
+    if json:
+        print_json({topic: {"backlog": n, "nextlog": m} for topic, (n, m) in found.items()})
+        return
+    for topic, (backlog, nextlog) in found.items():
+        say_raw(f"topic\t\t{topic}")
+        say_raw(f"backlog\t\t{backlog}\t\t{_bar(backlog)}")
+        say_raw(f"nextlog\t\t{nextlog}\t\t{_bar(nextlog)}")
+        say_raw("")
+
+
+def say_raw(line: str) -> None:
+    """Print a line of our own making, with its tabs."""
+    click.echo(line)
+
+
+def _bar(count: int) -> str:
+    """About 140 signs for a million."""
+    return int(10 * math.log(count + 1)) * "#"
+
+
+@command.command("list-topics", cls=Command)
+@_place
+def list_topics_command(url: str, json: bool) -> None:
+    """List all topics that have messages."""
+
+    async def listed() -> list[str]:
+        async with _opened(url) as backend:
+            return await backend.topics()
+
+    _print_lines(run(listed()), json)
+
+
+@command.command("list-queue", cls=Command)
+@_topic
+@_queue
+@_place
+def list_queue_command(topic: str, queue: str, url: str, json: bool) -> None:
+    """List the ids in one of a topic's queues."""
+
+    async def listed() -> list[str]:
+        async with _opened(url) as backend:
+            return await backend.listed(topic, cast("List", queue))
+
+    _print_lines(run(listed()), json)
+
+
+@command.command("purge-queue", cls=Command)
+@_topic
+@_queue
+@_place
+def purge_queue_command(topic: str, queue: str, url: str, json: bool) -> None:
+    """Delete the messages of one of a topic's queues, and print their ids."""
+
+    async def purged() -> list[str]:
+        async with _opened(url) as backend:
+            return await backend.purge_list(topic, cast("List", queue))
+
+    _print_lines(run(purged()), json)
+
+
+@command.command("publish", cls=Command)
+@_topic
+@click.option("-m", "--message", required=True, metavar="JSON", help="A flat map: an object of texts.")
+@click.option("-f", "--front", is_flag=True, help="To the front of the queue.")
+@_place
+def publish_command(topic: str, message: str, front: bool, url: str, json: bool) -> None:
+    """Publish a message, and print its id."""
+    fields = _fields(message)
+
+    async def published() -> str:
+        async with _opened(url) as backend:
+            return await backend.publish_fields(topic, fields, front=front)
+
+    _print_lines([run(published())], json)
+
+
+def _fields(text: str) -> dict[str, str]:
+    """The map that a message is; numbers become text, as they do with rfq.
+
+    Raises:
+        UsageError: it is none.
+    """
+    try:
+        found: object = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"--message is no JSON: {error}") from error
+    if not isinstance(found, dict) or not found:
+        raise UsageError('--message is a flat map that is not empty: write \'{"name": "text"}\'')
+    fields: dict[str, str] = {}
+    for name, value in cast("dict[str, object]", found).items():
+        if isinstance(value, bool) or not isinstance(value, str | int | float):
+            raise UsageError(f"the field {name!r} is no text: rfq's messages are flat maps of text to text")
+        fields[name] = str(value)
+    return fields
+
+
+@command.command("consume", cls=Command)
+@_topic
+@_place
+def consume_command(topic: str, url: str, json: bool) -> None:
+    """Wait for a message, print it, and take it off the queue."""
+
+    async def consumed() -> None:
+        async with _opened(url) as backend:
+            leases: list[Lease] = []
+            while not leases:
+                leases = await backend.wait_and_lease(topic, 1, _VISIBILITY, _WAIT)
+            message = leases[0].message
+            fields = await backend.peek(topic, message.id) or {}
+            if json:
+                print_json(fields)
+            else:
+                say(repr(fields))
+            await backend.settle([Settlement(lease=leases[0], how=Settle.ACK)])
+
+    try:
+        run(consumed())
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        return
+
+
+@command.command("harvest", cls=Command)
+@_topic
+@_place
+def harvest_command(topic: str, url: str, json: bool) -> None:
+    """Move messages from nextlog back to backlog: their consumers are dead, says who runs this. Print their ids."""
+
+    async def harvested() -> list[str]:
+        async with _opened(url) as backend:
+            return await backend.harvest(topic)
+
+    _print_lines(run(harvested()), json)
+
+
+@command.command("peek", cls=Command)
+@_topic
+@click.option("-m", "--msgid", required=True, metavar="ID", help="The message.")
+@_place
+def peek_command(topic: str, msgid: str, url: str, json: bool) -> int:
+    """Show a message and leave it where it is; exit status 1 if there is none."""
+    del json
+
+    async def seen() -> dict[str, str] | None:
+        async with _opened(url) as backend:
+            return await backend.peek(topic, msgid)
+
+    fields = run(seen())
+    if fields is None:
+        return 1
+    say(_dumped(fields))
+    return 0
+
+
+def _dumped(fields: dict[str, str]) -> str:
+    return json.dumps(fields)
+
+
+@command.command("completions", cls=Command)
+@click.argument("shell", type=click.Choice(["bash"]))
+def completions_command(shell: str) -> None:
+    """Print completions for a shell in which `rfq` stands for `qworker rfq`."""
+    del shell
+    say(f"complete -W '{' '.join(command.commands)}' rfq")

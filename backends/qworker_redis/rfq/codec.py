@@ -1,0 +1,173 @@
+"""Between messages and rfq's flat maps of text to text.
+
+A map of another program is `Message.fields`, and the body is empty. A body, such as a task's envelope, is the value of the field
+`qworker`; one that is no UTF-8 is that of `qworker64`, in base64, so that a map stays text to text for every reader.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import struct
+from collections.abc import Mapping, Sequence
+from typing import cast
+
+from qworker.errors import BackendError, BadArguments, NotSupported
+from qworker.message import Draft, Message
+from qworker_redis.codec import PlainDraft
+from qworker_redis.replies import Reply
+from qworker_redis.rfq.ids import id_of, is_id, published_at
+
+__all__ = ["BODY", "BODY_BASE64", "check", "decode", "encode", "fields_of", "packed", "readable"]
+
+BODY = "qworker"
+BODY_BASE64 = "qworker64"
+_RESERVED = (BODY, BODY_BASE64)
+
+# Tries, delay, due time and time of enqueueing in microseconds, 1 for the front; then the id in another store.
+_SPECIAL = struct.Struct(">HQQQB")
+_LENGTH = struct.Struct(">I")
+
+
+def check(draft: Draft) -> None:
+    """Refuse what rfq has no place for.
+
+    Raises:
+        NotSupported: says what.
+    """
+    if draft.priority:
+        raise NotSupported("rfq: has no priorities; `qworker rfq publish --front` puts a message first")
+    if draft.key is not None:
+        raise NotSupported("rfq: has no keys: publish with a UUID as the id, which is stored once")
+    if draft.id is not None and not is_id(draft.id):
+        raise NotSupported("an id on rfq: is a UUID of 32 hex digits: publish without one")
+    if draft.arguments:
+        raise NotSupported("rfq: has no arguments: use fields")
+
+
+def encode(fresh: str, draft: Draft) -> PlainDraft:
+    """What the publish script takes for one draft.
+
+    Args:
+        fresh: a new id, unless the draft has one, or has one derived from what it had elsewhere.
+        draft: checked.
+
+    Raises:
+        BadArguments: a field is no text, or is one of qworker's own.
+    """
+    fields: list[str | bytes] = []
+    if draft.fields:
+        for name, value in draft.fields.items():
+            if name in _RESERVED:
+                raise BadArguments(f"rfq: the field {name!r} is where qworker keeps the body: give it as the body")
+            fields += [name, value]
+    if draft.body or not fields:
+        fields += _body(draft.body)
+    return _id(fresh, draft), _special(draft), packed(fields)
+
+
+def packed(fields: Sequence[str | bytes]) -> bytes:
+    """A list of names and values, as the publish script takes it.
+
+    Raises:
+        BadArguments: one of them is no text.
+    """
+    try:
+        parts = [field if isinstance(field, bytes) else field.encode() for field in fields]
+    except (UnicodeEncodeError, AttributeError) as error:
+        raise BadArguments(f"rfq: fields are text: {error}") from error
+    return b"".join([_LENGTH.pack(len(part)) + part for part in parts])
+
+
+def _body(body: bytes) -> list[str | bytes]:
+    try:
+        body.decode()
+    except UnicodeDecodeError:
+        return [BODY_BASE64, base64.b64encode(body)]
+    return [BODY, body]
+
+
+def _id(fresh: str, draft: Draft) -> str:
+    if draft.id is not None:
+        return draft.id
+    if draft.origin is not None and draft.enqueued_at is not None:
+        return id_of(draft.origin, draft.enqueued_at)
+    return fresh
+
+
+def _special(draft: Draft) -> bytes:
+    if (
+        draft.delay <= 0
+        and draft.due_at is None
+        and not draft.tries
+        and draft.enqueued_at is None
+        and draft.origin is None
+    ):
+        return b""
+    # A due time in the past is still a due time; 0 says that there is none.
+    due = 0 if draft.due_at is None else max(1, int(draft.due_at * 1e6))
+    since = 0 if draft.enqueued_at is None else max(1, round(draft.enqueued_at * 1e6))
+    head = _SPECIAL.pack(min(draft.tries, 0xFFFF), max(0, int(draft.delay * 1e6)), due, since, 0)
+    return head + (draft.origin or "").encode()
+
+
+def decode(queue: str, message_id: str, value: Reply) -> Message:
+    """The message of a value.
+
+    Raises:
+        BackendError: it is no map of text to text.
+    """
+    tries, since, raw = cast("tuple[int, bytes, bytes | list[bytes]]", value)
+    if isinstance(raw, bytes):
+        raise BackendError(f"the message {message_id} of {queue} is no hash: {raw.decode(errors='replace')}")
+    try:
+        fields = fields_of(raw)
+    except UnicodeDecodeError as error:
+        raise BackendError(f"the message {message_id} of {queue} is no map of text to text: {error}") from error
+    return _message(queue, message_id, tries, since, fields)
+
+
+def readable(queue: str, message_id: str, value: Reply) -> Message:
+    """The message of a value, whatever it is: for people who look."""
+    try:
+        return decode(queue, message_id, value)
+    except BackendError:
+        tries, since, raw = cast("tuple[int, bytes, bytes | list[bytes]]", value)
+        texts = [] if isinstance(raw, bytes) else [part.decode(errors="backslashreplace") for part in raw]
+        fields = dict(zip(texts[::2], texts[1::2], strict=True)) or None
+        at = _enqueued_at(message_id, since)
+        return Message(id=message_id, queue=queue, body=b"", tries=tries, enqueued_at=at, fields=fields)
+
+
+def fields_of(raw: Sequence[bytes]) -> dict[str, str]:
+    """A map from the list that HGETALL answers.
+
+    Raises:
+        UnicodeDecodeError: it is not text to text.
+    """
+    return {raw[at].decode(): raw[at + 1].decode() for at in range(0, len(raw), 2)}
+
+
+def _message(queue: str, message_id: str, tries: int, since: bytes, fields: dict[str, str]) -> Message:
+    body = b""
+    if BODY in fields:
+        body = fields.pop(BODY).encode()
+    elif BODY_BASE64 in fields:
+        try:
+            body = base64.b64decode(fields[BODY_BASE64], validate=True)
+        except (binascii.Error, ValueError) as error:
+            raise BackendError(f"the message {message_id} of {queue} has a body that is no base64: {error}") from error
+        del fields[BODY_BASE64]
+    rest: Mapping[str, str] | None = fields or None
+    return Message(
+        id=message_id,
+        queue=queue,
+        body=body,
+        tries=tries,
+        enqueued_at=_enqueued_at(message_id, since),
+        fields=rest,
+    )
+
+
+def _enqueued_at(message_id: str, since: bytes) -> float:
+    return int(since) / 1e6 if since else published_at(message_id) or 0.0

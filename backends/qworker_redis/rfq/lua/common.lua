@@ -1,0 +1,94 @@
+-- What the scripts share; put in front of each of them. Every key of a script belongs to one topic.
+--
+-- rfq's own: `backlog`, a list whose tail is next in line; `nextlog`, the ids being worked on; `message`:<id>, hashes. Beside them
+-- qworker keeps, by id: `leased` (expiry in microseconds) and `claims` (token and claimant) of its own consumers, `delayed` (due),
+-- `failed` (when), `tries`, `errors`, `enqueued` (microseconds, of what came from another store), `origins` (its id there).
+
+local call = redis.call
+local insert = table.insert
+
+-- Microseconds since 1970 by this server.
+local function clock()
+  local now = call('TIME')
+  return now[1] * 1000000 + now[2]
+end
+
+-- A number of microseconds as text: Lua's own conversion keeps 14 digits only.
+local function text(number)
+  return string.format('%.0f', number)
+end
+
+-- Call a command with any number of trailing arguments; Lua's stack holds some 8,000.
+local function spread(command, key, arguments)
+  for first = 1, #arguments, 4000 do
+    call(command, key, unpack(arguments, first, math.min(first + 3999, #arguments)))
+  end
+end
+
+local function too_new(version)
+  return redis.error_reply('QWTOONEW the topic has format ' .. version)
+end
+
+-- Whether anybody, qworker or not, has made the topic.
+local function is_topic(version, backlog, nextlog)
+  return version or call('EXISTS', backlog, nextlog) > 0
+end
+
+-- Delete messages, and all that is known of them beside the lists.
+local function forget(message, tries, errors, enqueued, origins, ids)
+  if #ids == 0 then return 0 end
+  local keys = {}
+  for i, id in ipairs(ids) do keys[i] = message .. ':' .. id end
+  local count = 0
+  for first = 1, #keys, 4000 do count = count + call('DEL', unpack(keys, first, math.min(first + 3999, #keys))) end
+  for _, hash in ipairs({tries, errors, enqueued, origins}) do
+    if call('EXISTS', hash) == 1 then spread('HDEL', hash, ids) end
+  end
+  return count
+end
+
+-- Put messages back where they were leased, the next in line last: {token, id} each, in any order.
+local function put_back(backlog, places)
+  table.sort(places, function(a, b) return a[1] > b[1] end)
+  local ids = {}
+  for i, place in ipairs(places) do ids[i] = place[2] end
+  spread('RPUSH', backlog, ids)
+end
+
+local function token_of(claim)
+  return tonumber(string.match(claim, '^%d+'))
+end
+
+-- Move what is due to the end of the line; how many.
+local function take_due(backlog, message, delayed, now, limit)
+  local due = call('ZRANGEBYSCORE', delayed, '-inf', text(now), 'LIMIT', 0, limit)
+  if #due == 0 then return 0 end
+  spread('ZREM', delayed, due)
+  local ready = {}
+  for _, id in ipairs(due) do
+    if call('EXISTS', message .. ':' .. id) == 1 then insert(ready, id) end
+  end
+  spread('LPUSH', backlog, ready)
+  return #due
+end
+
+-- {tries, enqueued us or '', fields}; fields is an error's text where there is no hash, and empty where there is nothing.
+local function value_of(message, tries, enqueued, id)
+  local fields = redis.pcall('HGETALL', message .. ':' .. id)
+  if fields.err then fields = fields.err end
+  return {tonumber(call('HGET', tries, id) or 0), call('HGET', enqueued, id) or '', fields}
+end
+
+-- What an earlier attempt of the same call answered, kept under `mark` for clients that lost the reply.
+local function answered(mark, sequence)
+  local kept = call('GET', mark)
+  if kept then
+    kept = cmsgpack.unpack(kept)
+    if kept[1] == sequence then return kept[2] end
+  end
+end
+
+local function remember(mark, sequence, answer)
+  call('SET', mark, cmsgpack.pack({sequence, answer}), 'PX', 3600000)
+  return answer
+end

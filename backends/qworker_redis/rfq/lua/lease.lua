@@ -1,0 +1,46 @@
+-- Claim messages, the next in line first: RPOPLPUSH and HGETALL for each, as rfq does, and a claim.
+-- KEYS: meta backlog nextlog message leased claims delayed tries enqueued void
+-- ARGV: limit, visibility us, claimant
+-- RETURNS: [first token, expiry us, us until the next message is due (-1: none is known, -2: the topic is paused), ids, values,
+--   claimant]; the token of each id is one more than that of the one before
+local meta, backlog, nextlog, message, leased, claims, delayed, tries, enqueued, void = unpack(KEYS)
+-- Who asked has given up on this very call, and has been told that it holds nothing.
+if call('EXISTS', void) == 1 then return {0, 0, -1, {}, {}} end
+local state = call('HMGET', meta, 'version', 'down', 'fence')
+if state[1] and state[1] ~= '1' then return too_new(state[1]) end
+if state[2] then return {0, 0, -2, {}, {}} end
+
+local limit, now = tonumber(ARGV[1]), clock()
+take_due(backlog, message, delayed, now, 500)
+local ids, values, seen = {}, {}, {}
+while #ids < limit do
+  local popped = call('RPOP', backlog, limit - #ids) or {}
+  if #popped == 0 then break end
+  for _, id in ipairs(popped) do
+    local value = value_of(message, tries, enqueued, id)
+    -- An id whose message is gone is what another program's interrupted commit or harvest leaves.
+    if #value[3] > 0 and not seen[id] then
+      seen[id] = true
+      insert(ids, id)
+      insert(values, value)
+    end
+  end
+end
+if #ids == 0 then
+  local due = call('ZRANGE', delayed, 0, 0, 'WITHSCORES')
+  return {0, 0, due[2] and math.max(0, tonumber(due[2]) - now) or -1, {}, {}}
+end
+
+-- Rises even where a fail-over has lost the last increments.
+local token = math.max(tonumber(state[3] or 0) + 1, now)
+local expires = text(now + tonumber(ARGV[2]))
+local scores, holders = {}, {}
+for i, id in ipairs(ids) do
+  scores[2 * i - 1], scores[2 * i] = expires, id
+  holders[2 * i - 1], holders[2 * i] = id, text(token + i - 1) .. ' ' .. ARGV[3]
+end
+call('HSET', meta, 'version', '1', 'fence', text(token + #ids - 1))
+spread('LPUSH', nextlog, ids)
+spread('ZADD', leased, scores)
+spread('HSET', claims, holders)
+return {token, tonumber(expires), 0, ids, values, ARGV[3]}

@@ -1,0 +1,52 @@
+-- Delete messages in any state, whoever holds them: by their ids, or those of a state, or of one of rfq's lists.
+-- KEYS: meta backlog nextlog message leased claims delayed tries errors enqueued origins failed
+-- ARGV: ids, then ids; or a state (ready, delayed, leased, done, fail) and how many; or backlog or nextlog, and how many
+-- RETURNS: messages deleted; their ids for backlog and nextlog; -1 if there is no such topic
+local meta, backlog, nextlog, message, leased, claims, delayed, tries, errors, enqueued, origins, failed = unpack(KEYS)
+local version = call('HGET', meta, 'version')
+if version and version ~= '1' then return too_new(version) end
+if not is_topic(version, backlog, nextlog) then return -1 end
+
+local function drop(ids)
+  spread('ZREM', leased, ids)
+  spread('HDEL', claims, ids)
+  return forget(message, tries, errors, enqueued, origins, ids)
+end
+
+local function take_out(id)
+  if call('ZREM', delayed, id) == 1 or call('ZREM', failed, id) == 1 then return end
+  if call('LREM', nextlog, 1, id) == 0 then call('LREM', backlog, 1, id) end
+end
+
+local function of_list(list, limit)
+  local ids = limit > 0 and call('RPOP', list, limit) or {}
+  return ids, drop(ids)
+end
+
+local function of_set(set, limit)
+  local ids = call('ZRANGE', set, 0, limit - 1)
+  spread('ZREM', set, ids)
+  return drop(ids)
+end
+
+call('ZREM', leased, '')
+local what, limit = ARGV[1], tonumber(ARGV[2])
+if what == 'ids' then
+  local ids = {}
+  for i = 2, #ARGV do
+    -- The hash last: a message that is in no list any more is not found by looking for it.
+    if call('EXISTS', message .. ':' .. ARGV[i]) == 1 then
+      take_out(ARGV[i])
+      insert(ids, ARGV[i])
+    end
+  end
+  return drop(ids)
+end
+take_due(backlog, message, delayed, clock(), 1000)
+if what == 'backlog' or what == 'nextlog' then return (of_list(what == 'backlog' and backlog or nextlog, limit)) end
+if what == 'ready' or what == 'leased' then
+  local _, count = of_list(what == 'ready' and backlog or nextlog, limit)
+  return count
+end
+if what == 'delayed' or what == 'fail' then return of_set(what == 'fail' and failed or delayed, limit) end
+return 0

@@ -1,0 +1,81 @@
+"""Waiting for work on a list that others publish to as well, without taking anything from it.
+
+`BLMOVE backlog backlog RIGHT RIGHT` waits until there is an element and puts it where it was, in one step: whoever dies or is cancelled
+while it waits has nothing to lose. Every idle worker of a topic wakes for a message; the others find nothing and wait again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Sequence
+from typing import cast
+
+from qworker.errors import BackendError
+from qworker_redis.replies import Reply
+from qworker_redis.rfq.keys import rfq_key
+from qworker_redis.topology import slot_of
+from qworker_redis.waiting import Waiting
+from qworker_redis.wire import Argument
+
+__all__ = ["PAUSED", "RfqWaiting"]
+
+# What scripts answer, in microseconds, instead of the time until there is work.
+PAUSED = -2
+# Seconds between looks at a paused topic: its list says nothing of pauses.
+_PAUSED_LOOK = 0.25
+_SHORTEST_BLOCK = 0.001
+
+
+class RfqWaiting(Waiting):
+    """The waiting half of the backend."""
+
+    # As of the last look.
+    _paused: frozenset[str] = frozenset()
+
+    async def _soonest(self, queues: Sequence[str]) -> float:
+        """Seconds until a topic has something, or until the next look at a paused one."""
+        replies = cast(
+            "list[int]", await asyncio.gather(*[self._links.script("peek", queue, (0,)) for queue in queues])
+        )
+        self._paused = frozenset(q for q, reply in zip(queues, replies, strict=True) if reply == PAUSED)
+        known = [reply / 1e6 for reply in replies if reply >= 0]
+        return min(known, default=_PAUSED_LOOK if self._paused else math.inf)
+
+    async def _block(self, queues: Sequence[str], seconds: float) -> bool:
+        """Wait until one of the topics has something; whether one has."""
+        awake = [queue for queue in queues if queue not in self._paused]
+        seconds = min(seconds, _PAUSED_LOOK) if len(awake) < len(queues) else seconds
+        if not awake:
+            await asyncio.sleep(seconds)
+            return False
+        if len(awake) == 1:
+            return await self._block_on(slot_of(awake[0]), awake, seconds)
+        tasks = [asyncio.create_task(self._block_on(slot_of(queue), [queue], seconds)) for queue in awake]
+        try:
+            finished, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            return any(task.result() for task in finished)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def blocked(
+        self, slot: int, queues: Sequence[str], seconds: float, lease: Sequence[Argument] | None
+    ) -> tuple[Reply, Reply | None]:
+        """Wait until the topic's list has an element, and leave it there.
+
+        Raises:
+            Overslept: no answer.
+        """
+        del lease
+        seconds = max(seconds, _SHORTEST_BLOCK)
+        backlog = rfq_key(queues[0], "backlog")
+        async with self._links.resting(slot) as wire:
+            answer = wire.send("BLMOVE", backlog, backlog, "RIGHT", "RIGHT", seconds, within=seconds)
+            await self._answered([answer], seconds)
+            try:
+                return answer.result(), None
+            except BackendError as error:
+                self._links.redirected(error, slot, wire)
+                raise
