@@ -57,6 +57,11 @@ def _worker_count(value: str) -> tuple[int, int]:
     help="Worker processes; MIN:MAX lets their number follow the backlog.",
 )
 @click.option("--burst", is_flag=True, help="End when nothing is ready or leased. Messages due later do not hold it.")
+@click.option(
+    "--wait-for-backend",
+    is_flag=True,
+    help="Wait for a backend that cannot be reached at the start, instead of ending with status 3.",
+)
 @click.option("--reload", is_flag=True, help="Begin again when a Python file under the working directory changes.")
 @click.option(
     "--shutdown-timeout",
@@ -127,6 +132,7 @@ def command(
     concurrency: int,
     workers: tuple[int, int],
     burst: bool,
+    wait_for_backend: bool,
     reload: bool,
     shutdown_timeout: float,
     visibility: float,
@@ -167,6 +173,7 @@ def command(
         concurrency=concurrency,
         workers=workers,
         burst=burst,
+        wait_for_backend=wait_for_backend,
         reload=reload,
         shutdown_timeout=shutdown_timeout,
         visibility=visibility,

@@ -12,10 +12,12 @@ import sys
 from types import FrameType
 from typing import NoReturn
 
-__all__ = ["DRAIN_SIGNALS", "command_line", "deliver_signals", "hold_signals", "replace_process"]
+__all__ = ["DRAIN_SIGNALS", "command_line", "deliver_signals", "hold_signals", "replace_process", "took_over"]
 
 DRAIN_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _HELD = {*DRAIN_SIGNALS, signal.SIGTSTP, signal.SIGUSR1}
+# The environment variable that tells a process that it goes on with another one's work.
+_TOOK_OVER = "QWORKER_TOOK_OVER"
 
 
 def command_line() -> list[str]:
@@ -45,8 +47,20 @@ def _end_early(_number: int, _frame: FrameType | None) -> None:
     raise SystemExit(0)
 
 
-def replace_process() -> NoReturn:
-    """Begin again. Threads end here; descriptors close, unless they were made inheritable."""
+def took_over() -> bool:
+    """Whether this process has replaced one that worked."""
+    # Taken out of the environment: a qworker that a handler starts has replaced nobody.
+    return os.environ.pop(_TOOK_OVER, None) is not None
+
+
+def replace_process(*, worked: bool = False) -> NoReturn:
+    """Begin again. Threads end here; descriptors close, unless they were made inheritable.
+
+    Args:
+        worked: this process has reached its backend: the one that replaces it does not end where that is away for a moment.
+    """
+    if worked:
+        os.environ[_TOOK_OVER] = "1"
     hold_signals()
     sys.stdout.flush()
     sys.stderr.flush()

@@ -29,6 +29,8 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True):
     # Worker processes: the least and the most.
     workers: tuple[int, int] = (1, 1)
     burst: bool = False
+    # Whether to wait for a backend that cannot be reached at the start.
+    wait_for_backend: bool = False
     reload: bool = False
     # Seconds that running handlers get after the first signal.
     shutdown_timeout: float = 30.0

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import signal
 import sys
 import threading
@@ -26,11 +27,14 @@ from qworker.errors import AppImportError, UsageError
 from qworker.health.outlet import Outlet, of_worker
 from qworker.health.watch import Reporter, Watch
 from qworker.logs import configure
+from qworker.outage import Outage
 from qworker.supervisor.control import Command, ControlEnd, Ready
 from qworker.supervisor.loops import loop_factory
-from qworker.supervisor.replace import DRAIN_SIGNALS, deliver_signals, hold_signals, replace_process
+from qworker.supervisor.reach import reached
+from qworker.supervisor.replace import deliver_signals, replace_process, took_over
 from qworker.supervisor.report import report
 from qworker.supervisor.settings import Exit, RunSettings
+from qworker.supervisor.signals import Signals
 from qworker.supervisor.sources import changes, wait_for_change
 from qworker.worker import Worker, WorkerOptions
 
@@ -63,7 +67,7 @@ def run_single(load: Callable[[], Tasks], settings: RunSettings, control: Contro
 
     Raises:
         AppImportError: the app cannot be imported; with `reload`, only under a supervisor, which waits for the mend.
-        BackendError: the backend cannot be reached at the start.
+        BackendError: the backend cannot be reached at the start, and nobody waits for it.
     """
     deliver_signals(early=True)
     configure(settings.log_json, settings.log_level)
@@ -103,7 +107,7 @@ def _run(
             outlet.keep_across_exec()
         if control is not None:
             control.keep_across_exec()
-        replace_process()
+        replace_process(worked=True)
     return Exit.CLEAN if end is _End.FINISHED else Exit.DRAIN_TIMED_OUT
 
 
@@ -128,6 +132,8 @@ class _Single:
         self._watch = watch
         if settings.health is not None:
             watch.attach(self._worker)
+        self._waits = took_over() or settings.wait_for_backend
+        self._told = asyncio.Event()
         self._signals = 0
         self._recycle = False
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -135,17 +141,24 @@ class _Single:
     async def run(self) -> _End:
         """Run the worker to its end."""
         loop = self._loop = asyncio.get_running_loop()
-        with _Signals(loop, self._signalled, self._report):
-            backend = await self._tasks.backend()
-            if self._settings.workers != (1, 1) and not backend.shared:
-                raise UsageError(f"{backend.describe()}: its queues live in one process only: leave --workers out")
-            self._attach(loop)
-            async with self._watched(backend):
-                finished = await self._worker.run()
+        with Signals(loop, self._signalled, self._report):
+            self._listen(loop)
+            outage = Outage("start", self._log, random.random)
+            backend = await reached(self._tasks.backend, waits=self._waits, told=self._told, outage=outage)
+            finished = backend is None or await self._work(backend)
         await self._tasks.aclose()
         if not finished:
             return _End.TIMED_OUT
         return _End.RECYCLED if self._wants_recycling() else _End.FINISHED
+
+    async def _work(self, backend: Backend) -> bool:
+        if self._settings.workers != (1, 1) and not backend.shared:
+            raise UsageError(f"{backend.describe()}: its queues live in one process only: leave --workers out")
+        if self._control is not None:
+            queues = list(self._settings.queues or self._tasks.queue_names())
+            self._control.send(Ready(self._tasks.url, queues, self._settings.concurrency))
+        async with self._watched(backend):
+            return await self._worker.run()
 
     def _wants_recycling(self) -> bool:
         if self._signals:
@@ -168,16 +181,19 @@ class _Single:
 
     def _drain(self) -> None:
         self._signals += 1
+        self._told.set()
         self._worker.drain()
 
     def _abort(self) -> None:
         self._signals += 1
+        self._told.set()
         self._worker.abort()
 
     def _drain_to_recycle(self, why: str) -> None:
         if not self._recycle and not self._signals:
             self._log.info("recycling", why=why)
             self._recycle = True
+            self._told.set()
             self._worker.drain()
 
     def _report(self, frame: FrameType | None) -> None:
@@ -185,7 +201,7 @@ class _Single:
             # One unbuffered write: this runs between any two instructions, perhaps inside another write to stderr.
             os.write(2, report(self._worker.running(), self._loop, frame).encode())
 
-    def _attach(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _listen(self, loop: asyncio.AbstractEventLoop) -> None:
         if self._control is None:
             return
         orders: dict[Command, Callable[[], None]] = {
@@ -203,8 +219,6 @@ class _Single:
                 _call_soon(loop, orders[command])
 
         self._control.listen(obey, partial(self._orphaned, loop))
-        queues = list(self._settings.queues or self._tasks.queue_names())
-        self._control.send(Ready(self._tasks.url, queues, self._settings.concurrency))
 
     def _orphaned(self, loop: asyncio.AbstractEventLoop) -> None:
         """The supervisor is dead: drain, and end even if a handler never gives the loop back. In a thread of its own."""
@@ -244,42 +258,6 @@ class _Single:
     async def _watch_sources(self) -> None:
         async for names in changes():
             self._drain_to_recycle(f"changed: {', '.join(names[:3])}")
-
-
-class _Signals:
-    """The process's signal handlers while the worker runs."""
-
-    def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        signalled: Callable[[int], None],
-        show: Callable[[FrameType | None], None],
-    ) -> None:
-        self._loop = loop
-        self._signalled = signalled
-        self._show = show
-        self._installed: list[signal.Signals] = []
-
-    def __enter__(self) -> None:
-        for number in (*DRAIN_SIGNALS, signal.SIGTSTP):
-            # nohup ignores SIGHUP on purpose.
-            if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
-                continue
-            self._loop.add_signal_handler(number, self._signalled, number)
-            self._installed.append(number)
-        # Not by the loop: what blocks it is what one wants to see.
-        signal.signal(signal.SIGUSR1, lambda _number, frame: self._show(frame))
-
-        deliver_signals()
-
-    def __exit__(self, *_: object) -> None:
-        # From here on the process ends, which a late signal must not cut short, or is replaced by one that takes it.
-        hold_signals()
-        for number in self._installed:
-            self._loop.remove_signal_handler(number)
-        # A handler's thread that does not end has a mask of its own.
-        for number in (*self._installed, signal.SIGUSR1):
-            signal.signal(number, lambda _number, _frame: None)
 
 
 def _options(settings: RunSettings) -> WorkerOptions:
