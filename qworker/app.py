@@ -12,13 +12,12 @@ from qworker.backend import Backend
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.context import Context
 from qworker.errors import DuplicateTask, UnknownTask
-from qworker.message import Draft
 from qworker.portal import Portal
 from qworker.registry import open_backend
 from qworker.retry import DEFAULT_BACKOFF, Backoff
 from qworker.settings import backend_url
 from qworker.task import Call, Job, Options, RawHandler, Task
-from qworker.telemetry import trace_headers
+from qworker.tracing import sending_many, trace_headers
 
 __all__ = ["Tasks"]
 
@@ -183,16 +182,14 @@ class Tasks:
         """
         jobs: list[Job] = []
         backend = await self.backend()
-        queue = ""
-        drafts: list[Draft] = []
+        batch: list[Call] = []
         for call in calls:
-            if drafts and (call.queue != queue or len(drafts) >= _BATCH):
-                jobs.extend(await _publish(backend, queue, drafts))
-                drafts = []
-            queue = call.queue
-            drafts.append(call.draft)
-        if drafts:
-            jobs.extend(await _publish(backend, queue, drafts))
+            if batch and (call.queue != batch[0].queue or len(batch) >= _BATCH):
+                jobs.extend(await _publish(backend, batch))
+                batch = []
+            batch.append(call)
+        if batch:
+            jobs.extend(await _publish(backend, batch))
         return jobs
 
     def enqueue_many_sync(self, calls: Iterable[Call]) -> list[Job]:
@@ -277,8 +274,11 @@ async def _closed_with_the_loop(backend: Backend) -> AsyncGenerator[None]:
         await backend.aclose()
 
 
-async def _publish(backend: Backend, queue: str, drafts: list[Draft]) -> list[Job]:
-    return [Job(message_id, queue) for message_id in await backend.publish(queue, drafts)]
+async def _publish(backend: Backend, calls: list[Call]) -> list[Job]:
+    queue = calls[0].queue
+    with sending_many(queue, [call.trace for call in calls]):
+        ids = await backend.publish(queue, [call.draft for call in calls])
+    return [Job(message_id, queue) for message_id in ids]
 
 
 class _Decorator:

@@ -15,6 +15,7 @@ from qworker.message import Draft, Message
 from qworker.names import check_id, check_key, check_queue
 from qworker.retry import DEFAULT_BACKOFF, Backoff
 from qworker.signature import Signature
+from qworker.tracing import creating, sending
 
 if TYPE_CHECKING:
     from qworker.app import Tasks
@@ -63,6 +64,8 @@ class Call(msgspec.Struct, frozen=True):
 
     queue: str
     draft: Draft
+    # Of the span in which it was made, where somebody traces.
+    trace: Any = None
 
 
 class Handler:
@@ -216,22 +219,34 @@ class BoundTask(Generic[P, R]):
 
     def call(self, *args: P.args, **kwargs: P.kwargs) -> Call:
         """A call for `Tasks.enqueue_many`; see `Task.call`."""
+        with creating(self._queue, self._task.name) as span:
+            draft = self._drafted(args, kwargs)
+            return Call(self._queue, draft, None if span is None else span.get_span_context())
+
+    def _drafted(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Draft:
         task = self._task
         task.signature.check(args, kwargs)
         headers = self._tasks.headers_for(self._headers)
-        body = task.encoder.encode(args, kwargs, headers)
-        return Call(self._queue, Draft(body=body, task=task.name, **self._draft))
+        return Draft(body=task.encoder.encode(args, kwargs, headers), task=task.name, **self._draft)
 
     async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job:
         """Enqueue a call; see `Task.enqueue`."""
-        call = self.call(*args, **kwargs)
-        backend = await self._tasks.backend()
-        ids = await backend.publish(call.queue, (call.draft,))
-        return Job(ids[0], call.queue)
+        with sending(self._queue, self._task.name) as span:
+            return await self._publish(self._drafted(args, kwargs), span)
 
     def enqueue_sync(self, *args: P.args, **kwargs: P.kwargs) -> Job:
         """Enqueue a call and block; see `Task.enqueue_sync`."""
-        return self._tasks.enqueue_many_sync([self.call(*args, **kwargs)])[0]
+        with sending(self._queue, self._task.name) as span:
+            # Made in this thread: sources of headers may look at what belongs to it.
+            draft = self._drafted(args, kwargs)
+            return self._tasks.run_sync(self._publish(draft, span), instead="await enqueue()")
+
+    async def _publish(self, draft: Draft, span: Any) -> Job:
+        backend = await self._tasks.backend()
+        (message_id,) = await backend.publish(self._queue, (draft,))
+        if span is not None:
+            span.set_attributes({"messaging.message.id": message_id, "messaging.message.body.size": len(draft.body)})
+        return Job(message_id, self._queue)
 
 
 def _kind(function: Callable[..., Any], name: str, options: Options) -> Kind:

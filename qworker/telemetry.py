@@ -1,4 +1,4 @@
-"""OpenTelemetry: one trace from the enqueueing call to the handler, and the worker's instruments.
+"""OpenTelemetry in a worker: the spans of runs, each of them a part of the trace of its enqueueing call, and the instruments.
 
 Only the API is imported, and only where the application has configured an SDK: otherwise a call costs one look-up, and a
 message nothing. Names are those of the messaging semantic conventions where there are any, else `qworker.*`.
@@ -7,10 +7,9 @@ message nothing. Names are those of the messaging semantic conventions where the
 from __future__ import annotations
 
 import importlib
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from qworker import events
@@ -19,10 +18,10 @@ from qworker.logs import one_line
 from qworker.message import QueueStats, Settle
 from qworker.metrics import Metrics
 from qworker.run import Observer, Run
+from qworker.tracing import NAME, configured, on_queue
 
-__all__ = ["Meter", "Tracer", "flush", "observe_queues", "observers", "trace_headers"]
+__all__ = ["Meter", "Tracer", "flush", "observe_queues", "observers"]
 
-_NAME = "qworker"
 _FLUSH_MS = 3000
 # So many exceptions are told apart: a library may make classes as it goes.
 _MOST_ERROR_TYPES = 100
@@ -30,22 +29,12 @@ _OTHER = "_OTHER"
 _ERRORS = {Settle.FAIL_TMP, Settle.FAIL_PERM, "lost"}
 
 
-def trace_headers() -> Mapping[str, str]:
-    """What carries the current span to the handler; empty without one."""
-    trace: Any = sys.modules.get("opentelemetry.trace")
-    if trace is None or not trace.get_current_span().get_span_context().is_valid:
-        return {}
-    carrier: dict[str, str] = {}
-    importlib.import_module("opentelemetry.propagate").inject(carrier)
-    return carrier
-
-
 def observers() -> list[Observer]:
     """What a worker tells OpenTelemetry; empty unless the application has configured it."""
     found: list[Observer] = []
-    if (tracer_provider := _configured("trace", "get_tracer_provider")) is not None:
+    if (tracer_provider := configured("trace", "get_tracer_provider")) is not None:
         found.append(Tracer(tracer_provider))
-    if (meter_provider := _configured("metrics", "get_meter_provider")) is not None:
+    if (meter_provider := configured("metrics", "get_meter_provider")) is not None:
         found.append(Meter(meter_provider))
     return found
 
@@ -56,7 +45,7 @@ def observe_queues(look: Callable[[], Iterable[QueueStats]]) -> bool:
     Args:
         look: the queues as they were last seen; called from the reader's thread.
     """
-    provider = _configured("metrics", "get_meter_provider")
+    provider = configured("metrics", "get_meter_provider")
     if provider is None:
         return False
     observation: Any = importlib.import_module("opentelemetry.metrics").Observation
@@ -64,13 +53,13 @@ def observe_queues(look: Callable[[], Iterable[QueueStats]]) -> bool:
     def depths(_options: Any) -> Iterator[Any]:
         for stats in look():
             for state in ("ready", "leased", "delayed", "fail"):
-                yield observation(getattr(stats, state), {**_on(stats.queue), "qworker.state": state})
+                yield observation(getattr(stats, state), {**on_queue(stats.queue), "qworker.state": state})
 
     def ages(_options: Any) -> Iterator[Any]:
         for stats in look():
-            yield observation(stats.oldest_age or 0.0, _on(stats.queue))
+            yield observation(stats.oldest_age or 0.0, on_queue(stats.queue))
 
-    meter = provider.get_meter(_NAME)
+    meter = provider.get_meter(NAME)
     meter.create_observable_gauge("qworker.queue.depth", [depths], "{message}", "Messages in the store, by state.")
     meter.create_observable_gauge(
         "qworker.queue.oldest_age", [ages], "s", "How long the oldest ready message has waited."
@@ -83,26 +72,12 @@ def flush() -> None:
 
     Not for longer than a few seconds: exporters have patience of their own with a collector that is away.
     """
-    providers = [_configured("trace", "get_tracer_provider"), _configured("metrics", "get_meter_provider")]
+    providers = [configured("trace", "get_tracer_provider"), configured("metrics", "get_meter_provider")]
     flushes = [f for f in (getattr(provider, "force_flush", None) for provider in providers) if f is not None]
     if flushes:
         thread = threading.Thread(target=lambda: [f(_FLUSH_MS) for f in flushes], name="qworker-flush", daemon=True)
         thread.start()
         thread.join(_FLUSH_MS / 1000)
-
-
-def _configured(module: str, getter: str) -> Any:
-    """The provider that the application has set; None: it has set none, and what the API hands out does nothing."""
-    api: Any = sys.modules.get(f"opentelemetry.{module}")
-    if api is None:
-        return None
-    provider: Any = getattr(api, getter)()
-    # The API's own providers stand in for one, or do nothing.
-    return None if type(provider).__module__.startswith(("opentelemetry.trace", "opentelemetry.metrics")) else provider
-
-
-def _on(queue: str) -> dict[str, str]:
-    return {"messaging.system": _NAME, "messaging.destination.name": queue}
 
 
 class Tracer:
@@ -112,7 +87,7 @@ class Tracer:
         self._trace: Any = importlib.import_module("opentelemetry.trace")
         self._context: Any = importlib.import_module("opentelemetry.context")
         self._extract: Any = importlib.import_module("opentelemetry.propagate").extract
-        self._tracer: Any = provider.get_tracer(_NAME)
+        self._tracer: Any = provider.get_tracer(NAME)
         # Each with the Unix nanoseconds of its start.
         self._spans: dict[Run, tuple[Any, int]] = {}
 
@@ -121,14 +96,16 @@ class Tracer:
         message = run.lease.message
         # Not the consumer's own context: it still holds the message before.
         parent: Any = self._extract(run.headers or {}, context=self._context.Context())
+        creation: Any = self._trace.get_current_span(parent).get_span_context()
         now = time.time_ns()
         span = self._tracer.start_span(
             f"process {message.queue}",
             context=parent,
             kind=self._trace.SpanKind.CONSUMER,
             start_time=now,
+            links=[self._trace.Link(creation)] if creation.is_valid else (),
             attributes={
-                **_on(message.queue),
+                **on_queue(message.queue),
                 "messaging.operation.name": "process",
                 "messaging.operation.type": "process",
                 "messaging.message.id": message.id,
@@ -167,7 +144,7 @@ class Meter:
         self._observation: Any = importlib.import_module("opentelemetry.metrics").Observation
         self._attributes: dict[tuple[str, str, str], dict[str, str]] = {}
         self._error_types: set[str] = set()
-        meter = provider.get_meter(_NAME)
+        meter = provider.get_meter(NAME)
         meter.create_observable_counter(
             "messaging.client.consumed.messages", [self._consumed], "{message}", "Messages that left the worker."
         )
@@ -208,7 +185,7 @@ class Meter:
         return name
 
     def _labels(self, queue: str, task: str, problem: str) -> dict[str, str]:
-        labels = {**_on(queue), "messaging.operation.name": "process", "qworker.task": task}
+        labels = {**on_queue(queue), "messaging.operation.name": "process", "qworker.task": task}
         return {**labels, "error.type": problem} if problem else labels
 
     def _consumed(self, _options: Any) -> Iterator[Any]:

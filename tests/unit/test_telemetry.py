@@ -19,6 +19,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from qworker import Context, Fail, Message, Retry, Tasks, logs, telemetry
+from qworker.errors import StorageFull
 from qworker.message import Lease, QueueStats, Settle
 from qworker.metrics import SECONDS, Metrics
 from qworker.retry import Backoff
@@ -89,8 +90,20 @@ async def work(tasks: Tasks, **more: Any) -> Worker:
     return worker
 
 
-def by_name(spans: InMemorySpanExporter, task: str) -> list[ReadableSpan]:
-    return [s for s in spans.get_finished_spans() if (s.attributes or {}).get("qworker.task") == task]
+def by_name(
+    spans: InMemorySpanExporter, task: str, kind: trace.SpanKind = trace.SpanKind.CONSUMER
+) -> list[ReadableSpan]:
+    return [
+        s for s in spans.get_finished_spans() if (s.attributes or {}).get("qworker.task") == task and s.kind is kind
+    ]
+
+
+def of_kind(spans: InMemorySpanExporter, kind: trace.SpanKind) -> list[ReadableSpan]:
+    return [s for s in spans.get_finished_spans() if s.kind is kind]
+
+
+def parent_of(span: ReadableSpan) -> int | None:
+    return None if span.parent is None else span.parent.span_id
 
 
 async def test_enqueueing_and_running_are_one_trace(spans: InMemorySpanExporter) -> None:
@@ -99,16 +112,83 @@ async def test_enqueueing_and_running_are_one_trace(spans: InMemorySpanExporter)
         await tasks["parent"].enqueue()
     await work(tasks)
     await tasks.aclose()
+    (sent,) = by_name(spans, "parent", trace.SpanKind.PRODUCER)
     (run,) = by_name(spans, "parent")
+    (sent_on,) = by_name(spans, "threaded", trace.SpanKind.PRODUCER)
     (child,) = by_name(spans, "threaded")
-    assert run.context.trace_id == child.context.trace_id == request.get_span_context().trace_id
-    assert run.parent is not None
-    assert run.parent.span_id == request.get_span_context().span_id
-    assert child.parent is not None
-    assert child.parent.span_id == run.context.span_id
-    assert run.kind is trace.SpanKind.CONSUMER
-    assert run.name == "process default"
+    chain = [request, sent, run, sent_on, child]
+    assert {span.get_span_context().trace_id for span in chain} == {request.get_span_context().trace_id}
+    for above, below in itertools.pairwise(chain):
+        assert parent_of(below) == above.get_span_context().span_id
+    assert (run.name, sent.name) == ("process default", "send default")
+    assert [link.context.span_id for link in run.links] == [sent.context.span_id]
+    assert dict(sent.attributes or {}) == {
+        "messaging.system": "qworker",
+        "messaging.destination.name": "default",
+        "messaging.operation.name": "send",
+        "messaging.operation.type": "send",
+        "messaging.message.id": (run.attributes or {})["messaging.message.id"],
+        "messaging.message.body.size": (run.attributes or {})["messaging.message.body.size"],
+        "qworker.task": "parent",
+    }
     assert (run.attributes or {})["messaging.destination.name"] == "default"
+
+
+async def test_calls_that_are_enqueued_together_have_a_span_each_and_one_for_the_batch(
+    spans: InMemorySpanExporter,
+) -> None:
+    tasks = app()
+    with trace.get_tracer("test").start_as_current_span("request") as request:
+        await tasks.enqueue_many(tasks["threaded"].call() for _ in range(3))
+    await work(tasks)
+    await tasks.aclose()
+    created = by_name(spans, "threaded", trace.SpanKind.PRODUCER)
+    assert [span.name for span in created] == ["create default"] * 3
+    (sent,) = of_kind(spans, trace.SpanKind.CLIENT)
+    assert (sent.name, (sent.attributes or {})["messaging.batch.message_count"]) == ("send default", 3)
+    ids = {span.context.span_id for span in created}
+    assert len(ids) == 3
+    assert {link.context.span_id for link in sent.links} == ids
+    assert {parent_of(span) for span in (*created, sent)} == {request.get_span_context().span_id}
+    runs = by_name(spans, "threaded")
+    assert {parent_of(run) for run in runs} == ids
+    assert {run.context.trace_id for run in runs} == {request.get_span_context().trace_id}
+
+
+def test_enqueueing_without_a_loop_is_in_the_callers_trace(spans: InMemorySpanExporter) -> None:
+    tasks = Tasks(f"memory://telemetry-{next(_NAMES)}")
+
+    @tasks.task
+    def quiet() -> None: ...
+
+    with trace.get_tracer("test").start_as_current_span("request") as request:
+        job = quiet.enqueue_sync()
+        tasks.enqueue_many_sync([quiet.call()])
+    (first, second), (batch,) = of_kind(spans, trace.SpanKind.PRODUCER), of_kind(spans, trace.SpanKind.CLIENT)
+    assert (first.name, second.name, batch.name) == ("send default", "create default", "send default")
+    assert (first.attributes or {})["messaging.message.id"] == job.id
+    assert {parent_of(span) for span in (first, second, batch)} == {request.get_span_context().span_id}
+
+
+async def test_a_call_that_could_not_be_enqueued_is_an_error_in_the_trace(
+    spans: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tasks = app()
+    backend = await tasks.backend()
+
+    async def full(queue: str, drafts: object) -> list[str]:
+        raise StorageFull("no space is left")
+
+    monkeypatch.setattr(backend, "publish", full)
+    with pytest.raises(StorageFull):
+        await tasks["threaded"].enqueue()
+    with pytest.raises(StorageFull):
+        await tasks.enqueue_many([tasks["threaded"].call()])
+    await tasks.aclose()
+    sent = [span for span in spans.get_finished_spans() if span.name == "send default"]
+    assert [(span.status.status_code, (span.attributes or {})["error.type"]) for span in sent] == [
+        (trace.StatusCode.ERROR, "StorageFull")
+    ] * 2
 
 
 async def test_each_try_is_a_span_with_its_outcome(spans: InMemorySpanExporter) -> None:
@@ -124,8 +204,9 @@ async def test_each_try_is_a_span_with_its_outcome(spans: InMemorySpanExporter) 
     (failed,) = by_name(spans, "hopeless")
     assert failed.status.status_code is trace.StatusCode.ERROR
     assert (failed.attributes or {})["error.type"] == "Fail"
-    assert failed.parent is None, "a call that was enqueued outside of a trace must not join its neighbour's"
-    assert failed.context.trace_id != first.context.trace_id
+    (sent,) = by_name(spans, "hopeless", trace.SpanKind.PRODUCER)
+    assert sent.parent is None, "a call that was enqueued outside of a trace must not join its neighbour's"
+    assert failed.context.trace_id == sent.context.trace_id != first.context.trace_id
 
 
 async def test_log_lines_name_their_span(spans: InMemorySpanExporter, capsys: pytest.CaptureFixture[str]) -> None:
@@ -216,6 +297,7 @@ async def test_nothing_is_traced_or_measured_without_an_sdk() -> None:
     tasks = app()
     assert tasks.headers_for({"a": "b"}) == {"a": "b"}
     assert b"headers" not in tasks["hopeless"].call().draft.body
+    assert tasks["hopeless"].call().trace is None
     await tasks["threaded"].enqueue()
     worker = await work(tasks)
     await tasks.aclose()
