@@ -10,7 +10,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import ClassVar, Self
 
 from qworker.clock import SYSTEM_CLOCK, Clock
-from qworker.message import Draft, Lease, QueueStats, Settlement, State, StoredMessage
+from qworker.history.batch import EventBatch
+from qworker.history.event import Event
+from qworker.history.store import NO_HISTORY, HistoryStore
+from qworker.message import Draft, Finished, Lease, QueueStats, Settlement, State, StoredMessage
+from qworker.parts import pages
+from qworker.staging.contract import Staging
 from qworker.url import BackendURL
 
 __all__ = ["Backend"]
@@ -42,6 +47,10 @@ class Backend(abc.ABC):
 
     @classmethod
     @abc.abstractmethod
+    # Where events are kept. A backend sets its own (`qworker.history` has one for a directory and one for memory), says what its
+    # `words` are in `QueueStats.retention`, and closes it in `aclose`.
+    history: HistoryStore = NO_HISTORY
+
     def from_url(cls, url: BackendURL, *, clock: Clock = SYSTEM_CLOCK) -> Self:
         """Make an instance for a parsed URL, without touching the store.
 
@@ -222,3 +231,42 @@ class Backend(abc.ABC):
         Raises:
             QueueNotFound: there is none.
         """
+
+    # -- the history -------------------------------------------------------------------------------------------------
+
+    def record(self, batches: Sequence[EventBatch]) -> None:
+        """Keep what has happened to messages; called by the worker's loops, on the loop's thread.
+
+        Cheap, and never raises because of the store: events are buffered and not synced, and where they cannot be kept that is
+        logged once. No message depends on them.
+        """
+        self.history.record(batches)
+
+    async def history_parts(self) -> list[str]:
+        """The parts of the history, sorted; each can be read on its own and in parallel."""
+        return await self.history.parts()
+
+    async def read_history(self, part: str, after: str | None, limit: int) -> tuple[list[Event], str | None]:
+        """Read up to `limit` events of a part, from a position on.
+
+        One message's events are in their order within a part; a message that several workers had is in several parts. Damaged
+        records are passed over.
+
+        Args:
+            part: one of `history_parts`; one that is gone has no events.
+            after: a position that this gave; None: the beginning of what is kept.
+            limit: at least 1.
+
+        Returns:
+            The events, none when there are no more for now; and the position to go on from. Positions of a part are opaque,
+            stable, and ordered as text.
+        """
+        return await self.history.read(part, after, limit)
+
+    async def forget_history(self, part: str, until: str) -> None:
+        """Say that what lies before a position may be removed; when, and whether all of it, is the store's matter."""
+        await self.history.forget(part, until)
+
+    async def message_history(self, queue: str, message_id: str) -> list[Event]:
+        """What is known to have happened to one message, by time; it need not be stored any more."""
+        return await self.history.of_message(queue, message_id)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 from qworker import events
@@ -19,7 +20,7 @@ from qworker.message import Lease
 from qworker.outage import Outage
 from qworker.processes import ProcessRunner
 from qworker.reaper import Reaper
-from qworker.run import Observer, Run, Stop, WorkerCounts, WorkerOptions
+from qworker.run import Observer, Run, Stop, Transitions, WorkerCounts, WorkerOptions
 from qworker.settler import SENDERS, Settler
 from qworker.threads import ThreadRunner
 
@@ -39,6 +40,7 @@ class Crew:
         state: Any,
         counts: WorkerCounts,
         observers: list[Observer],
+        transitions: Callable[[AbstractSet[Run]], Transitions | None],
         clock: Clock,
         draw: Callable[[], float],
         log: Any,
@@ -50,6 +52,7 @@ class Crew:
         self.held: set[Run] = set()
         # Those whose handler is at work.
         self.active: set[Run] = set()
+        self._transitions = transitions(self.held)
         # Lease nothing, but stay.
         self.quiet = False
         # At most so many messages are asked for: few after one that had to run alone.
@@ -71,6 +74,7 @@ class Crew:
             withdraw=self.keeper.withdraw,
             settled=self._settled,
             observers=observers,
+            transitions=self._transitions,
             clock=clock,
             outage=Outage("settler", log, draw),
             log=log,
@@ -159,6 +163,8 @@ class Crew:
         runs = [Run(lease, began, expires) for lease in leases]
         self.held.update(runs)
         self._counts.leased += len(runs)
+        if self._transitions is not None:
+            self._transitions.leased(runs)
         self._window = min(self._options.concurrency, self._window * 2)
         self.consumers.feed(runs)
 
@@ -169,7 +175,9 @@ class Crew:
         self.consumers.settled()
         self.feeder.wake()
 
-    def _extended(self) -> None:
+    def _extended(self, runs: list[Run]) -> None:
+        if self._transitions is not None:
+            self._transitions.extended(runs)
         self.settler.extended()
 
     def _closed(self, run: Run) -> None:

@@ -12,6 +12,9 @@ __all__ = [
     "ERROR",
     "ERROR_TYPE",
     "HANDLER_STUCK",
+    "HISTORY_KEPT",
+    "HISTORY_PAUSED",
+    "HISTORY_RESUMED",
     "LEASE_LOST",
     "LOOP",
     "MESSAGE_ACKED",
@@ -69,6 +72,15 @@ WORKER_STOPPED = "worker_stopped"
 BACKEND_UNAVAILABLE = "backend_unavailable"
 BACKEND_RECOVERED = "backend_recovered"
 OBSERVER_FAILED = "observer_failed"
+
+# -- the history -------------------------------------------------------------------------------------------------------
+
+# warning, once: events cannot be written (a full disk, no permission); messages flow on, and it is tried again.
+HISTORY_PAUSED = "history_paused"
+# warning: they can again; what happened meanwhile is not in the history.
+HISTORY_RESUMED = "history_resumed"
+# warning: what is older than the retention cannot be removed.
+HISTORY_KEPT = "history_kept"
 
 # -- fields ------------------------------------------------------------------------------------------------------------
 

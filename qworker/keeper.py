@@ -28,7 +28,7 @@ class Keeper:
         visibility: seconds.
         clock: the monotonic clock for expiries.
         outage: says once when renewals fail.
-        extended: called on the loop's thread after each round of renewals.
+        extended: called on the loop's thread after each round of renewals, with those that were renewed.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class Keeper:
         *,
         clock: Clock,
         outage: Outage,
-        extended: Callable[[], None],
+        extended: Callable[[list[Run]], None],
     ) -> None:
         self._backend = backend
         self._held = held
@@ -121,6 +121,7 @@ class Keeper:
             return self._round
         began = self._clock.monotonic()
         lost: set[int] = set()
+        renewed: list[Run] = []
         pause = self._round
         try:
             lost = {id(lease) for lease in self._backend.extend([run.lease for run in due], self._visibility)}
@@ -128,28 +129,28 @@ class Keeper:
             pause = min(self._outage.failed(error), self._round / 2)
         else:
             self._outage.over()
-            for run in due:
-                if id(run.lease) not in lost:
-                    run.renewed = began
-                    run.expires = began + self._visibility
+            renewed = [run for run in due if id(run.lease) not in lost]
+            for run in renewed:
+                run.renewed = began
+                run.expires = began + self._visibility
         finally:
             with self._lock:
                 self._extending = frozenset()
-        self._tell([run for run in due if id(run.lease) in lost])
+        self._tell([run for run in due if id(run.lease) in lost], renewed)
         return pause
 
-    def _tell(self, lost: list[Run]) -> None:
+    def _tell(self, lost: list[Run], renewed: list[Run]) -> None:
         loop = self._loop
         try:
             if loop is not None:
-                loop.call_soon_threadsafe(self._told, lost)
+                loop.call_soon_threadsafe(self._told, lost, renewed)
         except RuntimeError:
             # The loop has closed under a thread that hung in the store: nobody is left to be told.
             if not self._stopping.is_set():
                 raise
 
-    def _told(self, lost: list[Run]) -> None:
+    def _told(self, lost: list[Run], renewed: list[Run]) -> None:
         for run in lost:
             if run in self._held:
                 run.cancel(Stop.LOST)
-        self._extended()
+        self._extended(renewed)

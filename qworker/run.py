@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Any, Protocol
 
@@ -14,7 +15,7 @@ from qworker.message import Lease, Settle, Settlement
 from qworker.names import check_queue
 from qworker.task import Handler
 
-__all__ = ["Observer", "Run", "RunningMessage", "Stop", "WorkerCounts", "WorkerOptions"]
+__all__ = ["Observer", "Run", "RunningMessage", "Stop", "Transitions", "WorkerCounts", "WorkerOptions"]
 
 
 class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,6 +89,10 @@ class Run(msgspec.Struct, eq=False):
     trace: dict[str, str] | None = None
     # A thread that outlives its message: done when it ends.
     leftover: asyncio.Future[None] | None = None
+    # Unix seconds: when the message was leased.
+    leased_at: float = 0.0
+    # Whether the history knows of the lease.
+    told: bool = False
 
     def cancel(self, why: Stop) -> None:
         """Cancel the handler, or keep it from starting; the first reason stays. Only on the loop's thread."""
@@ -157,4 +162,24 @@ class Observer(Protocol):
             error: why it failed, or was lost.
             duration: seconds that the handler took; 0.0 if it was not run.
         """
+        ...
+
+
+class Transitions(Protocol):
+    """Is told what becomes of a worker's leases, a batch at a time, on the loop's thread; must be quick, and must not raise."""
+
+    def leased(self, runs: Sequence[Run]) -> None:
+        """Messages were leased."""
+        ...
+
+    def extended(self, runs: Sequence[Run]) -> None:
+        """Their leases were renewed."""
+        ...
+
+    def settled(self, runs: Sequence[Run], at: float, acked: bool) -> None:
+        """Their leases have ended as their settlements, sent at `at`, say; `acked`: all of them by an ack."""
+        ...
+
+    def lost(self, run: Run, why: str) -> None:
+        """Its outcome does not count."""
         ...

@@ -16,7 +16,7 @@ from qworker.failure import error_type
 from qworker.logs import one_line
 from qworker.message import Settle, Settlement
 from qworker.outage import BACKEND_ERRORS, Outage
-from qworker.run import Observer, Run, WorkerCounts
+from qworker.run import Observer, Run, Transitions, WorkerCounts
 
 __all__ = ["SENDERS", "Settler"]
 
@@ -36,7 +36,8 @@ class Settler:
         withdraw: the keeper's; returns the runs that have to wait until their extension is over.
         settled: called after each batch.
         observers: are told of each end.
-        clock: the monotonic clock for expiries.
+        transitions: is told of each batch, where there is a history.
+        clock: the monotonic clock for expiries, and the wall clock.
         outage: says once when settling fails.
         log: the worker's logger.
         debug: whether acks are logged.
@@ -51,6 +52,7 @@ class Settler:
         withdraw: Callable[[Iterable[Run]], list[Run]],
         settled: Callable[[], None],
         observers: list[Observer],
+        transitions: Transitions | None,
         clock: Clock,
         outage: Outage,
         log: Any,
@@ -62,6 +64,7 @@ class Settler:
         self._withdraw = withdraw
         self._settled = settled
         self._observers = observers
+        self._transitions = transitions
         self._clock = clock
         self._outage = outage
         self._log = log
@@ -146,6 +149,7 @@ class Settler:
     async def _send(self, batch: list[Run]) -> None:
         while batch:
             settlements: list[Settlement] = [run.settlement for run in batch if run.settlement is not None]
+            at = self._clock.time()
             try:
                 refused = await self._backend.settle(settlements)
             except BACKEND_ERRORS as error:
@@ -154,7 +158,7 @@ class Settler:
                 await asyncio.sleep(pause)
                 continue
             self._outage.over()
-            self._end(batch, refused)
+            self._end(batch, refused, at)
             return
 
     def _abandon_expired(self, batch: list[Run], error: BaseException) -> list[Run]:
@@ -167,7 +171,7 @@ class Settler:
             self._settled()
         return [run for run in batch if run.expires > now]
 
-    def _end(self, batch: list[Run], refused: list[Settlement]) -> None:
+    def _end(self, batch: list[Run], refused: list[Settlement], at: float) -> None:
         held = self._held
         held.difference_update(batch)
         if refused:
@@ -177,6 +181,7 @@ class Settler:
                     self._end_lost(run, events.LEASE_LOST, "the store refused the outcome")
             batch = [run for run in batch if id(run.settlement) not in lost]
         counts = self._counts
+        acked = counts.acked
         telling = self._debug or bool(self._observers)
         for run in batch:
             settlement = run.settlement
@@ -188,6 +193,8 @@ class Settler:
                     self._tell_acked(run)
             else:
                 self._end_unacked(run, settlement)
+        if self._transitions is not None and batch:
+            self._transitions.settled(batch, at, counts.acked - acked == len(batch))
         self._settled()
 
     def _tell_acked(self, run: Run) -> None:
@@ -216,6 +223,8 @@ class Settler:
         say = self._log.error if event == events.SETTLEMENT_ABANDONED else self._log.warning
         say(event, **run.fields(), **{events.DURATION_S: round(run.duration, 6), events.ERROR: why})
         self._observe(run, LOST, why)
+        if self._transitions is not None:
+            self._transitions.lost(run, why)
 
     def _observe(self, run: Run, outcome: str, error: str | None) -> None:
         for observer in self._observers:

@@ -16,6 +16,7 @@ import random
 import socket
 import sys
 from collections.abc import Callable
+from collections.abc import Set as AbstractSet
 from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any, Literal, cast
 
@@ -29,6 +30,7 @@ from qworker.backend import Backend
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.crew import Crew
 from qworker.errors import UsageError
+from qworker.history.recorder import Recorder
 from qworker.processes import check_importable
 from qworker.run import Observer, Run, RunningMessage, WorkerCounts, WorkerOptions
 
@@ -76,6 +78,7 @@ class Worker:
         self._draw = draw
         self._log: Any = structlog.get_logger("qworker").bind(**{events.WORKER: self.name})
         self._crew: Crew | None = None
+        self._recorder: Recorder | None = None
         self._draining = False
         self._aborting = asyncio.Event()
         self._quiet = False
@@ -187,6 +190,7 @@ class Worker:
             state=state,
             counts=self.counts,
             observers=self.observers,
+            transitions=lambda held: self._told_to(backend, held),
             clock=self._clock,
             draw=self._draw,
             log=self._log,
@@ -203,6 +207,11 @@ class Worker:
             visibility=self._options.visibility,
         )
         return crew
+
+    def _told_to(self, backend: Backend, held: AbstractSet[Run]) -> Recorder | None:
+        if backend.history.on:
+            self._recorder = Recorder(backend.record, held, self.name, clock=self._clock, log=self._log)
+        return self._recorder
 
     # The order of the end. `_finish` is the way of a drained worker, `_stop` also that of one whose loop has failed.
 
@@ -229,6 +238,8 @@ class Worker:
             await crew.keeper.stop(_FLUSH_PATIENCE)
             crew.threads.close()
             await crew.processes.close()
+            if self._recorder is not None:
+                self._recorder.close()
             # 7. The lifespan is left last, by `run`.
             self._log.info(events.WORKER_STOPPED, **msgspec.structs.asdict(self.counts))
 

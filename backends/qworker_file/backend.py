@@ -10,7 +10,9 @@ from qworker.backend import Backend
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.errors import BackendUnavailable, QueueNotFound
 from qworker.files import store_errors
-from qworker.message import Draft, Lease, QueueStats, Settlement, State, StoredMessage
+from qworker.history.directory import DirectoryHistory
+from qworker.history.store import NO_HISTORY
+from qworker.message import Draft, Finished, Lease, QueueStats, Settlement, State, StoredMessage
 from qworker.names import check_queue
 from qworker.url import BackendURL
 from qworker_file import admin, looks
@@ -47,7 +49,15 @@ class FileBackend(Backend):
 
     @classmethod
     def from_url(cls, url: BackendURL, *, clock: Clock = SYSTEM_CLOCK) -> Self:
-        """`?sync=full|off`, `?keep_done=`, `?keep_fail=`, `?time=utc|local`, `?rescan=SECONDS`, `?mode=0700|0750|0770|02770`."""
+        """`?sync=full|off`, `?keep_done=`, `?keep_fail=`, `?time=utc|local`, `?rescan=SECONDS`, `?mode=0700|0750|0770|02770`.
+
+        And of the history `?history=0|1`, `?keep_history=7d,512M`.
+        """
+        self.history = (
+            DirectoryHistory(directory, self._options.history, clock=clock, shared=bool(self._options.mode & 0o020))
+            if self._options.history.on
+            else NO_HISTORY
+        )
         return cls(str(url.directory), clock=clock, options=FileOptions.from_url(url))
 
     def describe(self) -> str:
@@ -84,6 +94,7 @@ class FileBackend(Backend):
     # -- producing ---------------------------------------------------------------------------------------------------
 
     async def publish(self, queue: str, drafts: Sequence[Draft]) -> list[str]:
+        await self.history.aclose()
         """Store messages."""
         check_queue(queue)
         store = self._opened()

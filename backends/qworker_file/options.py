@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import msgspec
 
 from qworker.errors import BadURL
+from qworker.history.store import HISTORY_OPTIONS, HistoryOptions
 from qworker.url import BackendURL
 from qworker_file.retention import Keep
 
@@ -28,6 +29,7 @@ class FileOptions(msgspec.Struct, frozen=True, kw_only=True):
     rescan: float | None = None
     # Of directories that are made.
     mode: int = 0o700
+    history: HistoryOptions = HistoryOptions()
 
     @classmethod
     def from_url(cls, url: BackendURL) -> FileOptions:
@@ -36,7 +38,7 @@ class FileOptions(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             BadURL: one is unknown or makes no sense.
         """
-        url.only({"sync", "keep_done", "keep_fail", "time", "rescan", "mode"})
+        url.only({"sync", "keep_done", "keep_fail", "time", "rescan", "mode", *HISTORY_OPTIONS})
         keep_fail = Keep.parse("keep_fail", url.options.get("keep_fail", "1"))
         if not keep_fail.any:
             raise BadURL(f"{url.masked}: keep_fail=0 would lose failures unseen: give an age like 1h")
@@ -47,6 +49,7 @@ class FileOptions(msgspec.Struct, frozen=True, kw_only=True):
             local_time=url.choice("time", "utc", ("utc", "local")) == "local",
             rescan=float(url.integer("rescan", 1, minimum=1)) if "rescan" in url.options else None,
             mode=int(url.choice("mode", "0700", _MODES), 8),
+            history=HistoryOptions.from_url(url, default=True),
         )
 
     @property
@@ -57,6 +60,7 @@ class FileOptions(msgspec.Struct, frozen=True, kw_only=True):
             f"keep_done={self.keep_done.text}" if self.keep_done.any else "",
             f"keep_fail={self.keep_fail.text}" if self.keep_fail.limits else "",
             "time=local" if self.local_time else "",
+            "" if self.history.on else "history=0",
         ]
         query = "&".join(option for option in given if option)
         return f"?{query}" if query else ""
@@ -64,4 +68,9 @@ class FileOptions(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def retention(self) -> Mapping[str, str]:
         """How long what is finished is kept, in words."""
-        return {"done": self.keep_done.words, "fail": self.keep_fail.words, "unfinished": "removed after 36 hours"}
+        return {
+            "done": self.keep_done.words,
+            "fail": self.keep_fail.words,
+            "unfinished": "removed after 36 hours",
+            "history": self.history.words,
+        }

@@ -17,7 +17,9 @@ import msgspec
 from qworker.backend import Backend
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.errors import QueueNotFound
-from qworker.message import Draft, Lease, Message, QueueStats, Settle, Settlement, State, StoredMessage
+from qworker.history.memory import MemoryHistory
+from qworker.history.store import NO_HISTORY
+from qworker.message import Draft, Finished, Lease, Message, QueueStats, Settle, Settlement, State, StoredMessage
 from qworker.names import check_id, check_queue, new_id
 from qworker.url import BackendURL
 
@@ -118,6 +120,7 @@ class _Store:
         self.lock = threading.RLock()
         self.queues: dict[str, _Queue] = {}
         self.waiters: set[_Waiter] = set()
+        self.history = MemoryHistory()
 
     def wake(self, queue: str) -> None:
         for waiter in tuple(self.waiters):
@@ -158,17 +161,25 @@ class MemoryBackend(Backend):
 
     shared: ClassVar[bool] = False
 
-    def __init__(self, name: str = "", *, clock: Clock = SYSTEM_CLOCK, keep_done: bool = False) -> None:
+    def __init__(
+        self, name: str = "", *, clock: Clock = SYSTEM_CLOCK, keep_done: bool = False, history: bool = True
+    ) -> None:
         self._name = name
         self._clock = clock
         self._keep_done = keep_done
         self._store = _stores.setdefault(name, _Store())
+        self.history = self._store.history if history else NO_HISTORY
 
     @classmethod
     def from_url(cls, url: BackendURL, *, clock: Clock = SYSTEM_CLOCK) -> Self:
-        """`memory:`, `memory://NAME`; `?keep_done=1` keeps what is acked."""
-        url.only({"keep_done"})
-        return cls(url.authority + url.path, clock=clock, keep_done=url.boolean("keep_done", False))
+        """`memory:`, `memory://NAME`; `?keep_done=1` keeps what is acked, `?history=0` no events."""
+        url.only({"keep_done", "history"})
+        return cls(
+            url.authority + url.path,
+            clock=clock,
+            keep_done=url.boolean("keep_done", False),
+            history=url.boolean("history", True),
+        )
 
     async def open(self) -> None:
         """Nothing to reach."""
@@ -390,6 +401,7 @@ class MemoryBackend(Backend):
                 fail=counts[State.FAIL],
                 oldest_age=None if oldest is None else max(0.0, self._clock.time() - oldest),
                 down=held.down,
+                retention=self.history.retention,
             )
 
     async def browse(self, queue: str, state: State, limit: int = 100, offset: int = 0) -> list[StoredMessage]:

@@ -16,7 +16,9 @@ from qworker.backend import Backend
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.errors import BackendUnavailable
 from qworker.files import store_errors
-from qworker.message import Draft, Lease, QueueStats, Settle, Settlement, State, StoredMessage
+from qworker.history.directory import directory_history
+from qworker.history.store import HISTORY_OPTIONS
+from qworker.message import Draft, Finished, Lease, QueueStats, Settle, Settlement, State, StoredMessage
 from qworker.names import check_queue
 from qworker.url import BackendURL
 from qworker_mq.admin import Admin
@@ -59,6 +61,7 @@ class MqBackend(Backend):
         self._doing = f"use {self._path}"
         self._clock = clock
         self._peers = peers
+        self.history = directory_history(url, self._path, default=False, clock=clock)
         self._sync = sync
         self._daemons = daemons
         self._delay = delay
@@ -68,7 +71,7 @@ class MqBackend(Backend):
     @classmethod
     def from_url(cls, url: BackendURL, *, clock: Clock = SYSTEM_CLOCK) -> Self:
         """`mq:///root[?peers=N&sync=full|off&daemons=0&delay=SECONDS]`."""
-        url.only({"peers", "sync", "daemons", "delay"})
+        url.only({"peers", "sync", "daemons", "delay", *HISTORY_OPTIONS})
         return cls(
             url,
             clock=clock,
@@ -96,6 +99,7 @@ class MqBackend(Backend):
         while self._running:
             await asyncio.wait(self._running)
         store, self._store = self._store, None
+        await self.history.aclose()
         if store is not None:
             await self._trash.aclose()
             await store.aclose()
@@ -335,7 +339,8 @@ class MqBackend(Backend):
         """Count."""
         with store_errors(self._doing):
             self._opened()
-            return await self._admin.stats(queue)
+            found = await self._admin.stats(queue)
+        return msgspec.structs.replace(found, retention=self.history.retention)
 
     async def browse(self, queue: str, state: State, limit: int = 100, offset: int = 0) -> list[StoredMessage]:
         """Look at messages."""

@@ -38,6 +38,7 @@ _PARTS = (
     "done",
     "gone",
     "wake",
+    "history",
 )
 
 
@@ -108,7 +109,11 @@ class Administration(Backend):
             fail=fail,
             oldest_age=None if since is None else max(0.0, now / 1e6 - since),
             down=bool(down),
-            retention={"done": self._options.done.describe(), "fail": self._options.fail.describe()},
+            retention={
+                "done": self._options.done.describe(),
+                "fail": self._options.fail.describe(),
+                "history": self.history.words,
+            },
         )
 
     async def browse(self, queue: str, state: State, limit: int = 100, offset: int = 0) -> list[StoredMessage]:

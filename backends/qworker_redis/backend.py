@@ -19,7 +19,7 @@ from qworker.message import Draft, Lease, Settle, Settlement
 from qworker.names import check_id, check_queue, new_ids
 from qworker.url import BackendURL
 from qworker_redis.admin import Administration
-from qworker_redis.claims import RedisLease
+from qworker_redis.claims import DETACHED, RedisLease, resumed
 from qworker_redis.codec import decode, encode
 from qworker_redis.durable import BATCH
 from qworker_redis.links import Links
@@ -174,7 +174,7 @@ class RedisBackend(Administration):
     def _request(self, limit: int, visibility: float) -> tuple[list[Argument], str, str]:
         """Arguments of a lease; the claimant that they name, which is unlike any other; and its key of calls given up."""
         self._requests += 1
-        claimant = f"{self._holder}/{self._requests}"
+        claimant = f"{DETACHED if self.detached else ''}{self._holder}/{self._requests}"
         return [limit, int(visibility * 1e6), claimant], claimant, f"void:{claimant}"
 
     async def _leases(self, queue: str, reply: Reply) -> list[Lease]:
@@ -293,6 +293,11 @@ class RedisBackend(Administration):
         for queue, ours in grouped(leases, lambda lease: lease.message.queue).items():
             lost += self._renewals.extend(queue, cast("list[RedisLease]", ours), visibility)
         return lost
+
+    async def resume(self, queue: str, message_id: str, token: int) -> Lease | None:
+        """Find a detached lease again."""
+        reply = cast("list[Reply]", await self._links.script("look", check_queue(queue), ("id", message_id)))
+        return resumed(queue, message_id, token, reply[1:])
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[Settlement]:
         """End leases; one whose answer was lost may be repeated."""

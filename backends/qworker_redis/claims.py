@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import cast
 
-from qworker.message import Lease, Settle, Settlement
+from qworker.message import Lease, Settle, Settlement, State
+from qworker_redis.codec import decode
 from qworker_redis.options import Retention
 from qworker_redis.replies import Reply
 from qworker_redis.wire import Argument
 
-__all__ = ["Doubt", "RedisLease", "SettleBatch"]
+__all__ = ["DETACHED", "Doubt", "RedisLease", "SettleBatch", "resumed"]
+
+# In front of a claimant whose leases are held by others than its process.
+DETACHED = "detached/"
 
 _HOW = {Settle.ACK: "a", Settle.FAIL_TMP: "t", Settle.FAIL_PERM: "p", Settle.RELEASE: "r"}
 
@@ -24,6 +28,21 @@ class RedisLease(Lease, kw_only=True, eq=False):
     claim: bytes
     # Set when the answer to its settlement was lost.
     doubt: Doubt | None = None
+
+
+def resumed(queue: str, message_id: str, token: int, row: Sequence[Reply]) -> RedisLease | None:
+    """The lease that a row of the script `look` shows, if it has this token and outlives its process.
+
+    Raises:
+        BackendError: the message is damaged.
+    """
+    if not row:
+        return None
+    _, value, state, expiry, claim, _ = cast("Sequence[bytes]", row)
+    if state.decode() != State.LEASED or not claim.startswith(b"%d %b" % (token, DETACHED.encode())):
+        return None
+    message = decode(queue, message_id, value)
+    return RedisLease(message=message, token=token, expires_at=float(expiry) / 1e6, claim=claim)
 
 
 class SettleBatch:

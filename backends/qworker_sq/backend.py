@@ -16,6 +16,8 @@ from typing import ClassVar, Self
 from qworker.backend import Backend
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.errors import BadName, BadURL, NotSupported, QueueNotFound
+from qworker.history.directory import directory_history
+from qworker.history.store import HISTORY_OPTIONS
 from qworker.inotify import Watcher
 from qworker.message import Draft, Lease, QueueStats, Settle, Settlement, State, StoredMessage
 from qworker.names import check_id, check_queue
@@ -31,7 +33,7 @@ from qworker_sq.topic import Deleted, Known, Topic
 __all__ = ["SqBackend"]
 
 _CHANNEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-_OPTIONS = {"channel", "segment_size", "temporary", "sync"}
+_OPTIONS = {"channel", "segment_size", "temporary", "sync", *HISTORY_OPTIONS}
 _SMALLEST_SEGMENT = 256
 _LARGEST_SEGMENT = 1 << 30
 # Seconds between looks at the log while nothing wakes us: writers that know nothing of qworker leave no wake.
@@ -90,6 +92,7 @@ class SqBackend(Backend):
         self._segment_size = segment_size
         self._durable = durable
         self._clock = clock
+        self.history = directory_history(url, self._path, default=False, clock=clock)
         self._root = -1
         self._pool: ThreadPoolExecutor | None = None
         self._queues: dict[str, _Queue] = {}
@@ -130,6 +133,7 @@ class SqBackend(Backend):
 
     async def aclose(self) -> None:
         """Finish what is being written, and close; other processes may lease from now on."""
+        await self.history.aclose()
         while self._queues:
             await self._queues.popitem()[1].finish()
         if self._watcher is not None:
@@ -463,6 +467,7 @@ class SqBackend(Backend):
             fail=failed,
             oldest_age=None if first is None else max(0.0, now - first.message.enqueued_at),
             down=down,
+            retention=self.history.retention,
         )
 
     async def _first_ready(self, channel: Channel) -> StoredMessage | None:

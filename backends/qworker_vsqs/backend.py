@@ -16,7 +16,9 @@ from qworker.backend import Backend
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.errors import BadName, BadURL, NotSupported, QueueNotFound
 from qworker.files import FileSystem, GroupCommit, list_names, store_errors
-from qworker.message import Draft, Lease, QueueStats, Settle, Settlement, State, StoredMessage
+from qworker.history.directory import directory_history
+from qworker.history.store import HISTORY_OPTIONS
+from qworker.message import Draft, Finished, Lease, QueueStats, Settle, Settlement, State, StoredMessage
 from qworker.names import check_queue
 from qworker.url import BackendURL
 from qworker_vsqs.consume import Consumer, VsqsLease, make_message
@@ -59,6 +61,7 @@ class VsqsBackend(Backend):
         self._durable = durable
         self._clock = clock
         self._root = -1
+        self.history = directory_history(url, self._path, default=False, clock=clock)
         self._folders: dict[str, Folder] = {}
         self._watches: dict[int, Folder] = {}
         self._system: FileSystem
@@ -71,7 +74,7 @@ class VsqsBackend(Backend):
     @classmethod
     def from_url(cls, url: BackendURL, *, clock: Clock = SYSTEM_CLOCK) -> Self:
         """`vsqs:///dir[?unit=us|ms&capacity=N&timeout=SECONDS&sync=full|off]`."""
-        url.only({"unit", "capacity", "timeout", "sync"})
+        url.only({"unit", "capacity", "timeout", "sync", *HISTORY_OPTIONS})
         timeout = url.options.get("timeout")
         try:
             seconds = None if timeout is None else float(timeout)
@@ -111,6 +114,7 @@ class VsqsBackend(Backend):
     async def aclose(self) -> None:
         """Let go of everything; leases last until they expire."""
         if self._root < 0:
+        await self.history.aclose()
             return
         if self._commit is not None:
             await self._commit.aclose()
@@ -436,6 +440,7 @@ class VsqsBackend(Backend):
             oldest_age=None if oldest is None else max(0.0, self._clock.time() - oldest),
             down=self._paused(folder),
         )
+            retention=self.history.retention,
 
     async def browse(self, queue: str, state: State, limit: int = 100, offset: int = 0) -> list[StoredMessage]:
         """Look at messages."""

@@ -42,6 +42,7 @@ COMMANDS = {
     "publish": "qworker.cli.publish:command",
     "ls": "qworker.cli.ls:command",
     "stats": "qworker.cli.stats:command",
+    "top": "qworker.cli.top:command",
     "browse": "qworker.cli.browse:command",
     "explain": "qworker.cli.explain:command",
     "requeue": "qworker.cli.requeue:command",

@@ -136,14 +136,17 @@ class View:
             "running": sum(report.running for report in reports),
             "concurrency": sum(report.concurrency for report in reports),
             "queues": {stats.queue: _plain(stats) for stats in queues},
+            "finished": _finished(self._cells(reports)),
         }
 
     def metrics(self) -> str:
         """Prometheus' page."""
         reports = self._reports()
-        cells = merged([*self._past(), *(cell for report in reports for cell in report.cells)])
-        page = exposition(reports, cells, _latest(reports)[0])
+        page = exposition(reports, self._cells(reports), _latest(reports)[0])
         return page + self._app_metrics()
+
+    def _cells(self, reports: Sequence[Report]) -> list[Cell]:
+        return merged([*self._past(), *(cell for report in reports for cell in report.cells)])
 
     def _app_metrics(self) -> str:
         """What the app counts by itself with prometheus-client."""
@@ -185,3 +188,13 @@ def _plain(stats: QueueStats) -> dict[str, Any]:
         "oldest_age_s": stats.oldest_age,
         "paused": stats.down,
     }
+
+
+def _finished(cells: Iterable[Cell]) -> dict[str, dict[str, int]]:
+    """Messages that left the workers, by queue and outcome."""
+    found: dict[str, dict[str, int]] = {}
+    for cell in cells:
+        counts = found.setdefault(cell.queue, {})
+        for outcome, count in cell.outcomes.items():
+            counts[outcome] = counts.get(outcome, 0) + count
+    return found

@@ -6,24 +6,22 @@ from typing import Literal
 
 import msgspec
 
-__all__ = ["KINDS", "MOST_ERROR", "Event", "Kind", "error_line"]
+__all__ = ["KINDS", "Event", "Kind"]
 
 Kind = Literal["enqueued", "leased", "extended", "retried", "failed", "acked", "released", "lost"]
 
 KINDS: tuple[Kind, ...] = ("enqueued", "leased", "extended", "retried", "failed", "acked", "released", "lost")
 
-# Characters of an error that are kept: the whole of it is beside the failed message.
-MOST_ERROR = 300
-
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A message's transition, written by the worker that made it.
+    """A message's transition, told by the worker that made it.
 
-    Times are Unix seconds by the clock of that worker.
+    Times are Unix seconds by the clock of that worker. A message that was released untouched is told as `enqueued` again, with the
+    same `at`, when it is leased again: an event is named by its id, kind and `at`.
     """
 
     event: Kind
-    # When it happened; `enqueued`: when the message was published.
+    # When it happened; `enqueued`: when the message was published; an end: when its outcome was sent to the store, which took it.
     at: float
     queue: str
     id: str
@@ -38,13 +36,5 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     # Seconds that the handler ran: of retried, failed, acked, released and lost; None where it was not run.
     duration_s: float | None = None
     enqueued_at: float | None = None
-    # The first line, of retried, failed and lost.
+    # Why, in one line and bounded, of retried, failed and lost; the whole of it is beside the failed message.
     error: str | None = None
-
-
-def error_line(error: str | None) -> str | None:
-    """The first line of a failure that has something in it, bounded; None for none."""
-    if not error:
-        return None
-    line = next((line.strip() for line in error.splitlines() if line.strip()), "")
-    return line[:MOST_ERROR] or None

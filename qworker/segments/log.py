@@ -56,16 +56,25 @@ class Log:
         clock: gives new segments their ids.
         segment_size: bytes of new segments; None: as many as the newest has.
         durable: new segments are on the disk before anything points to them.
+        read_only: nothing is written, so that the right to read will do.
     """
 
     def __init__(
-        self, folder: int, state: StateFile, clock: Clock, segment_size: int | None, *, durable: bool = True
+        self,
+        folder: int,
+        state: StateFile,
+        clock: Clock,
+        segment_size: int | None,
+        *,
+        durable: bool = True,
+        read_only: bool = False,
     ) -> None:
         self._folder = folder
         self._state = state
         self._clock = clock
         self._wanted_size = segment_size
         self._durable = durable
+        self._flags = os.O_RDONLY if read_only else os.O_RDWR
         self._open: dict[int, _Open] = {}
         # (segment, offset, bytes): the stretch that was read last. What readers may see never changes.
         self._cached: tuple[int, int, bytes] = (0, 0, b"")
@@ -97,7 +106,7 @@ class Log:
     def _segment(self, segment: int) -> _Open:
         held = self._open.get(segment)
         if held is None:
-            fd = open_regular(segment_name(segment), self._folder)
+            fd = open_regular(segment_name(segment), self._folder, self._flags)
             held = self._open[segment] = _Open(fd, Header(id=segment))
             self._load(held)
         return held

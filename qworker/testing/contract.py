@@ -18,6 +18,7 @@ The classes have no `Test` prefix, so that only subclasses are collected. What a
 from __future__ import annotations
 
 from qworker.testing.administering import AdministeringContract
+from qworker.testing.history import HistoryContract
 from qworker.testing.leasing import LeasingContract
 from qworker.testing.publishing import PublishingContract
 from qworker.testing.reaping import ReapingContract
@@ -28,6 +29,13 @@ __all__ = ["BackendContract"]
 
 
 class BackendContract(
-    PublishingContract, LeasingContract, SettlingContract, ReapingContract, AdministeringContract, WaitingContract
+    PublishingContract,
+    LeasingContract,
+    SettlingContract,
+    ReapingContract,
+    AdministeringContract,
+    PartingContract,
+    WaitingContract,
+    HistoryContract,
 ):
     """Every rule of `qworker.backend`."""

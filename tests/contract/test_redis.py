@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
@@ -73,3 +74,38 @@ async def test_a_damaged_message_is_set_aside_and_the_others_flow(server: RedisS
     assert failed.error is not None
     assert "damaged" in failed.error
     await backend.aclose()
+
+
+async def test_detached_leases_outlive_their_process_and_are_found_by_their_token(server: RedisServer) -> None:
+    first = open_backend(server.url)
+    first.detached = True
+    await first.publish("resumed", [Draft(body=b"kept", key="k", fields={"a": "b"}), Draft(body=b"other")])
+    held, other = await first.lease("resumed", 2, 60.0)
+    await first.aclose()
+    second = open_backend(server.url)
+    second.detached = True
+    assert await second.resume("resumed", held.message.id, held.token + 1) is None
+    assert await second.resume("resumed", "unknown", held.token) is None
+    assert await second.resume("absent", held.message.id, held.token) is None
+    found = await second.resume("resumed", held.message.id, held.token)
+    assert found is not None
+    assert (found.message, found.token) == (held.message, held.token)
+    assert found.expires_at == pytest.approx(held.expires_at, abs=0.001)
+    assert await asyncio.to_thread(second.extend, [found], 90.0) == []
+    assert await second.settle([Settlement(lease=found, how=Settle.ACK)]) == []
+    assert await second.resume("resumed", held.message.id, held.token) is None
+    # What has expired and was taken by another is lost, however good the token once was.
+    server.advance(61.0)
+    assert await second.reap("resumed") == 1
+    (taken,) = await second.lease("resumed", 1, 60.0)
+    assert await second.resume("resumed", other.message.id, other.token) is None
+    assert taken.token > other.token
+    await second.aclose()
+
+
+async def test_nobody_takes_a_workers_lease_over_with_its_token(server: RedisServer) -> None:
+    worker = open_backend(server.url)
+    await worker.publish("attached", [Draft(body=b"kept")])
+    (held,) = await worker.lease("attached", 1, 60.0)
+    assert await worker.resume("attached", held.message.id, held.token) is None
+    await worker.aclose()

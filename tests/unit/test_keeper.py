@@ -115,7 +115,7 @@ class Held:
         self.over = []
         outage = Outage("keeper", structlog.get_logger(), lambda: 0.0)
         self.keeper = Keeper(
-            store, {self.run}, visibility, clock=self.clock, outage=outage, extended=lambda: self.over.append(1)
+            store, {self.run}, visibility, clock=self.clock, outage=outage, extended=lambda _: self.over.append(1)
         )
 
 

@@ -23,6 +23,7 @@ from qworker.message import Draft, Settle, Settlement
 from qworker.registry import open_backend
 from qworker_memory import MemoryBackend
 from qworker_mq.ids import new_uuids
+from tests.servers import RedisServer
 from tests.serving import Served, served
 
 Response = tuple[int, http.client.HTTPMessage, bytes]
@@ -130,8 +131,18 @@ def test_a_lease_is_extended_and_settled_by_its_token_only(server: Served) -> No
     assert ask(server, "GET", f"/-{path}")[0] == 404
 
 
-def test_a_lease_outlives_the_server(tmp_path: Path) -> None:
-    url = f"mq://{tmp_path}/root?sync=off"
+@pytest.fixture(params=["mq", "file", "redis"])
+def shared_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """A store that outlives a server."""
+    if request.param != "redis":
+        yield f"{request.param}://{tmp_path}/root?sync=off"
+        return
+    with RedisServer() as redis:
+        yield redis.url
+
+
+def test_a_lease_outlives_the_server(shared_url: str) -> None:
+    url = shared_url
     with served(open_backend(url)) as server:
         ask(server, "POST", "/q/messages", b"x")
         _, headers, _ = ask(server, "GET", "/q/messages?visibility=600")

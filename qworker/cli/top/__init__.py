@@ -1,0 +1,91 @@
+"""`qworker top`: the queues, live."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+import click
+
+from qworker.cli.common import URLCommand, json_option, opened, run
+from qworker.cli.output import print_json, print_table, say
+from qworker.cli.top.cells import COLUMNS, cells, heading
+from qworker.cli.top.look import Look, Looker
+from qworker.errors import MissingExtra
+from qworker.names import check_queue
+
+__all__ = ["command"]
+
+
+@click.command("top", cls=URLCommand)
+@click.argument("url")
+@click.argument("queue", required=False, type=check_queue)
+@click.option(
+    "--interval",
+    type=click.FloatRange(0.1),
+    default=2.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long to wait between two looks; longer where a look takes long.",
+)
+@click.option(
+    "--health",
+    metavar="HOST:PORT",
+    multiple=True,
+    help="A worker's health port, which counts what was done; may be given several times.",
+)
+@click.option("--once", is_flag=True, help="Look twice, print one table, and end; so it is where there is no terminal.")
+@json_option
+def command(url: str, queue: str | None, interval: float, health: tuple[str, ...], once: bool, json: bool) -> None:
+    r"""Watch the queues of a backend: how many messages are where, how fast that changes, and who works.
+
+    backlog/s: how fast ready, leased and delayed messages together grow. done/s, failed/s: what workers have finished, where
+    --health names them. workers: those that hold a lease. Needs the extra "tui" on a terminal.
+
+    \b
+    Keys: q leaves, space pauses, r looks now, s sorts by the next column.
+
+    \b
+    Examples:
+      qworker top file://./spool
+      qworker top redis://localhost/0 --health 127.0.0.1:8080
+      qworker top file://./spool --once --json
+    """
+    if once or json or not sys.stdout.isatty():
+        look = run(_once(url, queue, health, interval))
+        if json:
+            print_json(look)
+        else:
+            _print(look)
+        return
+    try:
+        from qworker.cli.top.screen import TopScreen
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in {"textual", "rich"}:
+            raise
+        raise MissingExtra("tui", "qworker top on a terminal (all but --once)") from error
+
+    async def watch() -> None:
+        async with opened(url) as backend:
+            looker = Looker(backend, queue, health)
+            await TopScreen(looker.look, await looker.look(), interval).run_async()
+
+    run(watch())
+
+
+async def _once(url: str, queue: str | None, health: tuple[str, ...], interval: float) -> Look:
+    async with opened(url) as backend:
+        looker = Looker(backend, queue, health)
+        await looker.look()
+        await asyncio.sleep(interval)
+        return await looker.look()
+
+
+def _print(look: Look) -> None:
+    say(heading(look))
+    if look.rows:
+        print_table(COLUMNS, [cells(row) for row in look.rows])
+    else:
+        say("no queues yet: `qworker run`, `enqueue` or `install` makes them")
+    if look.problem is not None:
+        say(look.problem, err=True)

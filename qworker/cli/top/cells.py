@@ -1,0 +1,50 @@
+"""A look as text: the same columns on the screen and in one table."""
+
+from __future__ import annotations
+
+from qworker.cli.output import span
+from qworker.cli.top.look import Look, Row
+
+__all__ = ["COLUMNS", "cells", "heading"]
+
+COLUMNS = (
+    "queue",
+    "ready",
+    "leased",
+    "delayed",
+    "failed",
+    "backlog/s",
+    "done/s",
+    "failed/s",
+    "oldest",
+    "workers",
+    "note",
+)
+
+
+def cells(row: Row) -> tuple[str, ...]:
+    """A row's texts, one for each of `COLUMNS`."""
+    counts = (f"{count:,}" for count in (row.ready, row.leased, row.delayed, row.failed))
+    rates = (_signed(row.backlog_rate), _number(row.done_rate), _number(row.failed_rate))
+    return (row.queue, *counts, *rates, span(row.oldest_age), str(row.workers), "down" if row.down else "")
+
+
+def heading(look: Look) -> str:
+    """What stands above the table."""
+    if look.fleet is None:
+        return look.backend
+    fleet = look.fleet
+    return f"{look.backend}   {fleet.workers} workers, {fleet.running:,} of {fleet.concurrency:,} handlers at work"
+
+
+def _number(rate: float | None) -> str:
+    if rate is None:
+        return "-"
+    return f"{rate:,.1f}" if rate < 100 else f"{rate:,.0f}"
+
+
+def _signed(rate: float | None) -> str:
+    if rate is None:
+        return "-"
+    # What rounds to nothing has no sign.
+    return f"{rate:+,.0f}" if abs(rate) >= 100 else f"{rate:+,.1f}" if abs(rate) >= 0.05 else "0.0"

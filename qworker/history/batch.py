@@ -1,0 +1,177 @@
+"""What is stored: transitions of many messages in one record, in columns. Readers make `Event`s of it.
+
+A record is one JSON object with the fields of `EventBatch`. A column whose value is the same for all messages is that value, else
+a list as long as `id`. A worker tells most messages once, when they end: such a record also says when they were leased and
+published (`begins`), so that no id is written three times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import groupby, repeat
+from typing import TypeVar, cast
+
+import msgspec
+
+from qworker.history.event import Event, Kind
+
+__all__ = ["EventBatch", "batches_of", "decode_batch", "encode_batch"]
+
+T = TypeVar("T")
+
+# Messages in one record; readers read whole records.
+_MOST = 256
+
+
+class EventBatch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+    """One transition of each of some messages of one queue."""
+
+    event: Kind
+    queue: str
+    worker: str
+    # Unix seconds.
+    at: float | list[float]
+    id: list[str]
+    task: str | list[str | None] | None = None
+    tries: int | list[int] = 0
+    token: int | list[int | None] | None = None
+    enqueued_at: float | list[float | None] | None = None
+    # Microseconds that the handler ran.
+    duration_us: int | list[int | None] | None = None
+    error: str | list[str | None] | None = None
+    # True: the messages' leases (at `leased_at`) are told by this record too, and before them the publish of those without tries.
+    begins: bool = False
+    leased_at: float | list[float | None] | None = None
+
+    def events(self) -> list[Event]:
+        """The transitions, each message's in their order."""
+        found: list[Event] = []
+        for at, name, task, tries, token, enqueued_at, duration, error, leased_at in self._rows():
+            known = _Known(self.queue, self.worker, name, task, tries, enqueued_at)
+            if self.begins and tries == 0 and enqueued_at:
+                found.append(known.event("enqueued", enqueued_at))
+            if self.begins and self.event != "leased" and leased_at is not None:
+                found.append(known.event("leased", leased_at, token))
+            seconds = None if duration is None else duration / 1e6
+            found.append(known.event(self.event, at, token, seconds, error))
+        return found
+
+    def _rows(
+        self,
+    ) -> Iterator[
+        tuple[
+            float,
+            str,
+            str | None,
+            int,
+            int | None,
+            float | None,
+            int | None,
+            str | None,
+            float | None,
+        ]
+    ]:
+        return zip(
+            _column(self.at),
+            self.id,
+            _column(self.task),
+            _column(self.tries),
+            _column(self.token),
+            _column(self.enqueued_at),
+            _column(self.duration_us),
+            _column(self.error),
+            _column(self.leased_at),
+            strict=False,
+        )
+
+
+class _Known(msgspec.Struct, frozen=True, gc=False):
+    """What every event of one message says."""
+
+    queue: str
+    worker: str
+    id: str
+    task: str | None
+    tries: int
+    enqueued_at: float | None
+
+    def event(
+        self, kind: Kind, at: float, token: int | None = None, duration_s: float | None = None, error: str | None = None
+    ) -> Event:
+        return Event(
+            event=kind,
+            at=at,
+            queue=self.queue,
+            id=self.id,
+            task=self.task,
+            tries=self.tries,
+            worker=self.worker,
+            token=token,
+            duration_s=duration_s,
+            enqueued_at=self.enqueued_at,
+            error=error,
+        )
+
+
+def _column(value: T | list[T]) -> Iterable[T]:
+    return cast("list[T]", value) if isinstance(value, list) else repeat(value)
+
+
+def batches_of(events: Iterable[Event]) -> list[EventBatch]:
+    """Batches that tell these events in this order."""
+    batches: list[EventBatch] = []
+    for (kind, queue, worker), run in groupby(events, lambda one: (one.event, one.queue, one.worker)):
+        rows = list(run)
+        for first in range(0, len(rows), _MOST):
+            some = rows[first : first + _MOST]
+            batches.append(
+                EventBatch(
+                    event=kind,
+                    queue=queue,
+                    worker=worker,
+                    at=[row.at for row in some],
+                    id=[row.id for row in some],
+                    task=[row.task for row in some],
+                    tries=[row.tries for row in some],
+                    token=[row.token for row in some],
+                    enqueued_at=[row.enqueued_at for row in some],
+                    duration_us=[None if row.duration_s is None else round(row.duration_s * 1e6) for row in some],
+                    error=[row.error for row in some],
+                )
+            )
+    return batches
+
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(EventBatch).decode
+
+
+def encode_batch(batch: EventBatch) -> bytes:
+    """A record's payload."""
+    try:
+        return _encode(batch)
+    except UnicodeEncodeError:
+        # A name from outside that is no text.
+        return _encode(
+            msgspec.structs.replace(
+                batch, id=[_text(name) for name in batch.id], task=_cleaned(batch.task), error=_cleaned(batch.error)
+            )
+        )
+
+
+def _cleaned(column: str | list[str | None] | None) -> str | list[str | None] | None:
+    if isinstance(column, list):
+        return [None if text is None else _text(text) for text in column]
+    return None if column is None else _text(column)
+
+
+def _text(text: str) -> str:
+    return text.encode(errors="replace").decode()
+
+
+def decode_batch(payload: bytes) -> EventBatch | None:
+    """What a record says; None for one that is damaged, or none of ours."""
+    try:
+        return _decode(payload)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None

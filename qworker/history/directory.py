@@ -1,0 +1,309 @@
+"""The history in a directory: `.history/` beside the queues, with one log per process, each an sq topic.
+
+Any process may read all of it at any time. `sq:///root/.history` opens it too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+import structlog
+
+from qworker import events
+from qworker.clock import SYSTEM_CLOCK, Clock
+from qworker.errors import UsageError
+from qworker.files import store_errors
+from qworker.history.batch import EventBatch, decode_batch, encode_batch
+from qworker.history.event import Event
+from qworker.history.retention import prune, remove_log
+from qworker.history.store import NO_HISTORY, HistoryOptions, HistoryStore, in_order
+from qworker.history.writer import Busy, Writer, is_dead
+from qworker.names import check_queue, printable
+from qworker.segments.disk import open_directory, open_regular
+from qworker.segments.format import position, segment_name, split
+from qworker.segments.log import Log
+from qworker.segments.state import StateFile
+from qworker.url import BackendURL
+
+__all__ = ["DirectoryHistory", "directory_history"]
+
+FOLDER = ".history"
+# Seconds between two looks at what is kept too long, and after which a store that failed is tried again.
+_PRUNING = 60.0
+_PAUSE = 30.0
+# Records that wait for a lock; more are dropped.
+_MOST_WAITING = 1000
+# Records read at once; after so many bytes others on the loop get their turn.
+_RECORDS = 8
+
+
+def directory_history(
+    url: BackendURL, directory: str | os.PathLike[str], *, default: bool, clock: Clock = SYSTEM_CLOCK
+) -> HistoryStore:
+    """The history of a directory backend, as its URL says; see `HISTORY_OPTIONS`.
+
+    Args:
+        url: of the backend.
+        directory: the root of its queues.
+        default: whether there is one where the URL says nothing: not where foreign programs own the directory.
+        clock: the backend's.
+
+    Raises:
+        BadURL: an option makes no sense.
+    """
+    options = HistoryOptions.from_url(url, default=default)
+    return DirectoryHistory(os.fspath(directory), options, clock=clock) if options.on else NO_HISTORY
+
+
+class DirectoryHistory(HistoryStore):
+    """Logs in a directory; see the module.
+
+    Args:
+        directory: the root of the queues; the history is in `.history/` there.
+        options: how long events are kept.
+        clock: of the backend.
+        shared: the directory's group may read it.
+    """
+
+    def __init__(
+        self, directory: str, options: HistoryOptions, *, clock: Clock = SYSTEM_CLOCK, shared: bool = False
+    ) -> None:
+        self._path = os.path.join(directory, FOLDER)
+        self._options = options
+        self._clock = clock
+        self._shared = shared
+        self._root = -1
+        self._writer: Writer | None = None
+        self._waiting: list[bytes] = []
+        # Monotonic seconds: nothing is written before; 0: all is well.
+        self._paused_until = 0.0
+        self._pruned_at = float("-inf")
+        self._pruning: asyncio.Task[None] | None = None
+        self._log: Any = structlog.get_logger("qworker.history")
+
+    @property
+    def words(self) -> str:
+        """For people."""
+        return self._options.words
+
+    # -- writing -----------------------------------------------------------------------------------------------------
+
+    def record(self, batches: Sequence[EventBatch]) -> None:
+        """Append to this process's log."""
+        now = self._clock.monotonic()
+        if now < self._paused_until:
+            return
+        self._waiting += map(encode_batch, batches)
+        try:
+            self._write()
+            self._prune(now)
+        except OSError as error:
+            self._waiting.clear()
+            self._pause(error, now)
+        else:
+            self._go_on()
+
+    def _write(self) -> None:
+        if not self._waiting:
+            return
+        if self._writer is None or not self._writer.alive:
+            self._begin()
+        assert self._writer is not None
+        try:
+            self._writer.append(self._waiting)
+        except Busy:
+            del self._waiting[:-_MOST_WAITING]
+        else:
+            self._waiting.clear()
+
+    def _begin(self) -> None:
+        self._close()
+        mode = 0o2770 if self._shared else 0o700
+        try:
+            os.mkdir(self._path, mode)
+            os.chmod(self._path, mode)
+        except FileExistsError:
+            pass
+        self._root = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        self._writer = Writer(self._root, self._clock, shared=self._shared)
+
+    def _pause(self, error: OSError, now: float) -> None:
+        if not self._paused_until:
+            self._log.warning(
+                events.HISTORY_PAUSED,
+                directory=self._path,
+                **{events.ERROR_TYPE: type(error).__name__, events.ERROR: error.strerror or str(error)},
+            )
+        self._paused_until = now + _PAUSE
+        self._close()
+
+    def _go_on(self) -> None:
+        if self._paused_until:
+            self._paused_until = 0.0
+            self._log.warning(events.HISTORY_RESUMED, directory=self._path)
+
+    def _prune(self, now: float) -> None:
+        if now - self._pruned_at < _PRUNING or self._root < 0 or self._pruning is not None:
+            return
+        self._pruned_at = now
+        self._pruning = asyncio.get_running_loop().create_task(self._prune_all(), name="qworker-history-retention")
+
+    async def _prune_all(self) -> None:
+        try:
+            root = open_directory(self._path)
+            try:
+                await prune(root, self._options.age, self._options.size, self._clock.time())
+            finally:
+                os.close(root)
+        except OSError as error:
+            self._log.warning(events.HISTORY_KEPT, directory=self._path, **{events.ERROR: error.strerror or str(error)})
+        finally:
+            self._pruning = None
+
+    def _close(self) -> None:
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            writer.close()
+        if self._root >= 0:
+            os.close(self._root)
+            self._root = -1
+
+    async def aclose(self) -> None:
+        """Write what waits, and let go of the log."""
+        for _ in range(100):
+            if not self._waiting:
+                break
+            self.record([])
+            await asyncio.sleep(0.01)
+        self._waiting.clear()
+        if self._pruning is not None:
+            self._pruning.cancel()
+            await asyncio.wait([self._pruning])
+        self._close()
+
+    # -- reading -----------------------------------------------------------------------------------------------------
+
+    async def parts(self) -> list[str]:
+        """The logs."""
+        with store_errors(f"list {self._path}"):
+            try:
+                names = os.listdir(self._path)
+            except FileNotFoundError:
+                return []
+            return sorted(name for name in names if name[0] != "." and os.path.isfile(f"{self._path}/{name}/state"))
+
+    @contextmanager
+    def _opened(self, part: str) -> Generator[tuple[int, Log, StateFile] | None]:
+        """A log to read; None when it is gone."""
+        check_queue(part)
+        descriptors: list[int] = []
+        log: Log | None = None
+        try:
+            with store_errors(f"read the history in {self._path}"):
+                try:
+                    descriptors.append(open_directory(f"{self._path}/{part}"))
+                    descriptors.append(open_regular("state", descriptors[0], os.O_RDONLY))
+                except FileNotFoundError:
+                    yield None
+                    return
+                state = StateFile(descriptors[1])
+                log = Log(descriptors[0], state, self._clock, None, read_only=True)
+                yield descriptors[0], log, state
+        finally:
+            if log is not None:
+                log.close()
+            for fd in descriptors:
+                os.close(fd)
+
+    async def read(self, part: str, after: str | None, limit: int) -> tuple[list[Event], str | None]:
+        """See `Backend.read_history`."""
+        place, skip = _parsed(after)
+        found: list[Event] = []
+        with self._opened(part) as opened:
+            while opened is not None and len(found) < limit:
+                _, log, state = opened
+                records, following = log.read(place, _RECORDS, state.place(0))
+                if not records:
+                    break
+                for own, payload in records:
+                    told = _events(payload)
+                    # Retention may have removed the record that `after` pointed into.
+                    first = skip if own == place else 0
+                    some = told[first : first + limit - len(found)]
+                    found += some
+                    if first + len(some) < len(told):
+                        return found, _position(own, first + len(some))
+                place, skip = following, 0
+                after = _position(following, 0)
+                await asyncio.sleep(0)
+        return found, after
+
+    async def of_message(self, queue: str, message_id: str) -> list[Event]:
+        """See `Backend.message_history`: records without the id are passed over undecoded."""
+        needle = msgspec.json.encode(message_id)
+        found: list[Event] = []
+        for part in await self.parts():
+            place = 0
+            with self._opened(part) as opened:
+                while opened is not None:
+                    _, log, state = opened
+                    records, place = log.read(place, _RECORDS, state.place(0))
+                    if not records:
+                        break
+                    for _, payload in records:
+                        if needle in payload:
+                            found += [one for one in _events(payload) if one.id == message_id and one.queue == queue]
+                    await asyncio.sleep(0)
+        return in_order(found)
+
+    async def forget(self, part: str, until: str) -> None:
+        """Remove the segments that lie wholly before, and the whole log where its process is dead and all of it does."""
+        place = _parsed(until)[0]
+        with self._opened(part) as opened:
+            if opened is None:
+                return
+            folder, log, state = opened
+            end = state.place(0)
+            if place >= end and is_dead(folder):
+                root = open_directory(self._path)
+                try:
+                    remove_log(root, part)
+                finally:
+                    os.close(root)
+                return
+            for segment in log.segments():
+                if segment < min(split(place)[0], split(end)[0]):
+                    try:
+                        os.unlink(segment_name(segment), dir_fd=folder)
+                    except FileNotFoundError:
+                        continue
+
+
+def _events(payload: bytes) -> list[Event]:
+    batch = decode_batch(payload)
+    return [] if batch is None else batch.events()
+
+
+def _position(place: int, given: int) -> str:
+    segment, offset = split(place)
+    return f"{segment:020d}-{offset:010d}-{given:06d}"
+
+
+def _parsed(text: str | None) -> tuple[int, int]:
+    """The place of a record, and how many of its events were given.
+
+    Raises:
+        UsageError: it is no position.
+    """
+    if text is None:
+        return 0, 0
+    try:
+        segment, offset, given = map(int, text.split("-"))
+    except ValueError:
+        raise UsageError(f"{printable(text)!r} is no position in a history") from None
+    return position(segment, offset), given

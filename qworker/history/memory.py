@@ -1,0 +1,74 @@
+"""The history of queues in memory: the newest so many messages' events."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Sequence
+
+from qworker.history.batch import EventBatch
+from qworker.history.event import Event
+from qworker.history.store import HistoryStore
+
+__all__ = ["MemoryHistory"]
+
+_MOST = 50_000
+_PART = "memory"
+
+
+class MemoryHistory(HistoryStore):
+    """One bounded log, shared by every loop of this process."""
+
+    def __init__(self, most: int = _MOST) -> None:
+        self._most = most
+        self._lock = threading.Lock()
+        # (number, batch); the numbers have no gaps.
+        self._batches: deque[tuple[int, EventBatch]] = deque()
+        self._next = 1
+        self._messages = 0
+
+    def record(self, batches: Sequence[EventBatch]) -> None:
+        """Keep events, and let the oldest go."""
+        with self._lock:
+            for batch in batches:
+                self._batches.append((self._next, batch))
+                self._next += 1
+                self._messages += len(batch.id)
+            while self._messages > self._most and len(self._batches) > 1:
+                self._messages -= len(self._batches.popleft()[1].id)
+
+    async def parts(self) -> list[str]:
+        """One, where anything was recorded."""
+        return [_PART] if self._batches else []
+
+    async def read(self, part: str, after: str | None, limit: int) -> tuple[list[Event], str | None]:
+        """See `Backend.read_history`."""
+        number, given = (0, 0) if after is None else tuple(map(int, after.split("-")))
+        with self._lock:
+            batches = [(own, batch) for own, batch in self._batches if own >= number and part == _PART]
+        found: list[Event] = []
+        for own, batch in batches:
+            events = batch.events()
+            skip = given if own == number else 0
+            some = events[skip : skip + limit - len(found)]
+            found += some
+            if skip + len(some) < len(events):
+                return found, _position(own, skip + len(some))
+            after = _position(own + 1, 0)
+        return found, after
+
+    async def forget(self, part: str, until: str) -> None:
+        """Drop the batches that lie wholly before."""
+        number = int(until.split("-", maxsplit=1)[0])
+        with self._lock:
+            while part == _PART and self._batches and self._batches[0][0] < number:
+                self._messages -= len(self._batches.popleft()[1].id)
+
+    @property
+    def words(self) -> str:
+        """For people."""
+        return f"of the newest {self._most:,} messages"
+
+
+def _position(number: int, given: int) -> str:
+    return f"{number:020d}-{given:06d}"

@@ -1,0 +1,132 @@
+"""What of a directory's logs is kept no longer: old segments, the oldest beyond a size, and the whole logs of the dead."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import shutil
+
+import msgspec
+
+from qworker.history.writer import is_dead
+from qworker.segments.disk import open_directory
+from qworker.segments.format import segment_name
+from qworker.segments.log import Log
+
+__all__ = ["prune", "remove_log"]
+
+# A directory that is being removed.
+_GONE = ".gone-"
+# Seconds after which a directory that never became a log is a stray.
+_STRAY = 3600.0
+
+
+class _Segment(msgspec.Struct, frozen=True):
+    """One segment's file."""
+
+    # Unix seconds of its last write.
+    at: float
+    log: str
+    id: int
+    # Bytes on the disk.
+    size: int
+    # A living process may be writing it.
+    in_use: bool
+
+
+async def prune(root: int, age: float, size: int, now: float) -> int:
+    """Remove what is older than `age` seconds, and the oldest of what is beyond `size` bytes; count the segments.
+
+    Other processes may do the same at the same time.
+
+    Raises:
+        OSError: something cannot be looked at or removed.
+    """
+    segments: list[_Segment] = []
+    for name in os.listdir(root):
+        if name.startswith(_GONE):
+            _remove_tree(root, name)
+        elif name[0] != ".":
+            segments += _segments(root, name, now)
+        await asyncio.sleep(0)
+    segments.sort(key=lambda one: one.at)
+    total = sum(one.size for one in segments)
+    count = 0
+    for one in segments:
+        if one.at >= now - age and total <= size:
+            break
+        if not one.in_use and _remove_segment(root, one):
+            count += 1
+            total -= one.size
+            await asyncio.sleep(0)
+    for log in {one.log for one in segments if not one.in_use}:
+        _remove_if_empty(root, log)
+    return count
+
+
+def remove_log(root: int, name: str) -> None:
+    """Remove a whole log. Idempotent.
+
+    Raises:
+        OSError: it cannot be removed.
+    """
+    gone = f"{_GONE}{secrets.token_hex(8)}"
+    try:
+        os.rename(name, gone, src_dir_fd=root, dst_dir_fd=root)
+    except FileNotFoundError:
+        return
+    _remove_tree(root, gone)
+
+
+def _segments(root: int, name: str, now: float) -> list[_Segment]:
+    try:
+        folder = open_directory(name, root)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    try:
+        ids = Log.listed(folder)
+        dead = is_dead(folder)
+        if not ids and dead and os.fstat(folder).st_mtime < now - _STRAY:
+            remove_log(root, name)
+        found: list[_Segment] = []
+        for own in ids:
+            try:
+                status = os.stat(segment_name(own), dir_fd=folder, follow_symlinks=False)
+            except FileNotFoundError:
+                continue
+            in_use = own == ids[-1] and not dead
+            found.append(_Segment(status.st_mtime, name, own, status.st_blocks * 512, in_use))
+        return found
+    finally:
+        os.close(folder)
+
+
+def _remove_segment(root: int, segment: _Segment) -> bool:
+    try:
+        os.unlink(f"{segment.log}/{segment_name(segment.id)}", dir_fd=root)
+    except FileNotFoundError:
+        # Another process was quicker.
+        return False
+    return True
+
+
+def _remove_if_empty(root: int, log: str) -> None:
+    try:
+        folder = open_directory(log, root)
+    except FileNotFoundError:
+        return
+    try:
+        empty = not Log.listed(folder) and is_dead(folder)
+    finally:
+        os.close(folder)
+    if empty:
+        remove_log(root, log)
+
+
+def _remove_tree(root: int, name: str) -> None:
+    try:
+        shutil.rmtree(name, dir_fd=root)
+    except FileNotFoundError:
+        # Another process removes it too.
+        return

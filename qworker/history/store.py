@@ -1,0 +1,154 @@
+"""Where events are kept. A backend has one of these, and passes the calls of its contract on to it."""
+
+from __future__ import annotations
+
+import abc
+import re
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+import msgspec
+
+from qworker.errors import BadURL
+from qworker.history.batch import EventBatch
+from qworker.history.event import Event
+from qworker.url import BackendURL
+
+__all__ = ["HISTORY_OPTIONS", "NO_HISTORY", "HistoryOptions", "HistoryStore", "NoHistory"]
+
+# What a URL may say of the history: `BackendURL.only` has to know.
+HISTORY_OPTIONS = frozenset({"history", "keep_history"})
+
+_PAGE = 1000
+_SIZE = 512 << 20
+_AGE_UNITS = {"m": 60.0, "h": 3600.0, "d": 86400.0}
+_SIZE_UNITS = {"M": 1 << 20, "G": 1 << 30}
+_KEEP = re.compile(r"(\d{1,9})([mhdMG])")
+
+
+class HistoryStore(abc.ABC):
+    """Append-only logs of events. Belongs to one event loop."""
+
+    # False: nothing is kept, and nobody need record anything.
+    on: ClassVar[bool] = True
+
+    @abc.abstractmethod
+    def record(self, batches: Sequence[EventBatch]) -> None:
+        """Keep events; cheap, on the loop's thread.
+
+        Never raises because of the store: when it is full or broken that is logged once, and nothing is kept until it is well.
+        """
+
+    @abc.abstractmethod
+    async def parts(self) -> list[str]:
+        """The logs, which can be read in parallel; sorted."""
+
+    @abc.abstractmethod
+    async def read(self, part: str, after: str | None, limit: int) -> tuple[list[Event], str | None]:
+        """See `Backend.read_history`."""
+
+    @abc.abstractmethod
+    async def forget(self, part: str, until: str) -> None:
+        """See `Backend.forget_history`."""
+
+    async def of_message(self, queue: str, message_id: str) -> list[Event]:
+        """See `Backend.message_history`."""
+        found: list[Event] = []
+        for part in await self.parts():
+            after: str | None = None
+            while True:
+                page, after = await self.read(part, after, _PAGE)
+                if not page:
+                    break
+                found += [event for event in page if event.id == message_id and event.queue == queue]
+        return in_order(found)
+
+    @property
+    @abc.abstractmethod
+    def words(self) -> str:
+        """For how long events are kept, for people."""
+
+    @property
+    def retention(self) -> Mapping[str, str]:
+        """What `QueueStats.retention` says of it."""
+        return {"history": self.words} if self.on else {}
+
+    async def aclose(self) -> None:
+        """Let go of everything, after what was recorded is kept. Idempotent; the next call begins anew."""
+        return
+
+
+class NoHistory(HistoryStore):
+    """Keeps nothing."""
+
+    on: ClassVar[bool] = False
+
+    def record(self, batches: Sequence[EventBatch]) -> None:
+        """Keep nothing."""
+
+    async def parts(self) -> list[str]:
+        """None."""
+        return []
+
+    async def read(self, part: str, after: str | None, limit: int) -> tuple[list[Event], str | None]:
+        """Nothing."""
+        return [], after
+
+    async def forget(self, part: str, until: str) -> None:
+        """Nothing to forget."""
+
+    @property
+    def words(self) -> str:
+        """For people."""
+        return "not kept"
+
+
+NO_HISTORY = NoHistory()
+
+
+def in_order(events: list[Event]) -> list[Event]:
+    """Events of several parts by their time; those of one moment stay in the order of their part."""
+    return sorted(events, key=lambda event: event.at)
+
+
+class HistoryOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """`?history=0|1&keep_history=7d,512M`."""
+
+    on: bool = True
+    # Seconds for which, and bytes of which, events are kept.
+    age: float = 7 * 86400.0
+    size: int = _SIZE
+
+    @classmethod
+    def from_url(cls, url: BackendURL, *, default: bool, size: int = _SIZE) -> HistoryOptions:
+        """Read a URL's options; where it says nothing, there is a history if `default`, of at most `size` bytes.
+
+        Raises:
+            BadURL: one makes no sense.
+        """
+        options = cls(on=url.boolean("history", default), size=size)
+        for text in filter(None, url.options.get("keep_history", "").split(",")):
+            match = _KEEP.fullmatch(text)
+            if match is None or int(match[1]) == 0:
+                raise BadURL(
+                    f"{url.masked}: keep_history is an age like 7d or 12h, a size like 512M or 4G, or both with a comma"
+                    f" between them, not {text!r}"
+                )
+            if match[2] in _AGE_UNITS:
+                options = msgspec.structs.replace(options, age=int(match[1]) * _AGE_UNITS[match[2]])
+            else:
+                options = msgspec.structs.replace(options, size=int(match[1]) * _SIZE_UNITS[match[2]])
+        return options
+
+    @property
+    def words(self) -> str:
+        """For people."""
+        if not self.on:
+            return NO_HISTORY.words
+        return f"kept for {_in_units(self.age, _AGE_UNITS)}, at most {_in_units(self.size, _SIZE_UNITS)}"
+
+
+def _in_units(amount: float, units: dict[str, float] | dict[str, int]) -> str:
+    """In the largest unit that needs no fraction."""
+    unit, size = next((u, s) for u, s in reversed(units.items()) if amount % s == 0)
+    return f"{amount / size:g}{unit}"

@@ -1,0 +1,169 @@
+"""One process's log: an sq topic that this process makes when it has something to tell, and appends to with plain writes.
+
+    <root>/.history/<host>-<pid>-<nonce>/
+        state, <id>.q          the topic, as `sq:` has it
+        .qworker/writer        flocked while the process lives; the boot inside
+        .qworker/lock          the topic's lock, as the sq backend takes it: held for each append
+
+Nothing is synced. The write position moves after the records, so that a process that dies between the two leaves a tail that no
+reader looks at; after a power cut a record may be torn, which its crc tells.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import re
+import secrets
+import socket
+from collections.abc import Sequence
+
+from qworker.clock import Clock
+from qworker.files import boot_id
+from qworker.segments.disk import make_directory, open_directory, open_regular, write_all, write_new
+from qworker.segments.format import segment_name, split
+from qworker.segments.log import Log
+from qworker.segments.state import StateFile, encode_state
+
+__all__ = ["Busy", "Writer", "is_dead"]
+
+_SIDE, _WRITER = ".qworker", "writer"
+_SEGMENT = 4 << 20
+_STATE = "state"
+
+
+class Busy(Exception):
+    """Another program holds the topic's lock for a moment."""
+
+
+class Writer:
+    """A new log of this process.
+
+    Args:
+        root: the descriptor of the directory of logs.
+        clock: gives segments their ids.
+        shared: the group may read and delete it.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+
+    def __init__(self, root: int, clock: Clock, *, shared: bool) -> None:
+        self._shared = shared
+        self._fds: list[int] = []
+        self.name = _new_name()
+        os.mkdir(self.name, 0o770 if shared else 0o700, dir_fd=root)
+        try:
+            self._make(root, clock)
+        except OSError:
+            self.close()
+            raise
+
+    def _make(self, root: int, clock: Clock) -> None:
+        folder = self._held(open_directory(self.name, root))
+        side = self._held(make_directory(_SIDE, folder))
+        sign = self._held(open_regular(_WRITER, side, os.O_RDWR | os.O_CREAT))
+        # Whoever tries whether we live holds it for an instant.
+        fcntl.flock(sign, fcntl.LOCK_EX)
+        write_all(sign, boot_id().encode(), 0)
+        self._lock = self._held(open_regular("lock", side, os.O_RDWR | os.O_CREAT))
+        self._folder = folder
+        first = Log.make_first(folder, clock, _SEGMENT, durable=False)
+        # Last: a directory without it is no topic.
+        write_new(_STATE, folder, encode_state(first, []), durable=False)
+        self._state = StateFile(self._held(open_regular(_STATE, folder)))
+        self._log = Log(folder, self._state, clock, _SEGMENT, durable=False)
+        self._segment = split(first)[0]
+        self._identity = _identity(folder)
+        self._root = root
+        if self._shared:
+            os.chmod(_SIDE, 0o770, dir_fd=folder)
+            for name in (_STATE, segment_name(self._segment), f"{_SIDE}/{_WRITER}", f"{_SIDE}/lock"):
+                os.chmod(name, 0o660, dir_fd=folder)
+
+    def _held(self, fd: int) -> int:
+        self._fds.append(fd)
+        return fd
+
+    @property
+    def alive(self) -> bool:
+        """Whether the directory is still there: somebody may have removed it."""
+        try:
+            found = os.stat(self.name, dir_fd=self._root, follow_symlinks=False)
+        except FileNotFoundError:
+            return False
+        return (found.st_dev, found.st_ino) == self._identity
+
+    def append(self, payloads: Sequence[bytes]) -> None:
+        """Append records.
+
+        Raises:
+            Busy: try again later; nothing was written.
+            OSError: nothing was written that readers see.
+        """
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise Busy from None
+        try:
+            # Whoever had the lock before may have written too.
+            at = self._state.place(0)
+            try:
+                places, end = self._log.plan([len(payload) for payload in payloads], at)
+                self._log.write(list(payloads), places, at)
+            except OSError:
+                self._log.undo(at)
+                raise
+            self._state.move(0, end)
+        finally:
+            fcntl.flock(self._lock, fcntl.LOCK_UN)
+        self._log.unsynced.clear()
+        if split(end)[0] != self._segment:
+            self._rolled(split(end)[0])
+
+    def _rolled(self, segment: int) -> None:
+        # The descriptors of the segments before; what is needed is opened again.
+        self._log.close()
+        self._segment = segment
+        if self._shared:
+            os.chmod(segment_name(segment), 0o660, dir_fd=self._folder)
+
+    def close(self) -> None:
+        """Let go of the log: it is a dead process's from now on. Idempotent."""
+        if hasattr(self, "_log"):
+            self._log.close()
+        for fd in self._fds:
+            os.close(fd)
+        self._fds.clear()
+
+
+def _new_name() -> str:
+    host = re.sub(r"[^A-Za-z0-9.-]", "-", socket.gethostname())[:40].strip(".-") or "host"
+    return f"{host}-{os.getpid()}-{secrets.token_hex(4)}"
+
+
+def _identity(folder: int) -> tuple[int, int]:
+    found = os.fstat(folder)
+    return found.st_dev, found.st_ino
+
+
+def is_dead(folder: int) -> bool:
+    """Whether no living process writes the log in this directory.
+
+    Raises:
+        OSError: that cannot be told.
+    """
+    try:
+        fd = os.open(f"{_SIDE}/{_WRITER}", os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+    except FileNotFoundError:
+        return True
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in {errno.EWOULDBLOCK, errno.EACCES}:
+            return False
+        raise
+    finally:
+        os.close(fd)
+    return True
