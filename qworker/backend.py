@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import ClassVar, Self
 
 from qworker.clock import SYSTEM_CLOCK, Clock
@@ -99,6 +100,23 @@ class Backend(abc.ABC):
             PublishFailed: the outcome is unknown.
             NotSupported: priority, key, or an id that the protocol has no place for.
         """
+
+    def staging(self, queue: str, job: str, *, folder: Path | None = None) -> Staging:
+        """A way for many processes to publish as one: all of a job's messages, each once, or none; see `qworker.staging`.
+
+        Spooled to files and published from there, unless a backend stages in the store itself.
+
+        Args:
+            queue: where the messages go.
+            job: what the job is called; the same name stands for the same messages.
+            folder: where to spool: on a file system that all processes of the job see. None: beside the store's directory.
+
+        Raises:
+            UsageError: a folder is needed and none is given.
+        """
+        from qworker.staging.spool import SpooledStaging
+
+        return SpooledStaging(self, queue, job, folder)
 
     # -- consuming ---------------------------------------------------------------------------------------------------
 

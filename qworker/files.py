@@ -40,6 +40,7 @@ __all__ = [
     "read_all",
     "store_error",
     "store_errors",
+    "sync_file_system",
     "write_all",
 ]
 
@@ -425,6 +426,20 @@ def _file_range(fd: int, flags: int) -> OSError | None:
         return None
     number = ctypes.get_errno()
     return OSError(number, os.strerror(number))
+
+
+def sync_file_system(fd: int) -> None:
+    """Put everything that was written to a file system on the disk; blocks for long.
+
+    Args:
+        fd: any descriptor there, opened before the first of the writes that matter: errors are reported since then.
+
+    Raises:
+        OSError: something was not written, and will not be by another try.
+    """
+    error = _syncfs(fd)
+    if error is not None:
+        raise error
 
 
 def _syncfs(fd: int) -> OSError | None:

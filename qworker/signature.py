@@ -49,6 +49,22 @@ class Signature:
                 return _checked_type(self.name, hints.get(parameter.name, Any))
         return Any
 
+    @property
+    def parameters(self) -> list[str]:
+        """The names of the parameters that can be given by name, in order."""
+        return list(self._named)
+
+    def refuses_none(self, name: str) -> bool:
+        """Whether a parameter has a default and cannot be None: where there is no value, it is left out."""
+        parameter = self._signature.parameters.get(name)
+        if parameter is None or parameter.default is parameter.empty:
+            return False
+        try:
+            self._one(name, None, self._named.get(name, Any))
+        except BadArguments:
+            return True
+        return False
+
     def check(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """See that a call fits.
 

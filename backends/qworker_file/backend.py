@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import ClassVar, Self
 
 from qworker.backend import Backend
@@ -14,12 +15,14 @@ from qworker.history.directory import DirectoryHistory
 from qworker.history.store import NO_HISTORY
 from qworker.message import Draft, Finished, Lease, QueueStats, Settlement, State, StoredMessage
 from qworker.names import check_queue
+from qworker.staging import Staging
 from qworker.url import BackendURL
 from qworker_file import admin, looks
 from qworker_file.lease import Expiries, FileLease, extend, resume
 from qworker_file.local import LocalQueue
 from qworker_file.options import FileOptions
 from qworker_file.settle import settle_all
+from qworker_file.staging import FileStaging
 from qworker_file.store import Store
 from qworker_file.wake import Waiter
 
@@ -112,6 +115,10 @@ class FileBackend(Backend):
         if stored.ready or stored.delayed:
             store.notify(local)
         return stored.ids
+
+    def staging(self, queue: str, job: str, *, folder: Path | None = None) -> Staging:
+        """Staged under the queue's own tmp/: `folder` is not needed."""
+        return FileStaging(self._opened, queue, job)
 
     # -- consuming ---------------------------------------------------------------------------------------------------
 

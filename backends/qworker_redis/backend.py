@@ -9,6 +9,7 @@ import re
 import secrets
 import socket
 from collections.abc import Coroutine, Sequence
+from pathlib import Path
 from typing import Any, ClassVar, Self, cast
 
 import structlog
@@ -17,6 +18,7 @@ from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.errors import BackendError, BackendUnavailable
 from qworker.message import Draft, Lease, Settle, Settlement
 from qworker.names import check_id, check_queue, new_ids
+from qworker.staging import Staging
 from qworker.url import BackendURL
 from qworker_redis.admin import Administration
 from qworker_redis.claims import DETACHED, RedisLease, resumed
@@ -29,6 +31,7 @@ from qworker_redis.renewals import Renewals
 from qworker_redis.replies import ConnectionLost, Redirected, Reply
 from qworker_redis.scripts import NATIVE, ScriptSet
 from qworker_redis.settling import Settling, grouped
+from qworker_redis.staging import RedisStaging
 from qworker_redis.topology import slot_of, topology
 from qworker_redis.waiting import Overslept, Waiting
 from qworker_redis.wire import Argument, Wire
@@ -128,6 +131,12 @@ class RedisBackend(Administration):
         """Have a queue listed that has messages now."""
         if new or queue not in self._registered:
             await self._register(queue)
+
+    def staging(self, queue: str, job: str, *, folder: Path | None = None) -> Staging:
+        """Staged in the queue's own slot, where the protocol has a place for it: `folder` is not needed then."""
+        if "stage" not in self.scripts.names:
+            return super().staging(queue, job, folder=folder)
+        return RedisStaging(self._options, self._links, queue, job, self._stored_in)
 
     # -- consuming ---------------------------------------------------------------------------------------------------
 

@@ -16,20 +16,25 @@ __all__ = ["NATIVE", "SCRIPTS", "Script", "ScriptSet", "queue_key", "script"]
 _KEYS = re.compile(r"^-- KEYS: (.+)$", re.MULTILINE)
 
 # Scripts, and whether Redis may refuse them when its memory is full: whatever only drains must go on.
-_DENIED_WHEN_FULL = frozenset({"publish"})
+_DENIED_WHEN_FULL = frozenset({"publish", "publish_staged", "stage"})
 
 SCRIPTS = (
     "create",
     "extend",
+    "finish",
     "giveback",
+    "hold",
     "lease",
     "look",
     "peek",
     "publish",
+    "publish_staged",
     "reap",
     "remove",
     "requeue",
+    "seal",
     "settle",
+    "stage",
     "stats",
 )
 

@@ -3,6 +3,7 @@
     python programs.py publish URL LEDGER COUNT BATCH      publish numbered messages; log each before and after
     python programs.py work URL LEDGER [CONCURRENCY]       work until the queue is empty; log each message that ran
     python programs.py ack URL LEDGER                      lease and ack for ever; log each message that ran, and each acked
+    python programs.py bulk URL LEDGER PARTS ROWS [CALL]   stage, seal and publish a job; die at a call to the server
     python programs.py watch URL LEDGER                    reap, lease and ack for ever; log each round and each message
 
 A number is written to `attempted` before its publish, to `acked` after the publish has returned, and to `finished` when its handler
@@ -12,7 +13,10 @@ runs. Lines are appended by single writes to files opened with O_APPEND: what a 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
+import secrets
+import signal
 import sys
 from pathlib import Path
 
@@ -118,11 +122,46 @@ async def ack(url: str, ledger: Ledger) -> None:
         )
 
 
+async def bulk(url: str, ledger: Ledger, parts: int, rows: int) -> None:
+    """One run of the job `bulk`: every partition is staged twice, as by a retry, and one attempt of each counts."""
+    backend = open_backend(url)
+    staging = backend.staging(QUEUE, "bulk")
+    run, staged = secrets.token_hex(4), []
+    if await staging.done(0) is None and await staging.sealed(0) is None:
+        for part in range(parts):
+            drafts = [Draft(body=f"{part}.{row}".encode()) for row in range(rows)]
+            for attempt in ("lost", "won"):
+                done = await staging.stage(run, part, attempt, [drafts])
+            staged.append(done)
+    await staging.commit(0, staged)
+    ledger.write("committed", run)
+    await backend.aclose()
+
+
+def die_at_call(number: int) -> None:
+    """Be killed right after a command has gone out to Redis."""
+    from qworker_redis.wire import Wire
+
+    send, count = Wire.send, itertools.count(1)
+
+    def killing(self, *arguments, **options):
+        sent = send(self, *arguments, **options)
+        if next(count) == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return sent
+
+    Wire.send = killing
+
+
 def main(arguments: list[str]) -> None:
     program, url, folder, *rest = arguments
     ledger = Ledger(Path(folder))
     if program == "publish":
         asyncio.run(publish(url, ledger, int(rest[0]), int(rest[1])))
+    elif program == "bulk":
+        if len(rest) > 2:
+            die_at_call(int(rest[2]))
+        asyncio.run(bulk(url, ledger, int(rest[0]), int(rest[1])))
     elif program == "ack":
         asyncio.run(ack(url, ledger))
     elif program == "watch":

@@ -1,0 +1,210 @@
+"""Bulk publishing: rows wait in lists beside the queue, in its slot of a cluster, and a script moves them in batches.
+
+A row leaves its list in the very script that publishes it, so what is in a list still is what has to be published still. No row goes
+through the process that commits.
+
+    {qworker:Q}:stage:<job>/<run>                           set: the lists of a run; forgotten after 36 hours
+    {qworker:Q}:stage:<job>/<run>/<partition>.<attempt>     list: rows; forgotten likewise, unless it is sealed
+    {qworker:Q}:seals                                       hash: <job>/<step> -> the manifest of what is being published
+    {qworker:Q}:jobs                                        hash: job -> the mark of its last published step
+"""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import cast
+
+import msgspec
+
+from qworker.errors import BackendError
+from qworker.message import Draft
+from qworker.staging import Manifest, Published, StagedPart, Staging
+from qworker.staging.contract import message_id, missing, order_of
+from qworker_redis.codec import encode
+from qworker_redis.durable import BATCH, BATCH_BYTES, durable
+from qworker_redis.links import Links
+from qworker_redis.options import Options
+from qworker_redis.replies import Reply
+from qworker_redis.scripts import queue_key
+from qworker_redis.topology import slot_of
+from qworker_redis.wire import Argument, Wire
+
+__all__ = ["RedisStaging", "staged_lists"]
+
+_LIFE_MS = 36 * 3600 * 1000
+_LENGTH = struct.Struct(">H")
+_PLAIN = _LENGTH.pack(0)
+_HELD, _SEALED = b"h", b"s"
+
+_encode = msgspec.json.Encoder().encode
+_read_manifest = msgspec.json.Decoder(Manifest).decode
+_read_published = msgspec.json.Decoder(Published).decode
+
+
+class RedisStaging(Staging):
+    """See the module.
+
+    Args:
+        options: of the store.
+        links: its connections.
+        queue: where the messages go.
+        job: the job's name.
+        stored_in: told when something was published: the queue, and whether that made it.
+    """
+
+    def __init__(
+        self, options: Options, links: Links, queue: str, job: str, stored_in: Callable[[str, bool], Awaitable[None]]
+    ) -> None:
+        super().__init__(queue, job)
+        self._options = options
+        self._links = links
+        self._stored_in = stored_in
+
+    async def done(self, step: int) -> Published | None:
+        """Ask for the mark."""
+        return (await self._seal(step, b""))[0]
+
+    async def sealed(self, step: int) -> Manifest | None:
+        """Ask for the seal."""
+        _, seal = await self._seal(step, b"")
+        return _read_manifest(seal[1:]) if seal.startswith(_SEALED) else None
+
+    # -- staging -----------------------------------------------------------------------------------------------------
+
+    async def stage(self, run: str, part: int, attempt: str, batches: Iterable[Sequence[Draft]]) -> StagedPart:
+        """Push rows to a list; each push says what it expects there, and so may be repeated."""
+        name = f"{run}/{part}.{attempt}"
+        count = size = 0
+        for drafts in batches:
+            rows: list[bytes] = []
+            held = 0
+            for draft in drafts:
+                rows.append(_row(draft))
+                size += len(draft.body)
+                held += 1 + len(draft.body) // BATCH_BYTES
+                if held >= BATCH:
+                    count = await self._push(run, name, count, rows)
+                    rows, held = [], 0
+            if rows:
+                count = await self._push(run, name, count, rows)
+        return StagedPart(run=run, part=part, attempt=attempt, count=count, size=size)
+
+    async def _push(self, run: str, name: str, count: int, rows: list[bytes]) -> int:
+        have = await self._script("stage", (count, _LIFE_MS, name, *rows), self._run(run), self._list(name))
+        if have != count + len(rows):
+            raise BackendError(f"what the job {self.job} had staged was forgotten: its task took more than 36 hours")
+        return have
+
+    async def discard(self, run: str) -> None:
+        """Remove the run's lists, unless a seal names them."""
+        seals = cast("list[bytes]", await self._command("HVALS", queue_key(self.queue, "seals")))
+        if any(run in _read_manifest(seal[1:]).runs for seal in seals):
+            return
+        await self._remove_run(run)
+
+    async def _remove_run(self, run: str) -> None:
+        names = cast("list[bytes]", await self._command("SMEMBERS", queue_key(self.queue, self._run(run))))
+        keys = [queue_key(self.queue, self._list(name.decode())) for name in names]
+        for first in range(0, len(keys), BATCH):
+            await self._command("UNLINK", *keys[first : first + BATCH])
+        # Last: as long as it is there, somebody can find the lists.
+        await self._command("UNLINK", queue_key(self.queue, self._run(run)))
+
+    # -- committing --------------------------------------------------------------------------------------------------
+
+    async def seal(self, step: int, parts: Sequence[StagedPart]) -> Manifest | None:
+        """Make the seal, hold its lists, then let it count."""
+        ours = _encode(Manifest(step=step, sealed_at=time.time(), parts=order_of(parts)))
+        while True:
+            mark, seal = await self._seal(step, _HELD + ours)
+            if mark is not None:
+                return None
+            manifest = _read_manifest(seal[1:])
+            if seal.startswith(_SEALED):
+                return manifest
+            # Ours, or another run's that was about to: it counts if its lists are there, for nothing of it is published.
+            absent = await self._hold(manifest)
+            await self._seal(step, (b"=" if absent is None else b"!") + seal[1:])
+            if absent is not None and seal[1:] == ours:
+                raise missing(self.job, absent)
+
+    async def _hold(self, manifest: Manifest) -> StagedPart | None:
+        """Keep the lists of a seal from being forgotten; the first that is not there."""
+        for part in manifest.parts:
+            if part.count and not await self._script("hold", (part.count,), self._list_of(part)):
+                return part
+        return None
+
+    async def _seal(self, step: int, wanted: bytes) -> tuple[Published | None, bytes]:
+        """Ask the script: the mark if the step is done, and the seal or nothing."""
+        mark, seal = cast("list[bytes]", await self._script("seal", (self.job, step, wanted)))
+        published = _read_published(mark) if mark else None
+        return (published if published is not None and published.step >= step else None), seal
+
+    async def publish(self, manifest: Manifest) -> Published:
+        """Have the scripts move every list, one after another; then leave the mark."""
+        for part in manifest.parts:
+            # What a server does in one script call, it does while everybody waits.
+            limit = max(1, BATCH // (1 + part.size // max(1, part.count) // BATCH_BYTES))
+            head = message_id(self.job, manifest.step, part.part, 0)[:-1]
+            left = part.count
+            while left:
+                arguments = (limit, part.count, head)
+                new, left = cast("list[int]", await self._script("publish_staged", arguments, self._list_of(part)))
+                await self._stored_in(self.queue, bool(new))
+        published = Published(
+            job=self.job, step=manifest.step, rows=manifest.rows, rejected=manifest.rejected, at=time.time()
+        )
+        await self._script("finish", (self.job, manifest.step, _encode(published)))
+        for run in manifest.runs:
+            await self._remove_run(run)
+        return published
+
+    # -- the server --------------------------------------------------------------------------------------------------
+
+    async def _script(self, name: str, arguments: Sequence[Argument], *keys: str) -> Reply:
+        """Run a script that may be repeated, until as many replicas have its writes as the URL asks for."""
+
+        async def attempt(wire: Wire, again: bool) -> Reply:
+            del again
+            return await durable(self._options, self._links, wire, name, self.queue, arguments, keys)
+
+        return await self._links.repeat(slot_of(self.queue), attempt)
+
+    async def _command(self, *arguments: Argument) -> Reply:
+        async def attempt(wire: Wire, again: bool) -> Reply:
+            del again
+            return await wire.send(*arguments)
+
+        return await self._links.repeat(slot_of(self.queue), attempt)
+
+    def _run(self, run: str) -> str:
+        return f"stage:{self.job}/{run}"
+
+    def _list(self, name: str) -> str:
+        return f"stage:{self.job}/{name}"
+
+    def _list_of(self, part: StagedPart) -> str:
+        return self._list(f"{part.run}/{part.part}.{part.attempt}")
+
+
+def staged_lists(queue: str, seals: Sequence[tuple[bytes, bytes]]) -> list[bytes]:
+    """The keys of all lists that seals name, for the end of a queue.
+
+    Args:
+        queue: its name.
+        seals: the fields and values of its `seals`.
+    """
+    return [
+        queue_key(queue, f"stage:{field.decode().rpartition('/')[0]}/{part.run}/{part.part}.{part.attempt}")
+        for field, seal in seals
+        for part in _read_manifest(seal[1:]).parts
+    ]
+
+
+def _row(draft: Draft) -> bytes:
+    """A draft as it waits in a list."""
+    _, special, rest = encode("", draft)
+    return _LENGTH.pack(len(special)) + special + rest if special else _PLAIN + rest

@@ -1,0 +1,340 @@
+"""Runs, seals and marks as files: what stagings in directories share. The calls block, and each takes microseconds but where it says so.
+
+    <parent>/staged/<job>/run-<run>/<part>.<attempt>     what was staged: a file or a directory
+    <parent>/staged/<job>/seal-<step>                    the manifest of a step that is being published
+    <marks>/job-<sha256 of the job>                      the job's last published step
+
+A seal appears by `link`, which never overwrites: the first one wins. It goes only after the mark is on the disk, and whoever meets a
+seal looks for the mark after that. So a seal that was made when the step had been done already is known for what it is.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import os
+import secrets
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+import msgspec
+
+from qworker.errors import BackendError
+from qworker.files import CREATE, DIRECTORY, READ, read_all, write_all
+from qworker.staging.contract import Manifest, Published
+
+__all__ = ["JobFolder", "is_staged", "remove_tree", "sweep_staged"]
+
+_STAGED = "staged"
+_RUN, _SEAL, _GONE = "run-", "seal-", "gone-"
+_GONE_ALREADY = frozenset({errno.ENOENT, errno.ENOTEMPTY, errno.EEXIST})
+_ATTEMPTS = 20
+
+T = TypeVar("T")
+
+_read_manifest = msgspec.json.Decoder(Manifest).decode
+_read_published = msgspec.json.Decoder(Published).decode
+
+
+class JobFolder:
+    """One job's files.
+
+    Args:
+        parent: the directory of `staged/`, and for files that are being written.
+        marks: where marks are kept; on the same file system.
+        job: its checked name.
+        mode: of directories that are made.
+        durable: whether seals and marks are put on the disk.
+    """
+
+    def __init__(self, parent: int, marks: int, job: str, *, mode: int, durable: bool) -> None:
+        self._parent = parent
+        self._marks = marks
+        self._path = f"{_STAGED}/{job}"
+        self._mark = f"job-{hashlib.sha256(job.encode()).hexdigest()}"
+        self._mode = mode
+        self._durable = durable
+
+    # -- runs --------------------------------------------------------------------------------------------------------
+
+    def make_run(self, run: str) -> int:
+        """The open directory of a run, made if it is absent."""
+        path = self._run(run)
+
+        def make() -> int:
+            self._make(_STAGED, self._path, path)
+            return os.open(path, DIRECTORY | os.O_NOFOLLOW, dir_fd=self._parent)
+
+        return _repeated(make)
+
+    def open_run(self, run: str) -> int | None:
+        """The open directory of a run; None when it is gone."""
+        try:
+            return os.open(self._run(run), DIRECTORY | os.O_NOFOLLOW, dir_fd=self._parent)
+        except FileNotFoundError:
+            return None
+
+    def discard(self, run: str) -> None:
+        """Remove a run that no seal names. Takes as long as it takes to remove its files."""
+        if any(run in manifest.runs for manifest in self._seals()):
+            return
+        self._remove_run(run)
+        self.remove_empty()
+
+    def _run(self, run: str) -> str:
+        return f"{self._path}/{_RUN}{run}"
+
+    def _remove_run(self, run: str) -> None:
+        # Under another name at once, so that an attempt that is still at work there finds nothing instead of half of it.
+        gone = f"{self._path}/{_GONE}{secrets.token_hex(8)}"
+        try:
+            os.rename(self._run(run), gone, src_dir_fd=self._parent, dst_dir_fd=self._parent)
+        except FileNotFoundError:
+            # Somebody else removed it; or a lost reply, and then it is there under its other name.
+            pass
+        remove_tree(gone, self._parent)
+
+    def remove_empty(self) -> None:
+        """Remove the job's folder, and that of all jobs, once nothing is in them."""
+        for path in (self._path, _STAGED):
+            try:
+                os.rmdir(path, dir_fd=self._parent)
+            except OSError as error:
+                if error.errno not in _GONE_ALREADY:
+                    raise
+
+    # -- seals -------------------------------------------------------------------------------------------------------
+
+    def sealed(self, step: int) -> Manifest | None:
+        """The seal of a step, unless that step is done."""
+        manifest = self._seal(f"{_SEAL}{step}")
+        # In this order: see the module.
+        if manifest is not None and self.done(step) is not None:
+            self.clean(manifest)
+            return None
+        return manifest
+
+    def seal(self, manifest: Manifest) -> Manifest | None:
+        """Seal a step; the seal that counts, or None when the step is done.
+
+        Raises:
+            OSError: nothing is sealed, or perhaps.
+        """
+        seal = f"{self._path}/{_SEAL}{manifest.step}"
+        written = self._write(msgspec.json.encode(manifest))
+
+        def link() -> None:
+            # A job without rows has no folder yet.
+            self._make(_STAGED, self._path)
+            os.link(written, seal, src_dir_fd=self._parent, dst_dir_fd=self._parent)
+            self._sync(self._path)
+
+        try:
+            _repeated(link)
+        except FileExistsError:
+            # Another run was faster; or a lost reply, and then it is this one's.
+            self._sync(self._path)
+        finally:
+            os.unlink(written, dir_fd=self._parent)
+        return self.sealed(manifest.step)
+
+    def clean(self, manifest: Manifest) -> None:
+        """Remove what is left of a step that is done. Takes as long as it takes to remove the files of attempts that did not count."""
+        for run in manifest.runs:
+            self._remove_run(run)
+        # Last: as long as it is there, somebody will come and clean.
+        _unlink(f"{self._path}/{_SEAL}{manifest.step}", self._parent)
+        self.remove_empty()
+
+    def _seals(self) -> list[Manifest]:
+        found = [self._seal(name) for name in _names(self._path, self._parent) if name.startswith(_SEAL)]
+        return [manifest for manifest in found if manifest is not None]
+
+    def _seal(self, name: str) -> Manifest | None:
+        text = _read(f"{self._path}/{name}", self._parent)
+        if text is None:
+            return None
+        try:
+            return _read_manifest(text)
+        except msgspec.DecodeError as error:
+            raise BackendError(f"the seal {self._path}/{name} is damaged: {error}") from error
+
+    # -- marks -------------------------------------------------------------------------------------------------------
+
+    def done(self, step: int) -> Published | None:
+        """The mark, if this step or a later one is done."""
+        text = _read(self._mark, self._marks)
+        if text is None:
+            return None
+        try:
+            published = _read_published(text)
+        except msgspec.DecodeError as error:
+            raise BackendError(f"the mark {self._mark} is damaged: {error}") from error
+        return published if published.step >= step else None
+
+    def mark(self, published: Published) -> None:
+        """Mark a step as done, for good, unless a later one is."""
+        written = self._write(msgspec.json.encode(published))
+        lock = os.open(".", DIRECTORY, dir_fd=self._parent)
+        try:
+            # Between a look at the mark and its replacement nobody else may replace it: a step would be undone.
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if self.done(published.step) is None:
+                os.rename(written, self._mark, src_dir_fd=self._parent, dst_dir_fd=self._marks)
+            else:
+                os.unlink(written, dir_fd=self._parent)
+        finally:
+            fcntl.flock(lock, fcntl.LOCK_UN)
+            os.close(lock)
+        if self._durable:
+            os.fsync(self._marks)
+
+    # -- files -------------------------------------------------------------------------------------------------------
+
+    def _write(self, text: bytes) -> str:
+        name = f"sealing-{secrets.token_hex(8)}"
+        fd = os.open(name, CREATE, self._mode & 0o666, dir_fd=self._parent)
+        try:
+            write_all(fd, text)
+            if self._durable:
+                os.fsync(fd)
+        except BaseException:
+            os.unlink(name, dir_fd=self._parent)
+            raise
+        finally:
+            os.close(fd)
+        return name
+
+    def _make(self, *paths: str) -> None:
+        for path in paths:
+            try:
+                os.mkdir(path, self._mode, dir_fd=self._parent)
+            except FileExistsError:
+                continue
+            os.chmod(path, self._mode, dir_fd=self._parent)
+
+    def _sync(self, path: str) -> None:
+        if self._durable:
+            try:
+                fd = os.open(path, DIRECTORY, dir_fd=self._parent)
+            except FileNotFoundError:
+                # Its job is done: the mark tells.
+                return
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+
+
+def _repeated(step: Callable[[], T]) -> T:
+    """Do a step again whose folder another process removed, empty, in the same moment."""
+    for _ in range(_ATTEMPTS):
+        try:
+            return step()
+        except FileNotFoundError:
+            continue
+    return step()
+
+
+def is_staged(parent: int) -> bool:
+    """Whether there is anything to sweep."""
+    try:
+        os.stat(_STAGED, dir_fd=parent, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def sweep_staged(parent: int, older_than: float) -> int:
+    """Remove runs that nobody sealed, and in which nothing was written since a moment; count them. May take long.
+
+    A run that is sealed stays for ever: its job was half published, and somebody will want the other half.
+
+    Raises:
+        OSError: one cannot be removed.
+    """
+    count = 0
+    for job in _names(_STAGED, parent):
+        folder = JobFolder(parent, parent, job, mode=0o700, durable=False)
+        path = f"{_STAGED}/{job}"
+        for name in _names(path, parent):
+            if name.startswith(_GONE):
+                remove_tree(f"{path}/{name}", parent)
+            elif name.startswith(_RUN) and _last_change(f"{path}/{name}", parent) < older_than:
+                folder.discard(name.removeprefix(_RUN))
+                count += 1
+        folder.remove_empty()
+    return count
+
+
+def _names(path: str, parent: int) -> list[str]:
+    try:
+        fd = os.open(path, DIRECTORY | os.O_NOFOLLOW, dir_fd=parent)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    try:
+        return os.listdir(fd)
+    finally:
+        os.close(fd)
+
+
+def _last_change(path: str, parent: int) -> float:
+    """When something was last written to a run: a file changes its directory's time when it is made."""
+    latest = 0.0
+    for name in ("", *_names(path, parent)):
+        try:
+            latest = max(latest, os.stat(f"{path}/{name}", dir_fd=parent, follow_symlinks=False).st_mtime)
+        except FileNotFoundError:
+            # Somebody is at work there.
+            return time.time()
+    return latest
+
+
+def remove_tree(name: str, parent: int) -> None:
+    """Remove a directory and all that is in it; that others remove it too, or still put something there, is no error.
+
+    Raises:
+        OSError: something cannot be removed.
+    """
+    try:
+        fd = os.open(name, DIRECTORY | os.O_NOFOLLOW, dir_fd=parent)
+    except FileNotFoundError:
+        return
+    except NotADirectoryError:
+        _unlink(name, parent)
+        return
+    try:
+        with os.scandir(fd) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    remove_tree(entry.name, fd)
+                else:
+                    _unlink(entry.name, fd)
+    finally:
+        os.close(fd)
+    try:
+        os.rmdir(name, dir_fd=parent)
+    except OSError as error:
+        if error.errno not in _GONE_ALREADY:
+            raise
+
+
+def _read(name: str, directory: int) -> bytes | None:
+    try:
+        fd = os.open(name, READ, dir_fd=directory)
+    except FileNotFoundError:
+        return None
+    try:
+        return read_all(fd, os.fstat(fd).st_size)
+    finally:
+        os.close(fd)
+
+
+def _unlink(name: str, directory: int) -> None:
+    try:
+        os.unlink(name, dir_fd=directory)
+    except FileNotFoundError:
+        # Somebody else removed it.
+        return

@@ -1,0 +1,262 @@
+"""Staging for stores that have no place for it: rows in files of a folder that all processes share, published by the one that commits.
+
+What is promised: nothing is visible before the commit; an attempt that does not count leaves nothing; a job that is done is never published
+again. A commit that dies is resumed behind the last batch that is known to be stored. The one batch of which that is not known is
+published once more, with the same ids: a store that keeps given ids stores none of it twice as long as the messages are there; others
+may hold up to one batch twice. The bodies go from the folder to the store through the process that commits, a batch at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import struct
+import time
+from collections.abc import AsyncGenerator, Generator, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+
+from qworker.backend import Backend
+from qworker.errors import BackendError, BadURL, UsageError
+from qworker.files import CREATE, DIRECTORY, READ, store_errors, write_all
+from qworker.message import Draft
+from qworker.staging.contract import Manifest, Published, StagedPart, Staging, message_id, missing, order_of
+from qworker.staging.folder import JobFolder, sweep_staged
+from qworker.url import BackendURL
+
+__all__ = ["SpooledStaging"]
+
+# Messages published at once: what may be doubled at most, by a store that keeps no given ids.
+BATCH = 100
+_LENGTH = struct.Struct(">I")
+_STRAY = 36 * 3600.0
+_MODE = 0o700
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Draft).decode
+
+
+class _Progress(msgspec.Struct, frozen=True):
+    """How far the publishing of a seal is known to be."""
+
+    # Which of the manifest's parts, and how many of its rows are stored.
+    part: int = 0
+    row: int = 0
+
+
+class SpooledStaging(Staging):
+    """See the module.
+
+    Args:
+        backend: the store.
+        queue: where the messages go.
+        job: the job's name.
+        folder: on a file system that every process of the job sees; made if it is absent. None: beside the store's directory.
+
+    Raises:
+        UsageError: there is no folder, and the store has no directory.
+    """
+
+    def __init__(self, backend: Backend, queue: str, job: str, folder: Path | None) -> None:
+        super().__init__(queue, job)
+        self._backend = backend
+        self._folder = (folder or _beside(backend)) / self.queue
+        self._takes_ids = "given_ids" not in backend.deviations
+
+    async def done(self, step: int) -> Published | None:
+        """Look for the mark."""
+        with self._job() as job:
+            return job.done(step)
+
+    async def sealed(self, step: int) -> Manifest | None:
+        """Look for the seal."""
+        with self._job() as job:
+            return job.sealed(step)
+
+    async def stage(self, run: str, part: int, attempt: str, batches: Iterable[Sequence[Draft]]) -> StagedPart:
+        """Write a file of drafts."""
+        with self._job() as job:
+            folder = job.make_run(run)
+            name = f"{part}.{attempt}"
+            try:
+                fd = os.open(name, CREATE, 0o600, dir_fd=folder)
+                try:
+                    with os.fdopen(fd, "wb") as file:
+                        count, size = _write(file, batches)
+                        file.flush()
+                        os.fsync(file.fileno())
+                except BaseException:
+                    os.unlink(name, dir_fd=folder)
+                    raise
+                os.fsync(folder)
+            finally:
+                os.close(folder)
+        return StagedPart(run=run, part=part, attempt=attempt, count=count, size=size)
+
+    async def seal(self, step: int, parts: Sequence[StagedPart]) -> Manifest | None:
+        """Link the seal into its place."""
+        manifest = Manifest(step=step, sealed_at=time.time(), parts=order_of(parts))
+        with self._job() as job:
+            if job.sealed(step) is None and job.done(step) is None:
+                for part in manifest.parts:
+                    with _staged(job, part) as file:
+                        if file is None and part.count:
+                            raise missing(self.job, part)
+            return job.seal(manifest)
+
+    async def publish(self, manifest: Manifest) -> Published:
+        """Publish what is left of the seal, a batch at a time."""
+        with self._job() as job:
+            async with self._alone():
+                return await self._publish(job, manifest)
+
+    async def _publish(self, job: JobFolder, manifest: Manifest) -> Published:
+        done = job.done(manifest.step)
+        if done is not None:
+            return done
+        progress = self._progress(manifest.step)
+        for number in range(progress.part, len(manifest.parts)):
+            first = progress.row if number == progress.part else 0
+            part = manifest.parts[number]
+            with _staged(job, part) as file:
+                if file is not None:
+                    await self._publish_part(manifest, number, first, file)
+                elif part.count:
+                    raise BackendError(f"{self._folder}: partition {part.part} of the job {self.job} has been removed")
+        published = Published(
+            job=self.job, step=manifest.step, rows=manifest.rows, rejected=manifest.rejected, at=time.time()
+        )
+        job.mark(published)
+        self._progress_file(manifest.step).unlink(missing_ok=True)
+        job.clean(manifest)
+        return published
+
+    async def _publish_part(self, manifest: Manifest, number: int, first: int, file: BinaryIO) -> None:
+        part = manifest.parts[number]
+        for start, drafts in _read(file, first):
+            ids = [
+                message_id(self.job, manifest.step, part.part, row) if self._takes_ids else None
+                for row in range(start, start + len(drafts))
+            ]
+            given = [msgspec.structs.replace(draft, id=name) for draft, name in zip(drafts, ids, strict=True)]
+            await self._backend.publish(self.queue, given)
+            self._keep(manifest.step, _Progress(number, start + len(drafts)))
+
+    async def discard(self, run: str) -> None:
+        """Remove the run's folder, and what is older than anybody waits for."""
+        with self._job() as job:
+            await asyncio.to_thread(job.discard, run)
+        parent = os.open(self._folder, DIRECTORY)
+        try:
+            await asyncio.to_thread(sweep_staged, parent, time.time() - _STRAY)
+        finally:
+            os.close(parent)
+
+    # -- progress ----------------------------------------------------------------------------------------------------
+
+    def _progress_file(self, step: int) -> Path:
+        return self._folder / f"progress-{self.job}-{step}"
+
+    def _progress(self, step: int) -> _Progress:
+        try:
+            return msgspec.json.decode(self._progress_file(step).read_bytes(), type=_Progress)
+        except FileNotFoundError:
+            return _Progress()
+
+    def _keep(self, step: int, progress: _Progress) -> None:
+        path = self._progress_file(step)
+        written = path.with_name(f"{path.name}.{os.getpid()}")
+        fd = os.open(written, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        try:
+            write_all(fd, msgspec.json.encode(progress))
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        written.rename(path)
+
+    # -- the folder --------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _job(self) -> Generator[JobFolder]:
+        with store_errors(f"use the staging folder {self._folder}"):
+            self._folder.mkdir(_MODE, parents=True, exist_ok=True)
+            fd = os.open(self._folder, DIRECTORY)
+            try:
+                yield JobFolder(fd, fd, self.job, mode=_MODE, durable=True)
+            finally:
+                os.close(fd)
+
+    @asynccontextmanager
+    async def _alone(self) -> AsyncGenerator[None]:
+        """One process publishes at a time: two would both publish what neither has noted yet."""
+        fd = os.open(self._folder / f"lock-{self.job}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            await asyncio.to_thread(fcntl.flock, fd, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(fd)
+
+
+def _beside(backend: Backend) -> Path:
+    """`<directory>.staged`: not in the directory, where programs that know nothing of it look."""
+    store = BackendURL.parse(backend.describe())
+    try:
+        directory = store.directory
+    except BadURL as error:
+        raise UsageError(
+            f"{store.scheme}: has no place for what is staged: name a folder that all processes see (the option `staging`)"
+        ) from error
+    return directory.with_name(f"{directory.name}.staged")
+
+
+@contextmanager
+def _staged(job: JobFolder, part: StagedPart) -> Generator[BinaryIO | None]:
+    """What an attempt staged; None when it is gone."""
+    folder = job.open_run(part.run)
+    if folder is None:
+        yield None
+        return
+    try:
+        fd = os.open(f"{part.part}.{part.attempt}", READ, dir_fd=folder)
+    except FileNotFoundError:
+        yield None
+        return
+    finally:
+        os.close(folder)
+    with os.fdopen(fd, "rb") as file:
+        yield file
+
+
+def _write(file: BinaryIO, batches: Iterable[Sequence[Draft]]) -> tuple[int, int]:
+    """Write drafts; how many, and the bytes of their bodies."""
+    count = size = 0
+    for drafts in batches:
+        for draft in drafts:
+            kept = draft
+            if draft.delay > 0 and draft.due_at is None:
+                kept = msgspec.structs.replace(draft, delay=0.0, due_at=time.time() + draft.delay)
+            record = _encode(kept)
+            file.write(_LENGTH.pack(len(record)) + record)
+            size += len(draft.body)
+        count += len(drafts)
+    return count, size
+
+
+def _read(file: BinaryIO, first: int) -> Iterator[tuple[int, list[Draft]]]:
+    """Batches of drafts from a row on: the number of each one's first row, and the batch."""
+    drafts: list[Draft] = []
+    row = 0
+    while head := file.read(_LENGTH.size):
+        record = file.read(_LENGTH.unpack(head)[0])
+        if row >= first:
+            drafts.append(_decode(record))
+        row += 1
+        if len(drafts) == BATCH:
+            yield row - len(drafts), drafts
+            drafts = []
+    if drafts:
+        yield row - len(drafts), drafts

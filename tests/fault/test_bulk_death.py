@@ -1,0 +1,109 @@
+"""Bulk writing dies at each step, workers take and ack what is visible by then, and the same job is run again."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from qworker.message import Settle, Settlement
+from qworker.registry import open_backend
+from tests.fault.harness import KILL, LOSE, PATIENCE, QUEUE, Launcher, fault, strays
+from tests.servers import RedisServer
+
+pytestmark = [pytest.mark.fault, pytest.mark.timeout(300)]
+
+PARTS, ROWS = 3, 4
+EVERY_ROW = sorted(f"{part}.{row}" for part in range(PARTS) for row in range(ROWS))
+STEPS = range(1, 80)
+
+
+async def _take(url: str) -> list[str]:
+    """Lease and ack what is visible."""
+    backend = open_backend(url)
+    taken: list[str] = []
+    try:
+        while QUEUE in await backend.queues():
+            leases = await backend.lease(QUEUE, 100, 600.0)
+            taken += [lease.message.body.decode() for lease in leases]
+            assert await backend.settle([Settlement(lease=lease, how=Settle.ACK) for lease in leases]) == []
+            stats = await backend.stats(QUEUE)
+            if not (stats.ready or stats.leased or stats.delayed):
+                break
+    finally:
+        await backend.aclose()
+    return taken
+
+
+def _grow_old(root: Path) -> None:
+    """What a dead run staged was staged long ago."""
+    long_ago = time.time() - 40 * 3600
+    for path in (root / QUEUE / "tmp").rglob("*"):
+        os.utime(path, (long_ago, long_ago))
+
+
+def _die_and_resume(
+    launcher: Launcher, url: str, ledger: Path, *, die: list[int] | None, call: int = 0
+) -> tuple[int, list[str]]:
+    """The status of a run that may die, and every body that was visible, from its death to the end of the second run."""
+    arguments = ("bulk", url, ledger, PARTS, ROWS)
+    status = launcher.run(*arguments, *([call] if call else []), fault=die)
+    taken = asyncio.run(_take(url))
+    assert launcher.run(*arguments) == 0, launcher.errors()
+    return status, taken + asyncio.run(_take(url))
+
+
+@pytest.mark.parametrize("sync", ["full", "off"])
+def test_a_bulk_write_that_dies_at_any_step_is_completed_by_the_same_job_and_doubles_nothing(
+    tmp_path: Path, launcher: Launcher, sync: str
+) -> None:
+    statuses = []
+    for step in STEPS:
+        root = tmp_path / str(step)
+        url = f"file://{root}/spool?sync={sync}"
+        status, taken = _die_and_resume(launcher, url, root / "ledger", die=fault(KILL, step))
+        assert sorted(taken) == EVERY_ROW, step
+        # The tests' own reaper removes what a dead run staged: nobody else will.
+        _grow_old(root / "spool")
+        left = [path for path in strays(root / "spool") if not path.startswith("names/job-")]
+        assert left == [], step
+        statuses.append(status)
+        if status == 0:
+            break
+    assert statuses.count(-signal.SIGKILL) > 30
+    assert statuses[-1] == 0, f"a bulk write has more than {len(STEPS)} steps: {launcher.errors()}"
+
+
+def test_a_bulk_write_whose_renames_and_links_lie_doubles_nothing(tmp_path: Path, launcher: Launcher) -> None:
+    for every in (2, 3, 5):
+        root = tmp_path / str(every)
+        url = f"file://{root}/spool?sync=off"
+        # Each such call is carried out, and reports an error.
+        _, taken = _die_and_resume(launcher, url, root / "ledger", die=fault(LOSE, 1, number=5, every=every))
+        assert sorted(taken) == EVERY_ROW, every
+
+
+def test_a_bulk_write_into_redis_that_dies_at_any_call_is_completed_and_doubles_nothing(
+    tmp_path: Path, launcher: Launcher
+) -> None:
+    statuses = []
+    deadline = time.monotonic() + PATIENCE
+    with RedisServer() as server:
+        for call in range(1, 200):
+            with server.client() as client:
+                client.flushall()
+            status, taken = _die_and_resume(launcher, server.url, tmp_path / "ledger", die=None, call=call)
+            assert sorted(taken) == EVERY_ROW, call
+            statuses.append(status)
+            if status == 0:
+                break
+            assert time.monotonic() < deadline
+        with server.client() as client:
+            staged = [key for key in client.scan_iter() if b":stage:" in key and client.ttl(key) < 0]
+    assert staged == [], "these would stay for ever"
+    assert statuses.count(-signal.SIGKILL) > 15
+    assert statuses[-1] == 0
