@@ -19,7 +19,7 @@ from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.errors import QueueNotFound
 from qworker.history.memory import MemoryHistory
 from qworker.history.store import NO_HISTORY
-from qworker.message import Draft, Finished, Lease, Message, QueueStats, Settle, Settlement, State, StoredMessage
+from qworker.message import Draft, Lease, Message, QueueStats, Settle, Settlement, State, StoredMessage
 from qworker.names import check_id, check_queue, new_id
 from qworker.url import BackendURL
 

@@ -12,13 +12,15 @@ import time
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Self, TypeVar
 
+import msgspec
+
 from qworker.backend import Backend
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.errors import BackendUnavailable
 from qworker.files import store_errors
 from qworker.history.directory import directory_history
 from qworker.history.store import HISTORY_OPTIONS
-from qworker.message import Draft, Finished, Lease, QueueStats, Settle, Settlement, State, StoredMessage
+from qworker.message import Draft, Lease, QueueStats, Settle, Settlement, State, StoredMessage
 from qworker.names import check_queue
 from qworker.url import BackendURL
 from qworker_mq.admin import Admin

@@ -18,7 +18,7 @@ from qworker.errors import BadName, BadURL, NotSupported, QueueNotFound
 from qworker.files import FileSystem, GroupCommit, list_names, store_errors
 from qworker.history.directory import directory_history
 from qworker.history.store import HISTORY_OPTIONS
-from qworker.message import Draft, Finished, Lease, QueueStats, Settle, Settlement, State, StoredMessage
+from qworker.message import Draft, Lease, QueueStats, Settle, Settlement, State, StoredMessage
 from qworker.names import check_queue
 from qworker.url import BackendURL
 from qworker_vsqs.consume import Consumer, VsqsLease, make_message

@@ -34,7 +34,6 @@ class BackendContract(
     SettlingContract,
     ReapingContract,
     AdministeringContract,
-    PartingContract,
     WaitingContract,
     HistoryContract,
 ):
