@@ -6,7 +6,8 @@ Every method is batch first, and there are no optional ones. `qworker.testing` p
 from __future__ import annotations
 
 import abc
-from collections.abc import Iterable, Mapping, Sequence
+import sys
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar, Self
 
@@ -46,12 +47,12 @@ class Backend(abc.ABC):
     # of an HTTP server). Otherwise a store that can tell takes back a dead process's leases at once.
     detached: bool = False
 
-    @classmethod
-    @abc.abstractmethod
     # Where events are kept. A backend sets its own (`qworker.history` has one for a directory and one for memory), says what its
     # `words` are in `QueueStats.retention`, and closes it in `aclose`.
     history: HistoryStore = NO_HISTORY
 
+    @classmethod
+    @abc.abstractmethod
     def from_url(cls, url: BackendURL, *, clock: Clock = SYSTEM_CLOCK) -> Self:
         """Make an instance for a parsed URL, without touching the store.
 
@@ -218,6 +219,42 @@ class Backend(abc.ABC):
         Raises:
             QueueNotFound: there is none.
         """
+
+    async def browse_parts(self, queue: str, state: State, wanted: int) -> list[str]:
+        """Divide what is in a state into about `wanted` parts, which other processes read side by side with `browse_part`.
+
+        Parts are short plain text: neither names nor bodies pass through the caller, however many messages there are.
+        One part, unless a backend can divide.
+
+        Raises:
+            QueueNotFound: there is none.
+        """
+        await self.browse(queue, state, limit=0)
+        return [""]
+
+    async def browse_part(self, queue: str, state: State, part: str) -> AsyncIterator[list[StoredMessage]]:
+        """Look at the messages of one part, in lists of bounded size and in any order.
+
+        A message that stays in the state while all parts are read is in exactly one of them, once; what comes or goes
+        meanwhile may be in one or in none. Reads everything at once, unless a backend can do with less memory.
+
+        Raises:
+            QueueNotFound: there is none.
+        """
+        async for page in pages(await self.browse(queue, state, limit=sys.maxsize)):
+            yield page
+
+    async def discard(self, queue: str, found: Sequence[Finished]) -> int:
+        """Delete done and failed messages that are still as they were found; count them.
+
+        One that was requeued since, or has finished again, stays. Composed of `find` and `remove`, between which a requeue
+        can slip, unless a backend deletes in one step.
+
+        Raises:
+            QueueNotFound: there is none.
+        """
+        ids = [one.id for one in found if one.matches(await self.find(queue, one.id))]
+        return await self.remove(queue, ids)
 
     @abc.abstractmethod
     async def requeue(self, queue: str, ids: Iterable[str] | None = None) -> int:

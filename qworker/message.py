@@ -19,7 +19,18 @@ from enum import StrEnum
 
 import msgspec
 
-__all__ = ["Draft", "Lease", "Message", "QueueStats", "Settle", "Settlement", "State", "StoredMessage"]
+__all__ = [
+    "Draft",
+    "Finished",
+    "Lease",
+    "Message",
+    "QueueStats",
+    "Settle",
+    "Settlement",
+    "State",
+    "StoredMessage",
+    "microseconds",
+]
 
 
 class State(StrEnum):
@@ -120,6 +131,37 @@ class StoredMessage(msgspec.Struct, frozen=True, kw_only=True):
     holder: str | None = None
     # Why it failed.
     error: str | None = None
+    # Where the store has a finished message, for `discard`; means nothing to anybody else.
+    place: str | None = None
+
+
+class Finished(msgspec.Struct, frozen=True, kw_only=True):
+    """A done or failed message as a look found it."""
+
+    id: str
+    state: State
+    # Unix seconds.
+    finished_at: float | None
+    # As in `StoredMessage`.
+    place: str | None = None
+
+    def matches(self, stored: StoredMessage | None) -> bool:
+        """Whether a look finds it still as it was, to the microsecond."""
+        return (
+            stored is not None
+            and stored.message.id == self.id
+            and stored.state is self.state
+            and self.is_from(stored.finished_at)
+        )
+
+    def is_from(self, finished_at: float | None) -> bool:
+        """Whether it was found with this time."""
+        return microseconds(finished_at) == microseconds(self.finished_at)
+
+
+def microseconds(seconds: float | None) -> int | None:
+    """Whole microseconds: the precision in which a time survives a table, and in which two are compared."""
+    return None if seconds is None else round(seconds * 1e6)
 
 
 class QueueStats(msgspec.Struct, frozen=True, kw_only=True):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar, Self
 
@@ -15,9 +15,10 @@ from qworker.history.directory import DirectoryHistory
 from qworker.history.store import NO_HISTORY
 from qworker.message import Draft, Finished, Lease, QueueStats, Settlement, State, StoredMessage
 from qworker.names import check_queue
+from qworker.parts import Share, shares
 from qworker.staging import Staging
 from qworker.url import BackendURL
-from qworker_file import admin, looks
+from qworker_file import admin, looks, parts
 from qworker_file.lease import Expiries, FileLease, extend, resume
 from qworker_file.local import LocalQueue
 from qworker_file.options import FileOptions
@@ -49,6 +50,11 @@ class FileBackend(Backend):
         self._options = FileOptions() if options is None else options
         self._expiries = Expiries()
         self._store: Store | None = None
+        self.history = (
+            DirectoryHistory(directory, self._options.history, clock=clock, shared=bool(self._options.mode & 0o020))
+            if self._options.history.on
+            else NO_HISTORY
+        )
 
     @classmethod
     def from_url(cls, url: BackendURL, *, clock: Clock = SYSTEM_CLOCK) -> Self:
@@ -56,11 +62,6 @@ class FileBackend(Backend):
 
         And of the history `?history=0|1`, `?keep_history=7d,512M`.
         """
-        self.history = (
-            DirectoryHistory(directory, self._options.history, clock=clock, shared=bool(self._options.mode & 0o020))
-            if self._options.history.on
-            else NO_HISTORY
-        )
         return cls(str(url.directory), clock=clock, options=FileOptions.from_url(url))
 
     def describe(self) -> str:
@@ -93,11 +94,11 @@ class FileBackend(Backend):
         store, self._store = self._store, None
         if store is not None:
             await store.aclose()
+        await self.history.aclose()
 
     # -- producing ---------------------------------------------------------------------------------------------------
 
     async def publish(self, queue: str, drafts: Sequence[Draft]) -> list[str]:
-        await self.history.aclose()
         """Store messages."""
         check_queue(queue)
         store = self._opened()
@@ -278,6 +279,27 @@ class FileBackend(Backend):
         with store_errors(f"look into {queue!r}"):
             local = self._found(queue)
             return await looks.find(local.files, message_id, self._clock.time, local=self._options.local_time)
+
+    async def browse_parts(self, queue: str, state: State, wanted: int) -> list[str]:
+        """Shares of the names."""
+        with store_errors(f"browse {queue!r}"):
+            self._found(queue)
+        return shares(wanted)
+
+    async def browse_part(self, queue: str, state: State, part: str) -> AsyncIterator[list[StoredMessage]]:
+        """Look at one share."""
+        with store_errors(f"browse {queue!r}"):
+            files, now = self._found(queue).files, self._clock.time()
+            found = parts.read_share(files, state, Share.parse(part), now, local=self._options.local_time)
+            async for page in found:
+                yield page
+
+    async def discard(self, queue: str, found: Sequence[Finished]) -> int:
+        """Delete finished messages that are as they were found."""
+        with store_errors(f"remove from {queue!r}"):
+            gone = await parts.discard(self._found(queue).files, found)
+            await self._opened().commit({entry.directory for entry in gone})
+        return len(gone)
 
     async def requeue(self, queue: str, ids: Iterable[str] | None = None) -> int:
         """Make failed messages ready."""

@@ -17,7 +17,7 @@ from qworker_file.foreign import arguments, read_reason
 from qworker_file.layout import QueueDir
 from qworker_file.names import id_of, parse_delay, parse_item, parse_lease
 
-__all__ = ["Entry", "browse", "count", "entries", "find", "message_id"]
+__all__ = ["Entry", "browse", "count", "delayed_entry", "entries", "find", "leased_entry", "look", "message_id"]
 
 _UNREADABLE = frozenset({errno.ELOOP, errno.ENXIO, errno.EACCES, errno.ENODEV, errno.EIO})
 
@@ -48,25 +48,27 @@ async def entries(files: QueueDir, state: State, now: float) -> list[Entry]:
         OSError: it cannot be listed.
     """
     if state is State.LEASED:
-        return [entry for name in await list_names(files.lease) if (entry := _leased(files, name)) is not None]
+        return [entry for name in await list_names(files.lease) if (entry := leased_entry(files, name)) is not None]
     if state is State.DONE or state is State.FAIL:
         directory = files.done if state is State.DONE else files.fail
         return [Entry(state, directory, name, name) for name in await list_names(directory) if name[0] != "."]
-    found = [entry for name in await list_names(files.delay) if (entry := _delayed(files, name, now)) is not None]
+    found = [entry for name in await list_names(files.delay) if (entry := delayed_entry(files, name, now)) is not None]
     found = [entry for entry in found if entry.state is state]
     if state is State.READY:
         found += [Entry(state, files.queue, name, name) for name in await list_names(files.queue) if name[0] != "."]
     return found
 
 
-def _leased(files: QueueDir, name: str) -> Entry | None:
+def leased_entry(files: QueueDir, name: str) -> Entry | None:
+    """A file of lease/ by its name; None for what is no lease."""
     parsed = parse_lease(name)
     if parsed is None:
         return None
     return Entry(State.LEASED, files.lease, name, parsed[0], parsed[1] / 1000, parsed[2])
 
 
-def _delayed(files: QueueDir, name: str, now: float) -> Entry | None:
+def delayed_entry(files: QueueDir, name: str, now: float) -> Entry | None:
+    """A file of delay/ by its name, ready where it is due; None for what has no due time."""
     parsed = parse_delay(name)
     if parsed is None:
         return None
@@ -185,6 +187,7 @@ def look(files: QueueDir, entry: Entry, *, local: bool) -> StoredMessage | None:
         finished_at=status.st_mtime if state in {State.DONE, State.FAIL} else None,
         holder=entry.holder,
         error=read_reason(files, entry.item) if state is State.FAIL else None,
+        place=entry.name if state in {State.DONE, State.FAIL} else None,
     )
 
 

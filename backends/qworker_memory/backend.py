@@ -19,7 +19,7 @@ from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.errors import QueueNotFound
 from qworker.history.memory import MemoryHistory
 from qworker.history.store import NO_HISTORY
-from qworker.message import Draft, Lease, Message, QueueStats, Settle, Settlement, State, StoredMessage
+from qworker.message import Draft, Finished, Lease, Message, QueueStats, Settle, Settlement, State, StoredMessage
 from qworker.names import check_id, check_queue, new_id
 from qworker.url import BackendURL
 
@@ -418,6 +418,19 @@ class MemoryBackend(Backend):
             held.make_ready(State.DELAYED, self._clock.time())
             entry = held.entries.get(message_id)
             return None if entry is None else _stored(entry)
+
+    async def discard(self, queue: str, found: Sequence[Finished]) -> int:
+        """Delete finished messages that are as they were found."""
+        with self._store.lock:
+            held = self._found(queue)
+            gone = [
+                entry
+                for one in found
+                if (entry := held.entries.get(one.id)) is not None and one.matches(_stored(entry))
+            ]
+            for entry in gone:
+                held.drop(entry)
+            return len(gone)
 
     async def requeue(self, queue: str, ids: Iterable[str] | None = None) -> int:
         """Make failed messages ready."""

@@ -7,12 +7,13 @@ import os
 import secrets
 import shutil
 import stat
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 
 from qworker.errors import BadName
 from qworker.files import read_all
-from qworker.message import Message, QueueStats, State, StoredMessage
+from qworker.message import Finished, Message, QueueStats, State, StoredMessage
 from qworker.names import check_queue
+from qworker.parts import Share, pages
 from qworker_mq.layout import split_name, usable_id
 from qworker_mq.mover import Mover, Trash
 from qworker_mq.store import Held, Store
@@ -100,6 +101,35 @@ class Admin:
         rows.sort()
         found = [self._look(held, state, message_id, place) for _, message_id, place in rows[offset : offset + limit]]
         return [stored for stored in found if stored is not None]
+
+    def check(self, queue: str) -> None:
+        """See that there is such a queue."""
+        self._store.found(queue)
+
+    async def browse_share(self, queue: str, state: State, share: Share) -> AsyncIterator[list[StoredMessage]]:
+        """Read what of a state is in a share, in pages."""
+        held = self._fresh(queue)
+        rows = [
+            (message_id, place)
+            async for place in self._in_state(held, state)
+            if share.has(message_id := _id_of(held, place))
+        ]
+        async for page in pages(self._look(held, state, *row) for row in rows):
+            yield page
+
+    async def discard(self, queue: str, found: Sequence[Finished]) -> int:
+        """Move failed messages that are as they were found to remove/: from fail/ alone, where no requeued one is."""
+        held = self._store.found(queue)
+        removed = [
+            one.id
+            for one in found
+            if one.state is State.FAIL
+            and usable_id(one.id)
+            and one.is_from(self._failed_at(f"{held.name}:{one.id}"))
+            and self._discarded(held, one.id, (one.id, held.dirs.fail))
+        ]
+        await self._finish(held, removed, {held.dirs.fail})
+        return len(removed)
 
     def _order(self, held: Held, state: State, place: _Place) -> float:
         name = place[0]

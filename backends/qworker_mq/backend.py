@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Self, TypeVar
 
 import msgspec
@@ -20,8 +20,9 @@ from qworker.errors import BackendUnavailable
 from qworker.files import store_errors
 from qworker.history.directory import directory_history
 from qworker.history.store import HISTORY_OPTIONS
-from qworker.message import Draft, Lease, QueueStats, Settle, Settlement, State, StoredMessage
+from qworker.message import Draft, Finished, Lease, QueueStats, Settle, Settlement, State, StoredMessage
 from qworker.names import check_queue
+from qworker.parts import Share, shares
 from qworker.url import BackendURL
 from qworker_mq.admin import Admin
 from qworker_mq.claims import Busy, MqLease, Stranger
@@ -60,10 +61,10 @@ class MqBackend(Backend):
     ) -> None:
         self._url = url
         self._path = url.directory
+        self.history = directory_history(url, self._path, default=False, clock=clock)
         self._doing = f"use {self._path}"
         self._clock = clock
         self._peers = peers
-        self.history = directory_history(url, self._path, default=False, clock=clock)
         self._sync = sync
         self._daemons = daemons
         self._delay = delay
@@ -98,10 +99,10 @@ class MqBackend(Backend):
 
     async def aclose(self) -> None:
         """Finish what runs, and close the directories."""
+        await self.history.aclose()
         while self._running:
             await asyncio.wait(self._running)
         store, self._store = self._store, None
-        await self.history.aclose()
         if store is not None:
             await self._trash.aclose()
             await store.aclose()
@@ -355,6 +356,26 @@ class MqBackend(Backend):
         with store_errors(self._doing):
             self._opened()
             return await self._admin.find(queue, message_id)
+
+    async def browse_parts(self, queue: str, state: State, wanted: int) -> list[str]:
+        """Shares of the ids."""
+        with store_errors(self._doing):
+            self._opened()
+            self._admin.check(queue)
+        return shares(wanted)
+
+    async def browse_part(self, queue: str, state: State, part: str) -> AsyncIterator[list[StoredMessage]]:
+        """Look at one share."""
+        with store_errors(self._doing):
+            self._opened()
+            async for page in self._admin.browse_share(queue, state, Share.parse(part)):
+                yield page
+
+    async def discard(self, queue: str, found: Sequence[Finished]) -> int:
+        """Delete failed messages that are as they were found."""
+        with store_errors(self._doing):
+            self._opened()
+            return await self._whole(self._admin.discard(queue, found))
 
     async def requeue(self, queue: str, ids: Iterable[str] | None = None) -> int:
         """Make failed messages ready."""

@@ -13,7 +13,7 @@ from qworker_sq.consume import make_message
 from qworker_sq.ledger import Row
 from qworker_sq.topic import place_of_id
 
-__all__ = ["Ahead", "ahead_delayed", "locate", "purge", "ready_ahead", "remove", "requeue", "stored"]
+__all__ = ["Ahead", "ahead_delayed", "locate", "purge", "ready_ahead", "remove", "remove_places", "requeue", "stored"]
 
 # Records that are walked in one loop turn.
 _SLICE = 1000
@@ -131,10 +131,11 @@ def stored(channel: Channel, place: int, now: float) -> StoredMessage | None:
 def remove(channel: Channel, ids: Iterable[str]) -> int:
     """Delete messages for this channel."""
     places = [place for place in (locate(channel, one) for one in dict.fromkeys(ids)) if place is not None]
-    return _remove(channel, places)
+    return remove_places(channel, places)
 
 
-def _remove(channel: Channel, places: list[int]) -> int:
+def remove_places(channel: Channel, places: list[int]) -> int:
+    """Delete, for this channel, what is at some places."""
     ledger = channel.ledger
     bodies = [place for place in places if place in ledger.failed or (place in ledger.open and ledger.open[place].kept)]
     if places:
@@ -169,9 +170,9 @@ def purge(channel: Channel, states: set[State], now: float, ready: int) -> int:
         count += ready
         waiting = []
     for state in states - {State.FAIL}:
-        count += _remove(channel, list(ledger.in_state(state)))
+        count += remove_places(channel, list(ledger.in_state(state)))
     if State.DELAYED in states:
-        count += _remove(channel, waiting)
+        count += remove_places(channel, waiting)
     if State.FAIL in states:
-        count += _remove(channel, list(ledger.failed))
+        count += remove_places(channel, list(ledger.failed))
     return count

@@ -9,7 +9,7 @@ import re
 import secrets
 import shutil
 import stat
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import ClassVar, Self
 
@@ -19,12 +19,12 @@ from qworker.errors import BadName, BadURL, NotSupported, QueueNotFound
 from qworker.history.directory import directory_history
 from qworker.history.store import HISTORY_OPTIONS
 from qworker.inotify import Watcher
-from qworker.message import Draft, Lease, QueueStats, Settle, Settlement, State, StoredMessage
+from qworker.message import Draft, Finished, Lease, QueueStats, Settle, Settlement, State, StoredMessage
 from qworker.names import check_id, check_queue
 from qworker.segments.disk import open_directory, store_errors
 from qworker.segments.state import NAME_BYTES
 from qworker.url import BackendURL
-from qworker_sq import administer, consume
+from qworker_sq import administer, consume, parts
 from qworker_sq.administer import Ahead
 from qworker_sq.channel import Channel
 from qworker_sq.ledger import Row
@@ -245,7 +245,7 @@ class SqBackend(Backend):
         return held
 
     @contextlib.asynccontextmanager
-    async def _channel(self, queue: str) -> AsyncGenerator[Channel]:
+    async def channel(self, queue: str) -> AsyncGenerator[Channel]:
         """Our channel, held; made on a topic that other programs made, for there is nothing else to say of it."""
         held = await self._existing(queue)
         if held.channel is None:
@@ -445,7 +445,7 @@ class SqBackend(Backend):
 
     async def stats(self, queue: str) -> QueueStats:
         """Count. The log ahead is walked once, in slices; later counts walk what is new."""
-        async with self._channel(queue) as channel:
+        async with self.channel(queue) as channel:
             pass
         held = self._queues[queue]
         with store_errors(f"the queue {queue}"):
@@ -476,7 +476,7 @@ class SqBackend(Backend):
     async def browse(self, queue: str, state: State, limit: int = 100, offset: int = 0) -> list[StoredMessage]:
         """Look at messages."""
         now = self._clock.time()
-        async with self._channel(queue) as channel:
+        async with self.channel(queue) as channel:
             channel.ledger.make_due(now)
             if state is State.FAIL:
                 failed = channel.ledger.failed
@@ -512,15 +512,42 @@ class SqBackend(Backend):
 
     async def find(self, queue: str, message_id: str) -> StoredMessage | None:
         """Look at one message."""
-        async with self._channel(queue) as channel:
+        async with self.channel(queue) as channel:
             now = self._clock.time()
             channel.ledger.make_due(now)
             place = administer.locate(channel, message_id)
             return None if place is None else administer.stored(channel, place, now)
 
+    async def browse_parts(self, queue: str, state: State, wanted: int) -> list[str]:
+        """Stretches of the log, and what was handed out."""
+        async with self.channel(queue) as channel:
+            return parts.divide(channel, state, wanted)
+
+    async def browse_part(self, queue: str, state: State, part: str) -> AsyncIterator[list[StoredMessage]]:
+        """Look at one stretch, or at what was handed out. The channel is not held meanwhile."""
+        now = self._clock.time()
+        async with self.channel(queue) as channel:
+            channel.ledger.make_due(now)
+        with store_errors(f"the queue {queue}"):
+            found = (
+                parts.held(channel, state, now)
+                if part == parts.HELD
+                else parts.ready_in(channel, parts.Stretch.parse(part), now)
+            )
+            async for page in found:
+                yield page
+
+    async def discard(self, queue: str, found: Sequence[Finished]) -> int:
+        """Delete failed messages that are as they were found, for our channel."""
+        async with self.channel(queue) as channel:
+            count = administer.remove_places(channel, parts.failed_as_found(channel, found))
+        if count:
+            await self._commit(channel)
+        return count
+
     async def requeue(self, queue: str, ids: Iterable[str] | None = None) -> int:
         """Make failed messages ready."""
-        async with self._channel(queue) as channel:
+        async with self.channel(queue) as channel:
             count = administer.requeue(channel, ids)
         if count:
             await self._commit(channel, wake=True)
@@ -528,7 +555,7 @@ class SqBackend(Backend):
 
     async def remove(self, queue: str, ids: Iterable[str]) -> int:
         """Delete messages for our channel; other channels keep theirs."""
-        async with self._channel(queue) as channel:
+        async with self.channel(queue) as channel:
             count = administer.remove(channel, ids)
         if count:
             await self._commit(channel)
@@ -540,9 +567,9 @@ class SqBackend(Backend):
         ready = 0
         if State.READY in states:
             before = await self.stats(queue)
-            async with self._channel(queue) as channel:
+            async with self.channel(queue) as channel:
                 ready = before.ready - len(list(channel.ledger.in_state(State.READY)))
-        async with self._channel(queue) as channel:
+        async with self.channel(queue) as channel:
             now = self._clock.time()
             channel.ledger.make_due(now)
             count = administer.purge(channel, states, now, ready)
@@ -559,7 +586,7 @@ class SqBackend(Backend):
         await self._pause(queue, False)
 
     async def _pause(self, queue: str, down: bool) -> None:
-        async with self._channel(queue) as channel:
+        async with self.channel(queue) as channel:
             if channel.ledger.down != down:
                 channel.append([[Row.PAUSE, down]])
         await self._commit(channel, wake=True)

@@ -14,7 +14,7 @@ from qworker_sq.ledger import Row
 from qworker_sq.notes import Note
 from qworker_sq.topic import position_id
 
-__all__ = ["SqLease", "claim", "expire", "holds", "make_message", "renew", "settle"]
+__all__ = ["SqLease", "claim", "expire", "holds", "make_message", "renew", "set_damage_aside", "settle"]
 
 _log = structlog.get_logger("qworker.sq")
 _DAMAGED = "a damaged record: its length or checksum does not fit; what stands in the log is kept as the body"
@@ -91,7 +91,7 @@ def _fresh(
     aside: list[list[Any]] = []
     for place, payload in found:
         if type(payload) is Damaged:
-            _set_damage_aside(channel, place, payload, now)
+            set_damage_aside(channel, place, payload, now)
         elif skipped and place in skipped:
             continue
         elif place in notes.by_place and (note := notes.get(place, payload)) is not None:
@@ -107,7 +107,8 @@ def _fresh(
     return chosen
 
 
-def _set_damage_aside(channel: Channel, place: int, payload: bytes, now: float) -> None:
+def set_damage_aside(channel: Channel, place: int, payload: bytes, now: float) -> None:
+    """Keep what stands in the place of a record with the failed messages. Idempotent."""
     _log.error(
         "sq_damaged_record",
         topic=channel.topic.name,

@@ -9,7 +9,7 @@ import secrets
 import shutil
 import stat
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from typing import ClassVar, Self
 
 from qworker.backend import Backend
@@ -18,8 +18,9 @@ from qworker.errors import BadName, BadURL, NotSupported, QueueNotFound
 from qworker.files import FileSystem, GroupCommit, list_names, store_errors
 from qworker.history.directory import directory_history
 from qworker.history.store import HISTORY_OPTIONS
-from qworker.message import Draft, Lease, QueueStats, Settle, Settlement, State, StoredMessage
+from qworker.message import Draft, Finished, Lease, QueueStats, Settle, Settlement, State, StoredMessage
 from qworker.names import check_queue
+from qworker.parts import Share, pages, shares
 from qworker.url import BackendURL
 from qworker_vsqs.consume import Consumer, VsqsLease, make_message
 from qworker_vsqs.events import Events
@@ -60,8 +61,8 @@ class VsqsBackend(Backend):
         self._timeout = timeout
         self._durable = durable
         self._clock = clock
-        self._root = -1
         self.history = directory_history(url, self._path, default=False, clock=clock)
+        self._root = -1
         self._folders: dict[str, Folder] = {}
         self._watches: dict[int, Folder] = {}
         self._system: FileSystem
@@ -113,8 +114,8 @@ class VsqsBackend(Backend):
 
     async def aclose(self) -> None:
         """Let go of everything; leases last until they expire."""
-        if self._root < 0:
         await self.history.aclose()
+        if self._root < 0:
             return
         if self._commit is not None:
             await self._commit.aclose()
@@ -439,8 +440,8 @@ class VsqsBackend(Backend):
             fail=len(found[State.FAIL]),
             oldest_age=None if oldest is None else max(0.0, self._clock.time() - oldest),
             down=self._paused(folder),
-        )
             retention=self.history.retention,
+        )
 
     async def browse(self, queue: str, state: State, limit: int = 100, offset: int = 0) -> list[StoredMessage]:
         """Look at messages."""
@@ -485,6 +486,35 @@ class VsqsBackend(Backend):
                     if row[0] == parsed[0]:
                         return self._stored(folder, state, *row)
         return None
+
+    async def browse_parts(self, queue: str, state: State, wanted: int) -> list[str]:
+        """Shares of the ids."""
+        await self._existing(queue)
+        return shares(wanted)
+
+    async def browse_part(self, queue: str, state: State, part: str) -> AsyncIterator[list[StoredMessage]]:
+        """Look at one share."""
+        folder = await self._existing(queue)
+        share = Share.parse(part)
+        with store_errors(f"browse {queue}"):
+            rows = [row for row in (await self._look(folder))[state] if share.has(str(row[0]))]
+            async for page in pages(self._stored(folder, state, *row) for row in rows):
+                yield page
+
+    async def discard(self, queue: str, found: Sequence[Finished]) -> int:
+        """Delete failed messages that are as they were found."""
+        folder = await self._existing(queue)
+        with store_errors(f"remove from {queue}"):
+            rows = [
+                (State.FAIL, (parsed[0], None, note))
+                for one in found
+                if one.state is State.FAIL
+                and (parsed := parse(one.id)) is not None
+                and parsed[1] is None
+                and one.is_from((note := folder.note(parsed[0])).failed_at)
+            ]
+            # From fail/ alone: what was requeued since is not there.
+            return await self._unlink(folder, [*rows])
 
     async def requeue(self, queue: str, ids: Iterable[str] | None = None) -> int:
         """Make failed messages ready."""

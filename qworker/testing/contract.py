@@ -20,6 +20,7 @@ from __future__ import annotations
 from qworker.testing.administering import AdministeringContract
 from qworker.testing.history import HistoryContract
 from qworker.testing.leasing import LeasingContract
+from qworker.testing.parting import PartingContract
 from qworker.testing.publishing import PublishingContract
 from qworker.testing.reaping import ReapingContract
 from qworker.testing.settling import SettlingContract
@@ -34,6 +35,7 @@ class BackendContract(
     SettlingContract,
     ReapingContract,
     AdministeringContract,
+    PartingContract,
     WaitingContract,
     HistoryContract,
 ):

@@ -1,0 +1,65 @@
+"""Reading a state in parts, side by side in many processes: what backends share.
+
+A backend whose store has no cheaper division lists all names in every part and reads those of its share: the crc of a name decides.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from zlib import crc32
+
+import msgspec
+
+from qworker.message import StoredMessage
+
+__all__ = ["PAGE_BYTES", "PAGE_MESSAGES", "Share", "pages", "shares"]
+
+# A page ends at the first of these.
+PAGE_MESSAGES = 4000
+PAGE_BYTES = 8 << 20
+# Messages that are read before others on the loop get their turn.
+_SLICE = 50
+
+
+class Share(msgspec.Struct, frozen=True):
+    """One of `of` shares of all names; `str` and `parse` are inverse."""
+
+    number: int
+    of: int
+
+    def __str__(self) -> str:
+        return f"{self.number}/{self.of}"
+
+    @classmethod
+    def parse(cls, text: str) -> Share:
+        """The share that `str` named."""
+        number, _, of = text.partition("/")
+        return cls(int(number), int(of))
+
+    def has(self, name: str) -> bool:
+        """Whether a name is in this share; of the shares of one number, exactly one has it."""
+        return self.of == 1 or crc32(name.encode(errors="surrogateescape")) % self.of == self.number
+
+
+def shares(wanted: int) -> list[str]:
+    """`wanted` shares, at least one."""
+    of = max(1, wanted)
+    return [str(Share(number, of)) for number in range(of)]
+
+
+async def pages(found: Iterable[StoredMessage | None]) -> AsyncIterator[list[StoredMessage]]:
+    """Lists of bounded size; what is gone meanwhile (None) is left out."""
+    page: list[StoredMessage] = []
+    size = 0
+    for count, stored in enumerate(found):
+        if stored is not None:
+            page.append(stored)
+            size += len(stored.message.body)
+        if len(page) >= PAGE_MESSAGES or size >= PAGE_BYTES:
+            yield page
+            page, size = [], 0
+        if count % _SLICE == _SLICE - 1:
+            await asyncio.sleep(0)
+    if page:
+        yield page

@@ -1,0 +1,151 @@
+"""What a read may be told: `spark.read.format("qworker").option(...)`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from qworker.errors import NotSupported, UsageError
+from qworker.message import State
+from qworker.names import check_queue
+from qworker.pipeline.schema import TABLES, column_names, selected
+from qworker.registry import backend_class
+from qworker.url import BackendURL
+
+__all__ = ["ReadOptions", "checked_url"]
+
+_KNOWN = (
+    "url",
+    "queue",
+    "state",
+    "table",
+    "columns",
+    "partitions",
+    "consume",
+    "starting",
+    "max_messages",
+    "max_bytes",
+    "visibility",
+)
+_STARTING = ("channel", "earliest", "latest")
+
+
+class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The options of a batch read or of a stream."""
+
+    url: str
+    # Empty: every queue of the store.
+    queues: tuple[str, ...] = ()
+    states: tuple[State, ...] = tuple(State)
+    table: str = "messages"
+    # The columns that are given, in order.
+    columns: tuple[str, ...] = ()
+    # About how many tasks a state of a queue is read by.
+    partitions: int = 2
+    # -- streams: lease instead of following a log; where to begin; how much one batch holds; how long a lease lasts.
+    consume: bool = False
+    starting: str = "channel"
+    max_messages: int = 10_000
+    max_bytes: int = 32 << 20
+    visibility: float = 60.0
+
+    @property
+    def schema(self) -> str:
+        """The columns in Spark's notation."""
+        return selected(self.table, self.columns)
+
+    @classmethod
+    def parse(cls, given: Mapping[str, object], parallelism: int) -> ReadOptions:
+        """Read Spark's options.
+
+        Args:
+            given: by lower-case name; values are text.
+            parallelism: how many tasks the session runs at once.
+
+        Raises:
+            UsageError: one is unknown, absent or makes no sense.
+        """
+        texts = {name.lower(): str(value) for name, value in given.items()}
+        for name in texts:
+            if name not in _KNOWN:
+                raise UsageError(f"unknown option {name!r} of the format qworker: there are {', '.join(_KNOWN)}")
+        table = _choice(texts, "table", tuple(TABLES))
+        names = texts.get("columns")
+        return cls(
+            url=checked_url(texts),
+            queues=tuple(check_queue(name) for name in _list(texts, "queue")),
+            states=tuple(
+                State(_one_of("state", word, [state.value for state in State])) for word in _list(texts, "state")
+            )
+            or tuple(State),
+            table=table,
+            columns=tuple(column_names(table)) if names is None else tuple(_list(texts, "columns")),
+            partitions=_number(texts, "partitions", 2 * parallelism),
+            consume=_choice(texts, "consume", ("false", "true")) == "true",
+            starting=_choice(texts, "starting", _STARTING),
+            max_messages=_number(texts, "max_messages", 10_000),
+            max_bytes=_number(texts, "max_bytes", 32 << 20),
+            visibility=float(_number(texts, "visibility", 60)),
+        )
+
+    @property
+    def parsed(self) -> BackendURL:
+        """The store's URL, understood."""
+        return BackendURL.parse(self.url)
+
+    @property
+    def scheme(self) -> str:
+        """The scheme of the store's URL."""
+        return self.parsed.scheme
+
+    @property
+    def queue(self) -> str:
+        """The one queue of a stream.
+
+        Raises:
+            UsageError: none or several are named.
+        """
+        if len(self.queues) != 1:
+            raise UsageError('a stream reads one queue: name it with .option("queue", "NAME")')
+        return self.queues[0]
+
+
+def checked_url(texts: Mapping[str, str]) -> str:
+    """The store's URL, if other processes can open it.
+
+    Raises:
+        UsageError: it is absent, not known, or of a store that lives in one process.
+    """
+    url = texts.get("url")
+    if url is None:
+        raise UsageError('the format qworker needs a store: .option("url", "file:///var/spool/app")')
+    parsed = BackendURL.parse(url)
+    if not backend_class(parsed.scheme).shared:
+        raise NotSupported(
+            f"{parsed.scheme}: lives in one process, and Spark's workers are others: use file: or redis:"
+        )
+    return url
+
+
+def _list(texts: Mapping[str, str], name: str) -> list[str]:
+    return [word.strip() for word in texts.get(name, "").split(",") if word.strip()]
+
+
+def _choice(texts: Mapping[str, str], name: str, words: tuple[str, ...]) -> str:
+    return _one_of(name, texts.get(name, words[0]).lower(), words)
+
+
+def _one_of(name: str, word: str, words: tuple[str, ...] | list[str]) -> str:
+    if word not in words:
+        raise UsageError(f"the option {name!r} is one of {', '.join(words)}, not {word!r}")
+    return word
+
+
+def _number(texts: Mapping[str, str], name: str, default: int) -> int:
+    text = texts.get(name)
+    if text is None:
+        return default
+    if not (text.isascii() and text.isdigit() and int(text) > 0):
+        raise UsageError(f"the option {name!r} is a whole number of at least 1, not {text!r}")
+    return int(text)

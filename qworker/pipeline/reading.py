@@ -1,0 +1,98 @@
+"""The batch read: the driver divides, and each task opens the store, reads its part page by page and gives record batches."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+
+from qworker.backend import Backend
+from qworker.message import State
+from qworker.pipeline.options import ReadOptions
+from qworker.pipeline.rows import messages_batch
+from qworker.registry import open_backend
+
+__all__ = ["MessagesPart", "MessagesReader", "batches", "opened"]
+
+
+class MessagesPart(InputPartition):
+    """A part of a state of a queue, as the backend named it."""
+
+    def __init__(self, queue: str, state: State, part: str) -> None:
+        super().__init__((queue, state.value, part))
+        self.queue = queue
+        self.state = state
+        self.part = part
+
+
+class MessagesReader(DataSourceReader):
+    """Reads the table `messages`.
+
+    Args:
+        options: the query's.
+        names: the columns to give, in order.
+    """
+
+    def __init__(self, options: ReadOptions, names: Sequence[str]) -> None:
+        self._options = options
+        self._names = tuple(names)
+
+    def partitions(self) -> list[MessagesPart]:
+        """On the driver: what to read, by name only."""
+        return asyncio.run(self._divide())
+
+    async def _divide(self) -> list[MessagesPart]:
+        options = self._options
+        async with opened(options.url) as backend:
+            queues = options.queues or await backend.queues()
+            return [
+                MessagesPart(queue, state, part)
+                for queue in queues
+                for state in options.states
+                for part in await backend.browse_parts(queue, state, options.partitions)
+            ]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """In a task: one part."""
+        if isinstance(partition, MessagesPart):
+            yield from batches(lambda: self._pages(partition))
+
+    async def _pages(self, part: MessagesPart) -> AsyncIterator[pa.RecordBatch]:
+        async with opened(self._options.url) as backend:
+            async for page in backend.browse_part(part.queue, part.state, part.part):
+                yield messages_batch(page, self._names)
+
+
+@asynccontextmanager
+async def opened(url: str) -> AsyncGenerator[Backend]:
+    """A store for a while."""
+    backend = open_backend(url)
+    try:
+        await backend.open()
+        yield backend
+    finally:
+        await backend.aclose()
+
+
+def batches(make: Callable[[], AsyncIterator[pa.RecordBatch]]) -> Iterator[pa.RecordBatch]:
+    """What an asynchronous iterator gives, in code without an event loop; closed with this one, also when it is left early."""
+    with asyncio.Runner() as runner:
+        source = make()
+        try:
+            while (batch := runner.run(_next(source))) is not None:
+                yield batch
+        finally:
+            runner.run(_close(source))
+
+
+async def _next(source: AsyncIterator[pa.RecordBatch]) -> pa.RecordBatch | None:
+    return await anext(source, None)
+
+
+async def _close(source: AsyncIterator[pa.RecordBatch]) -> None:
+    closing = getattr(source, "aclose", None)
+    if closing is not None:
+        await closing()

@@ -1,0 +1,108 @@
+"""From messages and events to record batches: one list per column, made only for the columns that are asked for."""
+
+# The stubs of pyarrow leave the types of elements open.
+# pyright: reportUnknownMemberType=false
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from qworker.message import StoredMessage
+
+__all__ = ["messages_batch", "timestamps"]
+
+_TIME = pa.timestamp("us", "UTC")
+_TEXTS = pa.list_(pa.string())
+_FIELDS = pa.map_(pa.string(), pa.string())
+# What JSON may begin with: everything else is no envelope, and is not looked into.
+_OPENS = frozenset(b"{ \t\r\n")
+
+
+class _Call(msgspec.Struct, frozen=True):
+    """An envelope whose arguments stay as they are written."""
+
+    task: str
+    args: msgspec.Raw = msgspec.Raw(b"[]")
+    kwargs: msgspec.Raw = msgspec.Raw(b"{}")
+
+
+_decode = msgspec.json.Decoder(_Call).decode
+
+
+def messages_batch(found: Sequence[StoredMessage], names: Sequence[str]) -> pa.RecordBatch:
+    """Some columns of the table `messages`."""
+    arrays: dict[str, pa.Array[Any]] = {}
+    if not _CALL_COLUMNS.isdisjoint(names):
+        calls = [_call(one.message.body) for one in found]
+        for name in _CALL_COLUMNS.intersection(names):
+            arrays[name] = _strings(_CALLS[name](call) for call in calls)
+    for name in names:
+        if name not in arrays:
+            arrays[name] = _COLUMNS[name](found)
+    return pa.RecordBatch.from_arrays([arrays[name] for name in names], names=list(names))
+
+
+def _call(body: bytes) -> _Call | None:
+    if not body or body[0] not in _OPENS:
+        return None
+    try:
+        return _decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+def _json(raw: msgspec.Raw) -> str:
+    return bytes(raw).decode(errors="replace")
+
+
+def _strings(values: Iterable[str | None]) -> pa.Array[Any]:
+    texts = list(values)
+    try:
+        return pa.array(texts, pa.string())
+    except UnicodeEncodeError:
+        # Names of files may hold bytes that are no text.
+        return pa.array([None if text is None else _text(text) for text in texts], pa.string())
+
+
+def _text(text: str) -> str:
+    return text.encode(errors="replace").decode()
+
+
+def timestamps(values: Iterable[float | None]) -> pa.Array[Any]:
+    """Unix seconds as timestamps, to the microsecond that `message.microseconds` says."""
+    seconds = pa.array(list(values), pa.float64())
+    return pc.cast(pc.cast(pc.round(pc.multiply(seconds, 1e6)), pa.int64()), _TIME)
+
+
+_CALLS: dict[str, Callable[[_Call | None], str | None]] = {
+    "task": lambda call: None if call is None else call.task,
+    "args": lambda call: None if call is None else _json(call.args),
+    "kwargs": lambda call: None if call is None else _json(call.kwargs),
+}
+_CALL_COLUMNS = frozenset(_CALLS)
+
+_COLUMNS: dict[str, Callable[[Sequence[StoredMessage]], pa.Array[Any]]] = {
+    "id": lambda found: _strings(one.message.id for one in found),
+    "queue": lambda found: _strings(one.message.queue for one in found),
+    "state": lambda found: _strings(one.state.value for one in found),
+    "body": lambda found: pa.array([one.message.body for one in found], pa.binary()),
+    "tries": lambda found: pa.array([one.message.tries for one in found], pa.int32()),
+    "priority": lambda found: pa.array([one.message.priority for one in found], pa.int32()),
+    "key": lambda found: _strings(one.message.key for one in found),
+    "enqueued_at": lambda found: timestamps(one.message.enqueued_at for one in found),
+    "due_at": lambda found: timestamps(one.due_at for one in found),
+    "expires_at": lambda found: timestamps(one.expires_at for one in found),
+    "finished_at": lambda found: timestamps(one.finished_at for one in found),
+    "holder": lambda found: _strings(one.holder for one in found),
+    "error": lambda found: _strings(one.error for one in found),
+    "arguments": lambda found: pa.array([[_text(text) for text in one.message.arguments] for one in found], _TEXTS),
+    "fields": lambda found: pa.array(
+        [None if one.message.fields is None else list(one.message.fields.items()) for one in found], _FIELDS
+    ),
+    "place": lambda found: _strings(one.place for one in found),
+}
