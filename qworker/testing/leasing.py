@@ -11,6 +11,7 @@ from qworker.message import Lease, Settle, State
 from qworker.testing.base import Contract
 from qworker.testing.harness import Case
 from qworker.testing.publishing import HOSTILE_NAMES
+from qworker.testing.reaping import leases_outlive_the_clock
 from qworker.testing.rules import rule
 from qworker.testing.until import until
 
@@ -85,7 +86,7 @@ class LeasingContract(Contract):
         tokens.append((await case.lease_one()).token)
         assert tokens == sorted(set(tokens))
 
-    @rule("expiry")
+    @rule("expiry", otherwise=leases_outlive_the_clock)
     async def test_the_token_rises_when_a_lease_expires(self, case: Case) -> None:
         await case.publish(b"x")
         old = await case.lease_one(visibility=case.tick)
@@ -110,6 +111,7 @@ class LeasingContract(Contract):
         assert await case.settle(lease, Settle.ACK)
 
     @rule("extend")
+    @rule("expiry", otherwise=leases_outlive_the_clock)
     async def test_an_extension_that_ends_is_an_expiry(self, case: Case) -> None:
         await case.publish(b"x")
         lease = await case.lease_one(visibility=case.tick)
@@ -119,6 +121,7 @@ class LeasingContract(Contract):
         assert (await case.lease_one()).message.tries == 1
 
     @rule("extend")
+    @rule("expiry", otherwise=leases_outlive_the_clock)
     async def test_extending_says_which_leases_are_lost(self, case: Case) -> None:
         await case.publish(b"1", b"2", b"3")
         lost = await case.lease_one(visibility=case.tick)
@@ -128,6 +131,7 @@ class LeasingContract(Contract):
         assert (await case.counts())[:2] == (1, 2)
 
     @rule("extend")
+    @rule("expiry", otherwise=leases_outlive_the_clock)
     async def test_a_stale_holder_extends_nothing_after_the_next_delivery(self, case: Case) -> None:
         await case.publish(b"x")
         other = await case.open()

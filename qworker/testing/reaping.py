@@ -53,6 +53,7 @@ class ReapingContract(Contract):
         assert (lease.message.id, lease.message.body) == (message_id, b"x")
 
     @rule("tries_counted", otherwise=expiries_count_no_try)
+    @rule("expiry", otherwise=leases_outlive_the_clock)
     async def test_each_expiry_is_one_more_try(self, case: Case) -> None:
         await case.publish(b"x")
         for tries in range(3):

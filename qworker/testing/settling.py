@@ -7,6 +7,7 @@ import asyncio
 from qworker.message import Lease, Settle, Settlement, State
 from qworker.testing.base import Contract
 from qworker.testing.harness import Case
+from qworker.testing.reaping import leases_outlive_the_clock
 from qworker.testing.rules import rule
 from qworker.testing.until import until
 
@@ -187,6 +188,7 @@ class SettlingContract(Contract):
         assert await case.settle(held, Settle.ACK)
 
     @rule("fencing", otherwise=stale_ends_are_accepted)
+    @rule("expiry", otherwise=leases_outlive_the_clock)
     async def test_a_stale_holder_can_settle_nothing(self, case: Case) -> None:
         await case.publish(b"x")
         other = await case.open()
@@ -208,6 +210,7 @@ class SettlingContract(Contract):
         assert await case.lease(10) == []
 
     @rule("fencing", otherwise=stale_ends_are_accepted)
+    @rule("expiry", otherwise=leases_outlive_the_clock)
     async def test_a_batch_refuses_the_stale_and_does_the_rest(self, case: Case) -> None:
         await case.publish(b"0", b"1", b"2")
         stale = await case.lease_one(visibility=case.tick)

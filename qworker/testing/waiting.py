@@ -14,6 +14,7 @@ from qworker.backend import Backend
 from qworker.message import Draft, Settle
 from qworker.testing.base import Contract
 from qworker.testing.harness import Case
+from qworker.testing.reaping import leases_outlive_the_clock
 from qworker.testing.rules import rule
 
 __all__ = ["WaitingContract"]
@@ -141,7 +142,7 @@ class WaitingContract(Contract):
         async with woken(case):
             assert await case.backend.requeue(case.queue) == 1
 
-    @rule("expiry")
+    @rule("expiry", otherwise=leases_outlive_the_clock)
     async def test_a_reap_wakes_a_wait(self, case: Case) -> None:
         await case.publish(b"x")
         other = await case.open()

@@ -1,0 +1,418 @@
+"""`fsq:` queues, shared live with any other implementation of the standard; docs/protocols/fsq.md describes them."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import secrets
+import shutil
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from typing import ClassVar, Self
+
+from qworker.backend import Backend
+from qworker.clock import SYSTEM_CLOCK, Clock
+from qworker.errors import BackendUnavailable, QueueNotFound
+from qworker.files import store_errors
+from qworker.history.directory import directory_history
+from qworker.message import Draft, Finished, Lease, QueueStats, Settlement, State, StoredMessage
+from qworker.names import check_queue
+from qworker.parts import Share, pages, shares
+from qworker.url import BackendURL
+from qworker_file.fsq.claim import reason_name
+from qworker_file.fsq.layout import place
+from qworker_file.fsq.lease import FsqLease
+from qworker_file.fsq.local import LocalQueue
+from qworker_file.fsq.looks import Entry, Look, directory_of
+from qworker_file.fsq.names import Malformed, message_id, parse, with_tries
+from qworker_file.fsq.options import FsqOptions, root_of
+from qworker_file.fsq.publish import check, ids
+from qworker_file.fsq.settle import settle_all
+from qworker_file.fsq.store import ABSENT_PAUSE, Store, durability_of
+
+__all__ = ["FsqBackend"]
+
+_UNFINISHED = (State.READY, State.DELAYED, State.FAIL)
+
+
+class FsqBackend(Backend):
+    """Queues of fsq(7); see the module.
+
+    Args:
+        url: as given.
+        options: what it says.
+        clock: gives the times in names.
+    """
+
+    deviations: ClassVar[Mapping[str, str]] = {
+        "priority": "items are taken in the order of their names",
+        "key": "the standard has no keys",
+        "given_ids": "an id is the time, the process and the host of its making",
+        "expiry": "a lease is a lock on the item, which the kernel frees when its holder lets go or dies: visibility has no meaning",
+    }
+
+    def __init__(self, url: BackendURL, options: FsqOptions, *, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._url = url
+        self._options = options
+        self._directory = str(root_of(url, options.constants))
+        self._clock = clock
+        self._store: Store | None = None
+        self.history = directory_history(url, self._directory, default=False, clock=clock)
+
+    @classmethod
+    def from_url(cls, url: BackendURL, *, clock: Clock = SYSTEM_CLOCK) -> Self:
+        """`fsq:///root[?host=NAME&max_tries=N&ttl=SECONDS&keep_done=1|0|7d|1000&sync=full|off]`; `fsq:` is FSQ_ROOT."""
+        return cls(url, FsqOptions.from_url(url), clock=clock)
+
+    def describe(self) -> str:
+        """The URL."""
+        _, mark, query = self._url.masked.partition("?")
+        return f"fsq://{self._directory}{mark}{query}"
+
+    @property
+    def durability(self) -> str:
+        """`disk` with sync=full on a file system with a journal, else `process`."""
+        if not self._options.sync:
+            return "process"
+        if self._store is not None:
+            return self._store.durability
+        with store_errors(f"open {self._directory}"):
+            return durability_of(self._directory)
+
+    async def open(self) -> None:
+        """Open the root directory, or make it."""
+        self._opened()
+
+    def _opened(self) -> Store:
+        if self._store is None:
+            with store_errors(f"open {self._directory}"):
+                self._store = Store(self._directory, self._clock, self._options)
+        return self._store
+
+    async def aclose(self) -> None:
+        """Close every descriptor, which frees every lock."""
+        store, self._store = self._store, None
+        if store is not None:
+            await store.aclose()
+        await self.history.aclose()
+
+    # -- producing ---------------------------------------------------------------------------------------------------
+
+    async def publish(self, queue: str, drafts: Sequence[Draft]) -> list[str]:
+        """Store messages."""
+        check_queue(queue)
+        for draft in drafts:
+            check(draft)
+        if not drafts:
+            return []
+        store = self._opened()
+        with store_errors(f"publish to {queue!r}"):
+            local = store.made(queue)
+            try:
+                names = await store.publisher.publish(local.files, drafts)
+            except FileNotFoundError:
+                # The queue was deleted under us: it is made anew. What was stored in the old one is gone with it.
+                store.drop_deleted(queue)
+                local = store.made(queue)
+                names = await store.publisher.publish(local.files, drafts)
+            local.added(names)
+            store.notify(local, trigger=True)
+        return ids(names, self._options.constants)
+
+    # -- consuming ---------------------------------------------------------------------------------------------------
+
+    async def lease(self, queue: str, limit: int, visibility: float) -> list[Lease]:
+        """Lock the oldest items that nobody works on."""
+        store = self._opened()
+        with store_errors(f"lease from {queue!r}"):
+            local = store.queue(check_queue(queue))
+            return [] if local is None else list(await local.lease(min(limit, store.room()), visibility))
+
+    async def wait(self, queues: Sequence[str], timeout: float) -> None:
+        """Wait for an enqueue, a pulled trigger, a due time, the end of a pause, or an item that is locked no more."""
+        store = self._opened()
+        event = asyncio.Event()
+        store.add_waiter(event, frozenset(check_queue(name) for name in queues))
+        try:
+            with store_errors("wait for messages"):
+                await self._wait(store, queues, event, asyncio.get_running_loop().time() + timeout)
+        finally:
+            store.remove_waiter(event)
+
+    async def _wait(self, store: Store, queues: Sequence[str], event: asyncio.Event, ends: float) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            due, look = await self._next_events(store, queues)
+            rest = ends - loop.time()
+            pause = min(due, look, rest)
+            if due <= 0 or rest <= 0:
+                return
+            try:
+                async with asyncio.timeout(pause):
+                    await event.wait()
+            except TimeoutError:
+                if pause == due:
+                    return
+            else:
+                return
+
+    async def _next_events(self, store: Store, queues: Sequence[str]) -> tuple[float, float]:
+        """Seconds until a queue has work, as far as is known, and until the next look at them; work now is 0."""
+        due, look = float("inf"), ABSENT_PAUSE
+        for name in queues:
+            local = store.queue(name)
+            if local is None:
+                continue
+            store.listen(local)
+            if await local.has_work():
+                return 0.0, 0.0
+            due = min(due, local.until_due())
+            look = min(look, local.until_look())
+        return due, look
+
+    def extend(self, leases: Sequence[Lease], visibility: float) -> list[Lease]:
+        """Look whether the items still are ours: a lock needs no renewal, and a person may have moved a file."""
+        lost: list[Lease] = []
+        for lease in leases:
+            assert isinstance(lease, FsqLease)
+            try:
+                held = lease.ended is None and lease.claimed.fd >= 0 and lease.claimed.is_ours
+            except OSError as error:
+                if error.errno != errno.EBADF:
+                    raise BackendUnavailable(f"cannot look at leases: {error.strerror}") from error
+                # Closed by another thread meanwhile.
+                held = False
+            if held:
+                lease.expires_at = self._clock.time() + visibility
+            else:
+                lost.append(lease)
+        return lost
+
+    async def resume(self, queue: str, message_id: str, token: int) -> Lease | None:
+        """Find a lease again, which lives as long as this process."""
+        store = self._opened()
+        with store_errors(f"resume a lease of {queue!r}"):
+            local = store.queue(check_queue(queue))
+        for lease in () if local is None else local.own.values():
+            if lease.message.id == message_id and lease.token == token:
+                return lease
+        return None
+
+    async def settle(self, settlements: Sequence[Settlement]) -> list[Settlement]:
+        """End leases."""
+        store = self._opened()
+        with store_errors("settle"):
+            return await settle_all(store, settlements)
+
+    async def reap(self, queue: str) -> int:
+        """Return what is due; and, where the holders are elsewhere, what they have kept for too long."""
+        store = self._opened()
+        with store_errors(f"reap {queue!r}"):
+            local = store.queue(check_queue(queue))
+            if local is None:
+                return 0
+            count = local.take_due()
+            if self.detached:
+                count += local.expire()
+            await store.prune(local)
+        if count:
+            store.notify(local)
+        return count
+
+    # -- administering -----------------------------------------------------------------------------------------------
+
+    async def queues(self) -> list[str]:
+        """The queues."""
+        with store_errors(f"list {self._directory}"):
+            return self._opened().names()
+
+    async def create(self, queue: str) -> None:
+        """Install a queue."""
+        with store_errors(f"create {queue!r}"):
+            self._opened().made(check_queue(queue))
+
+    async def delete(self, queue: str) -> None:
+        """Delete a queue; with a host, its sub-queue."""
+        store = self._opened()
+        check_queue(queue)
+        where = place(queue, self._options.host, self._options.constants)
+        parent, _, last = where.rpartition("/")
+        hidden = os.path.join(parent, f".{last}{secrets.token_hex(4)}")
+        with store_errors(f"delete {queue!r}"):
+            if store.queue(queue) is None:
+                return
+            try:
+                os.rename(where, hidden, src_dir_fd=store.root, dst_dir_fd=store.root)
+            except FileNotFoundError:
+                # Another delete was faster.
+                return
+            await asyncio.to_thread(_remove_tree, hidden, store.root)
+            await store.commit({store.root})
+            store.drop_deleted(queue)
+
+    def _found(self, queue: str) -> LocalQueue:
+        local = self._opened().queue(check_queue(queue))
+        if local is None:
+            raise QueueNotFound(queue)
+        return local
+
+    def _look(self, local: LocalQueue) -> Look:
+        return Look(local.files, local.own, self._clock.time(), self._opened().system.kind)
+
+    async def stats(self, queue: str) -> QueueStats:
+        """Count."""
+        with store_errors(f"count {queue!r}"):
+            kept = {"done": self._options.keep_done.words, "unfinished": "removed after 36 hours"}
+            retention = {**kept, **self.history.retention}
+            return await self._look(self._found(queue)).count(retention)
+
+    async def browse(self, queue: str, state: State, limit: int = 100, offset: int = 0) -> list[StoredMessage]:
+        """Look at messages."""
+        with store_errors(f"browse {queue!r}"):
+            return await self._look(self._found(queue)).page(state, limit, offset)
+
+    async def find(self, queue: str, message_id: str) -> StoredMessage | None:
+        """Look at one message."""
+        with store_errors(f"look into {queue!r}"):
+            look = self._look(self._found(queue))
+            # Twice, for a listing misses what is renamed meanwhile.
+            for _ in range(2):
+                for entry in await look.matching(frozenset({message_id}), *State):
+                    if (stored := look.read(entry)) is not None:
+                        return stored
+        return None
+
+    async def browse_parts(self, queue: str, state: State, wanted: int) -> list[str]:
+        """Shares of the names."""
+        with store_errors(f"browse {queue!r}"):
+            self._found(queue)
+        return shares(wanted)
+
+    async def browse_part(self, queue: str, state: State, part: str) -> AsyncIterator[list[StoredMessage]]:
+        """Look at one share."""
+        share, constants = Share.parse(part), self._options.constants
+        with store_errors(f"browse {queue!r}"):
+            look = self._look(self._found(queue))
+            entries = [entry for entry in await look.entries(state) if share.has(message_id(entry.name, constants))]
+            async for page in pages(look.read(entry) for entry in entries):
+                yield page
+
+    async def discard(self, queue: str, found: Sequence[Finished]) -> int:
+        """Delete finished messages that are as they were found, by their place."""
+        places = {(one.state, one.place): one for one in found}
+        with store_errors(f"remove from {queue!r}"):
+            local = self._found(queue)
+            entries = [
+                entry
+                for entry in await self._look(local).entries(State.FAIL, State.DONE)
+                if (one := places.get((entry.state, entry.name))) is not None and one.is_from(entry.at)
+            ]
+            return await self._delete(local, entries)
+
+    async def requeue(self, queue: str, ids: Iterable[str] | None = None) -> int:
+        """Make failed messages ready."""
+        store = self._opened()
+        with store_errors(f"requeue in {queue!r}"):
+            local = self._found(queue)
+            look = self._look(local)
+            entries = await look.entries(State.FAIL) if ids is None else await look.matching(frozenset(ids), State.FAIL)
+            local.let_go()
+            moved = [name for entry in entries if (name := self._requeue(local, entry.name)) is not None]
+            await store.commit({local.files.fail, local.files.queue} if moved else set())
+        local.added(moved, returned=True)
+        if moved:
+            store.notify(local, trigger=True)
+        return len(moved)
+
+    def _requeue(self, local: LocalQueue, name: str) -> str | None:
+        files, constants = local.files, self._options.constants
+        target = name
+        try:
+            parse(name, constants)
+            target = with_tries(name, 0, constants)
+        except Malformed:
+            # It fails again, with its reason, unless somebody renames it.
+            pass
+        try:
+            # Never over another: the link tells.
+            os.link(name, target, src_dir_fd=files.fail, dst_dir_fd=files.queue, follow_symlinks=False)
+            os.unlink(name, dir_fd=files.fail)
+            os.unlink(reason_name(name), dir_fd=files.fail)
+        except FileNotFoundError:
+            # Another requeue was faster; or it had no reason.
+            return target if os.path.lexists(f"/proc/self/fd/{files.queue}/{target}") else None
+        except (FileExistsError, PermissionError):
+            # Queued again already; or a directory, which is none's message.
+            return None
+        return target
+
+    async def remove(self, queue: str, ids: Iterable[str]) -> int:
+        """Delete messages by id."""
+        wanted = frozenset(ids)
+        with store_errors(f"remove from {queue!r}"):
+            local = self._found(queue)
+            return await self._delete(local, await self._look(local).matching(wanted, *State))
+
+    async def purge(self, queue: str, state: State | None = None) -> int:
+        """Delete messages by state."""
+        states = _UNFINISHED if state is None else (state,)
+        with store_errors(f"purge {queue!r}"):
+            local = self._found(queue)
+            return await self._delete(local, await self._look(local).entries(*states))
+
+    async def _delete(self, local: LocalQueue, entries: Sequence[Entry]) -> int:
+        files = local.files
+        gone: set[int] = set()
+        count = 0
+        for number, entry in enumerate(entries):
+            directory = directory_of(files, entry.state)
+            if not _deleted(entry.name, directory):
+                continue
+            local.lose(entry.name)
+            if entry.state is State.FAIL:
+                _deleted(reason_name(entry.name), directory)
+            count += 1
+            gone.add(directory)
+            if number % 100 == 99:
+                await asyncio.sleep(0)
+        await self._opened().commit(gone)
+        return count
+
+    async def down(self, queue: str) -> None:
+        """Pause."""
+        with store_errors(f"pause {queue!r}"):
+            local = self._found(queue)
+            local.files.down()
+            await self._opened().commit({local.files.base})
+
+    async def up(self, queue: str) -> None:
+        """Resume."""
+        store = self._opened()
+        with store_errors(f"resume {queue!r}"):
+            local = self._found(queue)
+            local.files.up()
+            await store.commit({local.files.base})
+            store.notify(local, trigger=True)
+
+
+def _deleted(name: str, directory: int) -> bool:
+    try:
+        os.unlink(name, dir_fd=directory)
+    except FileNotFoundError:
+        return False
+    except IsADirectoryError:
+        # A stranger's directory; no link in it is followed.
+        shutil.rmtree(name, dir_fd=directory)
+    return True
+
+
+def _remove_tree(name: str, parent: int, attempts: int = 10) -> None:
+    for left in reversed(range(attempts)):
+        try:
+            shutil.rmtree(name, dir_fd=parent)
+        except OSError as error:
+            # A publisher that has it open wrote once more meanwhile.
+            if error.errno != errno.ENOTEMPTY or not left:
+                raise
+        else:
+            return

@@ -1,0 +1,167 @@
+"""The constants of fsq(7), each of which an environment variable sets: `FSQ_ROOT`, `FSQ_MAX_TRIES`, ..."""
+
+from __future__ import annotations
+
+import codecs
+import grp
+import os
+import pwd
+from collections.abc import Mapping
+
+import msgspec
+
+from qworker.errors import UsageError
+
+__all__ = ["Constants", "group_id", "user_id"]
+
+_WORDS = ("root", "timefmt", "charset")
+_FILES = ("queue", "done", "fail", "tmp", "down", "trigger", "hosts", "hosts_trigger")
+_OWNERS = ("item_user", "item_group", "queue_user", "queue_group")
+_MODES = ("item_mode", "queue_mode")
+_NUMBERS = ("fail_tmp", "fail_perm", "success", "max_tries", "ttl")
+_FLAGS = ("use_trigger", "lock")
+
+
+class Constants(msgspec.Struct, frozen=True, kw_only=True):
+    """What every program of the standard can be told by its environment; the defaults are the standard's."""
+
+    root: str = "/var/fsq"
+    # Names of the parts of a queue.
+    queue: str = "queue"
+    done: str = "done"
+    fail: str = "fail"
+    tmp: str = "tmp"
+    down: str = "down"
+    trigger: str = "trigger-s"
+    hosts: str = "hosts"
+    hosts_trigger: str = "hosts-trigger-s"
+    # How names are written.
+    delimiter: str = "_"
+    encode: str = "%"
+    charset: str = "utf8"
+    timefmt: str = "%Y%m%d%H%M%S"
+    # Owners, by name or number; None: whoever makes it.
+    item_user: str | None = None
+    item_group: str | None = None
+    queue_user: str | None = None
+    queue_group: str | None = None
+    item_mode: int = 0o640
+    queue_mode: int = 0o2770
+    # Exit statuses of programs that work on items.
+    success: int = 0
+    fail_tmp: int = 111
+    fail_perm: int = 100
+    # Whether install makes triggers.
+    use_trigger: bool = False
+    lock: bool = True
+    # 0: never too many; None: not said, which `fsq scan` takes for 1, and a worker for its tasks' own.
+    max_tries: int | None = None
+    # Seconds; 0: for ever.
+    ttl: int = 0
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Constants:
+        """Read `FSQ_*`.
+
+        Raises:
+            UsageError: one of them makes no sense.
+        """
+        given = {
+            name: environment[f"FSQ_{name.upper()}"]
+            for name in cls.__struct_fields__
+            if f"FSQ_{name.upper()}" in environment
+        }
+        return cls().changed(**given)
+
+    def changed(self, **given: str) -> Constants:
+        """The same with some values, given as the environment would.
+
+        Raises:
+            UsageError: one of them makes no sense.
+        """
+        values = {name: _value(name, text) for name, text in given.items()}
+        made = msgspec.structs.replace(self, **values)
+        if made.delimiter == made.encode:
+            raise UsageError(f"FSQ_DELIMITER and FSQ_ENCODE are both {made.encode!r}: choose two characters")
+        if made.delimiter == ".":
+            raise UsageError("FSQ_DELIMITER=. would hide every item: choose another character")
+        return made
+
+    @property
+    def tries_of_scan(self) -> int:
+        """`FSQ_MAX_TRIES` with the standard's default."""
+        return 1 if self.max_tries is None else self.max_tries
+
+
+def _value(name: str, text: str) -> str | int | bool | None:
+    variable = f"FSQ_{name.upper()}"
+    if name in _NUMBERS or name in _FLAGS:
+        if not (text.isascii() and text.isdigit() and len(text) <= 9):
+            raise UsageError(f"{variable} is a number, not {text!r}")
+        return int(text) if name in _NUMBERS else int(text) != 0
+    if name in _MODES:
+        return _mode(variable, text)
+    if name in _OWNERS:
+        return text or None
+    if name in _FILES:
+        if not text or text in {".", ".."} or "/" in text:
+            raise UsageError(f"{variable} is a file's name, not {text!r}")
+        return text
+    if name in _WORDS:
+        return _word(variable, text)
+    if len(text) != 1 or not text.isascii() or not text.isprintable() or text == "/":
+        raise UsageError(f"{variable} is one ASCII character other than /, not {text!r}")
+    return text
+
+
+def _mode(variable: str, text: str) -> int:
+    try:
+        mode = int(text, 8)
+    except ValueError:
+        mode = -1
+    if not 0 <= mode <= 0o7777:
+        raise UsageError(f"{variable} is an octal mode such as 00640, not {text!r}")
+    return mode
+
+
+def _word(variable: str, text: str) -> str:
+    if not text:
+        raise UsageError(f"{variable} is empty: set it, or unset it")
+    if variable == "FSQ_CHARSET":
+        try:
+            codecs.lookup(text)
+        except LookupError:
+            raise UsageError(f"FSQ_CHARSET: {text!r} is no character set") from None
+    return text
+
+
+def user_id(user: str | None) -> int:
+    """The number of a user given by name or number; -1, which changes nothing, for None.
+
+    Raises:
+        UsageError: there is none of that name.
+    """
+    if user is None:
+        return -1
+    if user.isascii() and user.isdigit():
+        return int(user)
+    try:
+        return pwd.getpwnam(user).pw_uid
+    except KeyError:
+        raise UsageError(f"there is no user {user!r}") from None
+
+
+def group_id(group: str | None) -> int:
+    """The number of a group given by name or number; -1, which changes nothing, for None.
+
+    Raises:
+        UsageError: there is none of that name.
+    """
+    if group is None:
+        return -1
+    if group.isascii() and group.isdigit():
+        return int(group)
+    try:
+        return grp.getgrnam(group).gr_gid
+    except KeyError:
+        raise UsageError(f"there is no group {group!r}") from None

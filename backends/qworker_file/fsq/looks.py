@@ -1,0 +1,208 @@
+"""Looking at a queue without claiming anything: counts, pages, and one message by its id."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import stat
+from collections.abc import Mapping
+
+import msgspec
+
+from qworker.files import READ, list_names, read_all
+from qworker.message import Message, QueueStats, State, StoredMessage
+from qworker_file.fsq.claim import due_at, read_reason
+from qworker_file.fsq.layout import QueueDir
+from qworker_file.fsq.lease import FsqLease
+from qworker_file.fsq.locks import holders
+from qworker_file.fsq.names import Malformed, message_id, parse
+
+__all__ = ["Entry", "Look", "directory_of"]
+
+_UNREADABLE = frozenset({errno.ELOOP, errno.ENXIO, errno.EACCES, errno.ENODEV, errno.EIO})
+# Files looked at between two turns of the loop.
+_SLICE = 300
+
+
+class Entry(msgspec.Struct, gc=False):
+    """A file of a queue."""
+
+    state: State
+    name: str
+    # Unix seconds: due, expiry or finished; 0 for what is ready, and where it is not known.
+    at: float = 0.0
+    holder: str | None = None
+
+
+def directory_of(files: QueueDir, state: State) -> int:
+    """The descriptor of the directory in which a state's files are."""
+    if state is State.DONE:
+        return files.done
+    return files.fail if state is State.FAIL else files.queue
+
+
+class Look:
+    """One look at one queue.
+
+    Args:
+        files: the queue.
+        own: this instance's leases, by name.
+        now: Unix seconds.
+        kind: the file system's name.
+    """
+
+    def __init__(self, files: QueueDir, own: Mapping[str, FsqLease], now: float, kind: str) -> None:
+        self._files = files
+        self._own = own
+        self._now = now
+        self._kind = kind
+
+    async def entries(self, *states: State) -> list[Entry]:
+        """What is in some states, in the contract's order within each."""
+        found: list[Entry] = []
+        if {State.READY, State.LEASED, State.DELAYED} & set(states):
+            found += [entry for entry in await self._queued() if entry.state in states]
+        for state in (State.FAIL, State.DONE):
+            if state in states:
+                found += await self._finished(state)
+        return found
+
+    async def _queued(self) -> list[Entry]:
+        names = sorted(name for name in await list_names(self._files.queue) if name[0] != ".")
+        held = holders(self._files.queue, self._kind)
+        found: list[Entry] = []
+        for number, name in enumerate(names):
+            if (entry := self._queued_one(name, held)) is not None:
+                found.append(entry)
+            if number % _SLICE == _SLICE - 1:
+                await asyncio.sleep(0)
+        ready = [entry for entry in found if entry.state is State.READY]
+        timed = [entry for entry in found if entry.state is not State.READY]
+        # What another holds has no expiry: last.
+        timed.sort(key=lambda entry: (entry.at == 0.0, entry.at, entry.name))
+        return ready + timed
+
+    def _queued_one(self, name: str, held: Mapping[int, int]) -> Entry | None:
+        lease = self._own.get(name)
+        if lease is not None:
+            return Entry(State.LEASED, name, lease.expires_at, f"pid {os.getpid()}")
+        try:
+            status = os.stat(name, dir_fd=self._files.queue, follow_symlinks=False)
+        except FileNotFoundError:
+            return None
+        pid = held.get(status.st_ino)
+        if pid is not None:
+            return Entry(State.LEASED, name, 0.0, f"pid {pid}")
+        due = due_at(status)
+        return Entry(State.READY, name) if due is None or due <= self._now else Entry(State.DELAYED, name, due)
+
+    async def _finished(self, state: State) -> list[Entry]:
+        directory = directory_of(self._files, state)
+        found: list[Entry] = []
+        for number, name in enumerate(await list_names(directory)):
+            if name[0] == ".":
+                continue
+            try:
+                # A rename changes nothing but this time.
+                moment = os.stat(name, dir_fd=directory, follow_symlinks=False).st_ctime
+            except FileNotFoundError:
+                continue
+            found.append(Entry(state, name, moment))
+            if number % _SLICE == _SLICE - 1:
+                await asyncio.sleep(0)
+        found.sort(key=lambda entry: (entry.at, entry.name))
+        return found
+
+    async def count(self, retention: Mapping[str, str]) -> QueueStats:
+        """Count every state."""
+        counts = dict.fromkeys(State, 0)
+        oldest: str | None = None
+        for entry in await self.entries(State.READY, State.LEASED, State.DELAYED):
+            counts[entry.state] += 1
+            if oldest is None and entry.state is State.READY:
+                oldest = entry.name
+        for state in (State.FAIL, State.DONE):
+            names = await list_names(directory_of(self._files, state))
+            counts[state] = sum(name[0] != "." for name in names)
+        return QueueStats(
+            queue=self._files.name,
+            ready=counts[State.READY],
+            leased=counts[State.LEASED],
+            delayed=counts[State.DELAYED],
+            done=counts[State.DONE],
+            fail=counts[State.FAIL],
+            oldest_age=None if oldest is None else self._age(oldest),
+            down=self._files.is_down,
+            retention=retention,
+        )
+
+    def _age(self, name: str) -> float:
+        try:
+            return max(0.0, self._now - parse(name, self._files.constants).enqueued_at)
+        except Malformed:
+            return 0.0
+
+    async def page(self, state: State, limit: int, offset: int) -> list[StoredMessage]:
+        """A page of a state."""
+        page: list[StoredMessage] = []
+        for entry in (await self.entries(state))[offset:]:
+            if len(page) >= limit:
+                break
+            if (stored := self.read(entry)) is not None:
+                page.append(stored)
+            if len(page) % 50 == 49:
+                await asyncio.sleep(0)
+        return page
+
+    async def matching(self, wanted: frozenset[str], *states: State) -> list[Entry]:
+        """The files of some ids."""
+        constants = self._files.constants
+        return [entry for entry in await self.entries(*states) if message_id(entry.name, constants) in wanted]
+
+    def read(self, entry: Entry) -> StoredMessage | None:
+        """Read one file; None when it is gone."""
+        directory = directory_of(self._files, entry.state)
+        try:
+            status, body = _read(entry.name, directory)
+        except FileNotFoundError:
+            return None
+        constants, state = self._files.constants, entry.state
+        try:
+            item = parse(entry.name, constants)
+            tries, moment, arguments = item.tries, item.enqueued_at, item.arguments
+        except Malformed:
+            tries, moment, arguments = 0, status.st_mtime, (entry.name,)
+        message = Message(
+            id=message_id(entry.name, constants),
+            queue=self._files.name,
+            body=body,
+            tries=tries,
+            enqueued_at=moment,
+            arguments=arguments,
+        )
+        return StoredMessage(
+            message=message,
+            state=state,
+            due_at=entry.at if state is State.DELAYED else None,
+            expires_at=entry.at or None if state is State.LEASED else None,
+            finished_at=entry.at if state in {State.DONE, State.FAIL} else None,
+            holder=entry.holder,
+            error=read_reason(self._files, entry.name) if state is State.FAIL else None,
+            place=entry.name if state in {State.DONE, State.FAIL} else None,
+        )
+
+
+def _read(name: str, directory: int) -> tuple[os.stat_result, bytes]:
+    """A file's status and contents; no contents for what is no readable regular file."""
+    try:
+        fd = os.open(name, READ, dir_fd=directory)
+    except OSError as error:
+        if error.errno not in _UNREADABLE:
+            raise
+        return os.stat(name, dir_fd=directory, follow_symlinks=False), b""
+    try:
+        status = os.fstat(fd)
+        return status, read_all(fd, status.st_size) if stat.S_ISREG(status.st_mode) else b""
+    finally:
+        os.close(fd)

@@ -1,0 +1,183 @@
+"""Item names of fsq(7): `D<timestamp>D<entropy>D<pid>D<hostname>D<tries>[D<argument>]...`. Nothing here touches a disk.
+
+D is the first character of the name. The delimiter, the escape character and `/` are written as the escape character and two
+hexadecimal digits. Names are what `os.fsdecode` gives: bytes that are no text come along as surrogates.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import time
+from collections.abc import Sequence
+from functools import lru_cache
+
+import msgspec
+
+from qworker.errors import NotSupported
+from qworker.names import printable
+from qworker_file.fsq.constants import Constants
+
+__all__ = ["MAX_NAME", "Item", "Malformed", "construct", "deconstruct", "message_id", "parse", "with_tries"]
+
+# Bytes, as file systems have it.
+MAX_NAME = 255
+
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9.:-]*(?:_[A-Za-z0-9.:-]+){3}")
+_LONGEST_ID = 120
+_UTF8 = frozenset({"utf8", "utf-8", "UTF-8", "UTF8"})
+_HEX = re.compile(r"[0-9a-fA-F]{2}")
+
+
+class Malformed(Exception):
+    """A file's name that is no item's."""
+
+
+class Item(msgspec.Struct, frozen=True, gc=False):
+    """What an item's name says."""
+
+    # The first four fields: the same at every try.
+    id: str
+    entropy: str
+    pid: str
+    hostname: str
+    tries: int
+    arguments: tuple[str, ...]
+    # Unix seconds.
+    enqueued_at: float
+
+
+# -- writing ---------------------------------------------------------------------------------------------------------
+
+
+def construct(fields: Sequence[str], constants: Constants) -> str:
+    """The name that has these fields.
+
+    Raises:
+        NotSupported: no file can have it.
+    """
+    delimiter, escape = constants.delimiter, constants.encode
+    name = "".join([delimiter + _encode(field, delimiter, escape, constants.charset) for field in fields])
+    if (len(name) if name.isascii() else len(os.fsencode(name))) > MAX_NAME:
+        raise NotSupported(
+            f"fsq: keeps arguments in the file's name, which has {MAX_NAME} bytes: put these into the body"
+        )
+    return name
+
+
+def _encode(field: str, delimiter: str, escape: str, charset: str) -> str:
+    if "\0" in field:
+        raise NotSupported("fsq: an argument becomes part of a file's name, which has no NUL: put it into the body")
+    field = field.translate(_escapes(delimiter, escape))
+    if field.isascii() or charset in _UTF8:
+        return field
+    try:
+        return os.fsdecode(field.encode(charset, "surrogateescape"))
+    except UnicodeEncodeError as error:
+        raise NotSupported(f"fsq: an argument has characters that FSQ_CHARSET={charset} has not") from error
+
+
+@lru_cache(maxsize=16)
+def _escapes(delimiter: str, escape: str) -> dict[int, str]:
+    return {ord(character): f"{escape}{ord(character):02x}" for character in (delimiter, escape, "/")}
+
+
+def with_tries(name: str, tries: int, constants: Constants) -> str:
+    """The same item with another number of failed attempts."""
+    delimiter = name[0]
+    raw = _split(name, constants.encode)
+    raw[4] = str(tries)
+    return delimiter + delimiter.join(raw)
+
+
+# -- reading ---------------------------------------------------------------------------------------------------------
+
+
+def deconstruct(name: str, constants: Constants) -> list[str]:
+    """The fields of a name, decoded.
+
+    Raises:
+        Malformed: an escape is truncated or not hexadecimal, or the first character cannot be a delimiter.
+    """
+    if not name:
+        raise Malformed("an empty name has no delimiter")
+    if not name[0].isascii() or name[0] == constants.encode:
+        raise Malformed(f"{name[0]!r} cannot be a delimiter")
+    return [_decode(field, constants) for field in _split(name, constants.encode)]
+
+
+def _split(name: str, escape: str) -> list[str]:
+    delimiter = name[0]
+    if escape not in name or delimiter not in "0123456789abcdefABCDEF":
+        return name[1:].split(delimiter)
+    # The two digits of an escape are never delimiters.
+    fields: list[str] = []
+    at = begin = 1
+    while at < len(name):
+        if name[at] == escape:
+            at += 3
+            continue
+        if name[at] == delimiter:
+            fields.append(name[begin:at])
+            begin = at + 1
+        at += 1
+    fields.append(name[begin:])
+    return fields
+
+
+def _decode(field: str, constants: Constants) -> str:
+    escape = constants.encode
+    if escape in field:
+        first, *rest = field.split(escape)
+        parts = [first]
+        # What an escape stands for is not looked at again: an escape character in it begins no other.
+        for part in rest:
+            if not _HEX.match(part):
+                raise Malformed(f"an escape in {printable(field)!r} is truncated or not hexadecimal")
+            parts.append(os.fsdecode(bytes([int(part[:2], 16)])) + part[2:])
+        # Bytes that were escaped one by one may be a character together.
+        field = os.fsdecode(os.fsencode("".join(parts)))
+    if field.isascii() or constants.charset in _UTF8:
+        return field
+    return os.fsencode(field).decode(constants.charset, "surrogateescape")
+
+
+def parse(name: str, constants: Constants) -> Item:
+    """Read an item's name.
+
+    Raises:
+        Malformed: it is none.
+    """
+    fields = deconstruct(name, constants)
+    if len(fields) < 5:
+        raise Malformed(f"a name has at least 5 fields, and this has {len(fields)}")
+    stamp, entropy, pid, hostname, tries = fields[:5]
+    if not (tries.isascii() and tries.isdigit() and len(tries) <= 9):
+        raise Malformed(f"tries is a number, not {tries!r}")
+    second = _second(stamp, constants.timefmt)
+    if second is None:
+        raise Malformed(f"{stamp!r} is no time of the form {constants.timefmt}")
+    # What we enqueue has nanoseconds for its entropy.
+    fraction = int(entropy) / 1e9 if len(entropy) == 9 and entropy.isascii() and entropy.isdigit() else 0.0
+    return Item(message_id(name, constants), entropy, pid, hostname, int(tries), tuple(fields[5:]), second + fraction)
+
+
+@lru_cache(maxsize=256)
+def _second(stamp: str, timefmt: str) -> float | None:
+    try:
+        return time.mktime(time.strptime(stamp, timefmt))
+    except (ValueError, OverflowError):
+        return None
+
+
+def message_id(name: str, constants: Constants) -> str:
+    """The id of the message in any file: what stays of an item's name at every try, or a digest of a stranger's."""
+    if name and name[0] != constants.encode:
+        fields = _split(name, constants.encode)
+        if len(fields) >= 5:
+            plain = "_".join(fields[:4])
+            if len(plain) <= _LONGEST_ID and _ID.fullmatch(plain):
+                return plain
+            name = name[0].join(fields[:4])
+    return "x-" + hashlib.sha256(os.fsencode(name)).hexdigest()[:40]

@@ -1,0 +1,78 @@
+"""What an `fsq:` URL can say, over what `FSQ_*` says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from qworker.errors import BadName, BadURL
+from qworker.history.store import HISTORY_OPTIONS
+from qworker.names import check_queue
+from qworker.url import BackendURL
+from qworker_file.fsq.constants import Constants
+from qworker_file.fsq.lease import Limits
+from qworker_file.retention import Keep
+
+__all__ = ["FsqOptions", "check_host", "root_of"]
+
+
+class FsqOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The options of a URL."""
+
+    constants: Constants
+    # Work on the sub-queues of this host; None: on the queues themselves.
+    host: str | None = None
+    # Publishes and settlements survive a power cut when they return.
+    sync: bool = True
+    keep_done: Keep = Keep("1")
+
+    @classmethod
+    def from_url(cls, url: BackendURL) -> FsqOptions:
+        """Read a URL's options.
+
+        Raises:
+            BadURL: one is unknown or makes no sense.
+            UsageError: an FSQ_* variable makes no sense.
+        """
+        url.only({"host", "sync", "keep_done", "max_tries", "ttl", *HISTORY_OPTIONS})
+        constants = Constants.from_environment()
+        if "max_tries" in url.options:
+            constants = msgspec.structs.replace(constants, max_tries=url.integer("max_tries", 0))
+        if "ttl" in url.options:
+            constants = msgspec.structs.replace(constants, ttl=url.integer("ttl", 0))
+        host = url.options.get("host")
+        return cls(
+            constants=constants,
+            host=None if host is None else check_host(host),
+            sync=url.choice("sync", "full", ("full", "off")) == "full",
+            keep_done=Keep.parse("keep_done", url.options.get("keep_done", "1")),
+        )
+
+    @property
+    def limits(self) -> Limits:
+        """When a worker gives an item up: by its tasks' own limit, unless the environment or the URL has one."""
+        return Limits(self.constants.max_tries or 0, self.constants.ttl, keep_done=self.keep_done.any)
+
+
+def root_of(url: BackendURL, constants: Constants) -> Path:
+    """The directory of queues: the URL's, or FSQ_ROOT where that names none (`fsq:`).
+
+    Raises:
+        BadURL: it names a host.
+    """
+    if not url.authority and not url.path:
+        return Path(constants.root)
+    return url.directory
+
+
+def check_host(host: str) -> str:
+    """Return `host` if it can be a host's.
+
+    Raises:
+        BadURL: it cannot.
+    """
+    try:
+        return check_queue(host)
+    except BadName as error:
+        raise BadURL(str(error).replace("no queue name", "no host's name")) from error

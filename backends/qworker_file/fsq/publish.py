@@ -1,0 +1,236 @@
+"""Enqueueing as fsq(7) says: make the item in tmp/, put it on the disk, link it into queue/, and unlink it in tmp/.
+
+A batch is put on the disk together, and its names are durable when the publish returns. A link never replaces anything: where a name is
+taken, the item gets another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import socket
+import time
+from collections.abc import Sequence
+
+import msgspec
+
+from qworker.clock import Clock
+from qworker.errors import NotSupported, PublishFailed, StorageFull
+from qworker.files import CREATE, FULL, GroupCommit, write_all
+from qworker.message import Draft
+from qworker_file.fsq.claim import mark_due
+from qworker_file.fsq.constants import Constants, group_id, user_id
+from qworker_file.fsq.layout import QueueDir
+from qworker_file.fsq.names import construct, message_id
+
+__all__ = ["Publisher", "Stamps"]
+
+# Seconds on the loop before others get their turn.
+_TURN = 0.002
+# Items of one commit, which are open at the same time.
+_BATCH = 1000
+
+
+class Stamps:
+    """The first four fields of names: a time, in local time, and this process.
+
+    Args:
+        constants: how a time is written.
+    """
+
+    def __init__(self, constants: Constants) -> None:
+        self._timefmt = constants.timefmt
+        self._second = -1
+        self._stamp = ""
+        self.hostname = socket.gethostname()
+
+    def of(self, ns: int) -> tuple[str, str, str, str]:
+        """Timestamp, entropy, pid and hostname for a moment in nanoseconds."""
+        second, rest = divmod(ns, 1_000_000_000)
+        if second != self._second:
+            self._second = second
+            self._stamp = time.strftime(self._timefmt, time.localtime(second))
+        return self._stamp, f"{rest:09d}", str(os.getpid()), self.hostname
+
+
+class _Plan(msgspec.Struct, gc=False):
+    """One item on its way."""
+
+    draft: Draft
+    ns: int
+    name: str
+    temporary: str = ""
+    due: float | None = None
+    fd: int = -1
+
+
+class Publisher:
+    """Enqueues to any queue of one store.
+
+    Args:
+        clock: the store's clock.
+        constants: the standard's.
+        commit: None: what is stored survives the process, and no more.
+    """
+
+    def __init__(self, clock: Clock, constants: Constants, commit: GroupCommit | None) -> None:
+        self._clock = clock
+        self._constants = constants
+        self._commit = commit
+        self._stamps = Stamps(constants)
+        self._last_ns = 0
+        self._owner = (user_id(constants.item_user), group_id(constants.item_group))
+
+    async def publish(self, files: QueueDir, drafts: Sequence[Draft]) -> list[str]:
+        """Store messages; their names in queue/, in order.
+
+        Raises:
+            NotSupported: a draft cannot be stored; none was.
+            StorageFull, PublishFailed, BackendError: see `Backend.publish`.
+            FileNotFoundError: the queue was deleted.
+        """
+        now = self._clock.time()
+        plans = [self._plan(draft, now) for draft in drafts]
+        for start in range(0, len(plans), _BATCH):
+            await self._store(files, plans[start : start + _BATCH])
+        return [plan.name for plan in plans]
+
+    # -- names -------------------------------------------------------------------------------------------------------
+
+    def _plan(self, draft: Draft, now: float) -> _Plan:
+        if draft.enqueued_at is None:
+            ns = self._last_ns = max(int(now * 1e9), self._last_ns + 1)
+        else:
+            ns = round(draft.enqueued_at * 1e6) * 1000
+        due = now + draft.delay if draft.due_at is None else draft.due_at
+        return _Plan(draft, ns, self._name(draft, ns), due=due if due > now else None)
+
+    def _name(self, draft: Draft, ns: int) -> str:
+        return construct((*self._stamps.of(ns), str(draft.tries), *draft.arguments), self._constants)
+
+    def _rename(self, plan: _Plan) -> None:
+        """Another name for an item whose own is taken."""
+        plan.ns += 1
+        plan.name = self._name(plan.draft, plan.ns)
+
+    # -- one commit --------------------------------------------------------------------------------------------------
+
+    async def _store(self, files: QueueDir, plans: list[_Plan]) -> None:
+        try:
+            await self._write(files, plans)
+            if self._commit is not None:
+                await self._sync_bodies(self._commit, plans)
+            await self._show(files, plans)
+        finally:
+            self._close(files, plans)
+        if self._commit is not None and plans:
+            try:
+                await self._commit.directories({files.queue})
+            except OSError as error:
+                raise PublishFailed(f"perhaps published: the disk did not take the names: {error.strerror}") from error
+
+    async def _write(self, files: QueueDir, plans: list[_Plan]) -> None:
+        keep_open = self._commit is not None
+        turn_ends = time.perf_counter() + _TURN
+        for plan in plans:
+            self._write_one(files, plan)
+            if not keep_open:
+                fd, plan.fd = plan.fd, -1
+                os.close(fd)
+            if time.perf_counter() > turn_ends:
+                await asyncio.sleep(0)
+                turn_ends = time.perf_counter() + _TURN
+
+    def _write_one(self, files: QueueDir, plan: _Plan) -> None:
+        while True:
+            try:
+                plan.fd = os.open(plan.name, CREATE, self._constants.item_mode, dir_fd=files.tmp)
+                break
+            except FileExistsError:
+                self._rename(plan)
+        plan.temporary = plan.name
+        if self._owner != (-1, -1):
+            os.fchown(plan.fd, *self._owner)
+        if plan.draft.body:
+            write_all(plan.fd, plan.draft.body)
+        if plan.due is not None:
+            mark_due(plan.fd, plan.due)
+
+    @staticmethod
+    async def _sync_bodies(commit: GroupCommit, plans: list[_Plan]) -> None:
+        try:
+            await commit.data([plan.fd for plan in plans])
+        except OSError as error:
+            if error.errno in FULL:
+                raise StorageFull(f"cannot publish: {error.strerror}: free some space") from error
+            raise PublishFailed(f"cannot publish: the disk did not take the data: {error.strerror}") from error
+
+    async def _show(self, files: QueueDir, plans: list[_Plan]) -> None:
+        turn_ends = time.perf_counter() + _TURN
+        for plan in plans:
+            while not self._link(files, plan):
+                self._rename(plan)
+            os.unlink(plan.temporary, dir_fd=files.tmp)
+            plan.temporary = ""
+            if time.perf_counter() > turn_ends:
+                await asyncio.sleep(0)
+                turn_ends = time.perf_counter() + _TURN
+
+    @staticmethod
+    def _link(files: QueueDir, plan: _Plan) -> bool:
+        """Show an item; False when somebody else's has its name."""
+        try:
+            os.link(plan.temporary, plan.name, src_dir_fd=files.tmp, dst_dir_fd=files.queue)
+        except OSError as error:
+            # A lost reply: the link is there all the same.
+            if _same_file(files, plan):
+                return True
+            if error.errno == errno.EEXIST:
+                return False
+            raise
+        return True
+
+    @staticmethod
+    def _close(files: QueueDir, plans: list[_Plan]) -> None:
+        """Let go of the files, and take back what nobody has seen."""
+        for plan in plans:
+            if plan.fd >= 0:
+                fd, plan.fd = plan.fd, -1
+                os.close(fd)
+            if plan.temporary:
+                try:
+                    os.unlink(plan.temporary, dir_fd=files.tmp)
+                except FileNotFoundError:
+                    # The queue was deleted.
+                    pass
+
+
+def _same_file(files: QueueDir, plan: _Plan) -> bool:
+    try:
+        shown = os.stat(plan.name, dir_fd=files.queue, follow_symlinks=False)
+        made = os.stat(plan.temporary, dir_fd=files.tmp, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return shown.st_ino == made.st_ino
+
+
+def check(draft: Draft) -> None:
+    """Refuse what the standard has no place for.
+
+    Raises:
+        NotSupported: says what.
+    """
+    if draft.priority:
+        raise NotSupported("fsq: has no priorities: use another queue for what is urgent, or redis:")
+    if draft.key is not None:
+        raise NotSupported("fsq: has no keys: use redis:")
+    if draft.id is not None:
+        raise NotSupported("fsq: an id is the time, process and host of its making: publish without one")
+    if draft.fields:
+        raise NotSupported("fsq: has no place for fields: put them into the body, or use rfq:")
+
+
+def ids(names: Sequence[str], constants: Constants) -> list[str]:
+    """The messages' ids of items' names."""
+    return [message_id(name, constants) for name in names]

@@ -1,0 +1,281 @@
+"""The root directory as one backend instance has it open, and what its queues share."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+from collections.abc import Collection
+
+from qworker.clock import Clock
+from qworker.errors import BadName
+from qworker.files import DIRECTORY, FileSystem, GroupCommit, list_names
+from qworker.names import check_queue
+from qworker_file.fsq.layout import QueueExists, install, install_host, is_queue, open_queue
+from qworker_file.fsq.local import LocalQueue
+from qworker_file.fsq.options import FsqOptions
+from qworker_file.fsq.publish import Publisher
+from qworker_file.wake import Inotify
+
+__all__ = ["Store", "durability_of"]
+
+# Seconds between two listings that nothing asked for, where inotify tells and where it does not.
+_RESCAN = (30.0, 1.0)
+# Seconds between two looks at whether an absent queue was made.
+ABSENT_PAUSE = 1.0
+# Seconds between two looks at what is kept too long, and how long a file may stand in tmp/ unfinished.
+_PRUNING, _UNFINISHED = 60.0, 36 * 3600.0
+
+
+class Store:
+    """An open root.
+
+    Args:
+        directory: its path; made if it is absent.
+        clock: the store's clock.
+        options: what the URL says.
+
+    Raises:
+        OSError: it cannot be opened.
+    """
+
+    def __init__(self, directory: str, clock: Clock, options: FsqOptions) -> None:
+        self.clock = clock
+        self.options = options
+        self.root = _open_root(directory)
+        self.system = FileSystem(self.root)
+        self._group = GroupCommit(self.root, self.system) if options.sync else None
+        self.publisher = Publisher(clock, options.constants, self._group)
+        self.limits = options.limits
+        self.settling = asyncio.Lock()
+        self._inotify = Inotify()
+        self._queues: dict[str, LocalQueue] = {}
+        self._waiters: dict[asyncio.Event, frozenset[str]] = {}
+        self._listening: set[int] = set()
+        self._most_held = _raise_file_limit() // 2
+
+    @property
+    def durability(self) -> str:
+        """What a successful call survives."""
+        return "disk" if self._group is not None and self.system.keeps_renames else "process"
+
+    def room(self) -> int:
+        """How many more leases may hold a file open."""
+        return max(0, self._most_held - sum(len(local.own) for local in self._queues.values()))
+
+    # -- queues ------------------------------------------------------------------------------------------------------
+
+    def names(self) -> list[str]:
+        """Every queue, sorted; with a host, those that have a sub-queue for it."""
+        found: list[str] = []
+        for name in os.listdir(self.root):
+            try:
+                check_queue(name)
+            except BadName:
+                # Hidden or foreign: no queue of ours can have this name.
+                continue
+            if is_queue(self.root, name, self.options.host, self.options.constants):
+                found.append(name)
+        return sorted(found)
+
+    def made(self, name: str) -> LocalQueue:
+        """An open queue, made if there is none.
+
+        Raises:
+            OSError: it cannot be made or opened.
+        """
+        options = self.options
+        local = self.queue(name)
+        while local is None:
+            try:
+                if not is_queue(self.root, name, None, options.constants):
+                    install(self.root, name, options.constants, durable=options.sync)
+                if options.host is not None:
+                    install_host(self.root, name, options.constants, (options.host,))
+            except QueueExists:
+                # Somebody else was faster; or what is there is no queue, and then this raises.
+                if not is_queue(self.root, name, options.host, options.constants):
+                    raise
+            local = self.queue(name)
+        return local
+
+    def queue(self, name: str) -> LocalQueue | None:
+        """An open queue; None when there is none.
+
+        Raises:
+            OSError: it cannot be opened.
+        """
+        local = self._queues.get(name)
+        if local is not None:
+            if local.files.exists:
+                return local
+            self.drop_deleted(name)
+        files = open_queue(self.root, name, self.options.constants, self.options.host)
+        if files is None:
+            return None
+        local = self._queues[name] = LocalQueue(
+            files, self.clock, self.limits, self._inotify, local_disk=self.system.is_local, rescan=_RESCAN
+        )
+        return local
+
+    def drop_deleted(self, name: str) -> None:
+        """Forget a queue that was deleted; its leases are found lost when they end."""
+        local = self._queues.get(name)
+        if local is not None and not local.files.exists:
+            del self._queues[name]
+            self._stop_listening(local)
+            local.close()
+
+    def known(self, name: str) -> LocalQueue | None:
+        """A queue that is open already; from any thread."""
+        return self._queues.get(name)
+
+    # -- durability --------------------------------------------------------------------------------------------------
+
+    async def commit(self, directories: Collection[int]) -> None:
+        """Put changes on the disk, if this store does.
+
+        Raises:
+            OSError: the outcome is unknown.
+        """
+        if self._group is not None and directories:
+            await self._group.directories(directories)
+
+    async def prune(self, local: LocalQueue) -> None:
+        """Remove, now and then, what is kept too long, and what was never finished.
+
+        Raises:
+            OSError: it cannot be removed.
+        """
+        now = self.clock.monotonic()
+        if now - local.pruned_at < _PRUNING:
+            return
+        local.pruned_at = now
+        moment, keep = self.clock.time(), self.options.keep_done
+        await _remove_old(local.files.tmp, moment - _UNFINISHED, 0)
+        if keep.limits:
+            oldest = float("inf") if keep.age is None else moment - keep.age
+            await _remove_old(local.files.done, oldest, keep.count or 0)
+
+    # -- wake-ups ----------------------------------------------------------------------------------------------------
+
+    def notify(self, local: LocalQueue, *, trigger: bool = False) -> None:
+        """A queue may have work: wake our own waiters, and whoever listens on its trigger."""
+        for event, queues in self._waiters.items():
+            if local.files.name in queues:
+                event.set()
+        if trigger:
+            local.files.pull_trigger()
+
+    def add_waiter(self, event: asyncio.Event, queues: frozenset[str]) -> None:
+        """Begin to listen for a `wait`."""
+        if not self._waiters and self._inotify.fd >= 0:
+            asyncio.get_running_loop().add_reader(self._inotify.fd, self._heard)
+        self._waiters[event] = queues
+
+    def listen(self, local: LocalQueue) -> None:
+        """Listen to a queue's trigger, if it has one, while anybody waits."""
+        if local.trigger >= 0 and local.trigger not in self._listening:
+            self._listening.add(local.trigger)
+            asyncio.get_running_loop().add_reader(local.trigger, self._pulled, local)
+
+    def remove_waiter(self, event: asyncio.Event) -> None:
+        """The `wait` is over. With the last one, triggers are left to others."""
+        del self._waiters[event]
+        if not self._waiters:
+            loop = asyncio.get_running_loop()
+            for fd in self._listening:
+                loop.remove_reader(fd)
+            self._listening.clear()
+            if self._inotify.fd >= 0:
+                loop.remove_reader(self._inotify.fd)
+
+    def _stop_listening(self, local: LocalQueue) -> None:
+        if local.trigger in self._listening:
+            self._listening.discard(local.trigger)
+            asyncio.get_running_loop().remove_reader(local.trigger)
+        for event, queues in self._waiters.items():
+            if local.files.name in queues:
+                event.set()
+
+    def _pulled(self, local: LocalQueue) -> None:
+        try:
+            os.read(local.trigger, 4096)
+        except BlockingIOError:
+            # Another listener read it.
+            return
+        self.notify(local)
+
+    def _heard(self) -> None:
+        self._inotify.drain()
+        for event in self._waiters:
+            event.set()
+
+    async def aclose(self) -> None:
+        """Close everything, after the commits that are under way."""
+        for event in self._waiters:
+            event.set()
+        if self._group is not None:
+            await self._group.aclose()
+        for local in self._queues.values():
+            self._stop_listening(local)
+            local.close()
+        self._queues.clear()
+        if self._waiters and self._inotify.fd >= 0:
+            asyncio.get_running_loop().remove_reader(self._inotify.fd)
+        self._inotify.close()
+        os.close(self.root)
+
+
+def durability_of(directory: str) -> str:
+    """`disk` or `process`, for the file system of a directory or of the nearest one above it that exists."""
+    while not os.path.isdir(directory):
+        directory = os.path.dirname(directory)
+    fd = os.open(directory, DIRECTORY)
+    try:
+        return "disk" if FileSystem(fd).keeps_renames else "process"
+    finally:
+        os.close(fd)
+
+
+async def _remove_old(directory: int, oldest: float, newest: int) -> None:
+    """Remove files that were changed before a moment, but keep so many of the newest."""
+    found: list[tuple[float, str]] = []
+    for name in await list_names(directory):
+        try:
+            found.append((os.stat(name, dir_fd=directory, follow_symlinks=False).st_ctime, name))
+        except FileNotFoundError:
+            continue
+        if len(found) % 500 == 0:
+            await asyncio.sleep(0)
+    found.sort()
+    for number, (moment, name) in enumerate(found[: max(0, len(found) - newest)]):
+        if moment >= oldest:
+            break
+        try:
+            os.unlink(name, dir_fd=directory)
+        except (FileNotFoundError, IsADirectoryError):
+            # Removed meanwhile; or a stranger's directory, which people remove.
+            continue
+        if number % 100 == 99:
+            await asyncio.sleep(0)
+
+
+def _open_root(directory: str) -> int:
+    try:
+        return os.open(directory, DIRECTORY)
+    except FileNotFoundError:
+        os.makedirs(directory, 0o775, exist_ok=True)
+        return os.open(directory, DIRECTORY)
+
+
+def _raise_file_limit() -> int:
+    """Let this process have as many open files as it may; how many that are."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        except (OSError, ValueError):
+            # Refused (some systems cap an unlimited one): what there is must do.
+            return soft
+    return 1 << 20 if hard == resource.RLIM_INFINITY else hard
