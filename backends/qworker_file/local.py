@@ -9,6 +9,7 @@ import time
 
 from qworker.clock import Clock
 from qworker.files import FULL
+from qworker_file.ahead import ReadAhead
 from qworker_file.foreign import Claim
 from qworker_file.holder import DETACHED, Holder, LifeSign
 from qworker_file.layout import QueueDir
@@ -61,6 +62,7 @@ class LocalQueue:
         self._rescan = rescan if local_disk else min(rescan, _RESCAN_BLIND)
         self._ready = Window(files.queue, local=local_disk)
         self._delayed = Window(files.delay, local=local_disk)
+        self._ahead = ReadAhead(files.queue, self._ready.following)
         # Due messages taken from the window of delay/: (item, name there).
         self._due: list[tuple[str, str]] = []
         # Files that others worked on: (the loop's time of the next attempt, name), and the pause that each has reached.
@@ -223,7 +225,8 @@ class LocalQueue:
         expiry = expiries.next(now + visibility, now)
         suffix = f".{expiry}.{self._leases_as}"
         expires_at, deadline = expiry / 1000, clock.monotonic() + visibility
-        turn_ends = time.perf_counter() + _TURN
+        moment = time.perf_counter()
+        turn_ends = moment + _TURN
         while len(leases) < limit:
             found = self._next()
             if found is None:
@@ -247,9 +250,12 @@ class LocalQueue:
                 self.own[claimed.item] = claimed
             elif source == files.queue:
                 self._lost(name, claimed)
-            if time.perf_counter() > turn_ends:
+            began, moment = moment, time.perf_counter()
+            self._ahead.claimed(moment - began)
+            if moment > turn_ends:
                 await asyncio.sleep(0)
-                turn_ends = time.perf_counter() + _TURN
+                moment = time.perf_counter()
+                turn_ends = moment + _TURN
 
     def _lost(self, name: str, why: Claim) -> None:
         """A name of queue/ gave no lease."""

@@ -79,6 +79,10 @@ class Window:
             return self._run[-1]
         return self._names[self._head] if self._head < len(self._names) else None
 
+    def following(self, count: int) -> list[str]:
+        """Names that are probably taken next, which stay."""
+        return self._run[: -count - 1 : -1] if self._run else self._names[self._head : self._head + count]
+
     def take(self) -> str:
         """The next name, which goes: the oldest, or the next of a run that keeps apart from others' (`lost`)."""
         if self._run:

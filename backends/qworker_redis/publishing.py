@@ -62,7 +62,9 @@ class Publishing:
         sequence, key = mark.next(), mark.key
 
         async def attempt(wire: Wire, again: bool) -> Reply:
-            return await durable(self._options, self._links, wire, "publish", queue, (sequence, int(again), *arguments), (key,))
+            return await durable(
+                self._options, self._links, wire, "publish", queue, (sequence, int(again), *arguments), (key,)
+            )
 
         new, *instead = cast("list[Any]", await self._answer(queue, attempt, mark))
         await self._stored_in(queue, bool(new))

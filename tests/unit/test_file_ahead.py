@@ -1,0 +1,71 @@
+"""A backlog that is no longer in the page cache is asked for side by side, and only then."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from qworker_file.ahead import ReadAhead
+
+_HOT, _COLD = 25e-6, 300e-6
+
+
+class _Names:
+    """Which files were asked for."""
+
+    def __init__(self, folder: Path, count: int) -> None:
+        self.asked: list[int] = []
+        self.names = [f"message-{number}" for number in range(count)]
+        for name in self.names:
+            (folder / name).write_bytes(b"x")
+
+    def following(self, count: int) -> list[str]:
+        self.asked.append(count)
+        return self.names[:count]
+
+
+def test_claims_of_the_usual_time_read_nothing_ahead(tmp_path: Path) -> None:
+    names, directory = _Names(tmp_path, 3), os.open(tmp_path, os.O_RDONLY)
+    ahead = ReadAhead(directory, names.following)
+    for _ in range(1000):
+        ahead.claimed(_HOT)
+    assert names.asked == []
+    os.close(directory)
+
+
+def test_one_slow_claim_among_fast_ones_reads_nothing_ahead(tmp_path: Path) -> None:
+    names, directory = _Names(tmp_path, 3), os.open(tmp_path, os.O_RDONLY)
+    ahead = ReadAhead(directory, names.following)
+    for number in range(1000):
+        ahead.claimed(_COLD if number % 4 == 0 else _HOT)
+    assert names.asked == []
+    os.close(directory)
+
+
+def test_each_file_of_a_cold_backlog_is_asked_for_once(tmp_path: Path) -> None:
+    names, directory = _Names(tmp_path, 200), os.open(tmp_path, os.O_RDONLY)
+    ahead = ReadAhead(directory, names.following)
+    ahead.claimed(_HOT)
+    for _ in range(3):
+        ahead.claimed(_COLD)
+    assert len(names.asked) == 1
+    for _ in range(names.asked[0]):
+        ahead.claimed(_COLD)
+    assert len(names.asked) == 1, "what was asked for has not been claimed yet"
+    for _ in range(3):
+        ahead.claimed(_COLD)
+    assert len(names.asked) == 2
+    os.close(directory)
+
+
+def test_what_is_no_readable_file_is_left_to_its_claim(tmp_path: Path) -> None:
+    names, directory = _Names(tmp_path, 1), os.open(tmp_path, os.O_RDONLY)
+    os.symlink("/etc/hostname", tmp_path / "link")
+    os.mkfifo(tmp_path / "fifo")
+    names.names += ["link", "fifo", "gone"]
+    ahead = ReadAhead(directory, names.following)
+    ahead.claimed(_HOT)
+    for _ in range(3):
+        ahead.claimed(_COLD)
+    assert len(names.asked) == 1
+    os.close(directory)
