@@ -9,7 +9,23 @@ from harness import Bench, Figure
 __all__ = ["FIGURES", "measure"]
 
 # In the order of cost: what is quick to tell comes first.
-FIGURES = ("overhead", "publish", "latency", "idle", "cycle", "scaling", "peers", "depth", "held", "redis")
+FIGURES = (
+    "overhead",
+    "publish",
+    "latency",
+    "idle",
+    "health",
+    "outage",
+    "cycle",
+    "metrics",
+    "scaling",
+    "restarts",
+    "memory",
+    "peers",
+    "depth",
+    "held",
+    "redis",
+)
 
 
 def measure(name: str, bench: Bench) -> list[Figure]:

@@ -11,6 +11,7 @@ from typing import Any
 from harness import Bench, Figure
 from harness.bench import Child
 from harness.report import median, spread
+from harness.server import RedisServer, redis_server
 
 ASKED_RATIO = 1.7
 ASKED_LOST = 5.0
@@ -20,22 +21,17 @@ _HANDLER_NS = 200_000
 def measure(bench: Bench) -> list[Figure]:
     """The ratio of the rates, and how often a worker tried to lease what another had taken."""
     lost: list[float] = []
-    rates = bench.turns([("one", lambda: _rate(bench, 1, lost)), ("two", lambda: _rate(bench, 2, lost))])
-    ratios = [two / one for two, one in zip(rates["two"], rates["one"], strict=True)]
+    on_files = _ratio("file:", bench.turns([(n, lambda n=n: _rate(bench, int(n), None, lost)) for n in ("1", "2")]))
+    with redis_server(bench.fresh()) as server:
+        on_redis = _ratio(
+            "redis:", bench.turns([(n, lambda n=n: _rate(bench, int(n), server, [])) for n in ("1", "2")])
+        )
     return [
+        on_files,
+        on_redis,
         Figure(
             figure="scaling",
-            what="2 workers / 1 worker, handlers of 200 us of CPU",
-            asked=ASKED_RATIO,
-            at_most=False,
-            measured=median(ratios),
-            unit="x",
-            rounds=ratios,
-            note=f"{median(rates['two']):,.0f}/s and {median(rates['one']):,.0f}/s on {os.cpu_count()} processors; {spread(ratios)}",
-        ),
-        Figure(
-            figure="scaling",
-            what="lease attempts lost to the other worker",
+            what="file: lease attempts lost to the other worker",
             asked=ASKED_LOST,
             measured=median(lost),
             unit="%",
@@ -45,9 +41,26 @@ def measure(bench: Bench) -> list[Figure]:
     ]
 
 
-def _rate(bench: Bench, workers: int, lost: list[float]) -> float:
+def _ratio(name: str, rates: dict[str, list[float]]) -> Figure:
+    ratios = [two / one for two, one in zip(rates["2"], rates["1"], strict=True)]
+    return Figure(
+        figure="scaling",
+        what=f"{name} 2 workers / 1 worker, handlers of 200 us of CPU",
+        asked=ASKED_RATIO,
+        at_most=False,
+        measured=median(ratios),
+        unit="x",
+        rounds=ratios,
+        note=f"{median(rates['2']):,.0f}/s and {median(rates['1']):,.0f}/s on {os.cpu_count()} processors; {spread(ratios)}",
+    )
+
+
+def _rate(bench: Bench, workers: int, server: RedisServer | None, lost: list[float]) -> float:
     folder = bench.fresh()
-    url, count = bench.url(folder), bench.size(20_000, 2_000)
+    count = bench.size(20_000, 2_000)
+    if server is not None:
+        server.ask("FLUSHALL")
+    url = bench.url(folder) if server is None else server.url
     bench.call(fill, url=url, count=count)
     with ExitStack() as stack:
         working = [stack.enter_context(Child(work, {"url": url})) for _ in range(workers)]
@@ -58,7 +71,7 @@ def _rate(bench: Bench, workers: int, lost: list[float]) -> float:
         ends = [child.result() for child in working]
     if sum(end["done"] for end in ends) < count:
         raise RuntimeError(f"{ends} are less than {count} messages")
-    if workers > 1:
+    if workers > 1 and server is None:
         attempts = sum(end["attempts"] for end in ends)
         if attempts < count:
             raise RuntimeError(f"{attempts} attempts for {count} messages: the backend claims in another way now")

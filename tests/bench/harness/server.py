@@ -7,7 +7,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -17,9 +17,41 @@ __all__ = ["RedisServer", "redis_server"]
 class RedisServer:
     """What a figure asks it."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, folder: Path, options: Sequence[str]) -> None:
         self.port = port
         self.url = f"redis://127.0.0.1:{port}/0"
+        self._options = ["--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
+        self._options += ["--dir", str(folder), *options]
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start it, and wait until it serves.
+
+        Raises:
+            RuntimeError: there is no redis-server, or it does not start.
+        """
+        program = shutil.which("redis-server")
+        if program is None:
+            raise RuntimeError("no redis-server: tests/install-tools.sh installs it")
+        self._process = subprocess.Popen([program, *self._options], stdout=subprocess.DEVNULL)
+        deadline = time.monotonic() + 60
+        while not self._serves():
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError("redis-server does not start")
+            time.sleep(0.02)
+
+    def _serves(self) -> bool:
+        try:
+            return self.ask("PING") == "PONG"
+        except (OSError, RuntimeError):
+            # Not there yet, or still reading what it has persisted.
+            return False
+
+    def kill(self) -> None:
+        """End it at once, if it runs."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
 
     def ask(self, *words: str) -> str:
         """The reply to one command, as text."""
@@ -69,33 +101,25 @@ class RedisServer:
 
 
 @contextmanager
-def redis_server(folder: Path) -> Iterator[RedisServer]:
+def redis_server(folder: Path, *options: str) -> Iterator[RedisServer]:
     """A server that ends with the block.
+
+    Args:
+        folder: where it keeps what it persists: nothing, unless `options` say otherwise.
+        options: of its command line.
 
     Raises:
         RuntimeError: there is no redis-server, or it does not start.
     """
-    program = shutil.which("redis-server")
-    if program is None:
-        raise RuntimeError("no redis-server: tests/install-tools.sh installs it")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    options = ["--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir", str(folder)]
-    process = subprocess.Popen([program, *options], stdout=subprocess.DEVNULL)
+    server = RedisServer(port, folder, options)
     try:
-        deadline = time.monotonic() + 20
-        while True:
-            with socket.socket() as knock:
-                if knock.connect_ex(("127.0.0.1", port)) == 0:
-                    break
-            if process.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError("redis-server does not start")
-            time.sleep(0.02)
-        yield RedisServer(port)
+        server.start()
+        yield server
     finally:
-        process.terminate()
-        process.wait()
+        server.kill()
 
 
 def _encoded(words: list[str] | tuple[str, ...]) -> bytes:

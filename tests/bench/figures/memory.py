@@ -1,0 +1,111 @@
+"""A worker that runs for long: its memory and its open files over a million messages, on a directory and on a Redis."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from harness import Bench, Figure
+from harness.bench import Child
+from harness.running import running, write_app
+from harness.server import redis_server
+
+ASKED_MB = 5.0
+# So many messages wait at most: it is the worker that is looked at, and no backlog.
+_WAITING = 10_000
+
+
+def measure(bench: Bench) -> list[Figure]:
+    """What grew between a tenth of the messages and all of them; both times the worker has nothing to do."""
+    folder = bench.fresh()
+    found = _grown(folder, bench.url(folder), bench, "file:")
+    bench.discard(folder)
+    folder = bench.fresh()
+    with redis_server(folder) as server:
+        found += _grown(folder, server.url, bench, "redis:")
+    return found
+
+
+def _grown(folder: Path, url: str, bench: Bench, name: str) -> list[Figure]:
+    count = bench.size(1_000_000, 20_000)
+    write_app(folder)
+    with (
+        running(folder, url) as worker,
+        Child(feed, {"url": url, "count": count}) as feeding,
+    ):
+        assert feeding.read() == "idle"
+        before, files_before = _memory(worker.pid), _open_files(worker.pid)
+        highest = before
+        feeding.tell()
+        while feeding.read() != "idle":
+            highest = max(highest, _memory(worker.pid))
+        after, files_after = _memory(worker.pid), _open_files(worker.pid)
+        feeding.tell()
+        feeding.result()
+        worker.drain()
+    return [
+        Figure(
+            figure="memory",
+            what=f"{name} growth of a worker's memory over {count:,} messages",
+            asked=ASKED_MB,
+            measured=after - before,
+            unit="MB",
+            note=f"{before:.1f} MB after a tenth of them, {highest:.1f} at most, {after:.1f} at the end",
+        ),
+        Figure(
+            figure="memory",
+            what=f"{name} growth of its open files",
+            asked=0,
+            measured=files_after - files_before,
+            unit="",
+            note=f"{files_before} after a tenth",
+        ),
+    ]
+
+
+def _memory(pid: int) -> float:
+    """A process's resident memory in MB."""
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+
+def _open_files(pid: int) -> int:
+    return len(os.listdir(f"/proc/{pid}/fd"))
+
+
+def feed(given: dict[str, Any]) -> None:
+    """Publish calls of `noop` as they are worked off; say how many now and then, and `idle` after a tenth and after all."""
+    from harness.work import QUEUE, run_loop, say
+    from qworker import Draft
+    from qworker.backend import Backend
+    from qworker.registry import open_backend
+
+    async def wait_until(backend: Backend, most: int) -> None:
+        while True:
+            stats = await backend.stats(QUEUE)
+            if stats.ready + stats.leased + stats.delayed <= most:
+                return
+            await asyncio.sleep(0.02)
+
+    async def run() -> None:
+        backend = open_backend(given["url"])
+        made = [Draft(body=b'{"task":"noop","args":[%d]}' % number) for number in range(1000)]
+        tenth = given["count"] // 10
+        for done in range(0, given["count"], 1000):
+            if done == tenth:
+                await wait_until(backend, 0)
+                say("idle")
+                sys.stdin.readline()
+            await wait_until(backend, _WAITING)
+            await backend.publish(QUEUE, made)
+            if done % 20_000 == 0 and done > tenth:
+                say(done)
+        await wait_until(backend, 0)
+        say("idle")
+        sys.stdin.readline()
+        await backend.aclose()
+
+    run_loop(run())

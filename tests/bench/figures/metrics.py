@@ -1,0 +1,146 @@
+"""What being watched costs a worker: counts, looks at the queues, a scrape a second, and the history, together."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import threading
+import time
+from typing import Any
+
+from harness import Bench, Figure
+from harness.bench import Child
+from harness.report import median, spread
+from harness.server import RedisServer, redis_server
+
+ASKED_RATIO = 1.05
+_SCRAPE_EVERY_S = 1.0
+
+
+def measure(bench: Bench) -> list[Figure]:
+    """CPU of the worker per message with everything on, relative to everything off."""
+    history = bool(bench.call(knows_history))
+    found = [_ratio(bench, "file:", history, None)]
+    with redis_server(bench.fresh()) as server:
+        found.append(_ratio(bench, "redis:", history, server))
+    return found
+
+
+def _ratio(bench: Bench, name: str, history: bool, server: RedisServer | None) -> Figure:
+    count = bench.size(100_000 if server is not None else 20_000, 2_000)
+    costs = bench.turns(
+        [
+            ("off", lambda: _cost(bench, server, count, history=history, watched=False)),
+            ("on", lambda: _cost(bench, server, count, history=history, watched=True)),
+        ]
+    )
+    ratios = [on / off for on, off in zip(costs["on"], costs["off"], strict=True)]
+    return Figure(
+        figure="metrics",
+        what=f"{name} CPU per message with --health, scraped every second,{' and history' if history else ''} / without",
+        asked=ASKED_RATIO,
+        measured=median(ratios),
+        unit="x",
+        rounds=ratios,
+        note=f"{median(costs['on']):.1f} us and {median(costs['off']):.1f} us; {spread(ratios)}",
+    )
+
+
+def _cost(bench: Bench, server: RedisServer | None, count: int, *, history: bool, watched: bool) -> float:
+    folder = bench.fresh()
+    if server is None:
+        url = bench.url(folder)
+    else:
+        server.ask("FLUSHALL")
+        url = server.url
+    if history:
+        url += f"{'&' if '?' in url else '?'}history={int(watched)}"
+    with Child(work, {"url": url, "count": count, "watched": watched}) as working:
+        port = working.read()
+        ended = threading.Event()
+        scraper = threading.Thread(target=_scrape, args=(port, ended)) if watched else None
+        if scraper is not None:
+            scraper.start()
+        try:
+            cost: float = working.result()
+        finally:
+            ended.set()
+            if scraper is not None:
+                scraper.join()
+    bench.discard(folder)
+    return cost
+
+
+def _scrape(port: int, ended: threading.Event) -> None:
+    while not ended.wait(_SCRAPE_EVERY_S):
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+        try:
+            connection.request("GET", "/metrics")
+            connection.getresponse().read()
+        except OSError:
+            # The worker has ended meanwhile.
+            return
+        finally:
+            connection.close()
+
+
+def knows_history(_: dict[str, Any]) -> bool:
+    """Whether backends keep a history yet."""
+    from qworker.errors import BadURL
+    from qworker.registry import open_backend
+
+    try:
+        open_backend("file:///nowhere?history=1")
+    except BadURL:
+        return False
+    return True
+
+
+def work(given: dict[str, Any]) -> float:
+    """Microseconds of CPU per message of a worker that finds everything waiting; with `watched` it says its health port first."""
+    from harness.work import Finished, noop_app, publish, run_loop, say
+    from qworker.health.address import listen
+    from qworker.health.server import HealthServer
+    from qworker.health.view import View
+    from qworker.health.watch import Watch
+    from qworker.worker import Worker
+
+    async def run() -> float:
+        tasks = noop_app(given["url"])
+        backend = await tasks.backend()
+        watch = Watch(100)
+        server: HealthServer | None = None
+        if given["watched"]:
+            server = HealthServer(listen(("127.0.0.1", 0)), View(lambda: [watch.report()], stall_limit=60.0))
+        say(0 if server is None else server.port)
+
+        async def rounds(count: int) -> float:
+            worker = Worker(tasks)
+            finished = Finished(count)
+            worker.observers.append(finished)
+            chores: list[asyncio.Task[None]] = []
+            if given["watched"]:
+                watch.attach(worker)
+                chores.append(asyncio.create_task(watch.pulse.beat()))
+                chores.append(asyncio.create_task(watch.look(backend, worker.queues)))
+            await publish(tasks, count, 1000)
+            began = time.process_time()
+            working = asyncio.create_task(worker.run())
+            await finished.all.wait()
+            taken = time.process_time() - began
+            worker.drain()
+            await working
+            for chore in chores:
+                chore.cancel()
+            await asyncio.gather(*chores, return_exceptions=True)
+            if finished.failed:
+                raise RuntimeError(f"{finished.failed} messages failed")
+            return taken / count * 1e6
+
+        await rounds(given["count"] // 10)
+        cost = await rounds(given["count"])
+        if server is not None:
+            server.close()
+        return cost
+
+    return run_loop(run())

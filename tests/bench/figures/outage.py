@@ -1,0 +1,112 @@
+"""A Redis that is killed and started again under load, with `appendfsync always`: what is lost, and when work goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from typing import Any
+
+from harness import Bench, Figure
+from harness.bench import Child
+from harness.report import spread
+from harness.running import Ledger, running, until, write_app
+from harness.server import redis_server
+
+ASKED_S = 2.0
+# Finished messages between two kills.
+_BETWEEN = 2_000
+
+
+def measure(bench: Bench) -> list[Figure]:
+    """Seconds from the server's return to the next handler's start, and what became of everything that was accepted."""
+    times = bench.size(10, 2)
+    folder = bench.fresh()
+    write_app(folder)
+    ledger = Ledger(folder)
+    gaps: list[float] = []
+    with (
+        redis_server(folder, "--appendonly", "yes", "--appendfsync", "always") as server,
+        running(folder, server.url) as worker,
+        Child(publish, {"url": server.url}) as publishing,
+    ):
+        for _ in range(times):
+            enough = _begun(ledger) + bench.size(_BETWEEN, 100)
+            until(lambda enough=enough: _begun(ledger) >= enough, "messages before the kill")
+            server.kill()
+            server.start()
+            back = time.monotonic_ns()
+            until(lambda back=back: _begun(ledger) and ledger.begins[-1] > back, "work after the restart")
+            gaps.append((next(at for at in ledger.begins if at > back) - back) / 1e9)
+        publishing.tell()
+        accepted: int = publishing.result()
+        until(lambda: _begun(ledger) and len(ledger.done) >= accepted, "everything done")
+        survived = worker.alive
+        worker.drain()
+    ledger.read()
+    return [
+        Figure(
+            figure="outage",
+            what=f"Redis killed {times} times under load: its return to the next handler's start, longest",
+            asked=ASKED_S,
+            measured=max(gaps),
+            unit="s",
+            rounds=gaps,
+            note=spread(gaps),
+        ),
+        Figure(
+            figure="outage",
+            what="accepted messages lost",
+            asked=0,
+            measured=accepted - len(ledger.done),
+            unit="",
+            note=f"of {accepted:,}; {ledger.repeated} ran again after they were done, {ledger.overlapped} twice at once",
+        ),
+        Figure(
+            figure="outage",
+            what="worker processes that had to be restarted",
+            asked=0,
+            measured=int(not survived),
+            unit="",
+        ),
+    ]
+
+
+def _begun(ledger: Ledger) -> int:
+    ledger.read()
+    return len(ledger.begins)
+
+
+def publish(given: dict[str, Any]) -> int:
+    """Publish calls of `step` until told to end; how many were accepted: all that were tried."""
+    from harness.work import QUEUE, run_loop
+    from qworker import Draft
+    from qworker.errors import BackendError
+    from qworker.names import new_ids
+    from qworker.registry import open_backend
+
+    async def run() -> int:
+        loop = asyncio.get_running_loop()
+        told = asyncio.Event()
+        loop.add_reader(sys.stdin, told.set)
+        backend = open_backend(given["url"])
+        accepted = 0
+        while not told.is_set():
+            drafts = [
+                Draft(id=made, body=b'{"task":"step","args":[%d,0]}' % (accepted + number))
+                for number, made in enumerate(new_ids(20))
+            ]
+            while True:
+                try:
+                    await backend.publish(QUEUE, drafts)
+                    break
+                except BackendError:
+                    # Perhaps stored: the same ids make it once.
+                    await asyncio.sleep(0.05)
+            accepted += len(drafts)
+            await asyncio.sleep(0.005)
+        loop.remove_reader(sys.stdin)
+        await backend.aclose()
+        return accepted
+
+    return run_loop(run())
