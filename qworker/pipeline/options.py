@@ -27,6 +27,7 @@ _KNOWN = (
     "max_messages",
     "max_bytes",
     "visibility",
+    "after",
 )
 _STARTING = ("channel", "earliest", "latest")
 
@@ -43,6 +44,8 @@ class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
     columns: tuple[str, ...] = ()
     # About how many tasks a state of a queue is read by.
     partitions: int = 2
+    # Of events, by part of the history: the positions to go on from.
+    after: dict[str, str] = {}
     # -- streams: lease instead of following a log; where to begin; how much one batch holds; how long a lease lasts.
     consume: bool = False
     starting: str = "channel"
@@ -82,6 +85,7 @@ class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
             table=table,
             columns=tuple(column_names(table)) if names is None else tuple(_list(texts, "columns")),
             partitions=_number(texts, "partitions", 2 * parallelism),
+            after=_positions(texts.get("after", "{}")),
             consume=_choice(texts, "consume", ("false", "true")) == "true",
             starting=_choice(texts, "starting", _STARTING),
             max_messages=_number(texts, "max_messages", 10_000),
@@ -126,6 +130,13 @@ def checked_url(texts: Mapping[str, str]) -> str:
             f"{parsed.scheme}: lives in one process, and Spark's workers are others: use file: or redis:"
         )
     return url
+
+
+def _positions(text: str) -> dict[str, str]:
+    try:
+        return msgspec.json.decode(text, type=dict[str, str])
+    except msgspec.DecodeError as error:
+        raise UsageError(f"the option 'after' is a JSON object of parts and positions: {error}") from error
 
 
 def _list(texts: Mapping[str, str], name: str) -> list[str]:

@@ -12,10 +12,13 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from qworker.backend import Backend
 from qworker.message import State
 from qworker.pipeline.options import ReadOptions
-from qworker.pipeline.rows import messages_batch
+from qworker.pipeline.rows import events_batch, messages_batch
 from qworker.registry import open_backend
 
-__all__ = ["MessagesPart", "MessagesReader", "batches", "opened"]
+__all__ = ["EventsReader", "MessagesPart", "MessagesReader", "batches", "opened"]
+
+# Events in one record batch.
+_EVENTS = 5000
 
 
 class MessagesPart(InputPartition):
@@ -64,6 +67,44 @@ class MessagesReader(DataSourceReader):
         async with opened(self._options.url) as backend:
             async for page in backend.browse_part(part.queue, part.state, part.part):
                 yield messages_batch(page, self._names)
+
+
+class EventsReader(DataSourceReader):
+    """Reads the table `events`: the history, behind the positions that the option `after` gives.
+
+    Args:
+        options: the query's.
+        names: the columns to give, in order.
+    """
+
+    def __init__(self, options: ReadOptions, names: Sequence[str]) -> None:
+        self._options = options
+        self._names = tuple(names)
+
+    def partitions(self) -> list[InputPartition]:
+        """On the driver: the parts of the history, by name only."""
+        return asyncio.run(self._divide())
+
+    async def _divide(self) -> list[InputPartition]:
+        async with opened(self._options.url) as backend:
+            return [InputPartition(part) for part in await backend.history_parts()]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """In a task: one part."""
+        if partition.value is not None:
+            yield from batches(lambda: self._pages(partition.value))
+
+    async def _pages(self, part: str) -> AsyncIterator[pa.RecordBatch]:
+        options = self._options
+        position = options.after.get(part)
+        async with opened(options.url) as backend:
+            while True:
+                found, position = await backend.read_history(part, position, _EVENTS)
+                if not found:
+                    return
+                if options.queues:
+                    found = [event for event in found if event.queue in options.queues]
+                yield events_batch(found, self._names, part, position)
 
 
 @asynccontextmanager

@@ -12,9 +12,10 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from qworker.history.event import Event
 from qworker.message import StoredMessage
 
-__all__ = ["messages_batch", "timestamps"]
+__all__ = ["events_batch", "messages_batch", "timestamps"]
 
 _TIME = pa.timestamp("us", "UTC")
 _TEXTS = pa.list_(pa.string())
@@ -45,6 +46,22 @@ def messages_batch(found: Sequence[StoredMessage], names: Sequence[str]) -> pa.R
         if name not in arrays:
             arrays[name] = _COLUMNS[name](found)
     return pa.RecordBatch.from_arrays([arrays[name] for name in names], names=list(names))
+
+
+def events_batch(found: Sequence[Event], names: Sequence[str], part: str, position: str | None) -> pa.RecordBatch:
+    """Some columns of the table `events`.
+
+    Args:
+        found: some events of a part of the history.
+        names: the columns, in order.
+        part: the part's name.
+        position: where the history goes on behind them.
+    """
+    hidden = {"part": part, "position": position}
+    arrays = [
+        _strings([hidden[name]] * len(found)) if name in hidden else _EVENT_COLUMNS[name](found) for name in names
+    ]
+    return pa.RecordBatch.from_arrays(arrays, names=list(names))
 
 
 def _call(body: bytes) -> _Call | None:
@@ -105,4 +122,18 @@ _COLUMNS: dict[str, Callable[[Sequence[StoredMessage]], pa.Array[Any]]] = {
         [None if one.message.fields is None else list(one.message.fields.items()) for one in found], _FIELDS
     ),
     "place": lambda found: _strings(one.place for one in found),
+}
+
+_EVENT_COLUMNS: dict[str, Callable[[Sequence[Event]], pa.Array[Any]]] = {
+    "event": lambda found: _strings(one.event for one in found),
+    "at": lambda found: timestamps(one.at for one in found),
+    "queue": lambda found: _strings(one.queue for one in found),
+    "id": lambda found: _strings(one.id for one in found),
+    "task": lambda found: _strings(one.task for one in found),
+    "tries": lambda found: pa.array([one.tries for one in found], pa.int32()),
+    "worker": lambda found: _strings(one.worker for one in found),
+    "token": lambda found: pa.array([one.token for one in found], pa.int64()),
+    "duration_s": lambda found: pa.array([one.duration_s for one in found], pa.float64()),
+    "enqueued_at": lambda found: timestamps(one.enqueued_at for one in found),
+    "error": lambda found: _strings(one.error for one in found),
 }

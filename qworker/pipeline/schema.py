@@ -19,7 +19,7 @@ EVENTS = (
 )
 # What the archive asks for beside the table, and does not keep.
 PLACE = "place"
-_HIDDEN = {"messages": f"{PLACE} string", "events": "part string, position string, number bigint"}
+_HIDDEN = {"messages": f"{PLACE} string", "events": "part string, position string"}
 TABLES = {"messages": MESSAGES, "events": EVENTS}
 
 

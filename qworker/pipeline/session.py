@@ -19,7 +19,15 @@ if TYPE_CHECKING:
     from pyspark import SparkConf, SparkContext
     from pyspark.sql import SparkSession
 
-__all__ = ["QUIET_OPTION", "check_installation", "context_of", "own_interpreter", "register", "start_session"]
+__all__ = [
+    "QUIET_OPTION",
+    "check_installation",
+    "context_of",
+    "own_interpreter",
+    "parallelism",
+    "register",
+    "start_session",
+]
 
 _OLDEST_JAVA = 17
 _VERSION = re.compile(r'version "(\d+)')
@@ -175,6 +183,12 @@ def register(spark: SparkSession) -> None:
 def context_of(spark: SparkSession) -> SparkContext | None:
     """What runs a session's tasks; None where that is on the other side of Spark Connect."""
     return getattr(spark, "sparkContext", None)
+
+
+def parallelism(spark: SparkSession) -> int:
+    """How many tasks a session runs at once, as far as it says."""
+    context = context_of(spark)
+    return 8 if context is None else max(2, context.defaultParallelism)
 
 
 @contextmanager

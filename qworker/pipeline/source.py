@@ -18,7 +18,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from qworker.pipeline.options import ReadOptions
-from qworker.pipeline.session import context_of
+from qworker.pipeline.session import parallelism
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -46,9 +46,10 @@ class QworkerSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """A batch read."""
-        from qworker.pipeline.reading import MessagesReader
+        from qworker.pipeline.reading import EventsReader, MessagesReader
 
-        return MessagesReader(ReadOptions.parse(self.options, self.parallelism), schema.names)
+        options = ReadOptions.parse(self.options, self.parallelism)
+        return (EventsReader if options.table == "events" else MessagesReader)(options, schema.names)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
         """A stream of messages: followed where the store is a log, else leased."""
@@ -71,12 +72,6 @@ class QworkerSource(DataSource):
 
 def source_class(spark: SparkSession) -> type[QworkerSource]:
     """The data source as a session should know it."""
-    values = {"parallelism": _parallelism(spark), "pushes_filters": False}
+    values = {"parallelism": parallelism(spark), "pushes_filters": False}
     # Made here, so that it is pickled as a whole, with these values: workers share nothing else with the session.
     return type(QworkerSource.__name__, (QworkerSource,), values)
-
-
-def _parallelism(spark: SparkSession) -> int:
-    context = context_of(spark)
-    # A session of Spark Connect does not say.
-    return 8 if context is None else max(2, context.defaultParallelism)

@@ -1,0 +1,187 @@
+"""Finished messages and the history, from a queue into Parquet: `TARGET/messages` and `TARGET/events`, by queue and day.
+
+A run copies what it finds into staging, leaves out what the tables have already, and moves the rest into place (`intent.py`). A message
+is known again by its id, its state and when it finished, so that a run after a crash, or over a queue from which nothing is
+removed, adds only what is new; the history is known by its positions. Only what is durable in the tables is removed from the queue,
+and only where it still is as it was read.
+
+No row passes through the driver: it sees the names of files and counts per queue and day.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from qworker.errors import UsageError
+from qworker.message import State
+from qworker.pipeline.folder import Folder, open_folder
+from qworker.pipeline.intent import STAGING, Intent, carry_out, positions, recover
+from qworker.pipeline.schema import PLACE, column_names
+from qworker.pipeline.session import own_interpreter, register
+from qworker.pipeline.tables import Table, merged, staged
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = ["ArchiveResult", "archive", "read_archive"]
+
+_FINISHED = (State.DONE.value, State.FAIL.value)
+
+
+class ArchiveResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run has done."""
+
+    target: str
+    # Rows that the tables did not have.
+    messages: int = 0
+    events: int = 0
+    # Messages deleted from the queue.
+    removed: int = 0
+    # Files that were added to the tables, and how many they replace.
+    files: int = 0
+    replaced: int = 0
+    # Whether an earlier run had left something half done.
+    recovered: bool = False
+
+
+def archive(  # noqa: PLR0913 - what can be chosen of a run
+    spark: SparkSession,
+    url: str,
+    target: str,
+    *,
+    queues: Sequence[str] | None = None,
+    states: Sequence[str] = _FINISHED,
+    history: bool = True,
+    delete: bool = False,
+    compact: bool = True,
+    say: Callable[[str], None] | None = None,
+) -> ArchiveResult:
+    """Bring the tables up to date with a store.
+
+    Args:
+        spark: any session.
+        url: the store.
+        target: a directory, or a URL that Spark can write to; one run at a time.
+        queues: which; None: all. The history is always that of the whole store.
+        states: `done`, `fail` or both.
+        history: whether events are archived too.
+        delete: whether what is in the tables is then removed from the store.
+        compact: whether small files are put together.
+        say: called with what is being done, for people.
+
+    Raises:
+        UsageError: a state is not one of a finished message, or another run is working there.
+    """
+    _check(states)
+    register(spark)
+    folder = open_folder(spark, target)
+    run = _Run(spark, url, folder, compact=compact, say=say or _silence)
+    with folder.locked():
+        recovered = recover(folder)
+        if queues is None or queues:
+            run.messages(queues, states)
+        if history:
+            run.events()
+        run.publish()
+        if delete:
+            run.delete()
+        folder.remove(STAGING)
+    return msgspec.structs.replace(run.result, target=target, recovered=recovered)
+
+
+def read_archive(spark: SparkSession, target: str, table: str = "messages") -> DataFrame:
+    """A table of an archive, with the column `day` added; empty where nothing was archived."""
+    return Table(spark, open_folder(spark, target), table).rows()
+
+
+def _check(states: Sequence[str]) -> None:
+    for state in states:
+        if state not in _FINISHED:
+            raise UsageError(f"only what is finished is archived: {' or '.join(_FINISHED)}, not {state!r}")
+
+
+def _silence(_text: str) -> None:
+    """Nobody listens."""
+
+
+class _Run:
+    """One run: what it has staged, and what it has done."""
+
+    def __init__(
+        self, spark: SparkSession, url: str, folder: Folder, *, compact: bool, say: Callable[[str], None]
+    ) -> None:
+        self.result = ArchiveResult(target="")
+        self._spark = spark
+        self._url = url
+        self._folder = folder
+        self._compact = compact
+        self._say = say
+        self._intent = Intent()
+        # Everything that was found in the store; where, in staging.
+        self._found: DataFrame | None = None
+
+    def _read(self, table: str, hidden: Sequence[str], **options: str) -> DataFrame:
+        names = ",".join([*column_names(table), *hidden])
+        reader = self._spark.read.format("qworker").option("url", self._url)
+        return reader.options(table=table, columns=names, **options).load()
+
+    def messages(self, queues: Sequence[str] | None, states: Sequence[str]) -> None:
+        """Stage the finished messages, and what of them is new."""
+        self._say("reading finished messages")
+        chosen = {} if queues is None else {"queue": ",".join(queues)}
+        table = Table(self._spark, self._folder, "messages")
+        found = staged(table, "found", self._read("messages", [PLACE], state=",".join(states), **chosen))
+        if found is None:
+            return
+        self._found = found
+        self._say("writing messages")
+        new = table.without_known(found.drop(PLACE))
+        self.result = msgspec.structs.replace(self.result, messages=self._add(table, new))
+
+    def events(self) -> None:
+        """Stage the events behind those that the tables have."""
+        from pyspark.sql import functions as sql
+
+        self._say("reading the history")
+        table = Table(self._spark, self._folder, "events")
+        known = msgspec.json.encode(positions(self._folder)).decode()
+        hidden = ["part", "position"]
+        found = staged(table, "found", self._read("events", hidden, after=known))
+        if found is None:
+            return
+        # Positions are ordered as text, and each row has the one behind its page.
+        reached = found.groupBy("part").agg(sql.max("position").alias("position")).collect()
+        self._intent.positions = {row["part"]: row["position"] for row in reached}
+        self.result = msgspec.structs.replace(self.result, events=self._add(table, found.drop(*hidden)))
+
+    def _add(self, table: Table, rows: DataFrame) -> int:
+        """Write rows to staging as they are to be in a table, and note the moves; how many there are."""
+        new = staged(table, "new", table.sized(rows))
+        if new is None:
+            return 0
+        moves, removes = merged(table, compact=self._compact)
+        self._intent.moves += moves
+        self._intent.removes += removes
+        return new.count()
+
+    def publish(self) -> None:
+        """Put what is staged into the tables."""
+        self._say("moving files into place")
+        carry_out(self._folder, self._intent)
+        files, replaced = len(self._intent.moves), len(self._intent.removes)
+        self.result = msgspec.structs.replace(self.result, files=files, replaced=replaced)
+
+    def delete(self) -> None:
+        """Remove from the store what is in the tables by now: all that was found."""
+        from qworker.pipeline.discarding import discard_rows, forget
+
+        self._say("removing what is archived from the queue")
+        if self._found is not None:
+            with own_interpreter(self._spark):
+                removed = discard_rows(self._found, self._url)
+            self.result = msgspec.structs.replace(self.result, removed=removed)
+        asyncio.run(forget(self._url, positions(self._folder)))

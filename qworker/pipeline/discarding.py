@@ -1,0 +1,75 @@
+"""Removing from a store what an archive has: in the tasks, page by page, and only what still is as it was read."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, cast
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from qworker.backend import Backend
+from qworker.errors import QueueNotFound
+from qworker.message import Finished, State
+from qworker.pipeline.reading import opened
+from qworker.pipeline.schema import PLACE
+
+# The stubs of pyarrow leave the types of elements open.
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+__all__ = ["discard_rows", "forget"]
+
+
+def discard_rows(found: DataFrame, url: str) -> int:
+    """Remove the messages that rows tell of; how many were there still."""
+    rows = found.select("queue", "state", "id", "finished_at", PLACE)
+    counts = rows.mapInArrow(partial(_discard, url), "removed bigint").groupBy().sum("removed").collect()
+    return int(counts[0][0] or 0)
+
+
+def _discard(url: str, pages: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """In a task."""
+    removed = asyncio.run(_discard_pages(url, pages))
+    yield pa.RecordBatch.from_arrays([pa.array([removed], pa.int64())], names=["removed"])
+
+
+async def _discard_pages(url: str, pages: Iterator[pa.RecordBatch]) -> int:
+    removed = 0
+    async with opened(url) as backend:
+        for page in pages:
+            for queue, found in _by_queue(page).items():
+                removed += await _discard_found(backend, queue, found)
+    return removed
+
+
+async def _discard_found(backend: Backend, queue: str, found: list[Finished]) -> int:
+    try:
+        return await backend.discard(queue, found)
+    except QueueNotFound:
+        # Deleted meanwhile, with all that was in it.
+        return 0
+
+
+def _by_queue(page: pa.RecordBatch) -> dict[str, list[Finished]]:
+    found: dict[str, list[Finished]] = {}
+    times = pc.cast(page.column("finished_at"), pa.int64()).to_pylist()
+    columns = [page.column(name).to_pylist() for name in ("queue", "state", "id", PLACE)]
+    for queue, state, message_id, place, time in zip(*columns, times, strict=True):
+        seconds = None if time is None else cast("int", time) / 1e6
+        one = Finished(id=cast("str", message_id), state=State(state), finished_at=seconds, place=place)
+        found.setdefault(cast("str", queue), []).append(one)
+    return found
+
+
+async def forget(url: str, positions: Mapping[str, str]) -> None:
+    """Let the store remove the history that is archived."""
+    async with opened(url) as backend:
+        there = await backend.history_parts()
+        for part in there:
+            if part in positions:
+                await backend.forget_history(part, positions[part])

@@ -1,0 +1,149 @@
+"""The Parquet tables of an archive: `TABLE/queue=Q/day=YYYY-MM-DD/*.parquet`, days in UTC."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from qworker.pipeline.folder import Folder
+from qworker.pipeline.intent import STAGING
+from qworker.pipeline.schema import TABLES, column_names
+from qworker.pipeline.session import parallelism
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+__all__ = ["Table", "merged", "staged"]
+
+# Bytes of what a task writes into one file, about; and below which a file is put together with others.
+_FILE = 32 << 20
+_SMALL = 8 << 20
+_DAY_US = 86_400_000_000
+# What makes two rows of `messages` the same, beside the queue and the day.
+_KEY = ("id", "state")
+# The time that a row's day is taken from: the first of these that it has.
+_TIMES = {"messages": ("finished_at", "enqueued_at"), "events": ("at",)}
+
+
+class Table:
+    """One of the tables.
+
+    Args:
+        spark: any session.
+        folder: the archive.
+        name: `messages` or `events`.
+    """
+
+    def __init__(self, spark: SparkSession, folder: Folder, name: str) -> None:
+        self.spark = spark
+        self.folder = folder
+        self.name = name
+
+    def staging(self, step: str) -> str:
+        """Where a run keeps what one of its steps has made."""
+        return f"{STAGING}/{self.name}/{step}"
+
+    def rows(self) -> DataFrame:
+        """The table, with its days."""
+        names = [*column_names(self.name), "day"]
+        if not self.folder.names(self.name):
+            return self.spark.createDataFrame([], self.schema()).select(*names)
+        return self.read(self.folder.path(self.name)).select(*names)
+
+    def schema(self, more: str = "") -> str:
+        """The columns of what is in a folder of partitions; given, for names like `007` are no numbers."""
+        return f"{TABLES[self.name]}{more}, day date"
+
+    def read(self, path: str, *partitions: str, more: str = "") -> DataFrame:
+        """A folder of partitions, or some of them."""
+        reader = self.spark.read.schema(self.schema(more)).option("basePath", path)
+        return reader.parquet(*([f"{path}/{one}" for one in partitions] or [path]))
+
+    def files(self, where: str) -> dict[str, list[str]]:
+        """The files in each partition of a folder, by `queue=Q/day=D`."""
+        found: dict[str, list[str]] = {}
+        for queue in self.folder.names(where):
+            for day in self.folder.names(f"{where}/{queue}"):
+                names = self.folder.names(f"{where}/{queue}/{day}")
+                found[f"{queue}/{day}"] = [name for name in names if name.endswith(".parquet")]
+        return {partition: names for partition, names in found.items() if names}
+
+    def without_known(self, found: DataFrame) -> DataFrame:
+        """The rows that the table does not have; only the days that they are of are read."""
+        known = self.files(self.name)
+        touched = [partition for partition in self.files(self.staging("found")) if partition in known]
+        if not touched:
+            return found
+        there = self.read(self.folder.path(self.name), *touched).select("queue", "day", "finished_at", *_KEY)
+        there = there.withColumnsRenamed({name: f"known_{name}" for name in there.columns})
+        same = found["finished_at"].eqNullSafe(there["known_finished_at"])
+        for name in ("queue", "day", *_KEY):
+            same &= found[name] == there[f"known_{name}"]
+        return found.join(there, same, "left_anti")
+
+    def sized(self, rows: DataFrame) -> DataFrame:
+        """Rows in as many tasks as make files of a good size."""
+        partitions = self.files(self.staging("found"))
+        size = sum(
+            self.folder.size(f"{self.staging('found')}/{partition}/{name}")
+            for partition, names in partitions.items()
+            for name in names
+        )
+        tasks = max(1, -(-size // _FILE))
+        if len(partitions) > tasks:
+            # One file in each partition.
+            return rows.repartition(min(len(partitions), 4 * tasks), "queue", "day")
+        return rows.coalesce(max(tasks, min(parallelism(self.spark), size // _SMALL)))
+
+
+def staged(table: Table, step: str, rows: DataFrame) -> DataFrame | None:
+    """Write rows to staging by queue and day, and read them from there; None where there are none."""
+    where = table.staging(step)
+    if "day" not in rows.columns:
+        rows = rows.withColumn("day", _day(table.name, rows))
+    rows.write.partitionBy("queue", "day").parquet(table.folder.path(where))
+    if not table.files(where):
+        return None
+    more = "".join(f", {name} string" for name in rows.columns if name not in {*column_names(table.name), "day"})
+    return table.read(table.folder.path(where), more=more)
+
+
+def _day(table: str, rows: DataFrame) -> Column:
+    from pyspark.sql import functions as sql
+
+    # Not `to_date`: its days are those of the session's time zone.
+    time = sql.coalesce(*[rows[name] for name in _TIMES[table]])
+    return sql.date_from_unix_date(sql.floor(sql.unix_micros(time) / _DAY_US).cast("int"))
+
+
+def merged(table: Table, *, compact: bool) -> tuple[list[tuple[str, str]], list[str]]:
+    """What to move from staging into the table, and what those files replace there.
+
+    With `compact`, the small files of each partition that gets new ones are put together in staging first.
+    """
+    moves: list[tuple[str, str]] = []
+    removes: list[str] = []
+    new, there = table.staging("new"), table.files(table.name)
+    for partition, names in table.files(new).items():
+        fresh = [f"{new}/{partition}/{name}" for name in names]
+        old = [f"{table.name}/{partition}/{name}" for name in there.get(partition, ())]
+        small = [name for name in (*fresh, *old) if table.folder.size(name) < _SMALL]
+        if compact and len(small) > 1:
+            fresh = [name for name in fresh if name not in small] + _together(table, partition, small)
+            removes += [name for name in old if name in small]
+        moves += [(name, f"{table.name}/{partition}/{name.rpartition('/')[2]}") for name in fresh]
+    return moves, removes
+
+
+def _together(table: Table, partition: str, names: Sequence[str]) -> list[str]:
+    """Put files together in staging; the names of what that makes."""
+    where = f"{table.staging('together')}/{partition}"
+    inside = ", ".join(_columns_in_files(table.name))
+    rows = table.spark.read.schema(inside).parquet(*[table.folder.path(name) for name in names])
+    rows.coalesce(1).write.parquet(table.folder.path(where))
+    return [f"{where}/{name}" for name in table.folder.names(where) if name.endswith(".parquet")]
+
+
+def _columns_in_files(table: str) -> Iterator[str]:
+    """The queue and the day are in the names of folders."""
+    return (column for column in TABLES[table].split(", ") if not column.startswith("queue "))
