@@ -6,15 +6,18 @@ import asyncio
 import math
 import secrets
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, Self, cast
+from pathlib import Path
+from typing import Any, ClassVar, Self, cast
 
+from qworker.backend import Backend
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.errors import BackendError, BadName
-from qworker.message import Draft, Lease
+from qworker.message import Draft, Lease, State
 from qworker.names import check_id, check_queue, printable
+from qworker.staging import Staging
 from qworker.url import BackendURL
 from qworker_redis.backend import RedisBackend
-from qworker_redis.claims import RedisLease
+from qworker_redis.claims import DETACHED, RedisLease
 from qworker_redis.options import Options
 from qworker_redis.replies import Redirected, Reply
 from qworker_redis.rfq.admin import RfqAdministration
@@ -70,6 +73,10 @@ class RfqBackend(RfqAdministration, RedisBackend):
     async def _stored_in(self, queue: str, new: bool) -> None:
         """Nothing: topics are found by their keys."""
 
+    def staging(self, queue: str, job: str, *, folder: Path | None = None) -> Staging:
+        """Spooled to files: the keyspace is shared with programs that would see what is staged there."""
+        return Backend.staging(self, queue, job, folder=folder)
+
     # -- consuming ---------------------------------------------------------------------------------------------------
 
     async def _leases(self, queue: str, reply: Reply) -> list[Lease]:
@@ -97,7 +104,7 @@ class RfqBackend(RfqAdministration, RedisBackend):
 
     async def _set_aside_raw(self, queue: str, name: bytes, claim: bytes, why: str) -> None:
         """Fail a message that cannot be read; all others still flow."""
-        self._log.error("message_damaged", queue=queue, message_id=printable(name.decode(errors="replace")))
+        self._log.error("message_damaged", queue=queue, message_id=printable(name[:120].decode(errors="replace")))
         arguments: list[Argument] = [secrets.token_hex(8), "", "", 0, "p", name, claim, 0, why.encode(), ""]
         key = f"mark:{self._holder}:damaged"
         await self._links.script("settle", queue, arguments, (key, key))
@@ -132,3 +139,14 @@ class RfqBackend(RfqAdministration, RedisBackend):
             return
         except Redirected:
             await asyncio.sleep(_REDIRECTION_PAUSE)
+
+    async def resume(self, queue: str, message_id: str, token: int) -> Lease | None:
+        """Find a detached lease again."""
+        row = cast("list[Any]", await self._links.script("look", check_queue(queue), ("id", message_id)))[1:]
+        if not row:
+            return None
+        _, value, state, expiry, claim, _ = cast("tuple[bytes, Reply, bytes, bytes, bytes, bytes]", tuple(row))
+        if state.decode() != State.LEASED or not claim.startswith(b"%d %b" % (token, DETACHED.encode())):
+            return None
+        message = decode(queue, message_id, value)
+        return RedisLease(message=message, token=token, expires_at=float(expiry) / 1e6, claim=claim)

@@ -12,6 +12,8 @@ __all__ = ["id_of", "is_id", "new_ids", "published_at"]
 _ID = re.compile(r"[0-9a-f]{32}")
 # 100 ns intervals between the UUID epoch (1582-10-15) and the Unix epoch.
 _EPOCH = 0x01B21DD213814000
+# Of these, what is taken for a clock that was set.
+_STEP = 10_000_000
 # Bits of a random node id that say that it is nobody's network address.
 _MULTICAST = 1 << 40
 
@@ -29,6 +31,9 @@ class _Maker:
         self._tail = _tail(secrets.randbits(14), secrets.randbits(48))
 
     def take(self, count: int, now: float) -> list[str]:
+        if _ticks(now) < self._last - _STEP:
+            # The clock was set back: another sequence instead of times that are not.
+            self.renew()
         first = max(_ticks(now), self._last + 1)
         self._last = first + count - 1
         tail = self._tail

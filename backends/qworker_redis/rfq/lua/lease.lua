@@ -39,6 +39,10 @@ for i, id in ipairs(ids) do
   scores[2 * i - 1], scores[2 * i] = expires, id
   holders[2 * i - 1], holders[2 * i] = id, text(token + i - 1) .. ' ' .. ARGV[3]
 end
+-- Harvested as a copy, while one of us still holds it: it is worked on once, by the last who leased it.
+for i, claim in ipairs(call('HMGET', claims, unpack(ids))) do
+  if claim then call('LREM', nextlog, 1, ids[i]) end
+end
 call('HSET', meta, 'version', '1', 'fence', text(token + #ids - 1))
 spread('LPUSH', nextlog, ids)
 spread('ZADD', leased, scores)

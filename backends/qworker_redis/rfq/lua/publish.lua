@@ -17,6 +17,8 @@ if ARGV[2] == '1' then
 end
 local version = call('HGET', meta, 'version')
 if version and version ~= '1' then return too_new(version) end
+-- A stranger's key that is no list is an error now, before anything is written.
+call('LLEN', backlog)
 
 local now, line, front = clock(), {}, {}
 
