@@ -130,6 +130,11 @@ class FileStaging(Staging):
             folder.clean(manifest)
         return published
 
+    async def forget(self) -> None:
+        """Remove the mark from names/."""
+        with store_errors(f"forget the job {self.job}"):
+            self._folder().forget()
+
     def _folder(self) -> JobFolder:
         store = self._opened()
         files = store.made(self.queue).files

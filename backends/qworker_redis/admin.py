@@ -14,6 +14,7 @@ from qworker_redis.links import Links
 from qworker_redis.options import Options
 from qworker_redis.replies import Reply
 from qworker_redis.scripts import queue_key
+from qworker_redis.staging import staged_keys
 from qworker_redis.topology import slot_of
 from qworker_redis.wire import Argument, Wire
 
@@ -39,6 +40,8 @@ _PARTS = (
     "gone",
     "wake",
     "history",
+    "jobs",
+    "seals",
 )
 
 
@@ -69,9 +72,17 @@ class Administration(Backend):
         """Remove a queue and every message in it. Idempotent."""
         check_queue(queue)
         self._registered.discard(queue)
+        await self._delete_staged(queue)
         await self._command(slot_of(queue), "UNLINK", *[queue_key(queue, part) for part in _PARTS])
         # Last: a queue that is half deleted is still listed, and can be deleted again.
         await self._command(_REGISTER_SLOT, "SREM", _REGISTER, queue)
+
+    async def _delete_staged(self, queue: str) -> None:
+        """Remove what bulk writes have sealed; what they have not is forgotten by itself."""
+        seals = cast("list[bytes]", await self._command(slot_of(queue), "HGETALL", queue_key(queue, "seals")))
+        keys = staged_keys(queue, seals)
+        for first in range(0, len(keys), _BATCH):
+            await self._command(slot_of(queue), "UNLINK", *keys[first : first + _BATCH])
 
     async def _command(self, slot: int, *arguments: Argument) -> Reply:
         async def attempt(wire: Wire, again: bool) -> Reply:

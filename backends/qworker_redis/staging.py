@@ -31,7 +31,7 @@ from qworker_redis.scripts import queue_key
 from qworker_redis.topology import slot_of
 from qworker_redis.wire import Argument, Wire
 
-__all__ = ["RedisStaging", "staged_lists"]
+__all__ = ["RedisStaging", "staged_keys"]
 
 _LIFE_MS = 36 * 3600 * 1000
 _LENGTH = struct.Struct(">H")
@@ -92,7 +92,9 @@ class RedisStaging(Staging):
         return StagedPart(run=run, part=part, attempt=attempt, count=count, size=size)
 
     async def _push(self, run: str, name: str, count: int, rows: list[bytes]) -> int:
-        have = await self._script("stage", (count, _LIFE_MS, name, *rows), self._run(run), self._list(name))
+        have = cast(
+            "int", await self._script("stage", (count, _LIFE_MS, name, *rows), self._run(run), self._list(name))
+        )
         if have != count + len(rows):
             raise BackendError(f"what the job {self.job} had staged was forgotten: its task took more than 36 hours")
         return have
@@ -162,6 +164,10 @@ class RedisStaging(Staging):
             await self._remove_run(run)
         return published
 
+    async def forget(self) -> None:
+        """Remove the mark."""
+        await self._command("HDEL", queue_key(self.queue, "jobs"), self.job)
+
     # -- the server --------------------------------------------------------------------------------------------------
 
     async def _script(self, name: str, arguments: Sequence[Argument], *keys: str) -> Reply:
@@ -190,18 +196,22 @@ class RedisStaging(Staging):
         return self._list(f"{part.run}/{part.part}.{part.attempt}")
 
 
-def staged_lists(queue: str, seals: Sequence[tuple[bytes, bytes]]) -> list[bytes]:
-    """The keys of all lists that seals name, for the end of a queue.
+def staged_keys(queue: str, fields: Sequence[bytes]) -> list[bytes]:
+    """The keys of everything that seals keep from being forgotten, for the end of a queue.
 
     Args:
         queue: its name.
-        seals: the fields and values of its `seals`.
+        fields: of its hash `seals`: names and manifests in turns.
     """
-    return [
-        queue_key(queue, f"stage:{field.decode().rpartition('/')[0]}/{part.run}/{part.part}.{part.attempt}")
-        for field, seal in seals
-        for part in _read_manifest(seal[1:]).parts
-    ]
+    keys: set[bytes] = set()
+    for field, seal in zip(fields[::2], fields[1::2], strict=True):
+        job = field.decode().rpartition("/")[0]
+        for part in _read_manifest(seal[1:]).parts:
+            keys |= {
+                queue_key(queue, f"stage:{job}/{part.run}"),
+                queue_key(queue, f"stage:{job}/{part.run}/{part.part}.{part.attempt}"),
+            }
+    return sorted(keys)
 
 
 def _row(draft: Draft) -> bytes:

@@ -175,6 +175,10 @@ class Staging(abc.ABC):
     async def discard(self, run: str) -> None:
         """Remove what a run staged, unless it is sealed. What nobody discards is removed after 36 hours."""
 
+    @abc.abstractmethod
+    async def forget(self) -> None:
+        """Remove the mark: the job's name stands for nothing any more, and a later job may have it."""
+
     async def commit(self, step: int, parts: Sequence[StagedPart]) -> Published:
         """Seal and publish, and discard the parts if others count; the whole way from staged parts to a job that is done."""
         manifest = await self.seal(step, parts)

@@ -191,6 +191,10 @@ class JobFolder:
         if self._durable:
             os.fsync(self._marks)
 
+    def forget(self) -> None:
+        """Remove the mark."""
+        _unlink(self._mark, self._marks)
+
     # -- files -------------------------------------------------------------------------------------------------------
 
     def _write(self, text: bytes) -> str:

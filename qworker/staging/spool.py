@@ -156,6 +156,12 @@ class SpooledStaging(Staging):
         finally:
             os.close(parent)
 
+    async def forget(self) -> None:
+        """Remove the mark."""
+        with self._job() as job:
+            job.forget()
+        (self._folder / f"lock-{self.job}").unlink(missing_ok=True)
+
     # -- progress ----------------------------------------------------------------------------------------------------
 
     def _progress_file(self, step: int) -> Path:

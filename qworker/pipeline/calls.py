@@ -1,0 +1,98 @@
+"""From a row's columns to a task call, on the executors: encoded as the worker will read it, and checked as the worker will check it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, cast
+
+import msgspec
+import pyarrow as pa
+
+from qworker.errors import BadArguments
+from qworker.pipeline.drafts import REASON, SOURCE
+from qworker.signature import Signature
+
+__all__ = ["CALL", "CallMaker"]
+
+# What it says of its own types is half of it.
+_arrow: Any = pa
+
+# The struct column of a row's arguments.
+CALL = "_call"
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(dict[str, Any]).decode
+
+
+class CallMaker:
+    """Makes envelopes; goes to the executors by value.
+
+    Args:
+        task: the task's name.
+        signature: what the arguments have to fit; None: anything.
+        names: the parameters that are given.
+    """
+
+    def __init__(self, task: str, signature: Signature | None, names: Sequence[str]) -> None:
+        self._task = task
+        self._signature = signature
+        self._names = tuple(names)
+        self._head = b'{"task":' + _encode(task) + b',"args":[],"kwargs":'
+        # Where a null cannot be the argument but the parameter has a default, the argument is left out.
+        self._optional = [] if signature is None else [name for name in names if signature.refuses_none(name)]
+
+    def make(self, batch: pa.RecordBatch, beside: Sequence[str]) -> pa.RecordBatch:
+        """Bodies, or the rows and the reasons why they have none; and some columns as they are."""
+        bodies: list[bytes | None] = []
+        reasons: list[str | None] = []
+        for call in self._calls(batch):
+            try:
+                bodies.append(self._body(call))
+                reasons.append(None)
+            except BadArguments as error:
+                bodies.append(None)
+                reasons.append(str(error))
+        source = cast("Any", batch.column(SOURCE))
+        good: Any = pa.array([reason is None for reason in reasons], pa.bool_())
+        arrays: list[Any] = [
+            pa.array(bodies, pa.binary()),
+            pa.array([self._task] * batch.num_rows, pa.string()),
+            pa.array(reasons, pa.string()),
+            # Only what is set aside travels on.
+            _arrow.nulls(batch.num_rows, source.type) if None not in bodies else _without(source, good),
+            *[batch.column(name) for name in beside],
+        ]
+        return cast(
+            "pa.RecordBatch", _arrow.RecordBatch.from_arrays(arrays, names=["body", "task", REASON, SOURCE, *beside])
+        )
+
+    def _calls(self, batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
+        if not self._names:
+            yield from ({} for _ in range(batch.num_rows))
+            return
+        calls = cast("Any", batch.column(CALL))
+        columns = [_values(values) for values in calls.flatten()]
+        for values in zip(*columns, strict=True):
+            yield dict(zip(self._names, values, strict=True))
+
+    def _body(self, call: dict[str, Any]) -> bytes:
+        if self._optional:
+            call = {name: value for name, value in call.items() if value is not None or name not in self._optional}
+        try:
+            kwargs = _encode(call)
+        except (TypeError, ValueError, msgspec.MsgspecError) as error:
+            raise BadArguments(f"a column has no form in JSON: {error}") from error
+        if self._signature is not None:
+            self._signature.convert((), _decode(kwargs))
+        return self._head + kwargs + b"}"
+
+
+def _values(column: Any) -> list[Any]:
+    values = cast("list[Any]", column.to_pylist())
+    # Arrow gives pairs for what is an object in JSON.
+    return [None if value is None else dict(value) for value in values] if pa.types.is_map(column.type) else values
+
+
+def _without(source: Any, good: Any) -> Any:
+    """A struct column, null where a row is good."""
+    return _arrow.StructArray.from_arrays(source.flatten(), fields=list(source.type), mask=good)

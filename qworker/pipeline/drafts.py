@@ -1,0 +1,137 @@
+"""From the rows of a DataFrame to drafts: columns `task`, `args`, `kwargs` as JSON, or `body`; and `due_at`, `priority`, `key`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import msgspec
+import pyarrow as pa
+
+from qworker.errors import BadArguments, UsageError
+from qworker.message import Draft
+
+__all__ = ["COLUMNS", "REASON", "SOURCE", "RowReader", "check_columns"]
+
+# What a DataFrame may hold, with the Spark types that each of them may have.
+COLUMNS: Mapping[str, tuple[str, ...]] = {
+    "task": ("string",),
+    "args": ("string",),
+    "kwargs": ("string",),
+    "body": ("binary",),
+    "due_at": ("timestamp", "timestamp_ntz", "double", "float", "bigint", "int"),
+    "priority": ("tinyint", "smallint", "int", "bigint"),
+    "key": ("string",),
+}
+# Of rows that were found to be bad already: why, and what they were.
+REASON, SOURCE = "_reason", "_source"
+
+_json = msgspec.json.Encoder().encode
+_check_args = msgspec.json.Decoder(list[msgspec.Raw]).decode
+_check_kwargs = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+
+
+def check_columns(types: Mapping[str, str]) -> None:
+    """See that a DataFrame can be enqueued, before anything runs.
+
+    Args:
+        types: the columns' Spark types by name.
+
+    Raises:
+        UsageError: says which column is missing, unknown or of the wrong type.
+    """
+    for name, found in types.items():
+        if name in {REASON, SOURCE}:
+            continue
+        wanted = COLUMNS.get(name)
+        if wanted is None:
+            raise UsageError(
+                f"the column {name!r} has no meaning here: there are {', '.join(COLUMNS)}; select those, or use load"
+            )
+        if found not in wanted and found != "void":
+            raise UsageError(f"the column {name!r} is {found}, and has to be {' or '.join(wanted[:2])}")
+    if "body" not in types and "task" not in types:
+        raise UsageError("the rows name no task: give a column `task`, or a binary `body`")
+
+
+class RowReader:
+    """Makes drafts of record batches.
+
+    Args:
+        names: the columns.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names = frozenset(names)
+        self._heads: dict[str, bytes] = {}
+        self._plain = self._names <= {"body", REASON, SOURCE}
+
+    def read(self, batch: pa.RecordBatch) -> tuple[list[Draft], list[tuple[int, str]]]:
+        """The drafts of a batch; and the numbers of its rows that are none, with the reasons."""
+        columns = {name: self._values(batch, name) for name in self._names if name != SOURCE}
+        bad: list[tuple[int, str]] = []
+        reasons = columns.pop(REASON, None)
+        if reasons is not None:
+            bad = [(number, reason) for number, reason in enumerate(reasons) if reason is not None]
+        drafts: list[Draft] = []
+        if self._plain and not bad and not batch.column("body").null_count:
+            drafts = [Draft(body=body) for body in columns["body"]]
+        else:
+            refused = {number for number, _ in bad}
+            for number in range(batch.num_rows):
+                if number in refused:
+                    continue
+                try:
+                    drafts.append(self._draft({name: values[number] for name, values in columns.items()}))
+                except BadArguments as error:
+                    bad.append((number, str(error)))
+        return drafts, bad
+
+    @staticmethod
+    def _values(batch: pa.RecordBatch, name: str) -> list[Any]:
+        column = cast("Any", batch.column(name))
+        if name == "due_at" and pa.types.is_timestamp(column.type):
+            micro = column.cast(pa.timestamp("us", column.type.tz), safe=False).cast(pa.int64()).to_pylist()
+            return [None if value is None else value / 1e6 for value in micro]
+        return cast("list[Any]", column.to_pylist())
+
+    def _draft(self, row: Mapping[str, Any]) -> Draft:
+        body, task = row.get("body"), row.get("task")
+        if body is None:
+            if not task:
+                raise BadArguments("it has neither a task nor a body")
+            body = self._envelope(task, row.get("args"), row.get("kwargs"))
+        due_at = row.get("due_at")
+        priority = row.get("priority") or 0
+        if not 0 <= priority <= 9:
+            raise BadArguments(f"a priority is 0 to 9, not {priority}")
+        key = row.get("key")
+        if key is not None and not 0 < len(key.encode()) <= 255:
+            raise BadArguments("a key has 1 to 255 bytes")
+        return Draft(
+            body=body,
+            task=task or None,
+            due_at=None if due_at is None else float(due_at),
+            priority=priority,
+            key=key,
+        )
+
+    def _envelope(self, task: str, args: str | None, kwargs: str | None) -> bytes:
+        head = self._heads.get(task)
+        if head is None:
+            if len(self._heads) > 1000:
+                self._heads.clear()
+            head = self._heads[task] = b'{"task":' + _json(task) + b',"args":'
+        body = head + (b"[]" if args is None else _checked(args, "args", _check_args, "an array"))
+        if kwargs is not None:
+            body += b',"kwargs":' + _checked(kwargs, "kwargs", _check_kwargs, "an object")
+        return body + b"}"
+
+
+def _checked(text: str, name: str, check: Any, what: str) -> bytes:
+    raw = text.encode()
+    try:
+        check(raw)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise BadArguments(f"`{name}` is not {what} in JSON: {error}") from error
+    return raw

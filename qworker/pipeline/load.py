@@ -1,0 +1,164 @@
+"""`load`: the rows of any table become enqueued tasks, each once; those that do not fit the task's signature are set aside, with reasons."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.types import BinaryType, StringType, StructField, StructType
+
+from qworker.errors import BadArguments, UsageError
+from qworker.names import check_queue
+from qworker.pipeline.calls import CALL, CallMaker
+from qworker.pipeline.drafts import REASON, SOURCE
+from qworker.pipeline.partitions import WriteOptions, staging_of
+from qworker.pipeline.session import own_interpreter
+from qworker.pipeline.told import plain
+from qworker.signature import Signature
+from qworker.staging import Published, check_job
+
+if TYPE_CHECKING:
+    from qworker.app import Tasks
+
+__all__ = ["LoadResult", "load"]
+
+# Columns that go to the queue as they are, beside the arguments.
+_BESIDE = ("due_at", "priority", "key")
+
+
+class LoadResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What a load has put into the queue, with all runs of its job."""
+
+    job: str
+    queue: str
+    task: str
+    enqueued: int
+    # Rows that do not fit the task, and where they are.
+    rejected: int
+    rejects: str | None
+    # An earlier run of the job had decided all of it: this one read nothing.
+    again: bool
+
+
+def load(  # noqa: PLR0913 - each is one thing that a load is told
+    spark: SparkSession,
+    source_df: DataFrame,
+    url: str,
+    queue: str | None,
+    task: str,
+    args: Mapping[str, str] | None = None,
+    *,
+    app: Tasks | None = None,
+    job: str,
+    rejects: str | None = None,
+    due_at: str | None = None,
+    priority: str | None = None,
+    key: str | None = None,
+    staging: str | None = None,
+) -> LoadResult:
+    """Enqueue one call of a task per row.
+
+    Args:
+        spark: the session, which knows the data source.
+        source_df: the rows.
+        url: the backend.
+        queue: where to; None: the task's own queue.
+        task: the task's name.
+        args: parameter -> column, or any SQL expression over the columns; None: each parameter takes the column of its name, and
+            without an app each column is an argument.
+        app: the app that has the task: its annotations are what the rows are checked against. None: nothing is checked.
+        job: the load's name. Running the same job again enqueues nothing twice, and completes what was interrupted.
+        rejects: a directory (or URI) for a Parquet table of the rows that do not fit, with a column `reason`; None: they fail the load.
+        due_at: a column or SQL expression: when the call may run, a timestamp or Unix seconds.
+        priority: likewise: 0 to 9.
+        key: likewise: while a call with this key is pending, another is not stored.
+        staging: a folder that all processes see, for backends that have no place for what is staged.
+
+    Raises:
+        UsageError: the task, a parameter, a column or an option is wrong; nothing is enqueued.
+        BadArguments: a row does not fit and there is no table for such; nothing is enqueued.
+        BackendError: the store failed; run the job again.
+    """
+    found = None if app is None else app[task]
+    queue = check_queue(queue) if queue is not None else (found.queue if found is not None else _no_queue())
+    signature = None if found is None else found.signature
+    columns = _mapping(source_df, signature, args)
+    if signature is not None:
+        # Before Spark reads anything: what no row could mend.
+        signature.check((), dict.fromkeys(columns))
+    if priority is None and found is not None and found.options.priority:
+        priority = str(found.options.priority)
+    beside = {name: text for name, text in zip(_BESIDE, (due_at, priority, key), strict=True) if text is not None}
+    options = WriteOptions(url=url, queue=queue, job=check_job(job), staging=staging, rejects=rejects)
+    before = asyncio.run(_settled(options))
+    with plain(), own_interpreter(spark):
+        rows = _calls(source_df, CallMaker(task, signature, tuple(columns)), columns, beside)
+        rows.write.format("qworker").mode("append").options(**_texts(options)).save()
+    done = asyncio.run(_done(options))
+    return LoadResult(
+        job=job,
+        queue=queue,
+        task=task,
+        enqueued=done.rows,
+        rejected=done.rejected,
+        rejects=rejects if done.rejected else None,
+        again=before,
+    )
+
+
+def _no_queue() -> str:
+    raise UsageError("name the queue to load into, or an app whose task names it")
+
+
+def _mapping(source: DataFrame, signature: Signature | None, args: Mapping[str, str] | None) -> dict[str, str]:
+    """Parameter -> SQL expression."""
+    if args is not None:
+        return dict(args)
+    names = source.columns if signature is None else [name for name in signature.parameters if name in source.columns]
+    return {name: f"`{name.replace('`', '``')}`" for name in names}
+
+
+def _calls(source: DataFrame, maker: CallMaker, columns: Mapping[str, str], beside: Mapping[str, str]) -> DataFrame:
+    """The rows as the data source takes them: a body, or the row and why it has none."""
+    whole = F.struct(*[F.col(f"`{name.replace('`', '``')}`") for name in source.columns])
+    call = [F.struct(*[F.expr(text).alias(name) for name, text in columns.items()]).alias(CALL)] if columns else []
+    rows = source.select(whole.alias(SOURCE), *call, *[F.expr(text).alias(name) for name, text in beside.items()])
+    fields = [
+        StructField("body", BinaryType()),
+        StructField("task", StringType()),
+        StructField(REASON, StringType()),
+        *[StructField(name, rows.schema[name].dataType) for name in (SOURCE, *beside)],
+    ]
+    return rows.mapInArrow(_making(maker, tuple(beside)), StructType(fields))
+
+
+def _making(
+    maker: CallMaker, beside: tuple[str, ...]
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    def make(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            yield maker.make(batch, beside)
+
+    return make
+
+
+async def _settled(options: WriteOptions) -> bool:
+    async with staging_of(options, options.job or "") as staging:
+        return await staging.done(0) is not None or await staging.sealed(0) is not None
+
+
+async def _done(options: WriteOptions) -> Published:
+    async with staging_of(options, options.job or "") as staging:
+        done = await staging.done(0)
+    if done is None:
+        raise BadArguments(f"the job {options.job} ended without a mark")
+    return done
+
+
+def _texts(options: WriteOptions) -> dict[str, Any]:
+    return {name: value for name, value in msgspec.structs.asdict(options).items() if value is not None}

@@ -1,0 +1,209 @@
+"""A write's options, and what a task and the commit do, in a batch and in a stream alike."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import WriterCommitMessage
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
+
+from qworker.errors import BackendError, BadArguments, PublishFailed, UsageError
+from qworker.message import Draft
+from qworker.names import check_queue
+from qworker.pipeline.drafts import RowReader
+from qworker.pipeline.options import checked_url
+from qworker.pipeline.rejects import RejectsFile, RejectsTable
+from qworker.registry import open_backend
+from qworker.staging import Manifest, StagedPart, Staging, check_job
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+__all__ = ["PartWriter", "Staged", "WriteOptions", "staging_of"]
+
+_KNOWN = ("url", "queue", "job", "staging", "rejects")
+# Rows made into a batch where Spark gives rows.
+_ROWS = 2_000
+
+
+class WriteOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The options of a write."""
+
+    url: str
+    queue: str
+    # None: a name of its own, under which nobody can run it again.
+    job: str | None = None
+    # A folder that all processes see, for stores that have no place for what is staged.
+    staging: str | None = None
+    # Where rows that cannot be enqueued are set aside; None: they fail the write.
+    rejects: str | None = None
+
+    @classmethod
+    def parse(cls, given: Mapping[str, object]) -> WriteOptions:
+        """Read Spark's options.
+
+        Raises:
+            UsageError: one is unknown, absent or makes no sense.
+        """
+        texts = {name.lower(): str(value) for name, value in given.items()}
+        for name in texts:
+            if name not in _KNOWN:
+                raise UsageError(
+                    f"unknown option {name!r} for writing in the format qworker: there are {', '.join(_KNOWN)}"
+                )
+        url = checked_url(texts)
+        if "queue" not in texts:
+            raise UsageError('name the queue to write to: .option("queue", "NAME")')
+        job = texts.get("job")
+        return cls(
+            url=url,
+            queue=check_queue(texts["queue"]),
+            job=None if job is None else check_job(job),
+            staging=texts.get("staging"),
+            rejects=texts.get("rejects"),
+        )
+
+
+@asynccontextmanager
+async def staging_of(options: WriteOptions, job: str) -> AsyncGenerator[Staging]:
+    """The staging of a job, for the length of a block."""
+    backend = open_backend(options.url)
+    try:
+        yield backend.staging(options.queue, job, folder=None if options.staging is None else Path(options.staging))
+    finally:
+        await backend.aclose()
+
+
+@dataclass
+class Staged(WriterCommitMessage):
+    """What a task tells the driver."""
+
+    # None: the job was done or sealed before this task began.
+    part: StagedPart | None
+    # The stream that it belongs to.
+    query: str | None = None
+
+
+class PartWriter:
+    """What a task does in a batch or a stream.
+
+    Args:
+        options: of the write.
+        schema: of the DataFrame.
+    """
+
+    def __init__(self, options: WriteOptions, schema: StructType) -> None:
+        self.options = options
+        self.names = schema.names
+        self._schema = schema
+        self.run = secrets.token_hex(8)
+
+    def stage(self, iterator: Iterator[Any], job: str) -> StagedPart:
+        """Stage one partition.
+
+        Raises:
+            BadArguments: a row cannot be enqueued, and there is no table for such.
+        """
+        context = TaskContext.get()
+        assert context is not None
+        part = context.partitionId()
+        # Unlike any other: those of an earlier driver have the same numbers.
+        attempt = f"{context.taskAttemptId()}-{secrets.token_hex(4)}"
+        with ExitStack() as stack:
+            rejects: RejectsFile | None = None
+            if self.options.rejects is not None:
+                rejects = RejectsTable(self.options.rejects, job).file(self.run, part, attempt)
+                stack.enter_context(rejects)
+            drafts = self._drafts(iterator, part, rejects)
+            staged = asyncio.run(self._stage(job, part, attempt, drafts))
+        return staged if rejects is None else msgspec.structs.replace(staged, rejected=rejects.count)
+
+    async def _stage(self, job: str, part: int, attempt: str, drafts: Iterator[list[Draft]]) -> StagedPart:
+        async with staging_of(self.options, job) as staging:
+            return await staging.stage(self.run, part, attempt, drafts)
+
+    def _drafts(self, iterator: Iterator[Any], part: int, rejects: RejectsFile | None) -> Iterator[list[Draft]]:
+        reader = RowReader(self.names)
+        row = 0
+        for batch in _batches(iterator, self._schema):
+            drafts, bad = reader.read(batch)
+            if bad and rejects is None:
+                number, reason = bad[0]
+                raise BadArguments(f"row {row + number} of partition {part} cannot be enqueued: {reason}")
+            if bad and rejects is not None:
+                rejects.write(batch, bad)
+            row += batch.num_rows
+            if drafts:
+                yield drafts
+
+    def show_rejects(self, manifest: Manifest, job: str) -> None:
+        """Show the rejects of a seal."""
+        if self.options.rejects is not None:
+            RejectsTable(self.options.rejects, job).show(manifest)
+
+    def discard_rejects(self, runs: set[str], job: str) -> None:
+        """Remove the rejects of runs that do not count."""
+        if self.options.rejects is not None:
+            RejectsTable(self.options.rejects, job).discard(runs)
+
+    async def finish(self, job: str, step: int, parts: Sequence[StagedPart]) -> None:
+        """Seal and publish a step, or what was sealed under its name before."""
+        async with staging_of(self.options, job) as staging:
+            manifest = await staging.seal(step, parts)
+            others = {part.run for part in parts} - (set[str]() if manifest is None else manifest.runs)
+            for run in others:
+                await staging.discard(run)
+            self.discard_rejects(others, job)
+            if manifest is not None:
+                await self.publish(staging, manifest)
+            if self.options.job is None:
+                # A name that nobody will ask for again.
+                await staging.forget()
+
+    async def publish(self, staging: Staging, manifest: Manifest) -> None:
+        """Publish a seal, and its rejects.
+
+        Raises:
+            PublishFailed: not all of it; says how to go on.
+        """
+        try:
+            # Before the mark: from there on nobody looks for them.
+            self.show_rejects(manifest, staging.job)
+            await staging.publish(manifest)
+        except (BackendError, OSError) as error:
+            raise PublishFailed(
+                f"the job {staging.job} is perhaps half published: write again with job={staging.job}: {error}"
+            ) from error
+
+    async def give_up(self, job: str, step: int, runs: set[str]) -> None:
+        """Remove what runs staged, unless it is sealed: a commit that failed half-way goes on when the job is run again."""
+        async with staging_of(self.options, job) as staging:
+            if await staging.sealed(step) is None:
+                for run in runs:
+                    await staging.discard(run)
+                self.discard_rejects(runs, job)
+
+
+def _batches(iterator: Iterator[Any], schema: StructType) -> Iterator[pa.RecordBatch]:
+    """Record batches, of whatever Spark gives."""
+    # What PyArrow says of its own types is half of it.
+    arrow: Any = pa
+    wanted: Any = to_arrow_schema(schema)
+    for first in iterator:
+        if isinstance(first, pa.RecordBatch):
+            yield first
+            continue
+        columns = zip(first, *islice(iterator, _ROWS - 1), strict=True)
+        arrays = [arrow.array(values, field.type) for values, field in zip(columns, wanted, strict=True)]
+        yield arrow.RecordBatch.from_arrays(arrays, schema=wanted)

@@ -1,0 +1,127 @@
+"""The table of rows that were not enqueued: Parquet, written by the tasks beside what they stage, and shown by the commit.
+
+<path>/.staged-<job>/<run>-<partition>.<attempt>.parquet     Spark does not look into it
+<path>/<job>-<step>-<partition>.parquet                      the row as it was, and `reason`
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Self, cast
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+import pyarrow.parquet as pq
+
+from qworker.errors import BackendError, UsageError
+from qworker.pipeline.drafts import REASON, SOURCE
+from qworker.staging import Manifest, StagedPart
+
+__all__ = ["REASON_COLUMN", "RejectsFile", "RejectsTable"]
+
+REASON_COLUMN = "reason"
+
+
+class RejectsTable:
+    """The rejects of one job.
+
+    Args:
+        path: a directory that all processes see, or a URI that Arrow can open (`s3://`, `gs://`, `hdfs://`); made if it is absent.
+        job: the job's name.
+
+    Raises:
+        UsageError: Arrow cannot open the path.
+    """
+
+    def __init__(self, path: str, job: str) -> None:
+        self._job = job
+        try:
+            # Spark's name for it is not Arrow's.
+            uri = path.replace("s3a://", "s3://", 1)
+            self._fs, self._path = (
+                pafs.FileSystem.from_uri(uri) if "://" in uri else (pafs.LocalFileSystem(), uri.removeprefix("file:"))
+            )
+        except (pa.ArrowException, OSError, ValueError) as error:
+            raise UsageError(f"the rejects cannot be written to {path!r}: {error}") from error
+        self._staged = f"{self._path}/.staged-{job}"
+
+    def file(self, run: str, part: int, attempt: str) -> RejectsFile:
+        """Where one attempt writes; nothing is made before its first row."""
+        return RejectsFile(self._fs, self._staged, f"{self._staged}/{run}-{part}.{attempt}.parquet")
+
+    def show(self, manifest: Manifest) -> None:
+        """Move the files of the attempts that count into sight. May be repeated.
+
+        Raises:
+            BackendError: a file is gone that has not been shown.
+        """
+        for part in manifest.parts:
+            if part.rejected:
+                self._show(manifest.step, part)
+        self.discard(manifest.runs)
+
+    def _show(self, step: int, part: StagedPart) -> None:
+        source = f"{self._staged}/{part.run}-{part.part}.{part.attempt}.parquet"
+        target = f"{self._path}/{self._job}-{step}-{part.part}.parquet"
+        found, shown = self._fs.get_file_info([source, target])
+        if found.type == pafs.FileType.File:
+            self._fs.move(source, target)
+        elif shown.type != pafs.FileType.File:
+            raise BackendError(
+                f"the rejects of partition {part.part} of the job {self._job} are gone from {self._staged}"
+            )
+
+    def discard(self, runs: set[str]) -> None:
+        """Remove what attempts of some runs wrote and nobody will show."""
+        selector = pafs.FileSelector(self._staged, allow_not_found=True)
+        left = 0
+        for entry in self._fs.get_file_info(selector):
+            if entry.base_name.partition("-")[0] in runs:
+                self._fs.delete_file(entry.path)
+            else:
+                left += 1
+        if not left and self._fs.get_file_info(self._staged).type == pafs.FileType.Directory:
+            self._fs.delete_dir(self._staged)
+
+
+class RejectsFile:
+    """One attempt's rejects; a context manager, which removes the file again on an error."""
+
+    def __init__(self, fs: pafs.FileSystem, folder: str, path: str) -> None:
+        self._fs = fs
+        self._folder = folder
+        self._path = path
+        self._writer: pq.ParquetWriter | None = None
+        self.count = 0
+
+    def write(self, batch: pa.RecordBatch, bad: Sequence[tuple[int, str]]) -> None:
+        """Keep some rows of a batch, with the reasons."""
+        rows = batch.take(pa.array([number for number, _ in bad], pa.int32()))
+        columns = _source(rows)
+        columns[REASON_COLUMN] = pa.array([reason for _, reason in bad], pa.string())
+        table = pa.table(columns)
+        if self._writer is None:
+            self._fs.create_dir(self._folder, recursive=True)
+            self._writer = pq.ParquetWriter(self._path, table.schema, filesystem=self._fs)
+        self._writer.write_table(table)
+        self.count += len(bad)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            if error is not None:
+                self._fs.delete_file(self._path)
+
+
+def _source(rows: pa.RecordBatch) -> dict[str, Any]:
+    """The columns of the rows as they were: what `load` says of them, or all of them."""
+    if SOURCE not in rows.schema.names:
+        return {name: rows.column(name) for name in rows.schema.names if name != REASON}
+    source = cast("Any", rows.column(SOURCE))
+    return {field.name: values for field, values in zip(source.type, source.flatten(), strict=True)}

@@ -1,0 +1,141 @@
+"""Writing: `df.write.format("qworker")` and `df.writeStream.format("qworker")`, exactly once per row; docs/pipeline/writing.md.
+
+Every task stages its rows where nobody leases them, and tells the driver how many; no row goes through the driver. The driver's commit
+says which attempts count, and publishes them. What happens when anything dies in between is `qworker.staging`'s matter.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pyspark import TaskContext
+from pyspark.sql import datasource
+from pyspark.sql.datasource import DataSourceStreamWriter, DataSourceWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
+
+from qworker.errors import NotSupported, UsageError
+from qworker.pipeline.drafts import check_columns
+from qworker.pipeline.partitions import PartWriter, Staged, WriteOptions, staging_of
+from qworker.staging import StagedPart
+
+__all__ = ["QworkerStreamWriter", "QworkerWriter", "batch_writer", "stream_writer"]
+
+# Where Spark tells a task which stream it works for.
+_QUERY = "sql.streaming.queryId"
+
+# Spark gives these record batches, where it knows of them; rows otherwise.
+if TYPE_CHECKING:
+    BatchBase = DataSourceWriter
+    StreamBase = DataSourceStreamWriter
+else:
+    BatchBase = getattr(datasource, "DataSourceArrowWriter", DataSourceWriter)
+    StreamBase = getattr(datasource, "DataSourceStreamArrowWriter", DataSourceStreamWriter)
+
+
+class QworkerWriter(BatchBase):
+    """One run of a batch job."""
+
+    def __init__(self, options: WriteOptions, schema: StructType) -> None:
+        self._writer = PartWriter(options, schema)
+        self._job = options.job or f"write-{self._writer.run}"
+        self._settled = asyncio.run(self._is_settled())
+
+    async def _is_settled(self) -> bool:
+        """Whether what this job enqueues was decided by an earlier run: then nothing needs to be staged."""
+        if self._writer.options.job is None:
+            return False
+        async with staging_of(self._writer.options, self._job) as staging:
+            return await staging.done(0) is not None or await staging.sealed(0) is not None
+
+    def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
+        """On an executor: stage one partition."""
+        return Staged(None if self._settled else self._writer.stage(iterator, self._job))
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """On the driver: publish."""
+        asyncio.run(self._commit(_parts(messages)))
+
+    async def _commit(self, parts: list[StagedPart]) -> None:
+        if not self._settled:
+            await self._writer.finish(self._job, 0, parts)
+            return
+        async with staging_of(self._writer.options, self._job) as staging:
+            manifest = await staging.sealed(0)
+            if manifest is not None:
+                await self._writer.publish(staging, manifest)
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        """On the driver: leave nothing."""
+        asyncio.run(self._writer.give_up(self._job, 0, {self._writer.run}))
+
+
+class QworkerStreamWriter(StreamBase):
+    """The micro-batches of a stream: each is published once, however often Spark repeats it."""
+
+    def __init__(self, options: WriteOptions, schema: StructType) -> None:
+        self._writer = PartWriter(options, schema)
+
+    def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
+        """On an executor: stage one partition."""
+        context = TaskContext.get()
+        query = None if context is None else context.getLocalProperty(_QUERY)
+        return Staged(self._writer.stage(iterator, self._job(query)), query)
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
+        """On the driver: publish the batch."""
+        parts = _parts(messages)
+        if parts:
+            asyncio.run(self._writer.finish(self._job(_query(messages)), batchId, parts))
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
+        """On the driver: leave nothing of what is known; the rest goes after 36 hours."""
+        runs = {part.run for part in _parts(messages)}
+        if runs:
+            asyncio.run(self._writer.give_up(self._job(_query(messages)), batchId, runs))
+
+    def _job(self, query: str | None) -> str:
+        """A name for each stream: a new one, without the checkpoint of the old one, counts its batches from 0 again."""
+        if query is None:
+            raise UsageError("Spark does not tell the id of the stream: use foreachBatch, and a job per batch")
+        return f"{self._writer.options.job or 'stream'}.{hashlib.sha256(query.encode()).hexdigest()[:16]}"
+
+
+def batch_writer(given: Mapping[str, object], schema: StructType, overwrite: bool) -> DataSourceWriter:
+    """What `df.write.format("qworker")` uses.
+
+    Raises:
+        UsageError: an option or a column is wrong.
+    """
+    return QworkerWriter(_checked(given, schema, overwrite), schema)
+
+
+def stream_writer(given: Mapping[str, object], schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+    """What `df.writeStream.format("qworker")` uses.
+
+    Raises:
+        UsageError: an option or a column is wrong.
+    """
+    options = _checked(given, schema, overwrite)
+    if options.job is not None and len(options.job) > 40:
+        raise UsageError(
+            f"the job name of a stream has 40 characters at most, and {options.job!r} has {len(options.job)}"
+        )
+    return QworkerStreamWriter(options, schema)
+
+
+def _checked(given: Mapping[str, object], schema: StructType, overwrite: bool) -> WriteOptions:
+    if overwrite:
+        raise NotSupported('a queue is only added to: write with .mode("append")')
+    check_columns({field.name: field.dataType.simpleString() for field in schema.fields})
+    return WriteOptions.parse(given)
+
+
+def _parts(messages: Sequence[WriterCommitMessage | None]) -> list[StagedPart]:
+    return [message.part for message in messages if isinstance(message, Staged) and message.part is not None]
+
+
+def _query(messages: Sequence[WriterCommitMessage | None]) -> str | None:
+    return next((message.query for message in messages if isinstance(message, Staged)), None)
