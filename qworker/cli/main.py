@@ -53,6 +53,7 @@ COMMANDS = {
     "move": "qworker.cli.move:command",
     "doctor": "qworker.cli.doctor:command",
     "health": "qworker.cli.health:command",
+    "scan": "qworker.cli.scan:command",
     "serve": "qworker.cli.serve:command",
     "mover": "qworker.cli.mover:mover_command",
     "reaper": "qworker.cli.mover:reaper_command",

@@ -149,6 +149,13 @@ class Claimed:
             fcntl.flock(fd, fcntl.LOCK_UN)
             os.close(fd)
 
+    def abandon(self) -> None:
+        """Close the file, and leave the lock to whoever else has it open: a program that still works on it. Idempotent."""
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            _open.discard(self)
+            os.close(fd)
+
 
 def claim(
     files: QueueDir, name: str, *, now: float, max_tries: int, ttl: int, lock: bool = True

@@ -56,11 +56,13 @@ class QueueDir:
     @property
     def is_down(self) -> bool:
         """Whether nobody may take items."""
+        return _is_there(self.constants.down, self.base) or (self.host is not None and self.is_down_with_queue)
+
+    @property
+    def is_down_with_queue(self) -> bool:
+        """Whether the queue itself is down: all of its sub-queues are, then."""
         down = self.constants.down
-        if _is_there(down, self.base):
-            return True
-        # A host's sub-queue is down with its queue.
-        return self.host is not None and _is_there(f"../../{down}", self.base)
+        return _is_there(down if self.host is None else f"../../{down}", self.base)
 
     def down(self) -> None:
         """Let nobody take items: idempotent, but for the owner and mode."""

@@ -1,0 +1,225 @@
+"""`qworker scan` on `fsq:`: what fsq's scan does, item by item, in place."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import msgspec
+
+from qworker.files import DIRECTORY
+from qworker.scan import Ended, Exits, ScanDown, ScanError, ScanOptions, Work
+from qworker.url import BackendURL
+from qworker_file.fsq.claim import Claimed, NotClaimed, claim, exhausted, read_reason
+from qworker_file.fsq.constants import Constants
+from qworker_file.fsq.layout import QueueDir, open_queue
+from qworker_file.fsq.options import FsqOptions, check_host, root_of
+
+__all__ = ["FsqSource", "open_scan"]
+
+# Seconds for which a finished item stays locked: see `local`.
+_LINGER = 0.1
+
+
+def open_scan(url: BackendURL, queue: str, options: ScanOptions) -> FsqSource:
+    """The source of a queue's items, for the entry point.
+
+    Raises:
+        BadURL: an option of the URL is not known.
+        UsageError: an FSQ_* variable makes no sense.
+        ScanError: there is no such queue.
+    """
+    given = FsqOptions.from_url(url)
+    constants = given.constants
+    for name in ("ttl", "max_tries", "success", "fail_tmp", "fail_perm", "lock"):
+        value: int | None = getattr(options, name)
+        if value is not None:
+            constants = msgspec.structs.replace(constants, **{name: value})
+    hosts = options.hosts or ((given.host,) if given.host is not None else ())
+    return FsqSource(str(root_of(url, constants)), queue, constants, options, hosts)
+
+
+class FsqSource:
+    """The items of a queue, or of its hosts' sub-queues, sorted by their names at the beginning.
+
+    Args:
+        directory: the root.
+        queue: the queue's name, checked.
+        constants: the standard's.
+        options: of the scan.
+        hosts: whose sub-queues; none: the queue's own items, unless the options say all hosts'.
+
+    Raises:
+        ScanError: there is no such queue.
+    """
+
+    def __init__(
+        self, directory: str, queue: str, constants: Constants, options: ScanOptions, hosts: Sequence[str]
+    ) -> None:
+        self._queue = queue
+        self._constants = constants
+        self._ignore_down = options.ignore_down
+        self._places: list[QueueDir] = []
+        self._lingering: deque[tuple[float, Claimed]] = deque()
+        try:
+            root = os.open(directory, DIRECTORY)
+        except OSError as error:
+            raise ScanError(f"no such queue: {queue}: {directory}: {error.strerror}") from error
+        try:
+            if options.all_hosts:
+                hosts = self._all_hosts(root)
+            for host in hosts if hosts or options.all_hosts else (None,):
+                self._places.append(self._opened(root, host))
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            os.close(root)
+
+    def _all_hosts(self, root: int) -> list[str]:
+        base = self._opened(root, None)
+        try:
+            return base.host_names()
+        finally:
+            base.close()
+
+    def _opened(self, root: int, host: str | None) -> QueueDir:
+        opened = open_queue(root, self._queue, self._constants, None if host is None else check_host(host))
+        if opened is None:
+            of_host = "" if host is None else f" of host {host}"
+            raise ScanError(f"no such queue: {self._queue}{of_host}")
+        return opened
+
+    @property
+    def exits(self) -> Exits:
+        """FSQ_SUCCESS, FSQ_FAIL_TMP and FSQ_FAIL_PERM."""
+        return Exits(self._constants.success, self._constants.fail_tmp, self._constants.fail_perm)
+
+    def work(self, say: Callable[[str], None]) -> Iterator[Work]:
+        """Each item that is there now, can be locked, and may still be tried."""
+        names = [(name, files) for files in self._places for name in os.listdir(files.queue) if name[0] != "."]
+        names.sort(key=lambda found: found[0])
+        self._check_down()
+        for name, files in names:
+            if not self._may(files):
+                continue
+            claimed = self._claim(name, files, say)
+            if claimed is not None:
+                yield FsqWork(self, claimed)
+
+    def _check_down(self) -> None:
+        for files in self._places:
+            self._may(files)
+
+    def _may(self, files: QueueDir) -> bool:
+        """Whether items of a place may be taken now; another host's may, when one host is down."""
+        if self._ignore_down or not files.is_down:
+            return True
+        if len(self._places) == 1 or files.is_down_with_queue:
+            raise ScanDown(f"{self._queue} is down")
+        return False
+
+    def _claim(self, name: str, files: QueueDir, say: Callable[[str], None]) -> Claimed | None:
+        constants = self._constants
+        try:
+            claimed = claim(
+                files,
+                name,
+                now=time.time(),
+                max_tries=constants.tries_of_scan,
+                ttl=constants.ttl,
+                lock=constants.lock,
+            )
+        except OSError as error:
+            say(f"{name}: {error.strerror}")
+            return None
+        if isinstance(claimed, Claimed):
+            return claimed
+        if claimed is NotClaimed.FAILED:
+            say(f"{read_reason(files, name) or 'failed'} for item {name}; failed permanently")
+        elif claimed is NotClaimed.REFUSED:
+            say(f"{name}: Permission denied")
+        return None
+
+    def exhausted(self, claimed: Claimed) -> str | None:
+        """Why one more failure of an item is its last; None when it is not."""
+        item, constants = claimed.item, self._constants
+        return exhausted(item.tries + 1, item.enqueued_at, time.time(), constants.tries_of_scan, constants.ttl)
+
+    def linger(self, claimed: Claimed) -> None:
+        """Keep a finished item locked for a moment."""
+        now = time.monotonic()
+        self._lingering.append((now, claimed))
+        while self._lingering and self._lingering[0][0] < now - _LINGER:
+            self._lingering.popleft()[1].close()
+
+    def close(self) -> None:
+        """Let go of everything."""
+        while self._lingering:
+            self._lingering.popleft()[1].close()
+        for files in self._places:
+            files.close()
+
+
+class FsqWork:
+    """One locked item; see `Work`.
+
+    Args:
+        source: where it is from.
+        claimed: the item.
+    """
+
+    def __init__(self, source: FsqSource, claimed: Claimed) -> None:
+        self._source = source
+        self._claimed = claimed
+
+    @property
+    def name(self) -> str:
+        """The file's name."""
+        return self._claimed.name
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """What it was enqueued with."""
+        return self._claimed.item.arguments
+
+    def environment(self) -> Mapping[str, str]:
+        """`FSQ_ITEM_*`."""
+        item, files = self._claimed.item, self._claimed.files
+        found = {
+            "FSQ_ITEM_PID": item.pid,
+            "FSQ_ITEM_ENTROPY": item.entropy,
+            "FSQ_ITEM_HOSTNAME": item.hostname,
+            "FSQ_ITEM_ID": self._claimed.name,
+            "FSQ_ITEM_TRIES": str(item.tries),
+            "FSQ_ITEM_ENQUEUED_AT": time.strftime(files.constants.timefmt, time.localtime(item.enqueued_at)),
+        }
+        return found if files.host is None else {**found, "FSQ_ITEM_HOST": files.host}
+
+    def contents(self) -> int:
+        """The locked file itself: a program that outlives us keeps it locked."""
+        return self._claimed.fd
+
+    def end(self, how: Ended, reason: str) -> str | None:
+        """Rename it."""
+        claimed, name = self._claimed, self._claimed.name
+        why = self._source.exhausted(claimed) if how is Ended.FAIL_TMP else None
+        if how is Ended.SUCCESS:
+            ended = claimed.finish(keep=True)
+        elif how is Ended.FAIL_TMP and why is None:
+            ended = claimed.retry()
+        else:
+            ended = claimed.fail(reason if why is None else f"{why}\n{reason}")
+        if how is Ended.FAIL_TMP and why is None:
+            claimed.close()
+        else:
+            self._source.linger(claimed)
+        if not ended:
+            return f"{name}: somebody has moved it meanwhile; left as it is"
+        return None if why is None else f"{why} for item {name}; failed permanently"
+
+    def leave(self) -> None:
+        """Let go of the file; whoever has it on standard input keeps the lock."""
+        self._claimed.abandon()

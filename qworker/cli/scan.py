@@ -1,0 +1,182 @@
+"""`qworker scan`: any program is a handler, and its exit status decides."""
+
+from __future__ import annotations
+
+import getopt
+from typing import Any
+
+import click
+
+from qworker.cli.common import Command
+from qworker.cli.output import say
+from qworker.errors import QworkerError, UsageError
+from qworker.names import check_queue
+from qworker.scan import ScanError, ScanOptions, open_source, scan
+from qworker.settings import setting
+
+__all__ = ["ProgramCommand", "command"]
+
+EXIT_TEMPORARY, EXIT_USAGE = 111, 100
+
+
+class ProgramCommand(Command):
+    """A command whose exit statuses are fsq's, and which ends with another program's arguments.
+
+    Its own options may stand before the URL, between URL and QUEUE, and between QUEUE and PROGRAM; what follows is the program's.
+    """
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        """Wrong usage ends with status 100."""
+        try:
+            return super().make_context(info_name, args, parent, **extra)
+        except click.UsageError as error:
+            error.show()
+            raise click.exceptions.Exit(EXIT_USAGE) from error
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Find the options, and leave the program's alone."""
+        flags: list[str] = []
+        places: list[str] = []
+        rest = args
+        configured = setting("url")
+        while len(places) < 2 and rest:
+            given, rest = self._flags(ctx, rest)
+            flags += given
+            if not places and configured and not (rest and ":" in rest[0]):
+                places.append(configured)
+            elif rest:
+                places.append(rest.pop(0))
+        given, rest = self._flags(ctx, rest)
+        return super().parse_args(ctx, [*flags, *given, "--", *places, *rest])
+
+    def _flags(self, ctx: click.Context, args: list[str]) -> tuple[list[str], list[str]]:
+        """The options at the beginning, one word each or two, and the rest."""
+        short, long = "h", ["help"]
+        for option in (param for param in self.params if isinstance(param, click.Option)):
+            for name in option.opts:
+                if name.startswith("--"):
+                    long.append(name[2:] + ("" if option.is_flag else "="))
+                else:
+                    short += name[1:] + ("" if option.is_flag else ":")
+        try:
+            found, rest = getopt.getopt(args, short, long)
+        except getopt.GetoptError as error:
+            raise click.UsageError(str(error), ctx) from error
+        flags: list[str] = []
+        for name, value in found:
+            takes = not (
+                name in {"-h", "--help"}
+                or any(name in p.opts and isinstance(p, click.Option) and p.is_flag for p in self.params)
+            )
+            flags += [name, value] if takes else [name]
+        return flags, rest
+
+
+@click.command("scan", cls=ProgramCommand)
+@click.argument("url")
+@click.argument("queue")
+@click.argument("program", nargs=-1, type=click.UNPROCESSED, metavar="PROGRAM [ARGUMENT]...")
+@click.option("-v", "--verbose", is_flag=True, help="Say what is worked on, and what succeeded.")
+@click.option("-e", "--env", "env", is_flag=True, help="Tell PROGRAM of its item in FSQ_ITEM_* (the default).")
+@click.option("-E", "--no-env", "no_env", is_flag=True, help="Do not.")
+@click.option("-n", "--no-open", is_flag=True, help="Do not give it the contents on standard input.")
+@click.option("-i", "--ignore-down", is_flag=True, help="Scan a queue that is down, too.")
+@click.option("-k", "--empty-ok", is_flag=True, help="Without PROGRAM, run the item's own arguments. With caution.")
+@click.option("-D", "--no-done", is_flag=True, help="Leave every item in the queue as it is.")
+@click.option("-l", "--lock", is_flag=True, help="Lock each item while PROGRAM runs (the default).")
+@click.option("-L", "--no-lock", is_flag=True, help="Do not: nobody else may scan the queue then.")
+@click.option(
+    "-t", "--ttl", type=click.IntRange(0), metavar="SECONDS", help="Items that are older have failed; 0: none."
+)
+@click.option(
+    "-m",
+    "--max-tries",
+    type=click.IntRange(0),
+    metavar="N",
+    help="Items that were tried so often have failed; 0: none.",
+)
+@click.option("-r", "--max-rate", type=click.IntRange(0), default=0, metavar="N", help="Run so many a second at most.")
+@click.option("-S", "--success-code", type=click.IntRange(0, 255), metavar="CODE", help="The status of success: 0.")
+@click.option("-T", "--fail-tmp-code", type=click.IntRange(0, 255), metavar="CODE", help="Of a temporary failure: 111.")
+@click.option(
+    "-F", "--fail-perm-code", type=click.IntRange(0, 255), metavar="CODE", help="Of a permanent failure: 100."
+)
+@click.option("-a", "--all-hosts", is_flag=True, help="Scan every host's sub-queue.")
+@click.option("-A", "--host", "hosts", multiple=True, metavar="HOST", help="Scan this host's sub-queue; repeatable.")
+def command(
+    url: str,
+    queue: str,
+    program: tuple[str, ...],
+    verbose: bool,
+    env: bool,
+    no_env: bool,
+    no_open: bool,
+    ignore_down: bool,
+    empty_ok: bool,
+    no_done: bool,
+    lock: bool,
+    no_lock: bool,
+    ttl: int | None,
+    max_tries: int | None,
+    max_rate: int,
+    success_code: int | None,
+    fail_tmp_code: int | None,
+    fail_perm_code: int | None,
+    all_hosts: bool,
+    hosts: tuple[str, ...],
+) -> int:
+    r"""Run PROGRAM once for each message of QUEUE that is ready now, as fsq's scan does.
+
+    It gets its ARGUMENTs and then the message's, the contents on standard input, and FSQ_ITEM_ID, FSQ_ITEM_TRIES and others in
+    its environment. Its exit status decides: 0 done, 111 to be tried again, 100 and any other failed for good. Killed by a
+    signal: failed for good, and the scan ends.
+
+    \b
+    Example:
+      qworker scan fsq:///var/fsq thumbs convert-to-thumbnail
+      qworker scan -v -m 5 file://./spool inbox sh -c 'cat >> all.txt'
+
+    \b
+    Exit status:
+      0    whatever became of the messages
+      100  wrong usage
+      111  the queue is down or absent, the backend cannot be reached, or a program was killed
+    """
+    del env
+    options = ScanOptions(
+        verbose=verbose,
+        env=not no_env,
+        open=not no_open,
+        ignore_down=ignore_down,
+        empty_ok=empty_ok,
+        done=not no_done,
+        lock=False if no_lock else (True if lock else None),
+        ttl=ttl,
+        max_tries=max_tries,
+        rate=max_rate,
+        success=success_code,
+        fail_tmp=fail_tmp_code,
+        fail_perm=fail_perm_code,
+        all_hosts=all_hosts,
+        hosts=hosts,
+    )
+    try:
+        return _scan(url, queue, program, options)
+    except UsageError as error:
+        say(f"qworker: {error}", err=True)
+        return EXIT_USAGE
+    except (ScanError, QworkerError) as error:
+        say(f"qworker: {error}", err=True)
+        return EXIT_TEMPORARY
+
+
+def _scan(url: str, queue: str, program: tuple[str, ...], options: ScanOptions) -> int:
+    if not program and not options.empty_ok:
+        raise UsageError("scan needs a PROGRAM to run, or --empty-ok")
+    source = open_source(url, check_queue(queue), options)
+    try:
+        return scan(source, program, options, lambda text: say(text, err=True))
+    finally:
+        source.close()
