@@ -46,6 +46,7 @@ class Crew:
         log: Any,
     ) -> None:
         self._options = options
+        self._clock = clock
         self._counts = counts
         self._log = log
         # Every lease of this worker, from its begin to its settlement.
@@ -160,11 +161,12 @@ class Crew:
 
     def _feed(self, leases: list[Lease], began: float) -> None:
         expires = began + self._options.visibility
-        runs = [Run(lease, began, expires) for lease in leases]
+        now = self._clock.time()
+        runs = [Run(lease, began, expires, now) for lease in leases]
         self.held.update(runs)
         self._counts.leased += len(runs)
         if self._transitions is not None:
-            self._transitions.leased(runs)
+            self._transitions.leased()
         self._window = min(self._options.concurrency, self._window * 2)
         self.consumers.feed(runs)
 

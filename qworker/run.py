@@ -66,6 +66,8 @@ class Run(msgspec.Struct, eq=False):
     # Monotonic seconds: when the lease was last known to begin, and when it ends at the earliest.
     renewed: float
     expires: float
+    # Unix seconds: when it was leased.
+    leased_at: float = 0.0
     # The name of the task or raw handler, once known.
     task: str = ""
     handler: Handler | None = None
@@ -89,10 +91,6 @@ class Run(msgspec.Struct, eq=False):
     trace: dict[str, str] | None = None
     # A thread that outlives its message: done when it ends.
     leftover: asyncio.Future[None] | None = None
-    # Unix seconds: when the message was leased.
-    leased_at: float = 0.0
-    # Whether the history knows of the lease.
-    told: bool = False
 
     def cancel(self, why: Stop) -> None:
         """Cancel the handler, or keep it from starting; the first reason stays. Only on the loop's thread."""
@@ -168,8 +166,8 @@ class Observer(Protocol):
 class Transitions(Protocol):
     """Is told what becomes of a worker's leases, a batch at a time, on the loop's thread; must be quick, and must not raise."""
 
-    def leased(self, runs: Sequence[Run]) -> None:
-        """Messages were leased."""
+    def leased(self) -> None:
+        """Messages were leased, and are held from now on."""
         ...
 
     def extended(self, runs: Sequence[Run]) -> None:

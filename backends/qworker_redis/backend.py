@@ -16,6 +16,7 @@ import structlog
 
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.errors import BackendError, BackendUnavailable
+from qworker.history.store import NO_HISTORY
 from qworker.message import Draft, Lease, Settle, Settlement
 from qworker.names import check_id, check_queue, new_ids
 from qworker.staging import Staging
@@ -24,6 +25,7 @@ from qworker_redis.admin import Administration
 from qworker_redis.claims import DETACHED, RedisLease, resumed
 from qworker_redis.codec import decode, encode
 from qworker_redis.durable import BATCH
+from qworker_redis.history import RedisHistory
 from qworker_redis.links import Links
 from qworker_redis.options import Options
 from qworker_redis.publishing import Publishing
@@ -78,6 +80,11 @@ class RedisBackend(Administration):
         # The server's time at the last reap of a queue, and this process's.
         self._reaped: dict[str, tuple[str, float]] = {}
         self._chores: set[asyncio.Task[Any]] = set()
+        self.history = (
+            RedisHistory(self._links, options.history, clock=clock, command=self._command, queues=self.queues)
+            if options.history.on
+            else NO_HISTORY
+        )
         self._log: Any = structlog.get_logger("qworker.redis")
 
     @classmethod
@@ -99,6 +106,7 @@ class RedisBackend(Administration):
             _, late = await asyncio.wait(self._chores, timeout=_GIVE_BACK)
             for task in late:
                 task.cancel()
+        await self.history.aclose()
         await self._links.aclose()
         await asyncio.to_thread(self._renewals.close)
 

@@ -11,17 +11,20 @@ from urllib.parse import unquote
 import msgspec
 
 from qworker.errors import BadURL
+from qworker.history.store import HISTORY_OPTIONS, HistoryOptions
 from qworker.url import BackendURL
 
 __all__ = ["Address", "Mode", "Options", "TcpAddress", "UnixAddress", "parse_hosts"]
 
 _OPTIONS: frozenset[str] = frozenset(
-    {"ca", "cert", "key", "verify", "timeout", "patience", "replicas", "keep_done", "keep_fail"}
+    {"ca", "cert", "key", "verify", "timeout", "patience", "replicas", "keep_done", "keep_fail", *HISTORY_OPTIONS}
 )
 # Of the protocol that leaves the rest to its other implementations.
-_RFQ_OPTIONS: frozenset[str] = frozenset({"timeout", "patience", "replicas", "keep_fail"})
+_RFQ_OPTIONS: frozenset[str] = frozenset({"timeout", "patience", "replicas", "keep_fail", *HISTORY_OPTIONS})
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _DEFAULT_DONE_AGE = 7 * 86400.0
+# Bytes of a queue's stream of events.
+_HISTORY = 32 << 20
 
 
 class TcpAddress(NamedTuple):
@@ -96,6 +99,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     replicas: int = 0
     done: Retention = Retention()
     fail: Retention = Retention(keep=True)
+    history: HistoryOptions = HistoryOptions(size=_HISTORY)
     # The URL, with its password hidden.
     shown: str = ""
 
@@ -138,6 +142,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
             replicas=url.integer("replicas", 0),
             done=_retention(url, "keep_done", Retention(), Retention(keep=True, age=_DEFAULT_DONE_AGE)),
             fail=_fail_retention(url),
+            history=HistoryOptions.from_url(url, default=url.scheme != "rfq", size=_HISTORY),
             shown=url.masked,
         )
 

@@ -7,9 +7,9 @@ that the history of a worker that dies shows what it was at. What was gathered f
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
-from itertools import chain, groupby
+from itertools import groupby
 from operator import attrgetter
 from typing import Any
 
@@ -28,12 +28,11 @@ __all__ = ["Recorder"]
 _EVERY = 0.25
 _ENOUGH = 256
 # Messages in one record.
-_MOST = 256
+_MOST = 512
 # Characters of an error, and of a task's name that nobody here registers.
 _MOST_ERROR, _MOST_NAME = 300, 200
 
 _queue: Callable[[Run], str] = attrgetter("lease.message.queue")
-_is_told: Callable[[Run], bool] = attrgetter("told")
 _WITH_ERROR = frozenset({"retried", "failed", "lost"})
 _KINDS: dict[Settle, Kind] = {
     Settle.ACK: "acked",
@@ -49,6 +48,7 @@ class Recorder:
     Args:
         record: the backend's.
         held: the worker's leases.
+        queues: what it works on.
         worker: its name.
         clock: the wall clock.
         log: the worker's logger.
@@ -58,6 +58,7 @@ class Recorder:
         self,
         record: Callable[[Sequence[EventBatch]], None],
         held: AbstractSet[Run],
+        queues: Sequence[str],
         worker: str,
         *,
         clock: Clock,
@@ -65,59 +66,43 @@ class Recorder:
     ) -> None:
         self._record = record
         self._held = held
+        self._one_queue = queues[0] if len(queues) == 1 else None
         self._worker = worker
         self._clock = clock
         self._log = log
-        # In order: when, which, whether all were acked, and why they were lost.
-        self._ended: list[tuple[float, Sequence[Run], bool, str | None]] = []
-        self._count = 0
+        # Those whose lease the history knows of.
+        self._told: set[Run] = set()
+        self._ready: list[EventBatch] = []
+        self._acks = _Acks(worker)
         self._timer: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
         self._broken = False
 
     # -- what the loops tell -----------------------------------------------------------------------------------------
 
-    def leased(self, runs: Sequence[Run]) -> None:
-        """Note when."""
-        now = self._clock.time()
-        for run in runs:
-            run.leased_at = now
+    def leased(self) -> None:
+        """See to it that what is held for long is told."""
         if self._timer is None:
             self._timer = self._loop.call_later(_EVERY, self._tick)
 
     def extended(self, runs: Sequence[Run]) -> None:
         """Tell the renewals, and before them the leases."""
-        batches = self._begun([run for run in runs if run in self._held])
-        told = [run for run in runs if run.told]
-        self._hand_over([*batches, *self._of_each("extended", self._clock.time(), told)])
+        self._tell_leases([run for run in runs if run in self._held])
+        self._tell("extended", self._clock.time(), [run for run in runs if run in self._told])
 
     def settled(self, runs: Sequence[Run], at: float, acked: bool) -> None:
-        """Gather ends."""
-        self._end(runs, at, acked, None)
+        """Tell ends."""
+        if acked and self._one_queue is not None and (not self._told or self._told.isdisjoint(runs)):
+            # The usual end. Their columns are taken now: a run that is kept for later has left the processor's cache by then.
+            self._acks.add(runs, at, self._one_queue)
+            if len(self._acks.ids) >= _ENOUGH:
+                self.flush()
+        else:
+            self._end(runs, at, None)
 
     def lost(self, run: Run, why: str) -> None:
-        """Gather an end."""
-        self._end((run,), self._clock.time(), False, why)
-
-    def _end(self, runs: Sequence[Run], at: float, acked: bool, why: str | None) -> None:
-        self._ended.append((at, runs, acked, why))
-        self._count += len(runs)
-        if self._count >= _ENOUGH:
-            self.flush()
-
-    def flush(self) -> None:
-        """Hand over what was gathered."""
-        ended, self._ended = self._ended, []
-        self._count = 0
-        if not ended:
-            return
-        batches: list[EventBatch] = []
-        for (acked, why), group in groupby(ended, lambda one: (one[2], one[3])):
-            if acked:
-                batches += self._acked([(at, runs) for at, runs, _, _ in group])
-            else:
-                batches += chain.from_iterable(self._ends(at, runs, why) for at, runs, _, _ in group)
-        self._hand_over(batches)
+        """Tell an end."""
+        self._end((run,), self._clock.time(), why)
 
     def close(self) -> None:
         """Hand over everything; nothing is told afterwards."""
@@ -126,13 +111,70 @@ class Recorder:
             self._timer = None
         self.flush()
 
+    # -- batches -----------------------------------------------------------------------------------------------------
+
+    def _end(self, runs: Sequence[Run], at: float, why: str | None) -> None:
+        def kind_of(run: Run) -> tuple[Kind, bool]:
+            settlement = run.settlement
+            kind: Kind = "lost" if why is not None or settlement is None else _KINDS[settlement.how]
+            return kind, run not in self._told
+
+        for (kind, begins), group in groupby(sorted(runs, key=kind_of), kind_of):
+            self._tell(kind, at, list(group), begins=begins, why=why)
+        self._told.difference_update(runs)
+
+    def _tell_leases(self, runs: Sequence[Run]) -> None:
+        """Those that were not told yet, and whose task is known."""
+        untold = [run for run in runs if run.task and run not in self._told]
+        self._told.update(untold)
+        self._tell("leased", None, untold, begins=True)
+
+    def _tell(
+        self, kind: Kind, at: float | None, runs: Sequence[Run], *, begins: bool = False, why: str | None = None
+    ) -> None:
+        """Gather one transition of some runs; `at` is that of their leases where it is None."""
+        # What was gathered before comes first.
+        self._acks.move_to(self._ready)
+        for _, group in groupby(sorted(runs, key=_queue), _queue):
+            some = list(group)
+            self._ready += [
+                self._batch(kind, at, some[first : first + _MOST], begins, why) for first in range(0, len(some), _MOST)
+            ]
+        if len(self._ready) >= _ENOUGH:
+            self.flush()
+
+    def _batch(self, kind: Kind, at: float | None, runs: list[Run], begins: bool, why: str | None) -> EventBatch:
+        messages = [run.lease.message for run in runs]
+        leased_at = [run.leased_at for run in runs]
+        ended = kind not in {"leased", "extended"}
+        return EventBatch(
+            event=kind,
+            queue=messages[0].queue,
+            worker=self._worker,
+            at=[*leased_at] if at is None else at,
+            id=[message.id for message in messages],
+            task=_tasks(runs),
+            tries=[message.tries for message in messages],
+            token=[run.lease.token for run in runs],
+            enqueued_at=[message.enqueued_at for message in messages],
+            duration_us=[int(run.duration * 1e6) if run.started else None for run in runs] if ended else None,
+            error=[_why(run, why) for run in runs] if kind in _WITH_ERROR else None,
+            begins=begins,
+            leased_at=[*leased_at] if begins and ended else None,
+        )
+
+    # -- handing over ------------------------------------------------------------------------------------------------
+
     def _tick(self) -> None:
-        self.flush()
         before = self._clock.time() - _EVERY
-        self._hand_over(self._begun([run for run in self._held if run.leased_at <= before]))
+        self._tell_leases([run for run in self._held if run.leased_at <= before])
+        self.flush()
         self._timer = self._loop.call_later(_EVERY, self._tick) if self._held else None
 
-    def _hand_over(self, batches: list[EventBatch]) -> None:
+    def flush(self) -> None:
+        """Hand over what was gathered."""
+        self._acks.move_to(self._ready)
+        batches, self._ready = self._ready, []
         if not batches or self._broken:
             return
         try:
@@ -143,78 +185,67 @@ class Recorder:
                 events.OBSERVER_FAILED, **{events.ERROR_TYPE: type(error).__name__, events.ERROR: one_line(str(error))}
             )
 
-    # -- batches -----------------------------------------------------------------------------------------------------
 
-    def _acked(self, ended: list[tuple[float, Sequence[Run]]]) -> list[EventBatch]:
-        """The usual end, of many at once."""
-        runs = [run for _, some in ended for run in some]
-        if any(map(_is_told, runs)) or len(set(map(_queue, runs))) > 1:
-            return list(chain.from_iterable(self._ends(at, some, None) for at, some in ended))
-        at = [moment for moment, some in ended for _ in some] if len(ended) > 1 else ended[0][0]
-        return self._batches("acked", at, runs, begins=True)
+class _Acks:
+    """The usual ends of one queue's messages, as columns that grow."""
 
-    def _ends(self, at: float, runs: Sequence[Run], why: str | None) -> list[EventBatch]:
-        """Ends of any kind, told one after another."""
+    def __init__(self, worker: str) -> None:
+        self._worker = worker
+        self._clear()
 
-        def kind_of(run: Run) -> tuple[Kind, str, bool]:
-            settlement = run.settlement
-            kind: Kind = "lost" if why is not None or settlement is None else _KINDS[settlement.how]
-            return kind, run.lease.message.queue, not run.told
+    def _clear(self) -> None:
+        self._queue = ""
+        self._at: list[float] = []
+        self.ids: list[str] = []
+        self._tasks: list[str | None] = []
+        self._tries: list[int] = []
+        self._tokens: list[int | None] = []
+        self._enqueued_at: list[float | None] = []
+        self._leased_at: list[float | None] = []
+        self._durations: list[int | None] = []
 
-        batches: list[EventBatch] = []
-        for (kind, _, begins), group in groupby(sorted(runs, key=kind_of), kind_of):
-            some = list(group)
-            batches += self._batches(kind, at, some, begins=begins, why=why)
-        return batches
-
-    def _begun(self, runs: Iterable[Run]) -> list[EventBatch]:
-        """The leases that were not told yet, of those whose task is known."""
-        untold = [run for run in runs if not run.told and run.task]
-        for run in untold:
-            run.told = True
-        return self._of_each("leased", None, untold)
-
-    def _of_each(self, kind: Kind, at: float | None, runs: Sequence[Run]) -> list[EventBatch]:
-        groups = groupby(sorted(runs, key=_queue), _queue)
-        return [one for _, some in groups for one in self._batches(kind, at, list(some), begins=kind == "leased")]
-
-    def _batches(
-        self, kind: Kind, at: float | list[float] | None, runs: list[Run], *, begins: bool, why: str | None = None
-    ) -> list[EventBatch]:
-        """Records of one kind for messages of one queue."""
-        if len(runs) <= _MOST:
-            return [self._batch(kind, at, runs, begins, why)]
-        return [
-            self._batch(kind, at[i : i + _MOST] if isinstance(at, list) else at, runs[i : i + _MOST], begins, why)
-            for i in range(0, len(runs), _MOST)
-        ]
-
-    def _batch(
-        self, kind: Kind, at: float | list[float] | None, runs: list[Run], begins: bool, why: str | None
-    ) -> EventBatch:
+    def add(self, runs: Sequence[Run], at: float, queue: str) -> None:
+        """Take the columns of some."""
         leases = [run.lease for run in runs]
         messages = [lease.message for lease in leases]
-        leased_at: list[float | None] = [run.leased_at for run in runs] if begins else []
-        tries = [message.tries for message in messages]
-        ended = kind not in {"leased", "extended"}
-        return EventBatch(
-            event=kind,
-            queue=messages[0].queue,
-            worker=self._worker,
-            at=[run.leased_at for run in runs] if at is None else at,
-            id=[message.id for message in messages],
-            task=_tasks(runs),
-            tries=tries if any(tries) else 0,
-            token=[lease.token for lease in leases],
-            enqueued_at=[message.enqueued_at for message in messages],
-            duration_us=[int(run.duration * 1e6) if run.started else None for run in runs] if ended else None,
-            error=[_why(run, why) for run in runs] if kind in _WITH_ERROR else None,
-            begins=begins,
-            leased_at=leased_at if begins and ended else None,
-        )
+        tasks = _tasks(runs)
+        self._queue = queue
+        self._at += [at] * len(runs)
+        self.ids += [message.id for message in messages]
+        self._tasks += tasks if isinstance(tasks, list) else [tasks] * len(runs)
+        self._tries += [message.tries for message in messages]
+        self._tokens += [lease.token for lease in leases]
+        self._enqueued_at += [message.enqueued_at for message in messages]
+        self._leased_at += [run.leased_at for run in runs]
+        self._durations += [int(run.duration * 1e6) for run in runs]
+
+    def move_to(self, batches: list[EventBatch]) -> None:
+        """Make batches of them, and begin anew."""
+        for first in range(0, len(self.ids), _MOST):
+            some = slice(first, first + _MOST)
+            tasks, tries = self._tasks[some], self._tries[some]
+            batches.append(
+                EventBatch(
+                    event="acked",
+                    queue=self._queue,
+                    worker=self._worker,
+                    at=self._at[some],
+                    id=self.ids[some],
+                    task=tasks[0] if len(set(tasks)) == 1 else tasks,
+                    tries=tries if any(tries) else 0,
+                    token=self._tokens[some],
+                    enqueued_at=self._enqueued_at[some],
+                    duration_us=self._durations[some],
+                    begins=True,
+                    leased_at=self._leased_at[some],
+                )
+            )
+        if self.ids:
+            self._clear()
 
 
-def _tasks(runs: list[Run]) -> str | list[str | None] | None:
+def _tasks(runs: Sequence[Run]) -> str | list[str | None] | None:
+    """The names of the tasks; of raw messages None."""
     handlers = {run.handler for run in runs}
     if len(handlers) == 1:
         (handler,) = handlers

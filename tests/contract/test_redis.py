@@ -35,7 +35,7 @@ async def test_finished_messages_are_kept_as_the_url_says(server: RedisServer) -
         assert await counted.settle([Settlement(lease=lease, how=Settle.ACK)]) == []
     assert [row.message.body for row in await counted.browse(queue, State.DONE)] == [b"2", b"3"]
     stats = await counted.stats(queue)
-    assert (stats.done, stats.retention) == (2, {"done": "the last 2", "fail": "for ever"})
+    assert (stats.done, stats.retention["done"], stats.retention["fail"]) == (2, "the last 2", "for ever")
 
     aged = open_backend(server.url + "?keep_done=12h&keep_fail=2d")
     await aged.publish(queue, [Draft(body=b"failed")])

@@ -1,0 +1,218 @@
+"""The history in Redis: one capped stream per queue, `{qworker:Q}:history`, with a record of events in each entry.
+
+Records are sent behind the batches of the worker's own connection, and nobody waits for their answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, cast
+
+import msgspec
+import structlog
+
+from qworker import events
+from qworker.clock import Clock
+from qworker.errors import UsageError
+from qworker.history.batch import EventBatch, decode_batch, encode_batch
+from qworker.history.event import Event
+from qworker.history.store import HistoryOptions, HistoryStore, in_order
+from qworker.names import check_queue, printable
+from qworker_redis.links import Links
+from qworker_redis.replies import ConnectionLost, Redirected, Reply
+from qworker_redis.scripts import queue_key
+from qworker_redis.topology import slot_of
+from qworker_redis.wire import Argument
+
+__all__ = ["RedisHistory"]
+
+_FIELD = b"b"
+# Of a record that was given whole.
+_ALL = 999_999
+# Entries per XRANGE.
+_ENTRIES = 16
+# Entries that a stream has at least, and at most, however large they are.
+_FEWEST, _MOST = 200, 200_000
+# Records that wait for a connection; the oldest are dropped.
+_MOST_WAITING = 100
+# Seconds: between two looks at what is too old, until a store that refused is tried again, and for which a close waits.
+_TRIMMING, _PAUSE, _CLOSE = 60.0, 30.0, 1.0
+
+Command = Callable[..., Awaitable[Reply]]
+
+
+class RedisHistory(HistoryStore):
+    """Streams; see the module.
+
+    Args:
+        links: the backend's connections.
+        options: how long events are kept.
+        clock: the backend's.
+        command: sends a command to the server of a slot, and waits for its answer.
+        queues: the names of all queues.
+    """
+
+    def __init__(
+        self,
+        links: Links,
+        options: HistoryOptions,
+        *,
+        clock: Clock,
+        command: Command,
+        queues: Callable[[], Awaitable[list[str]]],
+    ) -> None:
+        self._links = links
+        self._options = options
+        self._clock = clock
+        self._command = command
+        self._queues = queues
+        self._sent: set[asyncio.Future[Reply]] = set()
+        self._waiting: deque[tuple[str, bytes]] = deque(maxlen=_MOST_WAITING)
+        # Bytes of a usual record: what a number of entries is reckoned from.
+        self._usual = 1000.0
+        self._trimmed_at: dict[str, float] = {}
+        # Monotonic seconds: nothing is sent before; 0: all is well.
+        self._paused_until = 0.0
+        self._log: Any = structlog.get_logger("qworker.redis")
+
+    @property
+    def words(self) -> str:
+        """For people."""
+        return f"{self._options.words} per queue"
+
+    # -- writing -----------------------------------------------------------------------------------------------------
+
+    def record(self, batches: Sequence[EventBatch]) -> None:
+        """Send records, where there is a connection; else with the next ones."""
+        now = self._clock.monotonic()
+        if now < self._paused_until:
+            return
+        self._waiting.extend([(batch.queue, encode_batch(batch)) for batch in batches])
+        while self._waiting:
+            queue, payload = self._waiting[0]
+            try:
+                if not self._send(queue, payload, now):
+                    return
+            except ConnectionLost:
+                return
+            self._waiting.popleft()
+
+    def _send(self, queue: str, payload: bytes, now: float) -> bool:
+        wire = self._links.at_hand(slot_of(queue))
+        if wire is None:
+            return False
+        key = queue_key(queue, "history")
+        self._usual += (len(payload) - self._usual) / 64
+        most = min(_MOST, max(_FEWEST, int(self._options.size / self._usual)))
+        self._await(wire.send("XADD", key, "MAXLEN", "~", most, "*", _FIELD, payload))
+        if now - self._trimmed_at.get(queue, float("-inf")) > _TRIMMING:
+            self._trimmed_at[queue] = now
+            oldest = int((self._clock.time() - self._options.age) * 1000)
+            self._await(wire.send("XTRIM", key, "MINID", "~", max(0, oldest)))
+        return True
+
+    def _await(self, future: asyncio.Future[Reply]) -> None:
+        self._sent.add(future)
+        future.add_done_callback(self._answered)
+
+    def _answered(self, future: asyncio.Future[Reply]) -> None:
+        self._sent.discard(future)
+        if future.cancelled():
+            return
+        error = future.exception()
+        if error is None:
+            if self._paused_until:
+                self._paused_until = 0.0
+                self._log.warning(events.HISTORY_RESUMED)
+        elif not isinstance(error, ConnectionLost | Redirected):
+            # No memory, or no right to. A connection that is lost is told by whoever needs it.
+            if not self._paused_until:
+                fields = {events.ERROR_TYPE: type(error).__name__, events.ERROR: printable(str(error))}
+                self._log.warning(events.HISTORY_PAUSED, **fields)
+            self._paused_until = self._clock.monotonic() + _PAUSE
+
+    async def aclose(self) -> None:
+        """Wait a moment for the answers."""
+        if self._sent:
+            await asyncio.wait(tuple(self._sent), timeout=_CLOSE)
+
+    # -- reading -----------------------------------------------------------------------------------------------------
+
+    async def parts(self) -> list[str]:
+        """The queues: each has a stream, or nothing to tell."""
+        return await self._queues()
+
+    async def read(self, part: str, after: str | None, limit: int) -> tuple[list[Event], str | None]:
+        """See `Backend.read_history`."""
+        found: list[Event] = []
+        place, skip = _parsed(after)
+        while len(found) < limit:
+            entries = await self._entries(part, place, skip)
+            if not entries:
+                break
+            for own, payload in entries:
+                told = _events(payload)
+                first = skip if own == place else 0
+                some = told[first : first + limit - len(found)]
+                found += some
+                if first + len(some) < len(told):
+                    return found, _position(own, first + len(some))
+                after = _position(own, _ALL)
+            place, skip = entries[-1][0], _ALL
+        return found, after
+
+    async def of_message(self, queue: str, message_id: str) -> list[Event]:
+        """See `Backend.message_history`."""
+        needle = msgspec.json.encode(message_id)
+        found: list[Event] = []
+        place, skip = (0, 0), 0
+        while entries := await self._entries(queue, place, skip):
+            for _, payload in entries:
+                if needle in payload:
+                    found += [one for one in _events(payload) if one.id == message_id]
+            place, skip = entries[-1][0], _ALL
+        return in_order(found)
+
+    async def _entries(self, queue: str, place: tuple[int, int], given: int) -> list[tuple[tuple[int, int], bytes]]:
+        """Some entries of a stream, from a place on."""
+        start = f"{'(' if given == _ALL else ''}{place[0]}-{place[1]}"
+        key = queue_key(check_queue(queue), "history")
+        reply = await self._command(slot_of(queue), "XRANGE", key, start, "+", "COUNT", _ENTRIES)
+        found: list[tuple[tuple[int, int], bytes]] = []
+        for name, fields in cast("list[tuple[bytes, list[bytes]]]", reply):
+            moment, _, number = name.partition(b"-")
+            found.append(((int(moment), int(number)), fields[1] if fields[:1] == [_FIELD] else b""))
+        return found
+
+    async def forget(self, part: str, until: str) -> None:
+        """Trim what lies before."""
+        (moment, number), given = _parsed(until)
+        first = f"{moment}-{number + 1 if given == _ALL else number}"
+        arguments: list[Argument] = ["XTRIM", queue_key(check_queue(part), "history"), "MINID", "=", first]
+        await self._command(slot_of(part), *arguments)
+
+
+def _events(payload: bytes) -> list[Event]:
+    batch = decode_batch(payload)
+    return [] if batch is None else batch.events()
+
+
+def _position(place: tuple[int, int], given: int) -> str:
+    return f"{place[0]:020d}-{place[1]:010d}-{given:06d}"
+
+
+def _parsed(text: str | None) -> tuple[tuple[int, int], int]:
+    """The place of an entry, and how many of its events were given.
+
+    Raises:
+        UsageError: it is no position.
+    """
+    if text is None:
+        return (0, 0), 0
+    try:
+        moment, number, given = map(int, text.split("-"))
+    except ValueError:
+        raise UsageError(f"{printable(text)!r} is no position in a history") from None
+    return (moment, number), given
