@@ -1,0 +1,104 @@
+"""What the jobs that study messages read: a queue as it is now, an archive, or both, in the schemas MESSAGES and EVENTS."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import reduce
+from typing import NamedTuple
+
+from pyspark.errors import AnalysisException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+
+from qworker.errors import UsageError
+from qworker.pipeline.schema import EVENTS, MESSAGES, column_names
+from qworker.registry import schemes
+
+__all__ = ["Evidence", "archived", "evidence", "is_queue_url", "live", "read_table"]
+
+
+class Evidence(NamedTuple):
+    """What is known of some queues, in the schemas EVENTS and MESSAGES."""
+
+    events: DataFrame
+    messages: DataFrame
+
+
+def is_queue_url(place: str) -> bool:
+    """Whether a place is the URL of queues; otherwise it is the path of an archive (`s3a://...` and `hdfs://...` among them)."""
+    scheme, colon, _ = place.partition(":")
+    return bool(colon) and scheme in schemes()
+
+
+def evidence(
+    spark: SparkSession, *, url: str | None = None, archive: str | None = None, queues: Sequence[str] = ()
+) -> Evidence:
+    """The history and the messages of a store, of an archive, or of both.
+
+    Args:
+        spark: the session, which knows the data source.
+        url: a store whose queues are read as they are now.
+        archive: what `archive` wrote.
+        queues: only these; none: all.
+
+    Raises:
+        UsageError: neither is given, or there is no archive.
+    """
+    events: list[DataFrame] = []
+    messages: list[DataFrame] = []
+    if archive is not None:
+        events.append(archived(spark, archive, "events", queues))
+        messages.append(archived(spark, archive, "messages", queues))
+    if url is not None:
+        events.append(live(spark, url, "events", queues))
+        messages.append(live(spark, url, "messages", queues))
+    if not events:
+        raise UsageError("name the URL of the queues, or the path of an archive")
+    return Evidence(events=reduce(DataFrame.unionByName, events), messages=reduce(DataFrame.unionByName, messages))
+
+
+def live(
+    spark: SparkSession,
+    url: str,
+    table: str,
+    queues: Sequence[str] = (),
+    *,
+    states: Sequence[str] = (),
+    columns: Sequence[str] = (),
+) -> DataFrame:
+    """A table of a store as it is now.
+
+    Args:
+        spark: the session.
+        url: the store.
+        table: `messages` or `events`.
+        queues: only these; none: all.
+        states: only messages in these; none: in any.
+        columns: only these; none: all.
+    """
+    options = {"url": url, "table": table}
+    for name, words in (("queue", queues), ("state", states), ("columns", columns)):
+        if words:
+            options[name] = ",".join(words)
+    return spark.read.format("qworker").options(**options).load()
+
+
+def archived(spark: SparkSession, archive: str, table: str, queues: Sequence[str] = ()) -> DataFrame:
+    """A table of an archive."""
+    schema = {"messages": MESSAGES, "events": EVENTS}[table]
+    found = read_table(spark, f"{archive.rstrip('/')}/{table}", schema).select(*column_names(table))
+    return found.where(F.col("queue").isin(*queues)) if queues else found
+
+
+def read_table(spark: SparkSession, path: str, schema: str) -> DataFrame:
+    """A Parquet table; without rows where there is none yet.
+
+    The schema is told, and not found: a queue whose name is a number would become one.
+    """
+    try:
+        return spark.read.schema(schema).parquet(path)
+    except AnalysisException as error:
+        if error.getCondition() != "PATH_NOT_FOUND":
+            raise
+        columns = (column.split(" ", 1) for column in schema.split(", "))
+        return spark.range(0).select(*(F.lit(None).cast(kind).alias(name) for name, kind in columns))

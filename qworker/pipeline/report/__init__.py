@@ -1,0 +1,90 @@
+"""`report`: a queue's history in figures, computed by Spark, as tables, as JSON and as one HTML page."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+
+from qworker.errors import UsageError
+from qworker.pipeline.inputs import evidence, is_queue_url
+from qworker.pipeline.lives import traces
+from qworker.pipeline.report import measures
+from qworker.pipeline.report.model import Report
+from qworker.pipeline.report.page import page
+from qworker.pipeline.report.points import clipped, points
+from qworker.url import mask
+
+__all__ = ["Report", "page", "report"]
+
+
+def report(
+    spark: SparkSession,
+    source: str,
+    *,
+    queues: Sequence[str] = (),
+    since: float | None = None,
+    until: float | None = None,
+) -> Report:
+    """Count and measure what happened.
+
+    Args:
+        spark: the session.
+        source: the path of an archive, or the URL of a store, which is read as it is now.
+        queues: only these; none: all.
+        since: Unix seconds at which the report begins; None: at the first thing that is known.
+        until: Unix seconds at which it ends; None: after the last one.
+
+    Raises:
+        UsageError: the period is empty.
+    """
+    if since is not None and until is not None and since >= until:
+        raise UsageError("the period is empty: --since is before --until")
+    now = time.time()
+    known = (
+        evidence(spark, url=source, queues=queues)
+        if is_queue_url(source)
+        else evidence(spark, archive=source, queues=queues)
+    )
+    trace = traces(known.events, known.messages, now)
+    everything = points(trace if until is None else _before(trace, until)).persist()
+    try:
+        return _measured(everything, mask(source), now, since, until)
+    finally:
+        everything.unpersist()
+
+
+def _before(trace: DataFrame, until: float) -> DataFrame:
+    """What was known at a moment: of a message that moved later, only that it had been enqueued."""
+    later = F.col("at") >= until
+    kind, at = (
+        F.when(later, "enqueued").otherwise(F.col("kind")),
+        F.when(later, F.col("enqueued_at")).otherwise(F.col("at")),
+    )
+    return trace.withColumns({"kind": kind, "at": at}).where(F.col("at") < until)
+
+
+def _measured(everything: DataFrame, source: str, now: float, since: float | None, until: float | None) -> Report:
+    extent = measures.extent(everything) or (now, now)
+    begin = extent[0] if since is None else since
+    end = max(extent[1], begin) if until is None else until
+    step_s = measures.step_of(end - begin)
+    first = begin // step_s * step_s
+    steps = max(1, int((end - first) // step_s) + (1 if until is None else int((end - first) % step_s > 0)))
+    found = clipped(everything, since, None)
+    queues = measures.queue_totals(found, measures.open_counts(everything), end - begin)
+    return Report(
+        source=source,
+        made_at=now,
+        since=begin,
+        until=end,
+        step_s=step_s,
+        queues=queues,
+        tasks=measures.task_times(found),
+        failures=measures.failures(found),
+        workers=measures.workers(found),
+        moments=measures.moments(found, first, step_s, steps),
+        depths=measures.depths(everything, [queue.queue for queue in queues], first, step_s, steps),
+    )

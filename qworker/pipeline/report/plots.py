@@ -1,0 +1,208 @@
+"""Plots as SVG text: lines over time, ranges and bars. No script, no style of their own: classes that the page colours."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from typing import NamedTuple
+
+from qworker.pipeline.report.markup import element, text
+
+__all__ = ["Bar", "Range", "Series", "bar_chart", "line_chart", "nice_ceiling", "range_chart"]
+
+Unit = Callable[[float], str]
+
+_WIDTH, _HEIGHT = 720, 240
+_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 12, 12, 28
+_ROW, _LABELS = 26, 220
+# As many colours as page.css has.
+COLOURS = 8
+
+
+class Series(NamedTuple):
+    """A line: one value for each time, None where there is none."""
+
+    name: str
+    values: Sequence[float | None]
+
+
+class Range(NamedTuple):
+    """A row of a range chart: from `low` over `middle` to `high`."""
+
+    label: str
+    low: float
+    middle: float
+    high: float
+
+
+class Bar(NamedTuple):
+    """A row of a bar chart: parts that add up, in the order of the chart's names."""
+
+    label: str
+    parts: Sequence[float]
+
+
+def line_chart(name: str, times: Sequence[float], series: Sequence[Series], unit: Unit) -> str:
+    """Lines over time, with a scale, a legend where there is more than one, and the values of a time under the pointer."""
+    top = nice_ceiling(max((v for one in series for v in one.values if v is not None), default=0.0))
+    xs = _positions(times)
+    parts = [_grid(top, unit), _time_axis(times, xs)]
+    parts += [
+        element("path", d=_path(xs, one.values, top), class_=f"line c{i % COLOURS}") for i, one in enumerate(series)
+    ]
+    parts.append(_hover(times, xs, series, unit))
+    chart = _svg(name, _HEIGHT, parts)
+    return _figure(name, chart, [one.name for one in series] if len(series) > 1 else [])
+
+
+def range_chart(name: str, rows: Sequence[Range], unit: Unit) -> str:
+    """One row each: a bar from low to high and a dot at the middle, on a logarithmic scale."""
+    values = [v for row in rows for v in (row.low, row.middle, row.high) if v > 0]
+    low = math.floor(math.log10(min(values))) if values else -3
+    high = max(low + 1, math.ceil(math.log10(max(values)))) if values else 0
+    width = _WIDTH - _LABELS - _RIGHT
+
+    def x(value: float) -> float:
+        place = math.log10(max(value, 10.0**low)) - low
+        return _LABELS + width * min(1.0, place / (high - low))
+
+    height = _TOP + _ROW * len(rows) + _BOTTOM
+    parts = [_upright(x(10.0**power), height, unit(10.0**power)) for power in range(low, high + 1)]
+    for i, row in enumerate(rows):
+        y = _TOP + _ROW * (i + 0.5)
+        shape = element("line", x1=x(row.low), x2=max(x(row.high), x(row.low) + 1), y1=y, y2=y, class_="range c0")
+        dot = element("circle", cx=x(row.middle), cy=y, r=4, class_="dot c0")
+        parts.append(_row(row.label, y, f"{unit(row.low)} · {unit(row.middle)} · {unit(row.high)}", shape + dot))
+    return _figure(name, _svg(name, height, parts), [])
+
+
+def bar_chart(name: str, parts_of: Sequence[str], rows: Sequence[Bar], unit: Unit) -> str:
+    """One row each: parts beside one another, on a scale from 0."""
+    top = nice_ceiling(max((sum(row.parts) for row in rows), default=0.0))
+    width = _WIDTH - _LABELS - _RIGHT
+    height = _TOP + _ROW * len(rows) + _BOTTOM
+    parts = [_upright(_LABELS + width * value / top, height, unit(value)) for value in _ticks(top)]
+    for i, row in enumerate(rows):
+        y = _TOP + _ROW * (i + 0.5)
+        x = float(_LABELS)
+        shapes = ""
+        for j, value in enumerate(row.parts):
+            length = width * value / top
+            shapes += element("rect", x=x, y=y - 8, width=length, height=16, class_=f"bar c{j % COLOURS}")
+            x += length
+        words = ", ".join(f"{unit(value)} {what}" for what, value in zip(parts_of, row.parts, strict=True))
+        parts.append(_row(row.label, y, words, shapes))
+    return _figure(name, _svg(name, height, parts), parts_of if len(parts_of) > 1 else [])
+
+
+def nice_ceiling(value: float) -> float:
+    """The least of 1, 2, 4, 5, 6, 8 or 10 times a power of ten that is not below `value`; 1 for nothing."""
+    if value <= 0:
+        return 1.0
+    power = 10.0 ** math.floor(math.log10(value))
+    return next(step * power for step in (1, 2, 4, 5, 6, 8, 10) if step * power >= value * (1 - 1e-9))
+
+
+def _ticks(top: float) -> list[float]:
+    """The values of a scale that ends at a `nice_ceiling`: parts of it that are round themselves."""
+    lead = round(top / 10.0 ** math.floor(math.log10(top) + 1e-9))
+    parts = {6: 3, 2: 4, 4: 4, 8: 4}.get(lead, 5)
+    return [top * i / parts for i in range(parts + 1)]
+
+
+# -- the pieces -------------------------------------------------------------------------------------------------------
+
+
+def _figure(name: str, chart: str, legend: Sequence[str]) -> str:
+    keys = "".join(
+        element("li", element("span", "", class_=f"key c{i % COLOURS}"), text(one)) for i, one in enumerate(legend)
+    )
+    return element(
+        "figure", element("figcaption", text(name)), element("ul", keys, class_="legend") if keys else "", chart
+    )
+
+
+def _svg(name: str, height: float, parts: Sequence[str]) -> str:
+    return element("svg", *parts, viewBox=f"0 0 {_WIDTH} {height:g}", role="img", aria_label=name)
+
+
+def _positions(times: Sequence[float]) -> list[float]:
+    """Where each time stands, from the left edge to the right one."""
+    width = _WIDTH - _LEFT - _RIGHT
+    return [_LEFT + width * i / max(1, len(times) - 1) for i in range(len(times))]
+
+
+def _y(value: float, top: float) -> float:
+    return _HEIGHT - _BOTTOM - (_HEIGHT - _TOP - _BOTTOM) * value / top
+
+
+def _path(xs: Sequence[float], values: Sequence[float | None], top: float) -> str:
+    """A line that is broken where there is no value; one value alone is a dot."""
+    commands: list[str] = []
+    pen_down = False
+    for x, value in zip(xs, values, strict=True):
+        if value is None:
+            pen_down = False
+            continue
+        commands.append(f"{'L' if pen_down else 'M'}{x:.1f} {_y(value, top):.1f}" + ("" if pen_down else "h.01"))
+        pen_down = True
+    return "".join(commands)
+
+
+def _grid(top: float, unit: Unit) -> str:
+    parts: list[str] = []
+    for value in _ticks(top):
+        y = _y(value, top)
+        parts.append(element("line", x1=_LEFT, x2=_WIDTH - _RIGHT, y1=y, y2=y, class_="grid"))
+        parts.append(element("text", text(unit(value)), x=_LEFT - 6, y=y + 4, class_="end"))
+    return "".join(parts)
+
+
+def _upright(x: float, height: float, label: str) -> str:
+    """A line of a scale that lies under rows."""
+    line = element("line", x1=x, x2=x, y1=_TOP, y2=height - _BOTTOM, class_="grid")
+    return line + element("text", text(label), x=x, y=height - _BOTTOM + 16, class_="mid")
+
+
+def _row(label: str, y: float, words: str, shapes: str) -> str:
+    shown = label if len(label) <= 32 else label[:31] + "…"
+    name = element("text", text(shown), x=_LABELS - 8, y=y + 4, class_="end")
+    return element("g", element("title", text(f"{label}: {words}")), name, shapes)
+
+
+def _time_axis(times: Sequence[float], xs: Sequence[float]) -> str:
+    if not times:
+        return ""
+    shown = _time_format(times[-1] - times[0])
+    every = max(1, math.ceil(len(times) / 7))
+    return "".join(
+        element("text", text(_moment(times[i], shown)), x=xs[i], y=_HEIGHT - _BOTTOM + 18, class_="mid")
+        for i in range(0, len(times), every)
+        if xs[i] < _WIDTH - _RIGHT - 20 or i == 0
+    )
+
+
+def _time_format(span_s: float) -> str:
+    if span_s < 600:
+        return "%H:%M:%S"
+    return "%H:%M" if span_s < 86_400 else "%m-%d %H:%M" if span_s < 14 * 86_400 else "%Y-%m-%d"
+
+
+def _moment(at: float, shown: str) -> str:
+    return datetime.fromtimestamp(at, UTC).strftime(shown)
+
+
+def _hover(times: Sequence[float], xs: Sequence[float], series: Sequence[Series], unit: Unit) -> str:
+    """For each time an unseen strip that tells its values."""
+    step = (_WIDTH - _LEFT - _RIGHT) / max(1, len(times) - 1)
+    strips: list[str] = []
+    for i, at in enumerate(times):
+        told = [f"{one.name}: {unit(v)}" for one in series if (v := one.values[i]) is not None]
+        words = element("title", text("\n".join([_moment(at, "%Y-%m-%d %H:%M:%S UTC"), *told])))
+        strips.append(
+            element(
+                "rect", words, x=xs[i] - step / 2, y=_TOP, width=step, height=_HEIGHT - _TOP - _BOTTOM, class_="hover"
+            )
+        )
+    return "".join(strips)

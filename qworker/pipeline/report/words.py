@@ -1,0 +1,97 @@
+"""A report's figures in words and rows, the same on the terminal and on the page."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from qworker.pipeline.report.model import Percentiles, Report
+
+__all__ = ["clock_time", "count", "failure_rows", "queue_rows", "rate", "span", "task_rows", "worker_rows"]
+
+Table = tuple[list[str], list[list[str]]]
+
+
+def clock_time(seconds: float) -> str:
+    """A Unix time as people write it, in UTC."""
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+
+
+def span(seconds: float) -> str:
+    """A length of time with about three figures: `250 us`, `3.2 ms`, `45 s`, `12 min`, `3 h`, `2 d`."""
+    for most, size, unit in (
+        (1e-3, 1e-6, "us"),
+        (1.0, 1e-3, "ms"),
+        (120.0, 1.0, "s"),
+        (7200.0, 60.0, "min"),
+        (172_800.0, 3600.0, "h"),
+    ):
+        if seconds < most:
+            value = seconds / size
+            return f"{value:.0f} {unit}" if value >= 100 or value.is_integer() else f"{value:.2g} {unit}"
+    return f"{seconds / 86_400:.3g} d"
+
+
+def count(value: float) -> str:
+    """A number of things: `1,234`; a part of one where a scale is that fine."""
+    return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.2g}"
+
+
+def rate(value: float) -> str:
+    """A number per second, with three figures."""
+    if value >= 100 or float(value).is_integer():
+        return f"{value:,.0f}"
+    return f"{value:.3g}"
+
+
+def queue_rows(report: Report) -> Table:
+    """What happened in each queue."""
+    headings = ["queue", "enqueued", "done", "failed", "open", "runs", "retries", "released", "lost leases", "done/s"]
+    rows = [
+        [
+            q.queue,
+            *(count(n) for n in (q.enqueued, q.done, q.failed, q.open, q.runs, q.retried, q.released, q.lost)),
+            rate(q.per_second),
+        ]
+        for q in report.queues
+    ]
+    return headings, rows
+
+
+def task_rows(report: Report) -> Table:
+    """How long each task's messages waited and ran."""
+    headings = [
+        "queue",
+        "task",
+        "done",
+        "failed",
+        "wait 50 %",
+        "90 %",
+        "99 %",
+        "max",
+        "run 50 %",
+        "90 %",
+        "99 %",
+        "max",
+    ]
+    rows = [
+        [t.queue, t.task or "-", count(t.done), count(t.failed), *_cells(t.wait), *_cells(t.run)] for t in report.tasks
+    ]
+    return headings, rows
+
+
+def _cells(found: Percentiles | None) -> list[str]:
+    if found is None:
+        return ["-"] * 4
+    return [span(found.p50), span(found.p90), span(found.p99), span(found.max)]
+
+
+def failure_rows(report: Report) -> Table:
+    """Errors, the most frequent first."""
+    headings = ["queue", "task", "error", "failed", "tried again"]
+    return headings, [[f.queue, f.task or "-", f.example, count(f.failed), count(f.retried)] for f in report.failures]
+
+
+def worker_rows(report: Report) -> Table:
+    """Who did it, the busiest first."""
+    headings = ["worker", "runs", "failed runs", "busy"]
+    return headings, [[w.worker, count(w.runs), count(w.failed), span(w.busy_s)] for w in report.workers]

@@ -1,0 +1,128 @@
+"""The report's page in a real browser: it shows its plots, runs nothing, and asks for nothing."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from qworker.pipeline.report import page
+from qworker.pipeline.report.model import (
+    Depth,
+    Failures,
+    Moment,
+    Percentiles,
+    QueueTotals,
+    Report,
+    TaskTimes,
+    WorkerShare,
+)
+from qworker.pipeline.report.plots import Series, line_chart, nice_ceiling
+from qworker.pipeline.report.words import count, rate, span
+from tests.spark.browser import colours, document
+
+pytestmark = pytest.mark.timeout(300)
+
+START = 1_763_971_200.0
+# What a message could bring: each would run, load or break something if it were taken for markup.
+HOSTILE = (
+    "<script>document.title='owned'</script>",
+    '"><img src=x onerror="document.title=\'owned\'">',
+    "</title></style><svg onload=\"document.title='owned'\">",
+    "' onmouseover='document.title=1' \x1b[31m\x00\ud800",
+)
+
+
+def made(name: str) -> Report:
+    """A report in which everything that a message brings is `name`."""
+    times = Percentiles(p50=0.02, p90=0.5, p99=2.0, max=9.0)
+    totals = QueueTotals(
+        queue=name, enqueued=90, done=60, failed=10, open=20, runs=80, retried=10, released=0, lost=0, per_second=0.1
+    )
+    task = TaskTimes(queue=name, task=name, done=60, failed=10, begun=70, wait=times, runs=80, run=times)
+    return Report(
+        source=f"file:///{name}",
+        made_at=START + 600,
+        since=START,
+        until=START + 600,
+        step_s=60.0,
+        queues=[totals],
+        tasks=[task],
+        failures=[Failures(queue=name, task=name, error=name, example=name, failed=10, retried=10)],
+        workers=[WorkerShare(worker=name, runs=80, failed=20, busy_s=30.0)],
+        moments=[
+            Moment(at=START + 60 * i, enqueued=9 * i, done=6 * i, failed=1, retried=1, wait=times, run=None)
+            for i in range(10)
+        ],
+        depths=[Depth(queue=name, counts=[2 * i for i in range(10)])],
+    )
+
+
+@pytest.mark.parametrize("words", [pytest.param("".join(HOSTILE), id="hostile")])
+def test_nothing_that_a_message_brings_is_taken_for_markup(words: str, tmp_path: Path) -> None:
+    file = tmp_path / "report.html"
+    file.write_text(page(made(words)))
+    seen = document(tmp_path, file)
+    assert "<title>qworker report: file:///" in seen
+    # As text they are all there; as elements and attributes, none.
+    assert "&lt;script&gt;document.title='owned'&lt;/script&gt;" in seen
+    outside = re.sub(r">[^<]*<", "><", seen)
+    assert not re.search(r"<(script|img|iframe|object|link)\b", outside)
+    assert not re.search(r"<[^>]*\son\w+=", re.sub(r'"[^"]*"', '""', outside))
+    # The control: the same browser does run what is not escaped.
+    file.write_text(f"<title>plain</title><p>{HOSTILE[0]}</p>")
+    assert "<title>owned</title>" in document(tmp_path, file)
+
+
+def test_the_policy_forbids_what_would_slip_through_and_lets_the_style_in(tmp_path: Path) -> None:
+    text = page(made("thumbs"))
+    file = tmp_path / "report.html"
+    file.write_text(text.replace("</header>", f"{HOSTILE[0]}{HOSTILE[1]}</header>"))
+    assert "<title>qworker report: file:///thumbs</title>" in document(tmp_path, file)
+    shown = colours(tmp_path, file)
+    # Lines of three colours, panels and a background: the style sheet's hash is right, and the plots are drawn.
+    for colour in ((0x2F, 0x6F, 0xB2), (0xD9, 0x82, 0x2B), (0x2E, 0x8B, 0x57), (0xF6, 0xF7, 0xF9)):
+        assert shown[colour] > 50, (colour, shown.most_common(8))
+
+
+def test_a_page_names_no_other_place() -> None:
+    text = page(made("thumbs"))
+    assert not re.search(r"(src|href|url|@import|action)\s*[=(]", text)
+    assert "http" not in text.replace("http-equiv", "")
+
+
+def test_a_page_of_nothing_is_a_page() -> None:
+    empty = msgspec.structs.replace(made("x"), queues=[], tasks=[], failures=[], workers=[], moments=[], depths=[])
+    assert page(empty).endswith("</html>\n")
+
+
+def test_a_line_is_broken_where_there_is_no_value() -> None:
+    drawn = line_chart("x", [0.0, 1.0, 2.0, 3.0], [Series("a", [1.0, None, 2.0, 3.0])], count)
+    (path,) = re.findall(r'd="([^"]*)"', drawn)
+    assert path.count("M") == 2
+    assert path.count("L") == 1
+
+
+@pytest.mark.parametrize(
+    ("value", "top"), [(0, 1), (1, 1), (1.01, 2), (3, 4), (9.5, 10), (10, 10), (0.0042, 0.005), (123_456, 200_000)]
+)
+def test_a_scale_ends_at_a_round_number(value: float, top: float) -> None:
+    assert nice_ceiling(value) == pytest.approx(top)
+
+
+def test_figures_are_said_shortly() -> None:
+    assert [span(s) for s in (0, 0.00025, 0.0032, 0.25, 5, 45.25, 600, 9000, 400_000)] == [
+        "0 us",
+        "250 us",
+        "3.2 ms",
+        "250 ms",
+        "5 s",
+        "45 s",
+        "10 min",
+        "2.5 h",
+        "4.63 d",
+    ]
+    assert [count(n) for n in (0, 12_345, 0.25)] == ["0", "12,345", "0.25"]
+    assert [rate(n) for n in (0, 0.01234, 12.34, 1234.5)] == ["0", "0.0123", "12.3", "1,234"]
