@@ -25,6 +25,7 @@ FIGURES = (
     "depth",
     "held",
     "redis",
+    "rfq",
 )
 
 
