@@ -23,6 +23,7 @@ from qworker.message import Draft, Lease, Message, QueueStats, Settle, Settlemen
 from qworker.names import check_queue
 from qworker.url import BackendURL
 from qworker_mq.client import Address, Answer, BlockingClient, Client
+from qworker_mq.told import HttpHistory
 
 __all__ = ["MqHttpBackend"]
 
@@ -47,6 +48,7 @@ class _Given(msgspec.Struct):
 class _About(msgspec.Struct):
     durability: str
     deviations: dict[str, str]
+    history: bool = False
 
 
 class _Extended(msgspec.Struct):
@@ -66,11 +68,13 @@ class MqHttpBackend(Backend):
         self._client = Client(self._address)
         self._blocking = BlockingClient(self._address)
         self._durability: str | None = None
+        # Until it is opened nobody knows whether the server has one.
+        self._wants_history = url.boolean("history", True)
 
     @classmethod
     def from_url(cls, url: BackendURL, *, clock: Clock = SYSTEM_CLOCK) -> Self:
-        """`mq+http://[:TOKEN@]host[:port][?plain=1]`."""
-        url.only({"plain"})
+        """`mq+http://[:TOKEN@]host[:port][?plain=1|history=0]`."""
+        url.only({"plain", "history"})
         if url.boolean("plain", False):
             from qworker_mq.plain import PlainMqHttpBackend
 
@@ -82,10 +86,14 @@ class MqHttpBackend(Backend):
         answer = await self._client.request("GET", "/-/about", timeout=_PATIENCE)
         if answer.status == 404:
             raise BadURL(f"{self.describe()} has mq's endpoints only: add ?plain=1")
-        self._durability = _decoded(self._checked(answer), _About).durability
+        about = _decoded(self._checked(answer), _About)
+        self._durability = about.durability
+        if about.history and self._wants_history and not self.history.on:
+            self.history = HttpHistory(self._ask, self.describe())
 
     async def aclose(self) -> None:
         """Close the connections."""
+        await self.history.aclose()
         await self._client.aclose()
         self._blocking.close()
 

@@ -18,6 +18,7 @@ from starlette.routing import Route
 
 from qworker import __version__
 from qworker.errors import BadName, QueueNotFound, QworkerError, UsageError
+from qworker.http.history import history_routes
 from qworker.http.leases import parse_token
 from qworker.http.refusals import refusal_of
 from qworker.http.reply import BodyTooLarge, Disconnected, number, read_body
@@ -86,7 +87,8 @@ class Additions:
             ("POST", "/-/{queue}/down", self.down),
             ("POST", "/-/{queue}/up", self.up),
         ]
-        return [Route(path, handler, methods=[method]) for method, path, handler in table]
+        routes = [Route(path, handler, methods=[method]) for method, path, handler in table]
+        return [*history_routes(self._backend, self._app.body_limit * _BATCH), *routes]
 
     # -- about the server --------------------------------------------------------------------------------------------
 
@@ -104,6 +106,7 @@ class Additions:
                 "version": __version__,
                 "durability": self._backend.durability,
                 "shared": self._backend.shared,
+                "history": self._backend.history.on,
                 "deviations": dict(self._backend.deviations),
             }
         )

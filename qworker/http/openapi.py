@@ -8,7 +8,9 @@ from typing import Any
 import msgspec
 
 from qworker import __version__
-from qworker.http.wire import Extended, Extension, Given, Ids, Outcome, Wish
+from qworker.history.batch import EventBatch
+from qworker.history.event import Event
+from qworker.http.wire import Extended, Extension, Given, Ids, Outcome, Page, Until, Wish
 from qworker.message import Draft, QueueStats, StoredMessage
 
 __all__ = ["document"]
@@ -21,7 +23,22 @@ _CONTENT = {"application/octet-stream": {"schema": {"type": "string", "format": 
 def document() -> dict[str, Any]:
     """The whole document."""
     schemas = msgspec.json.schema_components(
-        [Draft, Extended, Extension, Given, Ids, Outcome, QueueStats, StoredMessage, Wish], ref_template=_REF
+        [
+            Draft,
+            Event,
+            EventBatch,
+            Extended,
+            Extension,
+            Given,
+            Ids,
+            Outcome,
+            Page,
+            QueueStats,
+            StoredMessage,
+            Until,
+            Wish,
+        ],
+        ref_template=_REF,
     )[1]
     return {
         "openapi": "3.1.0",
@@ -77,6 +94,22 @@ def _additions() -> dict[str, Any]:
         "/-/settle": {"post": _json("end leases; the places of the refused", _ints(), takes=_list("Outcome"))},
         "/-/extend": {"post": _json("renew leases", _ref("Extended"), takes=_ref("Extension"))},
         "/-/wait": {"post": _operation("wait for work", {204: "there may be some"}, body=_body(_ref("Wish")))},
+        "/-/-history": {
+            "get": _json("the history's parts", {"type": "array", "items": {"type": "string"}}),
+            "post": _operation("tell what has happened", {202: "it is kept"}, body=_body(_list("EventBatch"))),
+        },
+        "/-/-history/{part}": {
+            "parameters": [_path("part")],
+            "get": _json("read a part, from `after` on", _ref("Page")),
+        },
+        "/-/-history/{part}/forget": {
+            "parameters": [_path("part")],
+            "post": _operation("forget a part up to a position", {204: "done"}, body=_body(_ref("Until"))),
+        },
+        "/-/{queue}/messages/{id}/history": {
+            "parameters": message,
+            "get": _json("what happened to a message", _list("Event")),
+        },
         "/-/{queue}/messages/{id}": {
             "parameters": message,
             "get": _json("look at a message", _ref("StoredMessage")),

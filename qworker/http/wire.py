@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from qworker.errors import UsageError
+from qworker.history.event import Event
 from qworker.http.reply import BodyTooLarge
 from qworker.message import Draft, Message, Settle
 from qworker.names import check_id, check_key, check_queue
@@ -16,6 +17,8 @@ __all__ = [
     "Held",
     "Ids",
     "Outcome",
+    "Page",
+    "Until",
     "Wish",
     "check_delay",
     "check_draft",
@@ -50,6 +53,20 @@ class Outcome(msgspec.Struct, frozen=True):
     how: Settle
     delay: float = 0.0
     error: str | None = None
+
+
+class Page(msgspec.Struct, frozen=True):
+    """Events of the history."""
+
+    events: list[Event]
+    # The position to go on from.
+    after: str | None
+
+
+class Until(msgspec.Struct, frozen=True):
+    """A position in the history."""
+
+    until: str
 
 
 class Extension(msgspec.Struct, frozen=True):

@@ -12,5 +12,5 @@ from qworker.testing.harness import Harness
 class TestMq(BackendContract):
     @pytest_asyncio.fixture
     async def harness(self, tmp_path: Path) -> AsyncIterator[Harness]:
-        async with Harness.fake(f"mq://{tmp_path}/root") as harness:
+        async with Harness.fake(f"mq://{tmp_path}/root?history=1") as harness:
             yield harness

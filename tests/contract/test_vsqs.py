@@ -12,5 +12,5 @@ from qworker.testing.harness import Harness
 class TestVsqs(BackendContract):
     @pytest_asyncio.fixture
     async def harness(self, tmp_path: Path) -> AsyncIterator[Harness]:
-        async with Harness.fake(f"vsqs://{tmp_path}/store") as harness:
+        async with Harness.fake(f"vsqs://{tmp_path}/store?history=1") as harness:
             yield harness

@@ -1,0 +1,128 @@
+"""The history of a qworker server, over HTTP: what a worker here tells is kept there."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeVar
+from urllib.parse import quote, urlencode
+
+import msgspec
+import structlog
+
+from qworker import events
+from qworker.errors import BackendError, BackendUnavailable, UsageError
+from qworker.history.batch import EventBatch, encode_batch
+from qworker.history.event import Event
+from qworker.history.store import HistoryStore
+from qworker.names import check_queue, printable
+from qworker_mq.client import Answer
+
+__all__ = ["HttpHistory"]
+
+T = TypeVar("T")
+
+# Batches that wait to be sent; the oldest are dropped.
+_MOST_WAITING = 200
+# Batches in one request.
+_MOST_SENT = 20
+# Seconds until a server that refused is tried again, and for which a close waits.
+_PAUSE, _CLOSE = 30.0, 2.0
+
+
+class _Page(msgspec.Struct):
+    events: list[Event]
+    after: str | None
+
+
+class HttpHistory(HistoryStore):
+    """See the module.
+
+    Args:
+        ask: sends a request, and checks the answer.
+        server: its URL, for logs.
+    """
+
+    def __init__(self, ask: Callable[..., Awaitable[Answer]], server: str) -> None:
+        self._ask = ask
+        self._server = server
+        self._waiting: deque[EventBatch] = deque(maxlen=_MOST_WAITING)
+        self._sender: asyncio.Task[None] | None = None
+        self._paused = False
+        self._log: Any = structlog.get_logger("qworker.history")
+
+    @property
+    def words(self) -> str:
+        """For people."""
+        return "kept by the server"
+
+    # -- writing -----------------------------------------------------------------------------------------------------
+
+    def record(self, batches: Sequence[EventBatch]) -> None:
+        """Have them sent."""
+        self._waiting.extend(batches)
+        if self._waiting and self._sender is None:
+            self._sender = asyncio.get_running_loop().create_task(self._send_all(), name="qworker-history-sender")
+
+    async def _send_all(self) -> None:
+        try:
+            while self._waiting:
+                some = [self._waiting.popleft() for _ in range(min(_MOST_SENT, len(self._waiting)))]
+                try:
+                    await self._ask("POST", "/-/-history", [msgspec.Raw(encode_batch(batch)) for batch in some])
+                except (BackendError, UsageError, OSError) as error:
+                    self._pause(error)
+                    await asyncio.sleep(_PAUSE)
+                else:
+                    self._go_on()
+        finally:
+            self._sender = None
+
+    def _pause(self, error: Exception) -> None:
+        if not self._paused:
+            self._paused = True
+            fields = {events.ERROR_TYPE: type(error).__name__, events.ERROR: printable(str(error))}
+            self._log.warning(events.HISTORY_PAUSED, server=self._server, **fields)
+
+    def _go_on(self) -> None:
+        if self._paused:
+            self._paused = False
+            self._log.warning(events.HISTORY_RESUMED, server=self._server)
+
+    async def aclose(self) -> None:
+        """Wait a moment for what is being sent."""
+        if self._sender is not None:
+            sender = self._sender
+            if not self._paused:
+                await asyncio.wait([sender], timeout=_CLOSE)
+            sender.cancel()
+            await asyncio.wait([sender])
+
+    # -- reading -----------------------------------------------------------------------------------------------------
+
+    async def parts(self) -> list[str]:
+        """The server's."""
+        return _decoded(await self._ask("GET", "/-/-history"), list[str])
+
+    async def read(self, part: str, after: str | None, limit: int) -> tuple[list[Event], str | None]:
+        """See `Backend.read_history`."""
+        query = {"limit": min(limit, 1000), **({} if after is None else {"after": after})}
+        page = _decoded(await self._ask("GET", f"/-/-history/{check_queue(part)}?{urlencode(query)}"), _Page)
+        return page.events, page.after
+
+    async def forget(self, part: str, until: str) -> None:
+        """See `Backend.forget_history`."""
+        await self._ask("POST", f"/-/-history/{check_queue(part)}/forget", {"until": until})
+
+    async def of_message(self, queue: str, message_id: str) -> list[Event]:
+        """See `Backend.message_history`."""
+        target = f"/-/{check_queue(queue)}/messages/{quote(message_id, safe='')}/history"
+        return _decoded(await self._ask("GET", target), list[Event])
+
+
+def _decoded(answer: Answer, kind: type[T]) -> T:
+    try:
+        return msgspec.json.decode(answer.body, type=kind)
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        raise BackendUnavailable(f"the server's answer cannot be used: {error}") from error
