@@ -26,6 +26,9 @@ FIGURES = (
     "held",
     "redis",
     "rfq",
+    "sq",
+    "vsqs",
+    "mq",
 )
 
 
