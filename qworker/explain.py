@@ -13,6 +13,7 @@ from qworker.backend import Backend
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.envelope import Envelope, open_envelope
 from qworker.errors import BadArguments
+from qworker.history.event import Event
 from qworker.message import QueueStats, State, StoredMessage
 
 __all__ = ["Code", "Explanation", "Reason", "explain"]
@@ -60,6 +61,8 @@ class Explanation(msgspec.Struct, frozen=True):
     state: State | None
     reasons: list[Reason]
     stored: StoredMessage | None = None
+    # What workers have told of it, oldest first; none where no history is kept.
+    history: list[Event] = []
 
 
 async def explain(
@@ -79,15 +82,32 @@ async def explain(
     """
     stored = await backend.find(queue, message_id)
     stats = await backend.stats(queue)
+    history = await backend.message_history(queue, message_id)
     if stored is None:
-        return Explanation(message_id, queue, None, [_not_found(stats)])
+        return Explanation(
+            message_id, queue, None, [_gone(history[-1]) if history else _not_found(stats)], None, history
+        )
     reasons = await _by_state(backend, stored, stats, clock.time())
     if stored.state in {State.READY, State.DELAYED, State.LEASED}:
         if stats.down and stored.state is not State.LEASED:
             reasons.insert(0, Reason("paused", f"{queue} is down: nobody leases from it until `qworker up`"))
         if tasks is not None:
             reasons += _by_app(stored, tasks)
-    return Explanation(message_id, queue, stored.state, reasons, stored)
+    return Explanation(message_id, queue, stored.state, reasons, stored, history)
+
+
+def _gone(last: Event) -> Reason:
+    """What is not stored any more, by the last that is known of it."""
+    ran = f" after {last.duration_s:.3g} s" if last.duration_s is not None else ""
+    if last.event == "acked":
+        return Reason("done", f"it finished{_at(last.at)}{ran} on {last.worker}, and is not kept")
+    if last.event == "failed":
+        return Reason(
+            "failed", f"it failed for good{_at(last.at)}: {last.error or 'no reason was kept'}; it is not kept"
+        )
+    return Reason(
+        "not-found", f"it is not stored any more; the last that is known: {last.event}{_at(last.at)} by {last.worker}"
+    )
 
 
 def _not_found(stats: QueueStats) -> Reason:

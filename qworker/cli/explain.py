@@ -6,6 +6,7 @@ import click
 
 from qworker.app import Tasks
 from qworker.cli.common import URLCommand, json_option, opened, run
+from qworker.cli.history import event_line
 from qworker.cli.loader import load_app
 from qworker.cli.output import as_data, print_json, say
 from qworker.explain import Explanation, explain
@@ -25,8 +26,8 @@ _EXIT_NOT_FOUND = 1
 def command(url: str, queue: str, id: str, app: str | None, json: bool) -> int:  # noqa: A002
     r"""Say why the message with ID in QUEUE is not running yet, or what happened to it.
 
-    Waiting behind how many, delayed until when, leased by whom, paused, failed because of what, unknown to the app. Exit status 1:
-    there is no such message.
+    Waiting behind how many, delayed until when, leased by whom, paused, failed because of what, unknown to the app; and what workers have
+    told of it, also when it is finished and gone. Exit status 1: there is no such message.
 
     \b
     Examples:
@@ -38,10 +39,13 @@ def command(url: str, queue: str, id: str, app: str | None, json: bool) -> int: 
     if json:
         message = None if found.stored is None else as_data(found.stored)
         reasons = [{"code": reason.code, "text": reason.text} for reason in found.reasons]
-        print_json({"id": found.id, "queue": found.queue, "state": found.state, "reasons": reasons, "message": message})
+        about = {"id": found.id, "queue": found.queue, "state": found.state, "reasons": reasons, "message": message}
+        print_json({**about, "history": found.history})
     else:
         for reason in found.reasons:
             say(reason.text)
+        for event in found.history:
+            say(f"  {event_line(event)}")
     return 0 if found.state is not None else _EXIT_NOT_FOUND
 
 

@@ -45,6 +45,7 @@ COMMANDS = {
     "top": "qworker.cli.top:command",
     "browse": "qworker.cli.browse:command",
     "explain": "qworker.cli.explain:command",
+    "history": "qworker.cli.history:command",
     "requeue": "qworker.cli.requeue:command",
     "purge": "qworker.cli.purge:command",
     "down": "qworker.cli.pause:down_command",

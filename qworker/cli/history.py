@@ -1,0 +1,113 @@
+"""`qworker history`: what happened, event by event."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from datetime import UTC, datetime
+
+import click
+
+from qworker.cli.common import URLCommand, json_option, opened, run
+from qworker.cli.output import print_json, say, span
+from qworker.history.event import KINDS, Event
+from qworker.history.reading import Wanted, follow, newest
+from qworker.names import check_id, check_queue
+
+__all__ = ["command", "event_line"]
+
+# Seconds between two looks.
+_LOOK = 0.5
+_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+def _age(text: str) -> float:
+    match = re.fullmatch(r"(\d{1,9})([smhd])", text)
+    if match is None:
+        raise click.BadParameter(f"an age is a number and s, m, h or d, like 90s or 2h, not {text!r}")
+    return int(match[1]) * _UNITS[match[2]]
+
+
+@click.command("history", cls=URLCommand)
+@click.argument("url")
+@click.argument("queue", required=False, type=check_queue)
+@click.option("--id", "message_id", metavar="ID", type=check_id, help="Only of the message with this id.")
+@click.option(
+    "--event", "kinds", multiple=True, type=click.Choice(KINDS), help="Only this; may be given several times."
+)
+@click.option("--since", metavar="AGE", type=_age, help="Only what is no older: 90s, 10m, 2h, 7d.")
+@click.option(
+    "-n", "--limit", metavar="N", type=click.IntRange(0), default=50, show_default=True, help="The newest so many."
+)
+@click.option(
+    "-f", "--follow", "following", is_flag=True, help="Stay, and print what happens; with --json one line each."
+)
+@json_option
+def command(
+    url: str,
+    queue: str | None,
+    message_id: str | None,
+    kinds: tuple[str, ...],
+    since: float | None,
+    limit: int,
+    following: bool,
+    json: bool,
+) -> None:
+    r"""Print what happened to the messages of one queue, or of all: the newest events, oldest first.
+
+    Workers tell what they do: enqueued (when a worker first sees a message), leased, extended, retried, failed, acked, released, lost.
+
+    \b
+    Examples:
+      qworker history file://./spool
+      qworker history file://./spool thumbs --event failed --event retried --since 2h
+      qworker history file://./spool thumbs --id 20261121071038_123456789_4242_host-7f3a9b21 --json
+      qworker history redis://localhost/0 -f
+    """
+    wanted = Wanted(
+        queue=queue,
+        id=message_id,
+        kinds=frozenset(kinds) if kinds else None,
+        since=None if since is None else time.time() - since,
+    )
+    run(_print(url, wanted, limit, following, json))
+
+
+async def _print(url: str, wanted: Wanted, limit: int, following: bool, json: bool) -> None:
+    async with opened(url) as backend:
+        if not backend.history.on:
+            say("no history is kept here: ?history=1 in the workers' URL keeps one", err=True)
+        found, ends = await newest(backend, wanted, limit)
+        if following:
+            _print_each(found, json)
+            async for more in follow(backend, wanted, ends):
+                _print_each(more, json)
+                await asyncio.sleep(_LOOK)
+        elif json:
+            print_json(found)
+        else:
+            _print_each(found, json)
+
+
+def _print_each(found: list[Event], json: bool) -> None:
+    for event in found:
+        if json:
+            print_json(event)
+        else:
+            say(event_line(event))
+
+
+def event_line(event: Event) -> str:
+    """One event for people."""
+    at = datetime.fromtimestamp(event.at, UTC).isoformat(sep=" ", timespec="milliseconds").replace("+00:00", "Z")
+    words = [at, f"{event.event:<8}", event.queue, event.id, event.task or "(raw)"]
+    if event.tries:
+        words.append(f"tries {event.tries}")
+    if event.duration_s is not None:
+        words.append(f"after {span(event.duration_s)}")
+    if event.event != "enqueued":
+        words.append(f"by {event.worker}")
+    if event.error:
+        words.append(f": {event.error}")
+    return "  ".join(words)
