@@ -14,7 +14,7 @@ from qworker.files import READ
 __all__ = ["ReadAhead"]
 
 # Files asked for at once.
-_MANY = 64
+_MANY = 128
 # A claim that takes so many times what the fastest took has waited for the disk, when others beside it have, too.
 _TIMES, _IN_A_ROW = 2.5, 3
 # How fast the memory of the fastest claim fades, for machines whose speed changes.
