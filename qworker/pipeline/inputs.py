@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from functools import reduce
 from typing import NamedTuple
@@ -84,7 +85,13 @@ def live(
 
 
 def archived(spark: SparkSession, archive: str, table: str, queues: Sequence[str] = ()) -> DataFrame:
-    """A table of an archive."""
+    """A table of an archive.
+
+    Raises:
+        UsageError: it is a directory that does not exist.
+    """
+    if "://" not in archive and not os.path.isdir(archive):
+        raise UsageError(f"{archive}: there is no archive: `qworker pipeline archive` makes one")
     schema = {"messages": MESSAGES, "events": EVENTS}[table]
     found = read_table(spark, f"{archive.rstrip('/')}/{table}", schema).select(*column_names(table))
     return found.where(F.col("queue").isin(*queues)) if queues else found

@@ -1,0 +1,118 @@
+"""`dedupe`: messages that wait for the same work as another one, and their removal.
+
+The oldest of those that wait or are worked on stays, whatever becomes of it: it is the same one however often and by whomever this
+is run, so that two runs at once never remove each other's. Only what waits is removed, never what a worker holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+from pyspark.sql import Column, DataFrame, SparkSession, Window
+from pyspark.sql import functions as F  # noqa: N812
+
+from qworker.pipeline import hands
+from qworker.pipeline.inputs import evidence
+from qworker.pipeline.keys import Match, message_key
+
+__all__ = ["DedupeResult", "Group", "dedupe", "surplus"]
+
+_SHOWN = 20
+
+
+class Group(msgspec.Struct, frozen=True, kw_only=True):
+    """Messages for the same work."""
+
+    key: str
+    # The one that stays; None where one is done.
+    kept: str | None
+    surplus: int
+
+
+class DedupeResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What `dedupe` found and did."""
+
+    queue: str
+    # Keys with more than one message, and how many messages are too many.
+    keys: int
+    surplus: int
+    # 0 unless it was asked to remove them.
+    removed: int
+    # The keys with most surplus.
+    groups: list[Group]
+
+
+def dedupe(
+    spark: SparkSession,
+    url: str,
+    queue: str,
+    *,
+    on: Sequence[Match] = (),
+    done: bool = False,
+    archive: str | None = None,
+    delete: bool = False,
+) -> DedupeResult:
+    """Find messages of one queue that wait for the same work, and remove all but the oldest.
+
+    Args:
+        spark: the session.
+        url: the backend.
+        queue: its queue.
+        on: what makes two messages the same (the source's side is ignored); nothing: the same body.
+        done: what is done counts too: a message that waits for work that is done is surplus. Looks at what the queue keeps of it.
+        archive: the same for what this archive has.
+        delete: remove the surplus; otherwise only tell.
+    """
+    found = surplus(spark, url, queue, on=on, done=done or archive is not None, archive=archive).persist()
+    try:
+        counted = found.agg(F.count_distinct("same"), F.count("*")).collect()[0]
+        groups = (
+            found.groupBy("same")
+            .agg(F.max("kept").alias("kept"), F.count("*").alias("surplus"))
+            .orderBy(F.desc("surplus"), "same")
+            .limit(_SHOWN)
+            .collect()
+        )
+        removed = hands.remove(found, url, queue) if delete and counted[1] else 0
+    finally:
+        found.unpersist()
+    return DedupeResult(
+        queue=queue,
+        keys=counted[0],
+        surplus=counted[1],
+        removed=removed,
+        groups=[Group(key=row["same"][:200], kept=row["kept"], surplus=row["surplus"]) for row in groups],
+    )
+
+
+def surplus(
+    spark: SparkSession,
+    url: str,
+    queue: str,
+    *,
+    on: Sequence[Match] = (),
+    done: bool = False,
+    archive: str | None = None,
+) -> DataFrame:
+    """Messages that could go: id, same (their key), kept (the id of the one that stays; null where one is done)."""
+    messages = evidence(spark, url=url, archive=archive, queues=[queue]).messages
+    # The body of an envelope is its task and arguments, and the headers of its trace, which differ.
+    alike = message_key(on) if on else F.coalesce(_call(), F.base64("body"))
+    keyed = messages.select("id", "state", "enqueued_at", alike.alias("same")).where("same is not null")
+    waits = F.col("state").isin("ready", "delayed")
+    finished = F.max(F.when(F.col("state") == "done", F.lit(True))) if done else F.max(F.lit(None).cast("boolean"))
+    group = Window.partitionBy("same")
+    # A message that is seen in two states, since it moved meanwhile, is one message.
+    pending = F.when(waits | (F.col("state") == "leased"), F.struct("enqueued_at", "id"))
+    ranked = keyed.withColumn("oldest", F.min(pending).over(group)["id"]).withColumn("is_done", finished.over(group))
+    settled = F.coalesce("is_done", F.lit(False))
+    return (
+        ranked.where(waits & (settled | (F.col("id") != F.col("oldest"))))
+        .select("id", "same", F.when(~settled, F.col("oldest")).alias("kept"))
+        .dropDuplicates(["id"])
+    )
+
+
+def _call() -> Column:
+    return F.when(F.col("task").isNotNull(), F.to_json(F.struct("task", "args", "kwargs")))

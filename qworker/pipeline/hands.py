@@ -1,0 +1,91 @@
+"""Calls of a backend for many ids, made by the executors: the ids never meet in the driver."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any, cast
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812
+
+from qworker.backend import Backend
+from qworker.pipeline.session import own_interpreter
+from qworker.registry import open_backend
+
+__all__ = ["find", "remove", "requeue"]
+
+# Ids in one call: enough to share a commit or a round trip, and little work to do again when an executor dies.
+_BATCH = 500
+
+_Call = Callable[[Backend, str, list[str]], Awaitable[list[bool]]]
+
+
+def requeue(ids: DataFrame, url: str, queue: str) -> int:
+    """Make failed messages ready again, and count them. What is not in `fail` any more is left alone, so that a repetition harms nothing."""
+    return _total(_each(ids, url, queue, _requeue))
+
+
+def remove(ids: DataFrame, url: str, queue: str) -> int:
+    """Delete messages in whatever state, and count them."""
+    return _total(_each(ids, url, queue, _remove))
+
+
+def find(ids: DataFrame, url: str, queue: str) -> DataFrame:
+    """id, yes: whether a message is stored now, in any state.
+
+    Args:
+        ids: a column `id`.
+        url: the backend.
+        queue: where to look.
+    """
+    return _each(ids, url, queue, _find)
+
+
+async def _requeue(backend: Backend, queue: str, ids: list[str]) -> list[bool]:
+    # The contract counts: which of a batch were there is of no interest.
+    count = await backend.requeue(queue, ids)
+    return [i < count for i in range(len(ids))]
+
+
+async def _remove(backend: Backend, queue: str, ids: list[str]) -> list[bool]:
+    count = await backend.remove(queue, ids)
+    return [i < count for i in range(len(ids))]
+
+
+async def _find(backend: Backend, queue: str, ids: list[str]) -> list[bool]:
+    return [await backend.find(queue, message_id) is not None for message_id in ids]
+
+
+def _total(done: DataFrame) -> int:
+    row = done.agg(F.count_if("yes")).collect()[0]
+    return int(row[0])
+
+
+def _each(ids: DataFrame, url: str, queue: str, call: _Call) -> DataFrame:
+    """id, yes: what `call` says of each id, computed once where the ids lie."""
+
+    def work(batches: Iterator[Any]) -> Iterator[Any]:
+        arrow: Any = importlib.import_module("pyarrow")
+        for batch in batches:
+            found: list[str] = batch.column("id").to_pylist()
+            told = asyncio.run(_in_batches(url, queue, found, call))
+            yield arrow.RecordBatch.from_pydict({"id": found, "yes": told})
+
+    with own_interpreter(ids.sparkSession):
+        # Its types are unknown to strict checkers.
+        column: Any = ids.select("id")
+        return cast("DataFrame", column.mapInArrow(work, "id string, yes boolean"))
+
+
+async def _in_batches(url: str, queue: str, ids: list[str], call: _Call) -> list[bool]:
+    backend = open_backend(url)
+    try:
+        await backend.open()
+        told: list[bool] = []
+        for start in range(0, len(ids), _BATCH):
+            told += await call(backend, queue, ids[start : start + _BATCH])
+        return told
+    finally:
+        await backend.aclose()
