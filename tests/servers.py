@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import shutil
 import signal
 import socket
@@ -23,7 +24,11 @@ from qworker.clock import SystemClock
 from qworker.registry import open_backend
 from qworker.testing.harness import Harness
 
-__all__ = ["MovedClock", "RedisHarness", "RedisServer", "free_port"]
+__all__ = ["PROGRAMS", "MovedClock", "RedisHarness", "RedisServer", "free_port"]
+
+# The programs that queues are to live in: the system's, and those that tests/install-tools.sh fetches; they are built for one processor.
+PROGRAMS = ["redis-server", *(["redis-6.2", "valkey-8.1", "valkey-9.1"] if platform.machine() == "x86_64" else [])]
+_FETCHED = Path(__file__).parents[1] / ".venv" / ".servers"
 
 _DEADLINE = 60.0
 _STOPPING = 10.0
@@ -91,6 +96,7 @@ class RedisServer:
         moved_clock: the server's clock can be moved with `advance`.
         stopped_clock: and moves by nothing else.
         sentinel: run it as a sentinel, with these lines of configuration.
+        program: one of `PROGRAMS`.
     """
 
     def __init__(
@@ -100,11 +106,12 @@ class RedisServer:
         moved_clock: bool = False,
         stopped_clock: bool = False,
         sentinel: str | None = None,
+        program: str = "redis-server",
         start: bool = True,
         **options: str,
     ) -> None:
-        binary = shutil.which("redis-server")
-        assert binary is not None, "the tests need redis-server: apt install redis-server"
+        binary = shutil.which(program) if program == "redis-server" else shutil.which(_FETCHED / program)
+        assert binary is not None, f"the tests need {program}: run tests/install-tools.sh"
         self._binary = binary
         # Short: the path of a socket has at most 107 bytes.
         self.directory = Path(tempfile.mkdtemp(prefix="qw-redis-"))
@@ -208,9 +215,14 @@ class RedisServer:
     def advance(self, seconds: float) -> None:
         """Move the server's clock."""
         assert self._clock is not None, "start the server with moved_clock=True"
-        self._clock_us += round(seconds * 1e6)
-        with self._clock.open("r+b", buffering=0) as file:
-            file.write(self._clock_reading())
+        with self.client() as client:
+            began, before = time.monotonic(), _seconds(client)
+            self._clock_us += round(seconds * 1e6)
+            with self._clock.open("r+b", buffering=0) as file:
+                file.write(self._clock_reading())
+            # Valkey 9 looks at the clock once in a millisecond.
+            while abs(_seconds(client) - before - seconds) > (passed := time.monotonic() - began) + 0.005:
+                assert passed < _DEADLINE, "the server does not see its clock move"
 
     def _clock_reading(self) -> bytes:
         return struct.pack("=qq", self._clock_us, self._stopped)
@@ -242,3 +254,8 @@ class RedisServer:
         """End the server and remove its files."""
         self.stop(signal.SIGKILL)
         shutil.rmtree(self.directory, ignore_errors=True)
+
+
+def _seconds(client: Redis) -> float:
+    seconds, microseconds = client.time()
+    return float(seconds + microseconds / 1e6)

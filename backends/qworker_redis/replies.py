@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from hiredis import ReplyError
 
 from qworker.errors import BackendError, BackendUnavailable, FormatTooNew, StorageFull, StorePermission
@@ -38,9 +40,15 @@ class NoScript(BackendError):
     """The server does not know a script: it was restarted, or its scripts were flushed."""
 
 
+# Before Redis 7 a command's error arrives inside of its script's.
+_IN_SCRIPT = re.compile(r"ERR Error running script .*@user_script: ?\d+: -([A-Z]+ .*)", re.DOTALL)
+
+
 def meaning(error: ReplyError) -> BackendError:
     """The error of the one tree for an error reply, with one line of text and the reply as its cause."""
     text = str(error)
+    if (inside := _IN_SCRIPT.match(text)) is not None:
+        text = inside[1]
     code, _, rest = text.partition(" ")
     found: BackendError
     if code in {"MOVED", "ASK", "READONLY"}:

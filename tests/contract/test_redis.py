@@ -11,12 +11,13 @@ from qworker.message import Draft, Settle, Settlement, State
 from qworker.registry import open_backend
 from qworker.testing.contract import BackendContract
 from qworker.testing.harness import Harness
-from tests.servers import RedisHarness, RedisServer
+from tests.servers import PROGRAMS, RedisHarness, RedisServer
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[RedisServer]:
-    with RedisServer(moved_clock=True) as server:
+@pytest.fixture(scope="module", params=PROGRAMS)
+def server(request: pytest.FixtureRequest) -> Iterator[RedisServer]:
+    """What is promised is promised on every server that speaks the protocol."""
+    with RedisServer(moved_clock=True, program=request.param) as server:
         yield server
 
 

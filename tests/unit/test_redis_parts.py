@@ -101,6 +101,9 @@ def test_every_script_names_its_keys_and_what_it_takes_and_gives(name: str) -> N
 
 # -- replies -----------------------------------------------------------------------------------------------------------
 
+# How Redis 6.2 begins to tell of what a script's command was answered.
+IN_SCRIPT = "ERR Error running script (call to f_f8d90fe0): @user_script:66: @user_script: 66: "
+
 
 @pytest.mark.parametrize(
     ("text", "kind"),
@@ -115,6 +118,15 @@ def test_every_script_names_its_keys_and_what_it_takes_and_gives(name: str) -> N
         ("TRYAGAIN Multiple keys request during rehashing of slot", BackendUnavailable),
         ("MOVED 1 127.0.0.1:7000", Redirected),
         ("READONLY You can't write against a read only replica.", Redirected),
+        (
+            f"{IN_SCRIPT}-OOM command not allowed when used memory > 'maxmemory'.",
+            StorageFull,
+        ),
+        (
+            f"{IN_SCRIPT}-READONLY You can't write against a read only replica.",
+            Redirected,
+        ),
+        (f"{IN_SCRIPT}attempt to index a nil value", BackendError),
         ("QWTOONEW the queue has format 2", FormatTooNew),
         ("ERR unknown command", BackendError),
     ],
