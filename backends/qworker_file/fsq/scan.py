@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import msgspec
 
 from qworker.files import DIRECTORY
-from qworker.scan import Ended, Exits, ScanDown, ScanError, ScanOptions, Work
+from qworker.scan import Ended, Exits, ScanDown, ScanError, ScanOptions
 from qworker.url import BackendURL
 from qworker_file.fsq.claim import Claimed, NotClaimed, claim, exhausted, read_reason
 from qworker_file.fsq.constants import Constants
@@ -59,7 +59,7 @@ class FsqSource:
         self, directory: str, queue: str, constants: Constants, options: ScanOptions, hosts: Sequence[str]
     ) -> None:
         self._queue = queue
-        self._constants = constants
+        self.constants = constants
         self._ignore_down = options.ignore_down
         self._places: list[QueueDir] = []
         self._lingering: deque[tuple[float, Claimed]] = deque()
@@ -86,7 +86,7 @@ class FsqSource:
             base.close()
 
     def _opened(self, root: int, host: str | None) -> QueueDir:
-        opened = open_queue(root, self._queue, self._constants, None if host is None else check_host(host))
+        opened = open_queue(root, self._queue, self.constants, None if host is None else check_host(host))
         if opened is None:
             of_host = "" if host is None else f" of host {host}"
             raise ScanError(f"no such queue: {self._queue}{of_host}")
@@ -95,9 +95,9 @@ class FsqSource:
     @property
     def exits(self) -> Exits:
         """FSQ_SUCCESS, FSQ_FAIL_TMP and FSQ_FAIL_PERM."""
-        return Exits(self._constants.success, self._constants.fail_tmp, self._constants.fail_perm)
+        return Exits(self.constants.success, self.constants.fail_tmp, self.constants.fail_perm)
 
-    def work(self, say: Callable[[str], None]) -> Iterator[Work]:
+    def work(self, say: Callable[[str], None]) -> Iterator[FsqWork]:
         """Each item that is there now, can be locked, and may still be tried."""
         names = [(name, files) for files in self._places for name in os.listdir(files.queue) if name[0] != "."]
         names.sort(key=lambda found: found[0])
@@ -122,7 +122,7 @@ class FsqSource:
         return False
 
     def _claim(self, name: str, files: QueueDir, say: Callable[[str], None]) -> Claimed | None:
-        constants = self._constants
+        constants = self.constants
         try:
             claimed = claim(
                 files,
@@ -145,7 +145,7 @@ class FsqSource:
 
     def exhausted(self, claimed: Claimed) -> str | None:
         """Why one more failure of an item is its last; None when it is not."""
-        item, constants = claimed.item, self._constants
+        item, constants = claimed.item, self.constants
         return exhausted(item.tries + 1, item.enqueued_at, time.time(), constants.tries_of_scan, constants.ttl)
 
     def linger(self, claimed: Claimed) -> None:
@@ -173,26 +173,26 @@ class FsqWork:
 
     def __init__(self, source: FsqSource, claimed: Claimed) -> None:
         self._source = source
-        self._claimed = claimed
+        self.claimed = claimed
 
     @property
     def name(self) -> str:
         """The file's name."""
-        return self._claimed.name
+        return self.claimed.name
 
     @property
     def arguments(self) -> tuple[str, ...]:
         """What it was enqueued with."""
-        return self._claimed.item.arguments
+        return self.claimed.item.arguments
 
     def environment(self) -> Mapping[str, str]:
         """`FSQ_ITEM_*`."""
-        item, files = self._claimed.item, self._claimed.files
+        item, files = self.claimed.item, self.claimed.files
         found = {
             "FSQ_ITEM_PID": item.pid,
             "FSQ_ITEM_ENTROPY": item.entropy,
             "FSQ_ITEM_HOSTNAME": item.hostname,
-            "FSQ_ITEM_ID": self._claimed.name,
+            "FSQ_ITEM_ID": self.claimed.name,
             "FSQ_ITEM_TRIES": str(item.tries),
             "FSQ_ITEM_ENQUEUED_AT": time.strftime(files.constants.timefmt, time.localtime(item.enqueued_at)),
         }
@@ -200,11 +200,11 @@ class FsqWork:
 
     def contents(self) -> int:
         """The locked file itself: a program that outlives us keeps it locked."""
-        return self._claimed.fd
+        return self.claimed.fd
 
     def end(self, how: Ended, reason: str) -> str | None:
         """Rename it."""
-        claimed, name = self._claimed, self._claimed.name
+        claimed, name = self.claimed, self.claimed.name
         why = self._source.exhausted(claimed) if how is Ended.FAIL_TMP else None
         if how is Ended.SUCCESS:
             ended = claimed.finish(keep=True)
@@ -222,4 +222,4 @@ class FsqWork:
 
     def leave(self) -> None:
         """Let go of the file; whoever has it on standard input keeps the lock."""
-        self._claimed.abandon()
+        self.claimed.abandon()

@@ -1,0 +1,210 @@
+"""`qworker add-host`, `rm-host`, `up-host`, `down-host` and `host-dist`: a queue's sub-queues, one for each host."""
+
+from __future__ import annotations
+
+import click
+
+from qworker.errors import QueueNotFound
+from qworker.names import check_queue
+from qworker.scan import ScanOptions
+from qworker.url import BackendURL
+from qworker_file.fsq.cli.common import FsqCommand, complain, owner_options, placed, shout
+from qworker_file.fsq.distribute import Distribution, distribute
+from qworker_file.fsq.layout import QueueExists, install_host, uninstall
+from qworker_file.fsq.options import check_host
+from qworker_file.fsq.reenqueue import opened
+from qworker_file.fsq.scan import open_scan
+
+__all__ = ["add_host_command", "down_host_command", "host_dist_command", "rm_host_command", "up_host_command"]
+
+_QUEUES = click.argument("queues", type=check_queue, nargs=-1, required=True, metavar="QUEUE...")
+_HOST = click.argument("host", type=check_host)
+_VERBOSE = click.option("-v", "--verbose", is_flag=True, help="Say what is done.")
+
+
+@click.command("add-host", cls=FsqCommand)
+@click.argument("url")
+@_HOST
+@_QUEUES
+@click.option("-f", "--force", is_flag=True, help="Remove and make anew what is there, with all its items.")
+@click.option("-i", "--ignore-exists", is_flag=True, help="Leave what is there.")
+@owner_options
+@_VERBOSE
+def add_host_command(
+    url: str,
+    host: str,
+    queues: tuple[str, ...],
+    force: bool,
+    ignore_exists: bool,
+    owner: str | None,
+    group: str | None,
+    mode: str | None,
+    verbose: bool,
+) -> None:
+    r"""Give each QUEUE a sub-queue for HOST.
+
+    \b
+    Example:
+      qworker add-host fsq:///var/fsq web1 thumbs
+    """
+    chirp = complain(verbose)
+    owners = {"item_user": owner, "queue_user": owner, "item_group": group, "queue_group": group}
+    with placed(url, **owners, item_mode=mode, queue_mode=mode) as place:
+        for queue in queues:
+            chirp(f"installing host {host} to {queue}")
+            try:
+                install_host(place.root, queue, place.constants, (host,))
+            except QueueExists:
+                if force:
+                    uninstall(place.root, queue, place.constants, host)
+                    install_host(place.root, queue, place.constants, (host,))
+                elif ignore_exists:
+                    chirp(f"skipping {queue}; already installed")
+                else:
+                    raise
+
+
+@click.command("rm-host", cls=FsqCommand)
+@click.argument("url")
+@_HOST
+@_QUEUES
+@click.option("-f", "--force", is_flag=True, help="Pass over queues that have none.")
+@_VERBOSE
+def rm_host_command(url: str, host: str, queues: tuple[str, ...], force: bool, verbose: bool) -> None:
+    r"""Remove HOST's sub-queue from each QUEUE, with all its items.
+
+    \b
+    Example:
+      qworker rm-host fsq:///var/fsq web1 thumbs
+    """
+    chirp = complain(verbose)
+    with placed(url) as place:
+        for queue in queues:
+            chirp(f"removing host {host} for queue {queue}")
+            try:
+                uninstall(place.root, queue, place.constants, host)
+            except QueueNotFound:
+                if not force:
+                    raise
+
+
+@click.command("down-host", cls=FsqCommand)
+@click.argument("url")
+@_HOST
+@_QUEUES
+@owner_options
+@_VERBOSE
+def down_host_command(
+    url: str,
+    host: str,
+    queues: tuple[str, ...],
+    owner: str | None,
+    group: str | None,
+    mode: str | None,
+    verbose: bool,
+) -> None:
+    r"""Let nobody take items from HOST's sub-queue of each QUEUE.
+
+    \b
+    Example:
+      qworker down-host fsq:///var/fsq web1 thumbs
+    """
+    with placed(url, item_user=owner, item_group=group, item_mode=mode) as place:
+        for queue in queues:
+            complain(verbose)(f"downing host {host} for queue {queue}")
+            files = opened(place.root, queue, place.constants, host)
+            try:
+                files.down()
+            finally:
+                files.close()
+
+
+@click.command("up-host", cls=FsqCommand)
+@click.argument("url")
+@_HOST
+@_QUEUES
+@_VERBOSE
+def up_host_command(url: str, host: str, queues: tuple[str, ...], verbose: bool) -> None:
+    r"""Let items be taken from HOST's sub-queue of each QUEUE again.
+
+    \b
+    Example:
+      qworker up-host fsq:///var/fsq web1 thumbs
+    """
+    with placed(url) as place:
+        for queue in queues:
+            complain(verbose)(f"upping host {host} for queue {queue}")
+            files = opened(place.root, queue, place.constants, host)
+            try:
+                files.up()
+            finally:
+                files.close()
+
+
+@click.command("host-dist", cls=FsqCommand)
+@click.argument("url")
+@click.argument("queue", type=check_queue)
+@click.argument("hosts", type=check_host, nargs=-1, metavar="[HOST]...")
+@click.option("-I", "--link", is_flag=True, help="Link the same file into every sub-queue, instead of copying it.")
+@click.option("-g", "--trigger", is_flag=True, help="Pull the hosts' trigger after each item.")
+@click.option("-n", "--no-open", is_flag=True, help="Accepted, as by fsq: what is copied must be opened.")
+@click.option("-i", "--ignore-down", is_flag=True, help="Distribute from a queue that is down, too.")
+@click.option("-l", "--lock", is_flag=True, help="Lock each item meanwhile (the default).")
+@click.option("-L", "--no-lock", is_flag=True, help="Do not.")
+@click.option("-D", "--no-done", is_flag=True, help="Leave every item in the queue.")
+@click.option(
+    "-t", "--ttl", type=click.IntRange(0), metavar="SECONDS", help="Items that are older have failed; 0: none."
+)
+@click.option(
+    "-m",
+    "--max-tries",
+    type=click.IntRange(0),
+    metavar="N",
+    help="Items that were tried so often have failed; 0: none.",
+)
+@click.option("-S", "--success-code", type=click.IntRange(0, 255), metavar="CODE", help="The status of success.")
+@click.option("-T", "--fail-tmp-code", type=click.IntRange(0, 255), metavar="CODE", help="Of a temporary failure.")
+@click.option("-F", "--fail-perm-code", type=click.IntRange(0, 255), metavar="CODE", help="Of a permanent failure.")
+@_VERBOSE
+def host_dist_command(
+    url: str,
+    queue: str,
+    hosts: tuple[str, ...],
+    link: bool,
+    trigger: bool,
+    no_open: bool,
+    ignore_down: bool,
+    lock: bool,
+    no_lock: bool,
+    no_done: bool,
+    ttl: int | None,
+    max_tries: int | None,
+    success_code: int | None,
+    fail_tmp_code: int | None,
+    fail_perm_code: int | None,
+    verbose: bool,
+) -> int:
+    r"""Enqueue every item of QUEUE in the sub-queue of each HOST, or of all it has; then the item is done.
+
+    \b
+    Example:
+      qworker host-dist fsq:///var/fsq thumbs
+      qworker host-dist -g fsq:///var/fsq thumbs web1 web2
+    """
+    del no_open
+    options = ScanOptions(
+        ignore_down=ignore_down,
+        lock=False if no_lock else (True if lock else None),
+        ttl=ttl,
+        max_tries=max_tries,
+        success=success_code,
+        fail_tmp=fail_tmp_code,
+        fail_perm=fail_perm_code,
+    )
+    with placed(url) as place:
+        source = open_scan(BackendURL.parse(url), queue, options)
+        try:
+            how = Distribution(link=link, trigger=trigger, verbose=verbose, done=not no_done)
+            return distribute(place.root, queue, hosts, source, how, shout)
+        finally:
+            source.close()

@@ -1,0 +1,138 @@
+"""`qworker push` and `qworker jsonrpcd`: items from one host to another."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+
+import click
+
+from qworker.errors import BackendError, UsageError
+from qworker.names import check_queue
+from qworker_file.fsq.claim import Claimed, NotClaimed, claim
+from qworker_file.fsq.cli.common import EXIT_TEMPORARY, FsqCommand, complain, placed, shout
+from qworker_file.fsq.layout import QueueDir
+from qworker_file.fsq.options import check_host
+from qworker_file.fsq.reenqueue import check_item, opened
+from qworker_file.fsq.rpc.client import Remote
+from qworker_file.fsq.rpc.methods import Methods
+from qworker_file.fsq.rpc.server import RpcServer, check_exposure
+
+__all__ = ["jsonrpcd_command", "push_command"]
+
+
+@click.command("push", cls=FsqCommand)
+@click.argument("url")
+@click.argument("remote")
+@click.argument("source", type=check_queue)
+@click.argument("target", type=check_queue)
+@click.argument("host")
+@click.argument("items", nargs=-1, required=True, metavar="ITEM...")
+@click.option("-p", "--protocol", type=click.Choice(["jsonrpc"]), default="jsonrpc", help="How: jsonrpc.")
+@click.option(
+    "-L", "--no-lock", is_flag=True, help="Do not lock the items: for use under a scan, which has locked them."
+)
+@click.option("-t", "--trigger", is_flag=True, help="Pull TARGET's trigger there after each item.")
+@click.option("-i", "--ignore-listener", is_flag=True, help="It is no failure that nobody listens on the trigger.")
+@click.option("-v", "--verbose", is_flag=True, help="Say what is pushed.")
+def push_command(
+    url: str,
+    remote: str,
+    source: str,
+    target: str,
+    host: str,
+    items: tuple[str, ...],
+    protocol: str,
+    no_lock: bool,
+    trigger: bool,
+    ignore_listener: bool,
+    verbose: bool,
+) -> int:
+    r"""Enqueue each ITEM of HOST's sub-queue of SOURCE in the queue TARGET of another host, by its jsonrpcd at REMOTE.
+
+    REMOTE is http://HOST:PORT, with x:TOKEN@ before HOST where it asks for one, or unix:///PATH. HOST is - for the items of SOURCE
+    itself. The items stay where they are: run it under a scan, which has done with them what push's exit status says.
+
+    \b
+    Example:
+      qworker push fsq:///var/fsq http://web1:8080 thumbs thumbs web1 _20131005205643_0_25577_mss_0_a.png
+      qworker scan -A web1 fsq:///var/fsq thumbs sh -c 'qworker push -L fsq:///var/fsq http://web1:8080 thumbs thumbs "$FSQ_ITEM_HOST" "$FSQ_ITEM_ID"'
+    """
+    del protocol
+    there = Remote(remote)
+    with placed(url) as place:
+        files = opened(place.root, source, place.constants, None if host == "-" else check_host(host))
+        try:
+            for item in items:
+                complain(verbose)(f"pushing item {item} of {source} to {target} at {there.address}")
+                _push(
+                    files, check_item(item, place.constants), target, there, lock=place.constants.lock and not no_lock
+                )
+                if trigger:
+                    there.pull_trigger(target, place.constants.trigger, ignore_listener=ignore_listener)
+        finally:
+            files.close()
+    return 0
+
+
+def _push(files: QueueDir, item: str, target: str, there: Remote, *, lock: bool) -> None:
+    claimed = claim(files, item, now=float("inf"), max_tries=0, ttl=0, lock=lock)
+    if not isinstance(claimed, Claimed):
+        why = "somebody works on it" if claimed is NotClaimed.BUSY else "there is no such item"
+        raise BackendError(f"{item}: {why}")
+    try:
+        there.enqueue(item, target, claimed.read(), files.constants.charset)
+    finally:
+        claimed.close()
+
+
+@click.command("jsonrpcd", cls=FsqCommand)
+@click.argument("url")
+@click.argument("host")
+@click.argument("port", type=click.IntRange(0, 65535))
+@click.option("-w", "--workers", type=click.IntRange(1), default=5, show_default=True, help="Requests at once.")
+@click.option("--body-limit", type=click.IntRange(1), default=16 << 20, show_default=True, help="Bytes of a request.")
+@click.option("--insecure", is_flag=True, help="Let other machines enqueue without a token.")
+@click.option("-v", "--verbose", is_flag=True, help="Say who calls.")
+def jsonrpcd_command(
+    url: str, host: str, port: int, workers: int, body_limit: int, insecure: bool, verbose: bool
+) -> int:
+    r"""Let other hosts enqueue here, by fsq's push or qworker's; HOST and PORT are the address to listen on.
+
+    Clients must send the token in QWORKER_TOKEN, as the password of http://x:TOKEN@HOST:PORT. Without one only this machine is served,
+    unless --insecure is said.
+
+    \b
+    Example:
+      qworker jsonrpcd fsq:///var/fsq 127.0.0.1 8080
+    """
+    token = os.environ.get("QWORKER_TOKEN") or None
+    if token is not None and len(token) < 8:
+        raise UsageError("QWORKER_TOKEN has at least 8 characters")
+    check_exposure(host, token, insecure=insecure)
+    with placed(url) as place:
+        methods = Methods(place.directory, place.constants)
+        try:
+            server = RpcServer(
+                (host, port),
+                methods,
+                workers=workers,
+                body_limit=body_limit,
+                token=token,
+                say=shout if verbose else None,
+            )
+        except OSError as error:
+            shout(f"qworker: cannot listen on {host}:{port}: {error.strerror}")
+            return EXIT_TEMPORARY
+    for number in (signal.SIGTERM, signal.SIGINT):
+        # Another thread, for this one is in the loop that ends.
+        signal.signal(number, lambda _number, _frame: threading.Thread(target=server.shutdown).start())
+    # fsq's server starts its children anew: there are none here.
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    shout(f"starting jsonrpcd server on: {host}:{server.server_address[1]}")
+    try:
+        server.serve_forever(poll_interval=0.2)
+    finally:
+        server.server_close()
+    return 0

@@ -1,0 +1,87 @@
+"""`host-dist`: every item of a queue is enqueued again for each host, and is done with that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from qworker.scan import Ended, ScanError
+from qworker_file.fsq.layout import QueueDir
+from qworker_file.fsq.reenqueue import link_item, opened, reenqueue
+from qworker_file.fsq.scan import FsqSource, FsqWork
+
+__all__ = ["Distribution", "distribute"]
+
+
+class Distribution(msgspec.Struct, frozen=True, kw_only=True):
+    """How items are distributed."""
+
+    # Make the same file known in every sub-queue, instead of a copy.
+    link: bool = False
+    # Pull the hosts' trigger after each item.
+    trigger: bool = False
+    # Also say what succeeds.
+    verbose: bool = False
+    # Each item leaves the queue.
+    done: bool = True
+
+
+def distribute(
+    root: int, queue: str, hosts: Sequence[str], source: FsqSource, how: Distribution, say: Callable[[str], None]
+) -> int:
+    """Enqueue each item for every host; the exit status.
+
+    An item is done when all hosts have it. Killed in between, a host that has it already is passed over by the next run.
+
+    Args:
+        root: the root's descriptor.
+        queue: the queue's name.
+        hosts: whom to; none: all that the queue has.
+        source: of the items.
+        how: see there.
+        say: prints a line.
+
+    Raises:
+        QueueNotFound: there is no such queue or sub-queue.
+    """
+    constants = source.constants
+    targets = [opened(root, queue, constants)]
+    try:
+        base = targets[0]
+        chosen = list(hosts) or base.host_names()
+        if not chosen:
+            say(f"{queue} has no hosts: add one with `qworker add-host URL HOST {queue}`")
+            return source.exits.fail_tmp
+        targets += [opened(root, queue, constants, host) for host in chosen]
+        for work in source.work(say):
+            _distribute(work, targets[1:], how, say)
+            if how.trigger:
+                base.pull_trigger(constants.hosts_trigger)
+    except ScanError as error:
+        say(str(error))
+        return source.exits.fail_tmp
+    finally:
+        for files in targets:
+            files.close()
+    return source.exits.success
+
+
+def _distribute(work: FsqWork, targets: Sequence[QueueDir], how: Distribution, say: Callable[[str], None]) -> None:
+    name, claimed = work.name, work.claimed
+    ended, reason = Ended.SUCCESS, "succeeded"
+    try:
+        body = b"" if how.link else claimed.read()
+        for target in targets:
+            if how.link:
+                link_item(claimed, target)
+            else:
+                reenqueue(target, name, body)
+    except OSError as error:
+        ended, reason = Ended.FAIL_TMP, f"cannot reenqueue: {error.strerror}"
+    if not how.done:
+        work.leave()
+        return
+    instead = work.end(ended, reason)
+    if instead is not None or ended is not Ended.SUCCESS or how.verbose:
+        say(instead or f"{name}: {reason}")
