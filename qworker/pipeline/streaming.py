@@ -11,6 +11,8 @@ that is planned again after a crash is empty.
 
 from __future__ import annotations
 
+import signal
+import sys
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -191,6 +193,7 @@ class ConsumingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _held(self) -> _Leases:
         if self._leases is None:
             self._leases = _Leases(self._options)
+            _exit_on_termination()
         return self._leases
 
     def initialOffset(self) -> dict[str, int]:  # noqa: N802 - Spark's name
@@ -235,6 +238,18 @@ class ConsumingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._leases is not None:
             self._leases.close()
             self._leases = None
+
+
+def _exit_on_termination() -> None:
+    """Let SIGTERM, with which Spark ends the process of a reader, end it as an exit does: `stop` is called then."""
+    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, _exit)
+
+
+def _exit(number: int, _frame: object) -> None:
+    # It comes twice, and the second must not end what the first has begun.
+    signal.signal(number, signal.SIG_IGN)
+    sys.exit(128 + number)
 
 
 class _Leases:

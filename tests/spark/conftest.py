@@ -17,7 +17,8 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """The one session of all Spark tests: starting a JVM takes longer than most of them."""
     scratch = tmp_path_factory.mktemp("spark")
     session = start_session(
-        "local[2]",
+        # A task that fails is tried once more, as clusters do.
+        "local[2,2]",
         options={
             "spark.driver.memory": "768m",
             "spark.sql.shuffle.partitions": "2",

@@ -1,0 +1,64 @@
+"""Stores as the Spark tests need them: filled, worked on and looked at from this process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from qworker.backend import Backend
+from qworker.message import Draft, Lease, Settle, Settlement, State
+from qworker.registry import open_backend
+
+T = TypeVar("T")
+
+QUEUE = "jobs"
+
+
+def ask(url: str, question: Callable[[Backend], Awaitable[T]]) -> T:
+    """What a question to a store gives."""
+
+    async def asked() -> T:
+        backend = open_backend(url)
+        try:
+            await backend.open()
+            return await question(backend)
+        finally:
+            await backend.aclose()
+
+    return asyncio.run(asked())
+
+
+def publish(url: str, bodies: Sequence[bytes], queue: str = QUEUE, **options: float) -> list[str]:
+    drafts = [Draft(body=body, delay=options.get("delay", 0.0)) for body in bodies]
+    return ask(url, lambda backend: backend.publish(queue, drafts))
+
+
+def finish(url: str, count: int, how: Settle, queue: str = QUEUE, error: str | None = None) -> None:
+    """Lease messages and end them all in one way."""
+
+    async def work(backend: Backend) -> None:
+        leases: list[Lease] = []
+        while len(leases) < count:
+            more = await backend.lease(queue, count - len(leases), 60.0)
+            assert more, "fewer messages are ready than are to be finished"
+            leases += more
+        ends = [Settlement(lease=lease, how=how, error=error) for lease in leases]
+        assert await backend.settle(ends) == []
+
+    ask(url, work)
+
+
+def count(url: str, state: State, queue: str = QUEUE) -> int:
+    return getattr(ask(url, lambda backend: backend.stats(queue)), state.value)
+
+
+def bodies(url: str, state: State, queue: str = QUEUE) -> list[bytes]:
+    found = ask(url, lambda backend: backend.browse(queue, state, limit=100_000))
+    return sorted(stored.message.body for stored in found)
+
+
+def file_url(folder: Path, **options: str) -> str:
+    given = {"keep_done": "1", "sync": "off", **options}
+    return f"file://{folder}?" + "&".join(f"{name}={value}" for name, value in given.items())

@@ -1,0 +1,170 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from qworker.errors import UsageError
+from qworker.message import Settle, State
+from qworker.pipeline import intent as intents
+from qworker.pipeline.archive import ArchiveResult, archive, read_archive
+from qworker.pipeline.folder import HadoopFolder, LocalFolder
+from tests.spark.stores import QUEUE, ask, bodies, count, file_url, finish, publish
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.xdist_group("spark")
+
+
+def archived(spark: SparkSession, target: Path) -> list[tuple[str, bytes]]:
+    return sorted((row.state, bytes(row.body)) for row in read_archive(spark, str(target)).collect())
+
+
+def run(spark: SparkSession, url: str, target: Path, **options: bool) -> ArchiveResult:
+    return archive(spark, url, str(target), history=options.pop("history", False), **options)
+
+
+def files(target: Path) -> list[Path]:
+    return sorted((target / "messages").rglob("*.parquet"))
+
+
+def test_runs_add_what_is_new_and_delete_only_what_the_tables_have(spark: SparkSession, tmp_path: Path) -> None:
+    url, target = file_url(tmp_path / "store"), tmp_path / "target"
+    publish(url, [b"%d" % number for number in range(30)])
+    finish(url, 20, Settle.ACK)
+    finish(url, 5, Settle.FAIL_PERM, error="no")
+
+    first = run(spark, url, target)
+    assert (first.messages, first.removed, first.files) == (25, 0, 1)
+    assert count(url, State.DONE) == 20
+
+    finish(url, 2, Settle.FAIL_PERM, error="no")
+    second = run(spark, url, target, delete=True)
+    assert (second.messages, second.removed) == (2, 27)
+    assert (second.files, second.replaced) == (1, 1)
+    assert len(files(target)) == 1
+
+    rows = archived(spark, target)
+    assert rows == sorted([("done", b"%d" % n) for n in range(20)] + [("fail", b"%d" % n) for n in range(20, 27)])
+    assert bodies(url, State.READY) == [b"27", b"28", b"29"]
+    assert (count(url, State.DONE), count(url, State.FAIL)) == (0, 0)
+    assert run(spark, url, target, delete=True).messages == 0
+
+
+def test_a_message_that_fails_again_is_another_row_and_what_is_live_is_never_deleted(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, target = file_url(tmp_path / "store"), tmp_path / "target"
+    publish(url, [b"a", b"b", b"c"])
+    finish(url, 3, Settle.FAIL_PERM, error="first")
+    carry_out = intents.carry_out
+
+    def requeued_meanwhile(folder: LocalFolder, intent: intents.Intent) -> None:
+        carry_out(folder, intent)
+        # Between the archiving and the deletion somebody mends two of them, and one fails anew.
+        ids = [stored.message.id for stored in ask(url, lambda backend: backend.browse(QUEUE, State.FAIL))]
+        ask(url, lambda backend: backend.requeue(QUEUE, ids[:2]))
+        finish(url, 1, Settle.FAIL_PERM, error="second")
+
+    monkeypatch.setattr("qworker.pipeline.archive.carry_out", requeued_meanwhile)
+    assert run(spark, url, target, delete=True).removed == 1
+    assert (count(url, State.READY), count(url, State.FAIL)) == (1, 1)
+    monkeypatch.undo()
+
+    run(spark, url, target, delete=True)
+    errors = sorted((row.id, row.error) for row in read_archive(spark, str(target)).collect())
+    assert [error for _, error in errors].count("first") == 3
+    assert [error for _, error in errors].count("second") == 1
+    assert len({message_id for message_id, _ in errors}) == 3
+
+
+class Crash(BaseException):
+    """As if the process had died."""
+
+
+# Every change that a run makes to the target, and the deletion.
+STEPS = ("sync", "write", "move", "remove", "discard")
+
+
+def test_a_crash_at_any_step_loses_nothing_and_doubles_nothing(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, target = file_url(tmp_path / "store"), tmp_path / "target"
+    expected: list[tuple[str, bytes]] = []
+    crashes = 0
+    steps = 0
+    crash_at = 1
+    while True:
+        body = b"round %d" % crash_at
+        publish(url, [body])
+        finish(url, 1, Settle.ACK)
+        expected.append(("done", body))
+        steps = 0
+
+        def step(original: object, limit: int = crash_at) -> object:
+            def stepped(*arguments: object, **named: object) -> object:
+                nonlocal steps
+                steps += 1
+                if steps == limit:
+                    raise Crash
+                return original(*arguments, **named)  # type: ignore[operator]
+
+            return stepped
+
+        with monkeypatch.context() as patch:
+            for name in STEPS[:-1]:
+                patch.setattr(LocalFolder, name, step(getattr(LocalFolder, name)))
+            patch.setattr("qworker.pipeline.discarding.discard_rows", step(_discard_rows()))
+            try:
+                run(spark, url, target, delete=True)
+            except Crash:
+                crashes += 1
+            else:
+                break
+        stored = count(url, State.DONE)
+        # What left the queue is in the tables; what is in both is deleted by the next run.
+        assert stored + len(archived(spark, target)) >= len(expected)
+        crash_at += 1
+    assert crashes >= 7
+    assert archived(spark, target) == sorted(expected)
+    assert count(url, State.DONE) == 0
+    assert len(files(target)) == 1
+
+
+def _discard_rows() -> object:
+    from qworker.pipeline.discarding import discard_rows
+
+    return discard_rows
+
+
+def test_a_second_run_at_the_same_time_is_refused_in_one_line(spark: SparkSession, tmp_path: Path) -> None:
+    url, target = file_url(tmp_path / "store"), tmp_path / "target"
+    publish(url, [b"x"])
+    with LocalFolder(str(target)).locked(), pytest.raises(UsageError, match="another run works on"):
+        run(spark, url, target)
+
+
+def test_only_finished_states_are_archived(spark: SparkSession, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="only what is finished is archived"):
+        archive(spark, file_url(tmp_path / "store"), str(tmp_path / "target"), states=["ready"])
+
+
+def test_a_folder_of_hadoop_keeps_the_same_contract(spark: SparkSession, tmp_path: Path) -> None:
+    for folder in (LocalFolder(str(tmp_path / "local")), HadoopFolder(spark, f"file://{tmp_path}/hadoop")):
+        assert folder.read("a/b") is None
+        assert folder.names("a") == []
+        for content in (b"one", b"two"):
+            folder.write("a/b", content)
+            assert folder.read("a/b") == content
+        assert folder.size("a/b") == 3
+        for _ in range(2):
+            folder.move("a/b", "c/d/e")
+        folder.sync(["c/d/e"])
+        assert (folder.names("a"), folder.names("c/d")) == ([], ["e"])
+        for _ in range(2):
+            folder.remove("c")
+        assert folder.names("c") == []
+    assert os.listdir(tmp_path / "hadoop") == ["a"]

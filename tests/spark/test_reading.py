@@ -1,0 +1,164 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from qworker.errors import UsageError
+from qworker.message import Settle
+from qworker.pipeline.options import ReadOptions
+from qworker.pipeline.schema import MESSAGES, column_names
+from qworker.pipeline.session import check_installation
+from tests.spark.stores import QUEUE, ask, file_url, finish, publish
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+pytestmark = pytest.mark.xdist_group("spark")
+
+
+def read(spark: SparkSession, url: str, **options: str) -> DataFrame:
+    return spark.read.format("qworker").options(url=url, **options).load()
+
+
+@pytest.mark.parametrize("scheme", ["file", "sq", "vsqs", "mq"])
+def test_every_message_of_every_state_is_one_row(spark: SparkSession, tmp_path: Path, scheme: str) -> None:
+    url = f"{scheme}://{tmp_path}/store"
+    publish(url, [b"%d" % number for number in range(20)])
+    finish(url, 4, Settle.FAIL_PERM, error="no good")
+    if scheme != "mq":
+        publish(url, [b"later"], delay=3600)
+
+    rows = read(spark, url, columns="id,state,body,error", partitions="2").collect()
+
+    found = sorted((row.state, bytes(row.body)) for row in rows)
+    expected = [("fail", b"%d" % number) for number in range(4)] + [("ready", b"%d" % n) for n in range(4, 20)]
+    expected += [("delayed", b"later")] if scheme != "mq" else []
+    assert found == sorted(expected)
+    assert len({row.id for row in rows}) == len(rows)
+    assert {row.error for row in rows if row.state == "fail"} == {"no good"}
+
+
+def test_a_row_says_what_is_known_of_a_message(spark: SparkSession, tmp_path: Path) -> None:
+    url = file_url(tmp_path / "store")
+    call = json.dumps({"task": "resize", "args": ["a.png", 3], "kwargs": {"width": 640}}).encode()
+    (one, _) = publish(url, [call, b"\xff not an envelope"])
+    ask(url, lambda backend: backend.lease(QUEUE, 1, 600.0))
+
+    frame = read(spark, url, queue=QUEUE, state="leased,ready")
+    leased, ready = sorted(frame.collect(), key=lambda row: row.state)
+
+    assert frame.columns == column_names("messages")
+    assert frame.schema == spark.createDataFrame([], MESSAGES).schema
+    assert (leased.id, leased.state, leased.queue, leased.tries) == (one, "leased", QUEUE, 0)
+    assert (leased.task, leased.args, leased.kwargs) == ("resize", '["a.png", 3]', '{"width": 640}')
+    assert leased.holder
+    assert leased.expires_at > leased.enqueued_at
+    assert (ready.task, ready.args, bytes(ready.body)) == (None, None, b"\xff not an envelope")
+    assert (ready.finished_at, ready.expires_at, ready.holder, ready.key) == (None, None, None, None)
+
+
+def test_only_the_columns_that_a_schema_names_are_made(spark: SparkSession, tmp_path: Path) -> None:
+    url = file_url(tmp_path / "store")
+    publish(url, [b"x"])
+    reader = spark.read.format("qworker").option("url", url)
+    assert reader.schema("tries int, id string").load().columns == ["tries", "id"]
+    assert reader.schema("tries int, id string").load().collect()[0].tries == 0
+
+
+def test_every_queue_is_read_where_none_is_named(spark: SparkSession, tmp_path: Path) -> None:
+    url = file_url(tmp_path / "store")
+    for queue in ("a", "b"):
+        publish(url, [b"x"] * 3, queue)
+    rows = read(spark, url, columns="queue", state="ready").groupBy("queue").count().collect()
+    assert {row["queue"]: row["count"] for row in rows} == {"a": 3, "b": 3}
+
+
+def test_events_are_rows_too(spark: SparkSession, tmp_path: Path) -> None:
+    from qworker import Tasks
+    from qworker.run import WorkerOptions
+    from qworker.worker import Worker
+
+    tasks = Tasks(file_url(tmp_path / "store", history="1"))
+
+    @tasks.task(queue=QUEUE)
+    async def noop() -> None:
+        """Do nothing."""
+
+    async def work() -> None:
+        await tasks.enqueue_many([noop.call() for _ in range(3)])
+        await Worker(tasks, WorkerOptions(burst=True)).run()
+        await tasks.aclose()
+
+    import asyncio
+
+    asyncio.run(work())
+    rows = read(spark, file_url(tmp_path / "store"), table="events").collect()
+    assert sorted(row.event for row in rows) == ["acked"] * 3 + ["enqueued"] * 3 + ["leased"] * 3
+    assert {(row.queue, row.task) for row in rows} == {(QUEUE, "noop")}
+    assert all(row.at and row.worker for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({}, "needs a store"),
+        ({"url": "memory:"}, "lives in one process"),
+        ({"url": "nowhere:///x"}, "no backend for nowhere"),
+        ({"url": "file:///x", "state": "half"}, "'state' is one of"),
+        ({"url": "file:///x", "columns": "id,colour"}, "no column 'colour'"),
+        ({"url": "file:///x", "partitions": "0"}, "at least 1"),
+        ({"url": "file:///x", "quue": "a"}, "unknown option 'quue'"),
+    ],
+)
+def test_a_wrong_option_is_said_in_one_line(options: dict[str, str], said: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        _ = ReadOptions.parse(options, 2).schema
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_machine_without_java_is_told_so_in_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UsageError, match="needs Java 17 or newer, and none is found: install one"):
+        check_installation()
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    with pytest.raises(UsageError, match="none is at JAVA_HOME="):
+        check_installation()
+
+
+def test_a_java_that_is_too_old_is_told_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    java = tmp_path / "bin" / "java"
+    java.parent.mkdir()
+    java.write_text("#!/bin/sh\necho 'openjdk version \"11.0.2\" 2019-01-15' >&2\n")
+    java.chmod(0o755)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    with pytest.raises(UsageError, match=r"17 or newer, and .* is 11"):
+        check_installation()
+
+
+def test_a_package_without_the_extra_is_told_so_in_one_line() -> None:
+    program = (
+        "import sys; sys.modules['pyspark'] = None\n"
+        "from qworker.errors import MissingExtra\n"
+        "from qworker import pipeline\n"
+        "try: pipeline.start_session()\n"
+        "except MissingExtra as error: print(error)\n"
+    )
+    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert told.stdout == "the pipeline needs the extra 'spark': pip install 'qworker[spark]'\n"
+
+
+def test_python_workers_run_on_the_interpreter_that_started_the_session(spark: SparkSession) -> None:
+    def interpreter(_: object) -> list[str]:
+        return [sys.executable]
+
+    assert spark.sparkContext.pythonExec == sys.executable
+    assert spark.sparkContext.parallelize([0], 1).flatMap(interpreter).collect() == [sys.executable]
+    assert "PYSPARK_PYTHON" not in os.environ
