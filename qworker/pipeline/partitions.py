@@ -7,15 +7,13 @@ import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import WriterCommitMessage
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from qworker.errors import BackendError, BadArguments, PublishFailed, UsageError
@@ -33,8 +31,10 @@ if TYPE_CHECKING:
 __all__ = ["PartWriter", "Staged", "WriteOptions", "staging_of"]
 
 _KNOWN = ("url", "queue", "job", "staging", "rejects")
-# Rows made into a batch where Spark gives rows.
-_ROWS = 2_000
+# What Spark itself is told by a stream's options.
+_SPARKS = frozenset(
+    {"checkpointlocation", "path", "asyncprogresstrackingenabled", "asyncprogresstrackingcheckpointintervalms"}
+)
 
 
 class WriteOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,7 +56,7 @@ class WriteOptions(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             UsageError: one is unknown, absent or makes no sense.
         """
-        texts = {name.lower(): str(value) for name, value in given.items()}
+        texts = {name.lower(): str(value) for name, value in given.items() if name.lower() not in _SPARKS}
         for name in texts:
             if name not in _KNOWN:
                 raise UsageError(
@@ -105,11 +105,10 @@ class PartWriter:
 
     def __init__(self, options: WriteOptions, schema: StructType) -> None:
         self.options = options
-        self.names = schema.names
-        self._schema = schema
+        self._names = schema.names
         self.run = secrets.token_hex(8)
 
-    def stage(self, iterator: Iterator[Any], job: str) -> StagedPart:
+    def stage(self, iterator: Iterator[pa.RecordBatch], job: str) -> StagedPart:
         """Stage one partition.
 
         Raises:
@@ -133,10 +132,12 @@ class PartWriter:
         async with staging_of(self.options, job) as staging:
             return await staging.stage(self.run, part, attempt, drafts)
 
-    def _drafts(self, iterator: Iterator[Any], part: int, rejects: RejectsFile | None) -> Iterator[list[Draft]]:
-        reader = RowReader(self.names)
+    def _drafts(
+        self, iterator: Iterator[pa.RecordBatch], part: int, rejects: RejectsFile | None
+    ) -> Iterator[list[Draft]]:
+        reader = RowReader(self._names)
         row = 0
-        for batch in _batches(iterator, self._schema):
+        for batch in iterator:
             drafts, bad = reader.read(batch)
             if bad and rejects is None:
                 number, reason = bad[0]
@@ -193,17 +194,3 @@ class PartWriter:
                 for run in runs:
                     await staging.discard(run)
                 self.discard_rejects(runs, job)
-
-
-def _batches(iterator: Iterator[Any], schema: StructType) -> Iterator[pa.RecordBatch]:
-    """Record batches, of whatever Spark gives."""
-    # What PyArrow says of its own types is half of it.
-    arrow: Any = pa
-    wanted: Any = to_arrow_schema(schema)
-    for first in iterator:
-        if isinstance(first, pa.RecordBatch):
-            yield first
-            continue
-        columns = zip(first, *islice(iterator, _ROWS - 1), strict=True)
-        arrays = [arrow.array(values, field.type) for values, field in zip(columns, wanted, strict=True)]
-        yield arrow.RecordBatch.from_arrays(arrays, schema=wanted)

@@ -15,7 +15,8 @@ __all__ = ["plain", "plain_error"]
 
 # The last line of a Python traceback, anywhere in what the JVM made of it.
 _OURS = re.compile(r"^\s*qworker\.errors\.(\w+): (.+)$", re.MULTILINE)
-_PYTHONS = re.compile(r"^(?!org\.|java\.|py4j\.|scala\.|\t)((?:\w+\.)*\w*(?:Error|Exception): .+)$", re.MULTILINE)
+# And of anybody's: the first line after the frames.
+_PYTHONS = re.compile(r"^Traceback \(most recent call last\):\n(?:[ \t].*\n)+(\S.*)$", re.MULTILINE)
 # `[SOME_CONDITION] text. SQLSTATE: 42703; where`.
 _CONDITION = re.compile(r"^\[[A-Z0-9_.]+\] (.+?)(?: SQLSTATE: \w+.*)?$")
 

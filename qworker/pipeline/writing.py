@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql import datasource
-from pyspark.sql.datasource import DataSourceStreamWriter, DataSourceWriter, WriterCommitMessage
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamWriter, DataSourceWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from qworker.errors import NotSupported, UsageError
@@ -26,16 +27,14 @@ __all__ = ["QworkerStreamWriter", "QworkerWriter", "batch_writer", "stream_write
 # Where Spark tells a task which stream it works for.
 _QUERY = "sql.streaming.queryId"
 
-# Spark gives these record batches, where it knows of them; rows otherwise.
+# The first release of Spark 4 gives streams no record batches.
 if TYPE_CHECKING:
-    BatchBase = DataSourceWriter
-    StreamBase = DataSourceStreamWriter
+    StreamBase = datasource.DataSourceStreamArrowWriter
 else:
-    BatchBase = getattr(datasource, "DataSourceArrowWriter", DataSourceWriter)
     StreamBase = getattr(datasource, "DataSourceStreamArrowWriter", DataSourceStreamWriter)
 
 
-class QworkerWriter(BatchBase):
+class QworkerWriter(DataSourceArrowWriter):
     """One run of a batch job."""
 
     def __init__(self, options: WriteOptions, schema: StructType) -> None:
@@ -50,7 +49,7 @@ class QworkerWriter(BatchBase):
         async with staging_of(self._writer.options, self._job) as staging:
             return await staging.done(0) is not None or await staging.sealed(0) is not None
 
-    def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """On an executor: stage one partition."""
         return Staged(None if self._settled else self._writer.stage(iterator, self._job))
 
@@ -78,7 +77,7 @@ class QworkerStreamWriter(StreamBase):
     def __init__(self, options: WriteOptions, schema: StructType) -> None:
         self._writer = PartWriter(options, schema)
 
-    def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """On an executor: stage one partition."""
         context = TaskContext.get()
         query = None if context is None else context.getLocalProperty(_QUERY)
@@ -118,6 +117,8 @@ def stream_writer(given: Mapping[str, object], schema: StructType, overwrite: bo
     Raises:
         UsageError: an option or a column is wrong.
     """
+    if StreamBase is DataSourceStreamWriter:
+        raise UsageError("to write a stream needs PySpark 4.1 or newer: use foreachBatch, and a job per batch")
     options = _checked(given, schema, overwrite)
     if options.job is not None and len(options.job) > 40:
         raise UsageError(

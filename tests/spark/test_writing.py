@@ -1,0 +1,306 @@
+"""`df.write.format("qworker")`: every row once, whatever dies."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import shutil
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+
+from qworker.errors import BackendError, BadArguments, NotSupported, QworkerError, UsageError
+from qworker.message import Settle, Settlement, State, StoredMessage
+from qworker.pipeline.told import plain
+from qworker.registry import open_backend
+from tests.servers import RedisServer
+from tests.spark.killing import COMMIT, Killer, forked, jvm
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(180)]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RedisServer]:
+    with RedisServer() as server:
+        yield server
+
+
+@pytest.fixture(params=["file", "redis"])
+def url(request: pytest.FixtureRequest, tmp_path: Path, server: RedisServer) -> str:
+    if request.param == "file":
+        return f"file://{tmp_path}/spool?sync=off"
+    with server.client() as client:
+        client.flushall()
+    return server.url
+
+
+def write(df: DataFrame, url: str, **options: str) -> None:
+    with plain():
+        df.write.format("qworker").mode("append").options(url=url, queue="q", **options).save()
+
+
+def bodies(spark: SparkSession, rows: int, partitions: int = 4) -> DataFrame:
+    """The numbers below `rows`, as raw bodies."""
+    return spark.range(0, rows, 1, partitions).selectExpr("cast(cast(id as string) as binary) as body")
+
+
+async def _look(url: str, state: State) -> list[StoredMessage]:
+    backend = open_backend(url)
+    try:
+        return await backend.browse("q", state, limit=1_000_000) if "q" in await backend.queues() else []
+    finally:
+        await backend.aclose()
+
+
+def stored(url: str, state: State = State.READY) -> list[StoredMessage]:
+    return asyncio.run(_look(url, state))
+
+
+async def _take(url: str) -> list[str]:
+    backend = open_backend(url)
+    taken: list[str] = []
+    try:
+        while leases := await backend.lease("q", 1000, 60.0):
+            await backend.settle([Settlement(lease=lease, how=Settle.ACK) for lease in leases])
+            taken += [lease.message.body.decode() for lease in leases]
+    finally:
+        await backend.aclose()
+    return taken
+
+
+def take(url: str) -> list[str]:
+    """Lease and ack everything."""
+    return asyncio.run(_take(url))
+
+
+def numbers(count: int) -> list[str]:
+    return sorted(str(number) for number in range(count))
+
+
+# -- rows --------------------------------------------------------------------------------------------------------------
+
+
+def test_rows_become_enqueued_tasks(spark: SparkSession, url: str) -> None:
+    rows = [("resize", '["a.png"]', '{"width": 640}'), ("resize", None, None), ("größe", '[1, "ü"]', "{}")]
+    write(spark.createDataFrame(rows, "task string, args string, kwargs string"), url)
+    found = [msgspec.json.decode(each.message.body) for each in stored(url)]
+    assert sorted(found, key=str) == sorted(
+        [
+            {"task": "resize", "args": ["a.png"], "kwargs": {"width": 640}},
+            {"task": "resize", "args": []},
+            {"task": "größe", "args": [1, "ü"], "kwargs": {}},
+        ],
+        key=str,
+    )
+
+
+def test_due_times_priorities_and_keys_are_kept(spark: SparkSession, server: RedisServer) -> None:
+    with server.client() as client:
+        client.flushall()
+    rows = [
+        (b"later", 4_000_000_000, 0, None),
+        (b"low", None, 1, "k"),
+        (b"high", None, 9, None),
+        (b"again", None, None, "k"),
+    ]
+    df = spark.createDataFrame(rows, "body binary, due bigint, priority int, key string").coalesce(1)
+    write(df.selectExpr("body", "timestamp_seconds(due) as due_at", "priority", "key"), server.url)
+    assert [each.message.body for each in stored(server.url)] == [b"high", b"low"]
+    delayed = stored(server.url, State.DELAYED)
+    assert [(each.message.body, each.due_at) for each in delayed] == [(b"later", 4_000_000_000.0)]
+
+
+def test_ids_tell_the_job_the_partition_and_the_row(spark: SparkSession, url: str) -> None:
+    write(bodies(spark, 6, partitions=2), url, job="ids")
+    assert [each.message.id for each in stored(url)] == [f"ids:0:{part}:{row}" for part in range(2) for row in range(3)]
+    assert [each.message.body.decode() for each in stored(url)] == ["0", "1", "2", "3", "4", "5"]
+
+
+def test_a_row_that_cannot_be_enqueued_leaves_nothing_and_is_named_in_one_line(
+    spark: SparkSession, url: str, tmp_path: Path
+) -> None:
+    df = spark.range(0, 400, 1, 4).selectExpr("'t' as task", "if(id = 250, '[1', '[1]') as args")
+    with pytest.raises(
+        BadArguments, match=r"^row 50 of partition 2 cannot be enqueued: `args` is not an array in JSON: [^\n]*$"
+    ):
+        write(df, url, job="bad")
+    assert stored(url) == []
+    assert not list(tmp_path.glob("spool/q/tmp/*"))
+
+
+@pytest.mark.parametrize(
+    ("columns", "problem"),
+    [
+        ("id", "the column 'id' has no meaning here"),
+        ("'[]' as args", "name no task"),
+        ("'t' as task, 1 as args", "the column 'args' is int, and has to be string"),
+    ],
+)
+def test_a_wrong_column_is_told_in_one_line_before_anything_runs(
+    spark: SparkSession, tmp_path: Path, columns: str, problem: str
+) -> None:
+    with pytest.raises(UsageError, match=problem):
+        write(spark.range(1).selectExpr(*columns.split(", ")), f"file://{tmp_path}/spool")
+    assert not (tmp_path / "spool").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"quue": "q"}, "unknown option 'quue'"),
+        ({"job": "../x"}, "no job name"),
+        ({"url": "memory:"}, "lives in one process"),
+        ({"url": "file:///proc/nowhere"}, "cannot open /proc/nowhere"),
+    ],
+)
+def test_a_wrong_option_is_told_in_one_line(
+    spark: SparkSession, tmp_path: Path, options: dict[str, str], problem: str
+) -> None:
+    given = {"url": f"file://{tmp_path}/spool", "queue": "q", "job": "j"} | options
+    with pytest.raises(QworkerError, match=problem), plain():
+        bodies(spark, 1).write.format("qworker").mode("append").options(**given).save()
+
+
+def test_a_queue_cannot_be_overwritten(spark: SparkSession, tmp_path: Path) -> None:
+    with pytest.raises(NotSupported, match="only added to"), plain():
+        bodies(spark, 1).write.format("qworker").mode("overwrite").options(url=f"file://{tmp_path}/s", queue="q").save()
+
+
+def test_a_foreign_protocol_is_written_through_a_folder(spark: SparkSession, tmp_path: Path) -> None:
+    url = f"vsqs://{tmp_path}/spool"
+    for _ in range(2):
+        write(bodies(spark, 350), url, job="once", staging=str(tmp_path / "staging"))
+    assert sorted(take(url)) == numbers(350)
+
+
+# -- once --------------------------------------------------------------------------------------------------------------
+
+
+def test_the_same_job_again_doubles_nothing_also_with_other_partitions(spark: SparkSession, url: str) -> None:
+    write(bodies(spark, 500), url, job="once")
+    taken = take(url)
+    write(bodies(spark, 500, partitions=7), url, job="once")
+    write(bodies(spark, 500), url, job="another")
+    assert Counter(taken + take(url)) == Counter(dict.fromkeys(numbers(500), 2))
+
+
+def test_writes_without_a_name_are_all_enqueued_and_leave_no_mark(spark: SparkSession, tmp_path: Path) -> None:
+    url = f"file://{tmp_path}/spool?sync=off"
+    for _ in range(2):
+        write(bodies(spark, 10), url)
+    assert len(take(url)) == 20
+    assert not [path.name for path in (tmp_path / "spool/q/names").iterdir()]
+
+
+def test_a_task_that_is_tried_again_after_it_has_staged_everything_doubles_nothing(
+    spark: SparkSession, url: str, tmp_path: Path
+) -> None:
+    first = tmp_path / "first"
+
+    def rows(batches: Iterator[Any]) -> Iterator[Any]:
+        yield from batches
+        try:
+            first.touch(exist_ok=False)
+        except FileExistsError:
+            return
+        # The writer has had all rows; its task fails all the same.
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    df = bodies(spark, 2_000)
+    write(df.mapInArrow(rows, df.schema), url, job="retried")
+    assert first.exists()
+    assert sorted(take(url)) == numbers(2_000)
+
+
+def test_task_processes_that_are_killed_at_random_lose_and_double_nothing(spark: SparkSession, url: str) -> None:
+    draw, killed, process = random.Random(5), 0, jvm(spark)
+    count, turns = 4_000, 3
+    df = spark.range(0, count, 1, 4).selectExpr("cast(concat(id, repeat(' ', 200)) as binary) as body")
+    for turn in range(turns):
+        job = f"killed-{turn}"
+        with Killer(process, draw, within=0.2) as killer:
+            try:
+                write(df, url, job=job)
+            except QworkerError:
+                # Once too often: the write was aborted.
+                assert [each for each in stored(url) if each.message.id.startswith(f"{job}:")] == []
+                write(df, url, job=job)
+        killed += killer.killed
+    found = Counter(each.message.body.decode().strip() for each in stored(url))
+    assert found == Counter(dict.fromkeys(numbers(count), turns))
+    assert killed >= 2
+
+
+def test_a_commit_that_is_killed_half_way_is_completed_by_the_same_job(spark: SparkSession, tmp_path: Path) -> None:
+    url = f"file://{tmp_path}/spool?sync=off"
+    df = bodies(spark, 10_000)
+    queue = tmp_path / "spool/q/queue"
+    process = jvm(spark)
+
+    def die_half_way() -> None:
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            if queue.exists() and len(os.listdir(queue)) > 100:
+                for child in forked(process, COMMIT):
+                    os.kill(child, signal.SIGKILL)
+                return
+
+    killer = threading.Thread(target=die_half_way)
+    killer.start()
+    with pytest.raises(BackendError):
+        write(df, url, job="half")
+    killer.join()
+    taken = take(url)
+    assert 0 < len(taken) < 10_000, "the commit was not killed half-way"
+    write(df.limit(3), url, job="half")
+    assert sorted(taken + take(url)) == numbers(10_000)
+    assert not list((tmp_path / "spool/q/tmp").iterdir())
+
+
+# -- streams -----------------------------------------------------------------------------------------------------------
+
+
+def stream(spark: SparkSession, source: Path, checkpoint: Path, url: str) -> None:
+    """Run a stream over what is new in a folder of text files."""
+    lines = spark.readStream.schema("value string").text(str(source))
+    query = (
+        lines.selectExpr("cast(value as binary) as body")
+        .writeStream.format("qworker")
+        .options(url=url, queue="q", job="stream", checkpointLocation=str(checkpoint))
+        .trigger(availableNow=True)
+        .start()
+    )
+    assert query.awaitTermination(120)
+
+
+def test_a_micro_batch_that_spark_repeats_is_enqueued_once(spark: SparkSession, url: str, tmp_path: Path) -> None:
+    source, checkpoint = tmp_path / "source", tmp_path / "checkpoint"
+    source.mkdir()
+    (source / "1.txt").write_text("a\nb\n")
+    stream(spark, source, checkpoint, url)
+    (source / "2.txt").write_text("c\n")
+    stream(spark, source, checkpoint, url)
+    taken = take(url)
+    # As if the driver had died between the commit of the batch and Spark's note of it.
+    last = max(
+        (path for path in (checkpoint / "commits").iterdir() if path.name.isdigit()), key=lambda path: int(path.name)
+    )
+    last.unlink()
+    (last.parent / f".{last.name}.crc").unlink()
+    stream(spark, source, checkpoint, url)
+    assert sorted(taken + take(url)) == ["a", "b", "c"]
+    # A stream that begins anew enqueues what it reads.
+    shutil.rmtree(checkpoint)
+    stream(spark, source, checkpoint, url)
+    assert sorted(take(url)) == ["a", "b", "c"]
