@@ -229,7 +229,7 @@ class Backend(abc.ABC):
         Raises:
             QueueNotFound: there is none.
         """
-        await self.browse(queue, state, limit=0)
+        await self.browse(queue, state, limit=1)
         return [""]
 
     async def browse_part(self, queue: str, state: State, part: str) -> AsyncIterator[list[StoredMessage]]:

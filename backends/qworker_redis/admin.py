@@ -18,7 +18,7 @@ from qworker_redis.staging import staged_keys
 from qworker_redis.topology import slot_of
 from qworker_redis.wire import Argument, Wire
 
-__all__ = ["Administration"]
+__all__ = ["Administration", "stored_of"]
 
 # Messages per script call: a server does nothing else meanwhile.
 _BATCH = 500
@@ -133,13 +133,13 @@ class Administration(Backend):
         while True:
             page = min(_BATCH, limit - len(found))
             reply = await self._found("look", queue, (state.value, offset + len(found), max(page, 0)))
-            found += _stored(queue, reply)
+            found += stored_of(queue, reply)
             if page <= 0 or len(reply) < 1 + 6 * page:
                 return found
 
     async def find(self, queue: str, message_id: str) -> StoredMessage | None:
         """Look at one message."""
-        return next(_stored(queue, await self._found("look", queue, ("id", message_id))), None)
+        return next(stored_of(queue, await self._found("look", queue, ("id", message_id))), None)
 
     async def requeue(self, queue: str, ids: Iterable[str] | None = None) -> int:
         """Make failed messages ready, with no tries."""
@@ -197,7 +197,8 @@ def _batches(ids: Iterable[str]) -> Iterator[list[str]]:
     return (unique[first : first + _BATCH] for first in range(0, len(unique), _BATCH))
 
 
-def _stored(queue: str, reply: Sequence[Reply]) -> Iterator[StoredMessage]:
+def stored_of(queue: str, reply: Sequence[Reply]) -> Iterator[StoredMessage]:
+    """What `look` has answered: [1, then for each message: id, value, state, time us, claim, error]."""
     rows = cast("Sequence[bytes]", reply)
     for at in range(1, len(rows), 6):
         name, value, state, time, claim, error = rows[at : at + 6]

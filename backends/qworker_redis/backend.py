@@ -21,7 +21,7 @@ from qworker.message import Draft, Lease, Settle, Settlement
 from qworker.names import check_id, check_queue, new_ids
 from qworker.staging import Staging
 from qworker.url import BackendURL
-from qworker_redis.admin import Administration
+from qworker_redis.bulk import BulkReading
 from qworker_redis.claims import DETACHED, RedisLease, resumed
 from qworker_redis.codec import decode, encode
 from qworker_redis.durable import BATCH
@@ -49,7 +49,7 @@ _GIVE_BACK = 1.0
 _REDIRECTION_PAUSE = 0.05
 
 
-class RedisBackend(Administration):
+class RedisBackend(BulkReading):
     """Queues in a Redis, a Redis with sentinels, or a Redis cluster.
 
     Args:

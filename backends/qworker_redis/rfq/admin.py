@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal, cast
 
+from qworker.backend import Backend
 from qworker.errors import BackendError
 from qworker.message import Message, QueueStats, State, StoredMessage
 from qworker.names import check_queue, printable
@@ -28,6 +29,11 @@ _SCAN = 1000
 
 class RfqAdministration(Administration):
     """Topics as administrators see them."""
+
+    # The keys of topics are others than those that are read in shares.
+    browse_parts = Backend.browse_parts
+    browse_part = Backend.browse_part
+    discard = Backend.discard
 
     async def queues(self) -> list[str]:
         """The names of all topics: those with a list of rfq's, and those that qworker made."""
