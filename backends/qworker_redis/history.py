@@ -106,16 +106,14 @@ class RedisHistory(HistoryStore):
         key = queue_key(queue, "history")
         self._usual += (len(payload) - self._usual) / 64
         most = min(_MOST, max(_FEWEST, int(self._options.size / self._usual)))
-        self._await(wire.send("XADD", key, "MAXLEN", "~", most, "*", _FIELD, payload))
+        added = wire.send("XADD", key, "MAXLEN", "~", most, "*", _FIELD, payload)
+        self._sent.add(added)
+        added.add_done_callback(self._answered)
         if now - self._trimmed_at.get(queue, float("-inf")) > _TRIMMING:
             self._trimmed_at[queue] = now
             oldest = int((self._clock.time() - self._options.age) * 1000)
-            self._await(wire.send("XTRIM", key, "MINID", "~", max(0, oldest)))
+            wire.send("XTRIM", key, "MINID", "~", max(0, oldest)).add_done_callback(_forget)
         return True
-
-    def _await(self, future: asyncio.Future[Reply]) -> None:
-        self._sent.add(future)
-        future.add_done_callback(self._answered)
 
     def _answered(self, future: asyncio.Future[Reply]) -> None:
         self._sent.discard(future)
@@ -192,6 +190,12 @@ class RedisHistory(HistoryStore):
         first = f"{moment}-{number + 1 if given == _ALL else number}"
         arguments: list[Argument] = ["XTRIM", queue_key(check_queue(part), "history"), "MINID", "=", first]
         await self._command(slot_of(part), *arguments)
+
+
+def _forget(future: asyncio.Future[Reply]) -> None:
+    # What is too old stays for another minute: the next trim may do better.
+    if not future.cancelled():
+        future.exception()
 
 
 def _events(payload: bytes) -> list[Event]:
