@@ -243,6 +243,11 @@ class DirectoryHistory(HistoryStore):
                 await asyncio.sleep(0)
         return found, after
 
+    async def end(self, part: str) -> str | None:
+        """Where the next record will be: nothing is read for it."""
+        with self._opened(part) as opened:
+            return None if opened is None else _position(opened[2].place(0), 0)
+
     async def of_message(self, queue: str, message_id: str) -> list[Event]:
         """See `Backend.message_history`: records without the id are passed over undecoded."""
         needle = msgspec.json.encode(message_id)

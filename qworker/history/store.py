@@ -51,6 +51,14 @@ class HistoryStore(abc.ABC):
     async def forget(self, part: str, until: str) -> None:
         """See `Backend.forget_history`."""
 
+    async def end(self, part: str) -> str | None:
+        """The position after the last event of a part, for who wants to hear of what comes; None: it has no events."""
+        after: str | None = None
+        while True:
+            page, after = await self.read(part, after, _PAGE)
+            if not page:
+                return after
+
     async def of_message(self, queue: str, message_id: str) -> list[Event]:
         """See `Backend.message_history`."""
         found: list[Event] = []

@@ -172,7 +172,8 @@ class HistoryContract(Contract):
         reader = await case.open()
         case.backend.record(batches_of(events_of(case.queue, 3)))
         assert len(await self._until_told(case, 3)) == 3
-        ends = {part: await self._end(reader, part) for part in await reader.history_parts()}
+        ends = {part: await reader.history.end(part) for part in await reader.history_parts()}
+        assert ends == {part: await self._end(reader, part) for part in ends}
         case.backend.record(batches_of(events_of(case.queue, 5)[3:]))
 
         async def told() -> list[str]:

@@ -15,6 +15,7 @@ import pytest
 import pytest_asyncio
 from textual.widgets import DataTable, Static
 
+from qworker import Fail, Tasks
 from qworker.backend import Backend
 from qworker.cli.main import main
 from qworker.cli.top.cells import COLUMNS, cells
@@ -24,11 +25,12 @@ from qworker.errors import BackendUnavailable, QueueNotFound
 from qworker.health.report import Report
 from qworker.health.server import HealthServer
 from qworker.health.view import View
-from qworker.message import Draft, QueueStats, Settle, Settlement
+from qworker.message import Draft, Message, QueueStats, Settle, Settlement
 from qworker.metrics import Cell
 from qworker.registry import open_backend
 from qworker.testing.clock import FakeClock
 from qworker.testing.until import until
+from qworker.worker import Worker, WorkerOptions
 from tests.e2e.processes import environment
 
 
@@ -110,6 +112,44 @@ async def test_a_look_has_states_workers_and_rates(backend: Backend, counts: Cou
     counts.cell.ack = 4
     clock.advance(1.0)
     assert (await looker.look()).rows[0].done_rate == 3.0
+
+
+async def test_the_history_tells_what_was_done_and_by_how_many(backend: Backend, url: str) -> None:
+    clock = FakeClock()
+    tasks = Tasks(url)
+
+    @tasks.handler(queue="busy", max_tries=1)
+    async def work(message: Message) -> None:
+        if message.body == b"bad":
+            raise Fail("no")
+
+    # What was before the first look is nobody's rate.
+    await Worker(tasks, WorkerOptions(burst=True)).run()
+    looker = Looker(backend, "busy", clock=clock)
+    await looker.look()
+    await backend.publish("busy", [Draft(body=b"good"), Draft(body=b"bad"), Draft(body=b"good")])
+    await Worker(tasks, WorkerOptions(burst=True)).run()
+    await tasks.aclose()
+    clock.advance(2.0)
+    (row,) = (await looker.look()).rows
+    assert (row.done_rate, row.failed_rate, row.workers, row.ready) == (1.0, 0.5, 1, 0)
+    clock.advance(20.0)
+    await looker.look()
+    clock.advance(1.0)
+    (row,) = (await looker.look()).rows
+    assert (row.done_rate, row.workers) == (0.0, 0)
+
+
+async def test_where_nothing_counts_rates_of_work_are_not_known(tmp_path: Path) -> None:
+    backend = open_backend(f"file://{tmp_path}/quiet?history=0")
+    await backend.publish("busy", [Draft(body=b"x")])
+    clock = FakeClock()
+    looker = Looker(backend, clock=clock)
+    await looker.look()
+    clock.advance(1.0)
+    (row,) = (await looker.look()).rows
+    assert (row.backlog_rate, row.done_rate, row.failed_rate) == (0.0, None, None)
+    await backend.aclose()
 
 
 async def test_rates_are_of_the_last_seconds_and_not_of_all_time(backend: Backend) -> None:

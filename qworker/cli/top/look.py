@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
 from qworker.backend import Backend
+from qworker.cli.top.told import Told
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.errors import QueueNotFound
 from qworker.health.probe import ask
@@ -37,12 +38,12 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     failed: int = 0
     # Seconds that the oldest ready message has waited; None when none is ready.
     oldest_age: float | None = None
-    # Workers that hold a lease here.
+    # Workers that hold a lease here, or have told the history of one lately.
     workers: int = 0
     down: bool = False
     # How fast ready, leased and delayed together grow; negative: they shrink.
     backlog_rate: float | None = None
-    # Finished, and failed for good, as the workers' health ports count.
+    # Finished, and failed for good: as the workers' health ports count, or else as the history tells.
     done_rate: float | None = None
     failed_rate: float | None = None
 
@@ -106,6 +107,7 @@ class Looker:
         self._clock = clock
         # Each with the monotonic time of the look.
         self._past: deque[tuple[float, dict[str, _Counted]]] = deque()
+        self._told = Told(backend)
         self._rows: list[Row] = []
 
     async def look(self) -> Look:
@@ -141,9 +143,11 @@ class Looker:
                 if name == self._queue:
                     raise
                 # Deleted since it was listed.
-        finished = _sums(healths) if healths else None
-        counted = {stats.queue: _count(stats, finished) for stats, _ in seen}
         now = self._clock.monotonic()
+        if self._told.on:
+            await self._told.look(now)
+        finished = _sums(healths) if healths else self._told_of(stats.queue for stats, _ in seen)
+        counted = {stats.queue: _count(stats, finished) for stats, _ in seen}
         self._forget(now, counted)
         rows = [self._row(stats, workers, counted[stats.queue], now) for stats, workers in seen]
         self._past.append((now, counted))
@@ -156,6 +160,12 @@ class Looker:
         before = self._past[-1][1] if self._past else {}
         if any((counts.done or 0) < (before[queue].done or 0) for queue, counts in counted.items() if queue in before):
             self._past.clear()
+
+    def _told_of(self, queues: Iterable[str]) -> dict[str, dict[str, int]] | None:
+        told = self._told
+        if not told.on:
+            return None
+        return {queue: {"ack": told.done[queue], "fail_perm": told.failed[queue]} for queue in queues}
 
     async def _holders(self, stats: QueueStats) -> int:
         if not stats.leased:
@@ -179,7 +189,7 @@ class Looker:
             delayed=stats.delayed,
             failed=stats.fail,
             oldest_age=stats.oldest_age,
-            workers=workers,
+            workers=max(workers, self._told.workers(stats.queue, now - _WINDOW_S)),
             down=stats.down,
             backlog_rate=backlog_rate,
             done_rate=done_rate,
