@@ -1,14 +1,14 @@
 """What is stored: transitions of many messages in one record, in columns. Readers make `Event`s of it.
 
-A record is one JSON object with the fields of `EventBatch`. A column whose value is the same for all messages is that value, else
-a list as long as `id`. A worker tells most messages once, when they end: such a record also says when they were leased and
+A record is one JSON object with the fields of `EventBatch`. A column is a list as long as `id`; or as long as `groups`, with one value
+for each group of so many messages; or one value for all. A worker tells most messages once, when they end: such a record also says when they were leased and
 published (`begins`), so that no id is written three times.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from itertools import groupby, repeat
+from itertools import chain, groupby, repeat
 from typing import TypeVar, cast
 
 import msgspec
@@ -32,6 +32,8 @@ class EventBatch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     # Unix seconds.
     at: float | list[float]
     id: list[str]
+    # How many messages, one after another, share a value of the columns that are as long as this.
+    groups: list[int] = []
     task: str | list[str | None] | None = None
     tries: int | list[int] = 0
     token: int | list[int | None] | None = None
@@ -72,17 +74,26 @@ class EventBatch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
         ]
     ]:
         return zip(
-            _column(self.at),
+            self._column(self.at),
             self.id,
-            _column(self.task),
-            _column(self.tries),
-            _column(self.token),
-            _column(self.enqueued_at),
-            _column(self.duration_us),
-            _column(self.error),
-            _column(self.leased_at),
+            self._column(self.task),
+            self._column(self.tries),
+            self._column(self.token),
+            self._column(self.enqueued_at),
+            self._column(self.duration_us),
+            self._column(self.error),
+            self._column(self.leased_at),
             strict=False,
         )
+
+    def _column(self, value: T | list[T]) -> Iterable[T]:
+        """One value for each message."""
+        if not isinstance(value, list):
+            return repeat(value)
+        values = cast("list[T]", value)
+        if len(values) == len(self.id):
+            return values
+        return chain.from_iterable(map(repeat, values, self.groups))
 
 
 class _Known(msgspec.Struct, frozen=True, gc=False):
@@ -111,10 +122,6 @@ class _Known(msgspec.Struct, frozen=True, gc=False):
             enqueued_at=self.enqueued_at,
             error=error,
         )
-
-
-def _column(value: T | list[T]) -> Iterable[T]:
-    return cast("list[T]", value) if isinstance(value, list) else repeat(value)
 
 
 def batches_of(events: Iterable[Event]) -> list[EventBatch]:

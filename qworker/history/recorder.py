@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from itertools import groupby
 from operator import attrgetter
-from typing import Any
+from typing import Any, TypeVar
 
 from qworker import events
 from qworker.clock import Clock
@@ -31,6 +31,8 @@ _ENOUGH = 256
 _MOST = 512
 # Characters of an error, and of a task's name that nobody here registers.
 _MOST_ERROR, _MOST_NAME = 300, 200
+
+T = TypeVar("T")
 
 _queue: Callable[[Run], str] = attrgetter("lease.message.queue")
 _WITH_ERROR = frozenset({"retried", "failed", "lost"})
@@ -94,8 +96,11 @@ class Recorder:
         """Tell ends."""
         if acked and self._one_queue is not None and (not self._told or self._told.isdisjoint(runs)):
             # The usual end. Their columns are taken now: a run that is kept for later has left the processor's cache by then.
-            self._acks.add(runs, at, self._one_queue)
-            if len(self._acks.ids) >= _ENOUGH:
+            for first in range(0, len(runs), _MOST):
+                self._acks.add(runs[first : first + _MOST], at, self._one_queue)
+                if len(self._acks.ids) >= _ENOUGH:
+                    self._acks.move_to(self._ready)
+            if self._ready:
                 self.flush()
         else:
             self._end(runs, at, None)
@@ -187,7 +192,7 @@ class Recorder:
 
 
 class _Acks:
-    """The usual ends of one queue's messages, as columns that grow."""
+    """The usual ends of one queue's messages, as columns that grow. What was settled at once is a group."""
 
     def __init__(self, worker: str) -> None:
         self._worker = worker
@@ -195,53 +200,70 @@ class _Acks:
 
     def _clear(self) -> None:
         self._queue = ""
-        self._at: list[float] = []
         self.ids: list[str] = []
-        self._tasks: list[str | None] = []
         self._tries: list[int] = []
-        self._tokens: list[int | None] = []
         self._enqueued_at: list[float | None] = []
-        self._leased_at: list[float | None] = []
         self._durations: list[int | None] = []
+        # By group.
+        self._sizes: list[int] = []
+        self._at: list[float] = []
+        self._tasks: list[str | list[str | None] | None] = []
+        self._tokens: list[list[int | None]] = []
+        self._leased_at: list[list[float | None]] = []
 
     def add(self, runs: Sequence[Run], at: float, queue: str) -> None:
         """Take the columns of some."""
         leases = [run.lease for run in runs]
         messages = [lease.message for lease in leases]
-        tasks = _tasks(runs)
         self._queue = queue
-        self._at += [at] * len(runs)
         self.ids += [message.id for message in messages]
-        self._tasks += tasks if isinstance(tasks, list) else [tasks] * len(runs)
         self._tries += [message.tries for message in messages]
-        self._tokens += [lease.token for lease in leases]
         self._enqueued_at += [message.enqueued_at for message in messages]
-        self._leased_at += [run.leased_at for run in runs]
         self._durations += [int(run.duration * 1e6) for run in runs]
+        self._sizes.append(len(runs))
+        self._at.append(at)
+        self._tasks.append(_tasks(runs))
+        self._tokens.append([lease.token for lease in leases])
+        self._leased_at.append([run.leased_at for run in runs])
 
     def move_to(self, batches: list[EventBatch]) -> None:
-        """Make batches of them, and begin anew."""
-        for first in range(0, len(self.ids), _MOST):
-            some = slice(first, first + _MOST)
-            tasks, tries = self._tasks[some], self._tries[some]
-            batches.append(
-                EventBatch(
-                    event="acked",
-                    queue=self._queue,
-                    worker=self._worker,
-                    at=self._at[some],
-                    id=self.ids[some],
-                    task=tasks[0] if len(set(tasks)) == 1 else tasks,
-                    tries=tries if any(tries) else 0,
-                    token=self._tokens[some],
-                    enqueued_at=self._enqueued_at[some],
-                    duration_us=self._durations[some],
-                    begins=True,
-                    leased_at=self._leased_at[some],
-                )
+        """Make a batch of them, and begin anew."""
+        if not self.ids:
+            return
+        batches.append(
+            EventBatch(
+                event="acked",
+                queue=self._queue,
+                worker=self._worker,
+                at=self._at,
+                id=self.ids,
+                groups=self._sizes,
+                task=self._task_column(),
+                tries=self._tries if any(self._tries) else 0,
+                token=_by_group(self._tokens),
+                enqueued_at=self._enqueued_at,
+                duration_us=self._durations,
+                begins=True,
+                leased_at=_by_group(self._leased_at),
             )
-        if self.ids:
-            self._clear()
+        )
+        self._clear()
+
+    def _task_column(self) -> str | list[str | None] | None:
+        first = self._tasks[0]
+        if not isinstance(first, list) and all(task == first for task in self._tasks):
+            return first
+        column: list[str | None] = []
+        for task, size in zip(self._tasks, self._sizes, strict=True):
+            column += task if isinstance(task, list) else [task] * size
+        return column
+
+
+def _by_group(groups: list[list[T]]) -> list[T]:
+    """One value for each group, where each has only one; else one for each message."""
+    if all(group.count(group[0]) == len(group) for group in groups):
+        return [group[0] for group in groups]
+    return [value for group in groups for value in group]
 
 
 def _tasks(runs: Sequence[Run]) -> str | list[str | None] | None:
