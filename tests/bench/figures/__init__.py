@@ -18,6 +18,7 @@ FIGURES = (
     "outage",
     "cycle",
     "metrics",
+    "history",
     "scaling",
     "restarts",
     "memory",
