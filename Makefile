@@ -2,7 +2,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo test check fix bench docs clean
+.PHONY: help demo test check fix bench bench-spark docs clean
 
 # Compiled modules are what makes the thousands of processes of the tests start quickly; and what a user has set for other
 # projects must not reach this one.
@@ -19,7 +19,7 @@ pytest := $(bin)/python -m pytest -q -p no:anyio -p no:doctest -p no:pastebin -p
 sources := qworker backends examples tests
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: ## Watch tasks run on a durable queue, a minute from a fresh clone
 	@.ci/venv.sh
@@ -48,6 +48,11 @@ fix: ## Format, and mend what ruff can mend
 bench: ## Measure what docs/benchmarks.md claims (ARGS="--only latency --quick")
 	@.ci/venv.sh test
 	@$(bin)/python tests/bench/run.py $(ARGS)
+
+bench-spark: ## Measure what docs/benchmarks.md claims of the pipeline
+	@.ci/venv.sh test
+	@tests/install-tools.sh
+	@$(bin)/python tests/bench/run.py --spark $(ARGS)
 
 docs: ## Build the site into site/, strictly
 	@.ci/venv.sh docs

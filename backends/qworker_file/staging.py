@@ -51,12 +51,12 @@ class FileStaging(Staging):
     async def done(self, step: int) -> Published | None:
         """Look for the mark in names/."""
         with store_errors(f"look for the job {self.job}"):
-            return self._folder().done(step)
+            return None if self._opened().queue(self.queue) is None else self._folder().done(step)
 
     async def sealed(self, step: int) -> Manifest | None:
         """Look for the seal under tmp/."""
         with store_errors(f"look for the job {self.job}"):
-            return self._folder().sealed(step)
+            return None if self._opened().queue(self.queue) is None else self._folder().sealed(step)
 
     # -- staging -----------------------------------------------------------------------------------------------------
 

@@ -95,9 +95,10 @@ def load(  # noqa: PLR0913 - each is one thing that a load is told
         priority = str(found.options.priority)
     beside = {name: text for name, text in zip(_BESIDE, (due_at, priority, key), strict=True) if text is not None}
     options = WriteOptions(url=url, queue=queue, job=check_job(job), staging=staging, rejects=rejects)
-    before = asyncio.run(_settled(options))
     with plain(), own_interpreter(spark):
+        # Spark finds wrong columns and SQL here, before the store is touched.
         rows = _calls(source_df, CallMaker(task, signature, tuple(columns)), columns, beside)
+        before = asyncio.run(_settled(options))
         rows.write.format("qworker").mode("append").options(**_texts(options)).save()
     done = asyncio.run(_done(options))
     return LoadResult(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -28,12 +29,17 @@ def plain() -> Generator[None]:
     Raises:
         QworkerError: what a task raised of ours; else `BackendError` with Spark's first line.
     """
+    # Spark would tell the same on the terminal, at a length that nobody reads.
+    log = logging.getLogger("SQLQueryContextLogger")
+    before, log.disabled = log.disabled, True
     try:
         yield
     except Exception as error:
         if not _is_sparks(error):
             raise
         raise plain_error(error) from error
+    finally:
+        log.disabled = before
 
 
 def plain_error(error: BaseException) -> QworkerError:

@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from figures import FIGURES, measure
+from figures import FIGURES, SPARK_FIGURES, measure
 from harness import Bench, Figure
 from harness.disk import measuring_disk
 from harness.report import as_json, as_table, machine
@@ -22,7 +22,7 @@ def main() -> int:
         print("machine: " + ", ".join(f"{name} {value}" for name, value in machine().items()))
         print(f"disk: {disk}", flush=True)
         bench = Bench(folder, quick=options.quick)
-        for name in options.only or FIGURES:
+        for name in options.only or (SPARK_FIGURES if options.spark else FIGURES):
             began = time.monotonic()
             print(f"{name} ...", end=" ", flush=True)
             found = measure(name, bench)
@@ -42,10 +42,11 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--only",
         action="append",
-        choices=FIGURES,
+        choices=(*FIGURES, *SPARK_FIGURES),
         metavar="NAME",
-        help=f"measure this one; repeatable: {', '.join(FIGURES)}",
+        help=f"measure this one; repeatable: {', '.join((*FIGURES, *SPARK_FIGURES))}",
     )
+    parser.add_argument("--spark", action="store_true", help="measure the pipeline's figures instead")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything, with the rounds, to FILE")
     parser.add_argument("--quick", action="store_true", help="small numbers, to see that everything runs")
     parser.add_argument("--directory", type=Path, metavar="DIR", help="measure in DIR, and make no disk image")

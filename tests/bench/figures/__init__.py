@@ -6,7 +6,7 @@ from importlib import import_module
 
 from harness import Bench, Figure
 
-__all__ = ["FIGURES", "measure"]
+__all__ = ["FIGURES", "SPARK_FIGURES", "measure"]
 
 # In the order of cost: what is quick to tell comes first.
 FIGURES = (
@@ -31,6 +31,8 @@ FIGURES = (
     "vsqs",
     "mq",
 )
+# Those of the pipeline, which need a Java.
+SPARK_FIGURES = ("spark_load",)
 
 
 def measure(name: str, bench: Bench) -> list[Figure]:

@@ -1,0 +1,177 @@
+"""`load` of a Parquet table into a directory and into Redis, beside a loop of awaited enqueues; and with task processes killed."""
+
+from __future__ import annotations
+
+import random
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from harness import Bench, Figure
+from harness.report import median, spread
+from harness.server import redis_server
+
+ROOT = Path(__file__).parents[3]
+MASTER = "local[2,4]"
+# Bodies have 100 bytes, envelope and all.
+TEXT = "rpad(cast(id as string), 45, 'x')"
+KILLS = 20
+
+
+def measure(bench: Bench) -> list[Figure]:
+    """Rows per second into both stores, and what 20 killed task processes lose and double."""
+    rows, rounds = bench.size(1_000_000, 2_000), 1 if bench.quick else 3
+    into_files = [_into_files(bench, rows) for _ in range(rounds)]
+    awaited = [bench.call(enqueue, url=bench.url(bench.fresh(), "full"), count=bench.size(3_000, 50)) for _ in range(3)]
+    with redis_server(bench.fresh()) as server:
+        into_redis = [_into_redis(bench, server, rows) for _ in range(rounds)]
+    folder = bench.fresh()
+    kills = KILLS if not bench.quick else 2
+    killed = bench.call(
+        kill, url=bench.url(folder, "full"), source=str(folder / "rows"), rows=bench.size(20_000, 1_000), kills=kills
+    )
+    bench.discard(folder)
+    return [
+        _figure(f"load {rows:,} rows into file:, sync=full", 20_000, into_files, "/s"),
+        _figure(
+            "load into file: / a loop of awaited enqueues",
+            8,
+            [rate / median(awaited) for rate in into_files],
+            "x",
+            f"{median(awaited):,.0f}/s awaited",
+        ),
+        _figure(f"load {rows:,} rows into Redis", 60_000, into_redis, "/s"),
+        _none(f"rows lost, {killed['killed']} task processes killed", killed["lost"], killed["aborted"]),
+        _none(f"rows doubled, {killed['killed']} task processes killed", killed["doubled"], killed["aborted"]),
+    ]
+
+
+def _figure(what: str, asked: float, rates: list[float], unit: str, note: str = "") -> Figure:
+    return Figure(
+        figure="spark_load",
+        what=what,
+        asked=asked,
+        at_most=False,
+        measured=median(rates),
+        unit=unit,
+        rounds=rates,
+        note=note or spread(rates),
+    )
+
+
+def _none(what: str, count: int, aborted: int) -> Figure:
+    note = f"{aborted} loads were aborted, and run again"
+    return Figure(figure="spark_load", what=what, asked=0, measured=count, unit="", note=note)
+
+
+def _into_files(bench: Bench, rows: int) -> float:
+    folder = bench.fresh()
+    rate: float = bench.call(load_rows, url=bench.url(folder, "full"), source=str(folder / "rows"), rows=rows)
+    bench.discard(folder)
+    return rate
+
+
+def _into_redis(bench: Bench, server: Any, rows: int) -> float:
+    server.ask("FLUSHALL")
+    folder = bench.fresh()
+    rate: float = bench.call(load_rows, url=server.url, source=str(folder / "rows"), rows=rows)
+    bench.discard(folder)
+    return rate
+
+
+# -- in processes of their own -----------------------------------------------------------------------------------------
+
+
+def enqueue(given: dict[str, Any]) -> float:
+    """Calls per second, each awaited before the next."""
+    from harness.work import noop_app, run_loop
+
+    async def run() -> float:
+        noop = noop_app(given["url"])["noop"]
+        for _ in range(20):
+            await noop.enqueue("x" * 45)
+        began = time.perf_counter()
+        for _ in range(given["count"]):
+            await noop.enqueue("x" * 45)
+        return given["count"] / (time.perf_counter() - began)
+
+    return run_loop(run())
+
+
+def load_rows(given: dict[str, Any]) -> float:
+    """Rows per second of one load, in a session that has loaded before."""
+    from harness.work import QUEUE, noop_app, run_loop
+    from qworker.pipeline.load import load
+    from qworker.pipeline.session import start_session
+    from qworker.registry import open_backend
+
+    spark = start_session(MASTER)
+    rows = given["rows"]
+    _write_source(spark, given["source"], rows)
+    app = noop_app(given["url"])
+    load(spark, spark.read.parquet(given["source"]).limit(2_000), given["url"], "warm", "noop", app=app, job="warm")
+    source = spark.read.parquet(given["source"])
+    began = time.perf_counter()
+    found = load(spark, source, given["url"], QUEUE, "noop", app=app, job="bench")
+    taken = time.perf_counter() - began
+
+    async def count() -> int:
+        backend = open_backend(given["url"])
+        ready = (await backend.stats(QUEUE)).ready
+        await backend.aclose()
+        return ready
+
+    if not found.enqueued == run_loop(count()) == rows:
+        raise RuntimeError(f"{found.enqueued} of {rows} rows were enqueued")
+    spark.stop()
+    return rows / taken
+
+
+def kill(given: dict[str, Any]) -> dict[str, int]:
+    """Load again and again, each time with one task process killed at a random moment; then count what is there."""
+    from harness.work import QUEUE, noop_app, run_loop
+    from qworker.errors import QworkerError
+    from qworker.message import State
+    from qworker.pipeline.load import load
+    from qworker.pipeline.session import start_session
+    from qworker.registry import open_backend
+
+    sys.path.insert(0, str(ROOT))
+    from tests.spark.killing import Killer, jvm
+
+    spark = start_session(MASTER)
+    _write_source(spark, given["source"], given["rows"])
+    source, app, url = spark.read.parquet(given["source"]), noop_app(given["url"]), given["url"]
+    load(spark, source.limit(1_000), url, "warm", "noop", app=app, job="warm")
+    began = time.perf_counter()
+    load(spark, source, url, "warm", "noop", app=app, job="timed")
+    usual = time.perf_counter() - began
+    draw, process, done = random.Random(7), jvm(spark), {"killed": 0, "aborted": 0, "jobs": 0}
+    while done["killed"] < given["kills"] and done["jobs"] < 3 * given["kills"]:
+        job = f"job-{done['jobs']}"
+        done["jobs"] += 1
+        with Killer(process, draw, within=usual) as killer:
+            try:
+                load(spark, source, url, QUEUE, "noop", app=app, job=job)
+            except QworkerError:
+                done["aborted"] += 1
+                load(spark, source, url, QUEUE, "noop", app=app, job=job)
+        done["killed"] += killer.killed
+    spark.stop()
+
+    async def look() -> Counter[bytes]:
+        backend = open_backend(url)
+        found = Counter(each.message.body for each in await backend.browse(QUEUE, State.READY, limit=sys.maxsize))
+        await backend.aclose()
+        return found
+
+    found = run_loop(look())
+    lost = (given["rows"] - len(found)) * done["jobs"] + sum(max(0, done["jobs"] - count) for count in found.values())
+    doubled = sum(max(0, count - done["jobs"]) for count in found.values())
+    return {**done, "lost": lost, "doubled": doubled}
+
+
+def _write_source(spark: Any, path: str, rows: int) -> None:
+    spark.range(0, rows, 1, 8).selectExpr(f"{TEXT} as text").write.parquet(path)
