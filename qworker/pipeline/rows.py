@@ -86,6 +86,18 @@ def _strings(values: Iterable[str | None]) -> pa.Array[Any]:
         return pa.array([None if text is None else _text(text) for text in texts], pa.string())
 
 
+def _same(values: Sequence[str]) -> pa.Array[Any]:
+    """Texts that are nearly always one."""
+    first = values[0] if values else ""
+    if values.count(first) == len(values):
+        return pa.repeat(pa.scalar(str(first), pa.string()), len(values))
+    return _strings(map(str, values))
+
+
+def _texts(texts: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(_text(text) for text in texts) if texts else texts
+
+
 def _text(text: str) -> str:
     return text.encode(errors="replace").decode()
 
@@ -105,8 +117,8 @@ _CALL_COLUMNS = frozenset(_CALLS)
 
 _COLUMNS: dict[str, Callable[[Sequence[StoredMessage]], pa.Array[Any]]] = {
     "id": lambda found: _strings(one.message.id for one in found),
-    "queue": lambda found: _strings(one.message.queue for one in found),
-    "state": lambda found: _strings(one.state.value for one in found),
+    "queue": lambda found: _same([one.message.queue for one in found]),
+    "state": lambda found: _same([one.state for one in found]),
     "body": lambda found: pa.array([one.message.body for one in found], pa.binary()),
     "tries": lambda found: pa.array([one.message.tries for one in found], pa.int32()),
     "priority": lambda found: pa.array([one.message.priority for one in found], pa.int32()),
@@ -117,7 +129,7 @@ _COLUMNS: dict[str, Callable[[Sequence[StoredMessage]], pa.Array[Any]]] = {
     "finished_at": lambda found: timestamps(one.finished_at for one in found),
     "holder": lambda found: _strings(one.holder for one in found),
     "error": lambda found: _strings(one.error for one in found),
-    "arguments": lambda found: pa.array([[_text(text) for text in one.message.arguments] for one in found], _TEXTS),
+    "arguments": lambda found: pa.array([_texts(one.message.arguments) for one in found], _TEXTS),
     "fields": lambda found: pa.array(
         [None if one.message.fields is None else list(one.message.fields.items()) for one in found], _FIELDS
     ),
