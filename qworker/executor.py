@@ -16,6 +16,7 @@ from qworker.errors import BadArguments, Fail, Retry
 from qworker.failure import failure_text
 from qworker.message import Settle
 from qworker.names import printable
+from qworker.parcel import unpack
 from qworker.run import Observer, Run, Stop
 from qworker.task import Handler
 
@@ -83,7 +84,7 @@ class Executor:
         return tries >= 1 and run.handler is not None and tries >= run.handler.options.max_tries - 1
 
     def _resolve(self, run: Run) -> bool:
-        message = run.lease.message
+        message = run.lease.message = unpack(run.lease.message)
         opened = open_envelope(message.body)
         if type(opened) is Envelope:
             task = self._tasks.registered.get(opened.task)

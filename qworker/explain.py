@@ -15,6 +15,7 @@ from qworker.envelope import Envelope, open_envelope
 from qworker.errors import BadArguments
 from qworker.history.event import Event
 from qworker.message import QueueStats, State, StoredMessage
+from qworker.parcel import unpack
 
 __all__ = ["Code", "Explanation", "Reason", "explain"]
 
@@ -205,7 +206,7 @@ def _by_app(stored: StoredMessage, tasks: Tasks) -> list[Reason]:
                 "wrong-queue", f"the app names no task or handler for {queue}: run it with `-Q {queue}` to work there"
             )
         )
-    opened = open_envelope(stored.message.body)
+    opened = open_envelope(unpack(stored.message).body)
     if isinstance(opened, Envelope) and opened.task in tasks.registered:
         try:
             tasks[opened.task].signature.convert(opened.args, opened.kwargs)

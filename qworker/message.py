@@ -86,6 +86,8 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     arguments: tuple[str, ...] = ()
     # rfq's flat map.
     fields: Mapping[str, str] | None = None
+    # The id that it had in the store that it came from, where this one gave it another.
+    origin: str | None = None
 
 
 class Lease(msgspec.Struct, kw_only=True, eq=False):

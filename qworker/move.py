@@ -4,6 +4,10 @@ Each message is stored at the target under its own id before it leaves the sourc
 has it. Killed in between, both have it: another run of the move stores nothing twice (the target knows the id) and takes it away
 from the source. Only a message that the target has already finished and forgotten can run a second time.
 
+What the target's protocol has no place for travels in the body (`qworker.parcel`), and a protocol that has ids of its own form gives
+one, and keeps the old one beside it where it can. The same message gets the same id where ids can be chosen at all; elsewhere (`fsq:`, `vsqs:`) a
+move that was killed may have stored its last batch twice.
+
 Ready messages are leased at the source, so that its workers and the move never take the same one. Delayed ones cannot be leased:
 they are copied while they are still far from due, and those that come due meanwhile are leased like all others.
 """
@@ -18,8 +22,10 @@ import msgspec
 from qworker.backend import Backend
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.envelope import Envelope, open_envelope
-from qworker.errors import BackendError
+from qworker.errors import BackendError, BadName, NotSupported
 from qworker.message import Draft, Lease, Message, Settle, Settlement, State, StoredMessage
+from qworker.names import check_id
+from qworker.parcel import pack, unpack
 
 __all__ = ["Moved", "move"]
 
@@ -56,9 +62,10 @@ async def move(
     *,
     failed: bool = False,
     progress: Callable[[int], None] = lambda _count: None,
+    renamed: Callable[[str, str], None] = lambda _old, _new: None,
     clock: Clock = SYSTEM_CLOCK,
 ) -> Moved:
-    """Move a queue's messages, with their ids, tries, times, priorities and keys.
+    """Move a queue's messages, with their ids, tries, times, priorities, keys, fields and arguments.
 
     Ends when the source has none that is ready or delayed. What its workers hold is theirs to finish.
 
@@ -68,20 +75,22 @@ async def move(
         queue: the name at both.
         failed: also failed messages, which become ready at the target with tries 0, as by `requeue`.
         progress: is called with the size of each batch.
+        renamed: is called with each id that another takes the place of, and that one.
         clock: tells now.
 
     Raises:
         QueueNotFound: the source has no such queue.
-        NotSupported: the target has no place for something that a message carries.
+        NotSupported: the target has no place for a message's priority or key.
     """
     moved = Moved(queue)
+    receiver = _Receiver(target, queue, renamed)
     await source.stats(queue)
     await target.create(queue)
     if failed:
-        moved.failed = await _copy_away(source, target, queue, State.FAIL, progress, clock)
+        moved.failed = await _copy_away(source, receiver, queue, State.FAIL, progress, clock)
     while True:
-        moved.ready += await _lease_away(source, target, moved, progress)
-        moved.delayed += await _copy_away(source, target, queue, State.DELAYED, progress, clock)
+        moved.ready += await _lease_away(source, receiver, moved, progress)
+        moved.delayed += await _copy_away(source, receiver, queue, State.DELAYED, progress, clock)
         stats = await source.stats(queue)
         # A queue that is down gives no leases: what is ready in it is moved by nobody until it is up.
         if (not stats.ready or stats.down) and not stats.delayed:
@@ -94,7 +103,7 @@ async def move(
     return moved
 
 
-async def _lease_away(source: Backend, target: Backend, moved: Moved, progress: Callable[[int], None]) -> int:
+async def _lease_away(source: Backend, target: _Receiver, moved: Moved, progress: Callable[[int], None]) -> int:
     """Move what can be leased; count it."""
     count = 0
     while leases := await source.lease(moved.queue, _BATCH, _VISIBILITY):
@@ -104,9 +113,9 @@ async def _lease_away(source: Backend, target: Backend, moved: Moved, progress: 
     return count
 
 
-async def _hand_over(source: Backend, target: Backend, leases: Sequence[Lease], moved: Moved) -> None:
+async def _hand_over(source: Backend, target: _Receiver, leases: Sequence[Lease], moved: Moved) -> None:
     try:
-        await target.publish(moved.queue, [_draft(lease.message) for lease in leases])
+        await target.store([_draft(lease.message) for lease in leases])
     except BaseException:
         # The target has some of them perhaps; the source keeps all, unharmed and at once.
         await asyncio.shield(source.settle([Settlement(lease=lease, how=Settle.RELEASE) for lease in leases]))
@@ -117,7 +126,7 @@ async def _hand_over(source: Backend, target: Backend, leases: Sequence[Lease], 
 
 async def _copy_away(
     source: Backend,
-    target: Backend,
+    target: _Receiver,
     queue: str,
     state: State,
     progress: Callable[[int], None],
@@ -131,7 +140,7 @@ async def _copy_away(
         skipped += len(page) - len(chosen)
         if not chosen:
             continue
-        await target.publish(queue, [_copy(stored) for stored in chosen])
+        await target.store([_copy(stored) for stored in chosen])
         removed = await source.remove(queue, [stored.message.id for stored in chosen])
         # Somebody requeued or removed the others meanwhile: they are not where this loop looks.
         count += len(chosen)
@@ -147,15 +156,74 @@ def _copy(stored: StoredMessage) -> Draft:
 
 
 def _draft(message: Message) -> Draft:
+    message = unpack(message)
     opened = open_envelope(message.body)
+    task = opened.task if isinstance(opened, Envelope) else None
+    arguments = message.arguments
+    if task is not None and arguments[:1] == (task,):
+        # The label that a directory puts into the names of files.
+        arguments = arguments[1:]
     return Draft(
         body=message.body,
         id=message.id,
         priority=message.priority,
         key=message.key,
-        task=opened.task if isinstance(opened, Envelope) else None,
-        arguments=message.arguments,
+        task=task,
+        arguments=arguments,
         fields=message.fields,
         tries=message.tries,
         enqueued_at=message.enqueued_at,
     )
+
+
+def _is_usual(message_id: str | None) -> bool:
+    """Whether any store that keeps ids can keep this one."""
+    try:
+        return message_id is None or bool(check_id(message_id))
+    except BadName:
+        return False
+
+
+class _Receiver:
+    """The target, as its protocol takes messages.
+
+    Args:
+        target: the backend.
+        queue: where they go.
+        renamed: is told of each id that another takes the place of, and that one.
+    """
+
+    def __init__(self, target: Backend, queue: str, renamed: Callable[[str, str], None]) -> None:
+        self._target = target
+        self._queue = queue
+        self._renamed = renamed
+
+    async def store(self, drafts: Sequence[Draft]) -> None:
+        """Publish messages that have ids."""
+        fitted = [self._fitted(draft) for draft in drafts]
+        try:
+            ids = await self._target.publish(self._queue, fitted)
+        except NotSupported:
+            # One of them is refused for what it is; in their order, for nothing of the batch is stored.
+            ids = [await self._store_one(draft) for draft in fitted]
+        for draft, new in zip(drafts, ids, strict=True):
+            if draft.id is not None and draft.id != new:
+                self._renamed(draft.id, new)
+
+    async def _store_one(self, draft: Draft) -> str:
+        try:
+            (message_id,) = await self._target.publish(self._queue, [draft])
+        except NotSupported:
+            packed = pack(draft, even_empty=not draft.body)
+            if packed is draft:
+                raise
+            (message_id,) = await self._target.publish(self._queue, [packed])
+        return message_id
+
+    def _fitted(self, draft: Draft) -> Draft:
+        lacks = self._target.deviations
+        if ("fields" in lacks and draft.fields) or ("arguments" in lacks and draft.arguments):
+            draft = pack(draft)
+        if "given_ids" in lacks or not _is_usual(draft.id):
+            draft = msgspec.structs.replace(draft, id=None, origin=draft.id)
+        return draft

@@ -42,6 +42,7 @@ class FileBackend(Backend):
     deviations: ClassVar[Mapping[str, str]] = {
         "priority": "a directory is listed in one order: priorities come with redis:",
         "key": "a directory has no place for keys: give messages ids, or use redis:",
+        "fields": "a file has a name and its contents",
     }
 
     def __init__(self, directory: str, *, clock: Clock = SYSTEM_CLOCK, options: FileOptions | None = None) -> None:

@@ -38,6 +38,8 @@ _TURN = 0.002
 # Files of one commit: their descriptors are open at the same time.
 BATCH = 1000
 _LOCK_PAUSE = 0.002
+# Messages that were enqueued this near to one another in another store.
+_SAME_TIME_NS = 1_000_000
 
 
 _serial = itertools.count(1)
@@ -80,6 +82,7 @@ class Publisher:
         self._local = local
         self._commit = commit
         self._last_ns = 0
+        self._last_given_ns = 0
         self._mark = next(_serial)
 
     async def publish(self, files: QueueDir, drafts: Sequence[Draft]) -> Stored:
@@ -157,7 +160,12 @@ class Publisher:
 
     def _stem_at(self, moment: float) -> str:
         """A stem of an earlier time; unique by a serial number, for others may have had the same moment."""
-        stamp = self._stamp(round(moment * 1e6) * 1000)
+        ns = round(moment * 1e6) * 1000
+        if ns <= self._last_given_ns < ns + _SAME_TIME_NS:
+            # They keep the order in which they come, which is that of their names.
+            ns = self._last_given_ns + 1
+        self._last_given_ns = ns
+        stamp = self._stamp(ns)
         pid, host = new_id().split("_")[2:]
         return f"{stamp}_{pid}_{next(_serial)}.{host}"
 

@@ -188,7 +188,14 @@ class Admin:
         record = self._store.records.read(name)
         failed = state is State.FAIL
         return StoredMessage(
-            message=Message(id=message_id, queue=held.name, body=body, tries=record.tries, enqueued_at=enqueued_at),
+            message=Message(
+                id=message_id,
+                queue=held.name,
+                body=body,
+                tries=record.tries,
+                enqueued_at=enqueued_at,
+                origin=record.origin or None,
+            ),
             state=state,
             due_at=int(place[0].partition(".")[0]) / 1000 if state is State.DELAYED else None,
             expires_at=record.expires_at or None if state is State.LEASED else None,

@@ -47,6 +47,8 @@ class MqBackend(Backend):
         "priority": "mq has no priorities",
         "key": "mq has no keys",
         "given_ids": "an mq id is a UUID: only those can be given",
+        "fields": "a message is its contents alone",
+        "arguments": "a message is its contents alone",
     }
 
     def __init__(

@@ -95,7 +95,7 @@ class Claims:
         # A lease in the record of a ready message: a foreign mover ended it, and it counts as expired.
         tries = record.tries + 1 if record.visibility else record.tries
         token = max(record.token + 1, _plain_token(found.st_ctime_ns))
-        recorded = bool(record.token or record.tries or holder or visibility != self._plain)
+        recorded = bool(record.token or record.tries or record.origin or holder or visibility != self._plain)
         if recorded:
             self._records.write(
                 f"{queue}:{message_id}",
@@ -107,9 +107,11 @@ class Claims:
                     holder=holder,
                     moved=found.st_ctime_ns,
                     error=record.error,
+                    origin=record.origin,
                 ),
             )
-        message = Message(id=message_id, queue=queue, body=body, tries=tries, enqueued_at=found.st_mtime)
+        origin = record.origin or None
+        message = Message(id=message_id, queue=queue, body=body, tries=tries, enqueued_at=found.st_mtime, origin=origin)
         return MqLease(
             message=message, token=token, expires_at=now + visibility, moved=found.st_ctime_ns, recorded=recorded
         )
@@ -138,6 +140,7 @@ class Claims:
                     holder=record.holder,
                     moved=record.moved,
                     error=record.error,
+                    origin=record.origin,
                 ),
             )
             lease.expires_at = expires_at
@@ -242,7 +245,12 @@ class Claims:
             if record is None:
                 return None
             message = Message(
-                id=message_id, queue=queue, body=_read(fd), tries=record.tries, enqueued_at=os.fstat(fd).st_mtime
+                id=message_id,
+                queue=queue,
+                body=_read(fd),
+                tries=record.tries,
+                enqueued_at=os.fstat(fd).st_mtime,
+                origin=record.origin or None,
             )
             return MqLease(message=message, token=token, expires_at=record.expires_at, moved=record.moved)
         finally:

@@ -34,6 +34,8 @@ class PlainMqHttpBackend(MqHttpBackend):
         "priority": "mq has no priorities",
         "key": "mq has no keys",
         "given_ids": "the server makes the ids",
+        "fields": "a message is its contents alone",
+        "arguments": "a message is its contents alone",
         "delay": "mq publishes at once",
         "fifo": "a server with peers takes one of the first at random",
         "tries_carried": "mq counts no tries",
@@ -71,6 +73,8 @@ class PlainMqHttpBackend(MqHttpBackend):
         for draft in drafts:
             if draft.priority or draft.key is not None or draft.id is not None:
                 raise NotSupported("a plain mq server has no priorities, keys or ids of the publisher's")
+            if draft.fields or draft.arguments:
+                raise NotSupported("a plain mq server has no place for fields and arguments: put them into the body")
             if draft.delay > 0 or (draft.due_at or 0) > self._clock.time():
                 raise NotSupported("a plain mq server publishes at once: leave the delay out")
         ids: list[str] = []

@@ -13,7 +13,7 @@ import msgspec
 from qworker.errors import BackendError, NotSupported, PublishFailed, StorageFull, StorePermission
 from qworker.files import CREATE, store_error, write_all
 from qworker.message import Draft
-from qworker_mq.ids import is_uuid, new_uuids
+from qworker_mq.ids import at_unix, is_uuid, new_uuids, uuid_of
 from qworker_mq.record import Record
 from qworker_mq.store import Held, Store
 
@@ -32,6 +32,7 @@ class _Written(msgspec.Struct, kw_only=True, eq=False):
     # Unix seconds; 0: now.
     due_at: float
     given: bool
+    origin: str
 
 
 class Publisher:
@@ -45,6 +46,8 @@ class Publisher:
     def __init__(self, store: Store, *, direct: bool) -> None:
         self._store = store
         self._direct = direct
+        # The time in the last id that was made from one of another store.
+        self._last = 0
 
     async def publish(self, queue: str, drafts: Sequence[Draft]) -> list[str]:
         """See `Backend.publish`."""
@@ -57,12 +60,13 @@ class Publisher:
             given: set[str] = set()
             until = time.monotonic() + _SLICE
             for number, draft in enumerate(drafts):
-                if draft.id is not None:
-                    ids[number] = draft.id
-                    if draft.id in given or self._stored(held, draft.id):
+                chosen = self._chosen(draft)
+                if chosen is not None:
+                    ids[number] = chosen
+                    if chosen in given or self._stored(held, chosen):
                         continue
-                    given.add(draft.id)
-                written.append(self._write(ids[number], draft))
+                    given.add(chosen)
+                written.append(self._write(ids[number], draft, given=chosen is not None))
                 if time.monotonic() >= until:
                     await asyncio.sleep(0)
                     until = time.monotonic() + _SLICE
@@ -74,7 +78,15 @@ class Publisher:
         self._store.wake(queue)
         return ids
 
-    def _write(self, message_id: str, draft: Draft) -> _Written:
+    def _chosen(self, draft: Draft) -> str | None:
+        """The id that a message must have: its publisher's, or one that goes with its id in another store."""
+        if draft.id is not None or draft.origin is None or draft.enqueued_at is None:
+            return draft.id
+        # Not the same time for two: the order in which they come is that of their ids.
+        self._last = max(at_unix(draft.enqueued_at), self._last + 1)
+        return uuid_of(draft.origin, self._last)
+
+    def _write(self, message_id: str, draft: Draft, *, given: bool) -> _Written:
         now = self._store.clock.time()
         due_at = now + draft.delay if draft.due_at is None else draft.due_at
         tmp = f"{message_id}.{secrets.token_hex(4)}"
@@ -85,7 +97,8 @@ class Publisher:
             fd=fd,
             tries=draft.tries,
             due_at=due_at if due_at > now else 0.0,
-            given=draft.id is not None,
+            given=given,
+            origin=draft.origin or "",
         )
         try:
             write_all(fd, draft.body)
@@ -114,8 +127,9 @@ class Publisher:
 
     def _rename(self, held: Held, message: _Written) -> int:
         root = self._store.root
-        if message.tries:
-            self._store.records.write(f"{held.name}:{message.id}", Record(tries=message.tries))
+        if message.tries or message.origin:
+            record = Record(tries=message.tries, origin=message.origin)
+            self._store.records.write(f"{held.name}:{message.id}", record)
         if message.due_at:
             target, name = held.dirs.due, f"{int(message.due_at * 1000)}.{message.id}"
         elif self._direct:
@@ -152,6 +166,8 @@ def _check(draft: Draft) -> None:
         raise NotSupported("mq: has no keys: publish with a UUID as the id, which is stored once")
     if draft.id is not None and not is_uuid(draft.id):
         raise NotSupported("an id on mq: is a UUID in lower case with hyphens: publish without one")
+    if draft.fields or draft.arguments:
+        raise NotSupported("mq: has no place for fields and arguments: put them into the body")
 
 
 def _exists(name: str, directory: int) -> bool:

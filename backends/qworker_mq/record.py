@@ -33,6 +33,8 @@ class Record(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True):
     # The file's change time (ns) after the rename that leased it. A later one: somebody moved it since, so the lease is over.
     moved: int = 0
     error: str = ""
+    # The message's id in the store that it came from.
+    origin: str = ""
 
     def ended(self, *, tries: int | None = None, error: str | None = None) -> Record:
         """This record with no lease."""
@@ -41,6 +43,7 @@ class Record(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True):
             token=self.token,
             # The record's length is bounded, and with it the text: the full reason of a failure has a file of its own.
             error=self.error if error is None else error[:200],
+            origin=self.origin,
         )
 
 

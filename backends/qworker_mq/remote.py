@@ -88,6 +88,8 @@ class MqHttpBackend(Backend):
             raise BadURL(f"{self.describe()} has mq's endpoints only: add ?plain=1")
         about = _decoded(self._checked(answer), _About)
         self._durability = about.durability
+        # What its backend deviates in, this one does: an instance's own, over the class's.
+        vars(self)["deviations"] = about.deviations
         if about.history and self._wants_history and not self.history.on:
             self.history = HttpHistory(self._ask, self.describe())
 

@@ -73,6 +73,8 @@ class SqBackend(Backend):
         "priority": "a log has one order",
         "key": "a log keeps no index of keys",
         "empty_bodies": "a record of length 0 is the end of the log",
+        "fields": "a record is its bytes alone",
+        "arguments": "a record is its bytes alone",
     }
 
     def __init__(
@@ -607,5 +609,7 @@ def _check(draft: Draft) -> None:
         raise NotSupported("sq: has no keys: a log keeps no index of them; give the message an id instead")
     if not draft.body:
         raise NotSupported("sq: has no empty messages: a record of length 0 ends the log")
+    if draft.fields or draft.arguments:
+        raise NotSupported("sq: has no place for fields and arguments: put them into the body")
     if draft.id is not None:
         check_id(draft.id)

@@ -42,6 +42,8 @@ class VsqsBackend(Backend):
         "priority": "the order is that of the ids",
         "key": "the protocol has no keys",
         "given_ids": "an id is the time of its making",
+        "fields": "a message is its contents alone",
+        "arguments": "a message is its contents alone",
     }
 
     def __init__(
@@ -526,7 +528,8 @@ class VsqsBackend(Backend):
             chosen = [number for number in failed if wanted is None or str(number) in wanted]
             async with folder.locked():
                 for number in chosen:
-                    note = Note(enqueued_at=folder.note(number).enqueued_at)
+                    before = folder.note(number)
+                    note = Note(enqueued_at=before.enqueued_at, origin=before.origin)
                     files.append(folder.write_note(number, note))
                     os.rename(str(number), str(number), src_dir_fd=folder.fail, dst_dir_fd=folder.fd)
                     folder.window.came(str(number))
@@ -613,3 +616,5 @@ def _check(draft: Draft) -> None:
         raise NotSupported("vsqs: has no keys")
     if draft.id is not None:
         raise NotSupported("vsqs: an id is the time of its making: publish without one")
+    if draft.fields or draft.arguments:
+        raise NotSupported("vsqs: has no place for fields and arguments: put them into the body")

@@ -38,6 +38,7 @@ def make_message(folder: Folder, number: int, body: bytes, note: Note) -> Messag
         body=body,
         tries=note.tries,
         enqueued_at=Unit.enqueued_at(number) if note.enqueued_at is None else note.enqueued_at,
+        origin=note.origin,
     )
 
 

@@ -45,6 +45,8 @@ class Note(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True):
     # Unix seconds.
     enqueued_at: float | None = None
     failed_at: float | None = None
+    # The message's id in the store that it came from.
+    origin: str | None = None
 
 
 _decode = msgspec.json.Decoder(Note).decode

@@ -170,8 +170,8 @@ class Publisher:
             if due > now:
                 ticks = self._unit.ticks(due)
                 name = leased_name(new.number, ticks)
-            if ticks is not None or draft.tries or draft.enqueued_at is not None:
-                note = Note(tries=draft.tries, due=ticks, enqueued_at=draft.enqueued_at)
+            if ticks is not None or draft.tries or draft.enqueued_at is not None or draft.origin is not None:
+                note = Note(tries=draft.tries, due=ticks, enqueued_at=draft.enqueued_at, origin=draft.origin)
                 os.close(folder.write_note(new.number, note))
                 noted = True
             os.rename(f"{new.number}.new", name, src_dir_fd=folder.fd, dst_dir_fd=folder.fd)

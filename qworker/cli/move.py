@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TextIO
+
 import click
 
 from qworker.cli.common import Command, json_option, opened, run
 from qworker.cli.output import Progress, print_json, say
 from qworker.errors import UsageError
 from qworker.move import Moved, move
-from qworker.names import check_queue
+from qworker.names import check_queue, printable
 
 __all__ = ["command"]
 
@@ -18,12 +20,20 @@ __all__ = ["command"]
 @click.argument("target")
 @click.argument("queues", type=check_queue, nargs=-1, metavar="[QUEUE]...")
 @click.option("--failed", is_flag=True, help="Also failed messages; they become ready at the target, with tries 0.")
+@click.option(
+    "--ids",
+    type=click.File("w"),
+    metavar="FILE",
+    help="Write a line for each message that gets another id: old and new.",
+)
 @json_option
-def command(source: str, target: str, queues: tuple[str, ...], failed: bool, json: bool) -> None:
+def command(source: str, target: str, queues: tuple[str, ...], failed: bool, ids: TextIO | None, json: bool) -> None:
     r"""Move every message of each QUEUE, or of all, from SOURCE to TARGET, with its id, tries and times.
 
     Workers may go on at both. Nothing is lost if the move is killed: run it again. What workers of SOURCE hold stays with them;
     run the move again when they have ended. Delayed messages keep their time; those due within seconds are waited for.
+
+    Protocols with ids of their own form (fsq, mq, rfq, vsqs) give new ones. What a protocol has no place for travels in the body.
 
     \b
     Examples:
@@ -32,7 +42,7 @@ def command(source: str, target: str, queues: tuple[str, ...], failed: bool, jso
     """
     if source == target:
         raise UsageError("SOURCE and TARGET are the same: there is nothing to move")
-    moved = run(_move(source, target, queues, failed))
+    moved = run(_move(source, target, queues, failed, ids))
     if json:
         print_json(moved)
         return
@@ -40,11 +50,20 @@ def command(source: str, target: str, queues: tuple[str, ...], failed: bool, jso
         say(_summary(one))
 
 
-async def _move(source_url: str, target_url: str, queues: tuple[str, ...], failed: bool) -> list[Moved]:
+async def _move(
+    source_url: str, target_url: str, queues: tuple[str, ...], failed: bool, ids: TextIO | None
+) -> list[Moved]:
+    def renamed(old: str, new: str) -> None:
+        if ids is not None:
+            print(printable(old), printable(new), file=ids)
+
     async with opened(source_url) as source, opened(target_url) as target:
         names = list(queues) or await source.queues()
         with Progress("moved") as progress:
-            return [await move(source, target, name, failed=failed, progress=progress.add) for name in names]
+            return [
+                await move(source, target, name, failed=failed, progress=progress.add, renamed=renamed)
+                for name in names
+            ]
 
 
 def _summary(moved: Moved) -> str:

@@ -85,6 +85,7 @@ def as_data(stored: StoredMessage) -> dict[str, Any]:
     data: dict[str, Any] = {"id": message.id, "queue": message.queue, "state": stored.state.value}
     data |= {"tries": message.tries, "enqueued_at": message.enqueued_at, "priority": message.priority}
     data |= {"key": message.key, "arguments": list(message.arguments)}
+    data["origin"] = message.origin
     data["fields"] = dict(message.fields) if message.fields is not None else None
     data |= {"due_at": stored.due_at, "expires_at": stored.expires_at, "finished_at": stored.finished_at}
     data |= {"holder": stored.holder, "error": stored.error}

@@ -234,6 +234,22 @@ class PublishingContract(Contract):
         await case.publish(body, b"small")
         assert await case.leased_bodies() == [body, b"small"]
 
+    @rule("fields")
+    async def test_fields_come_along(self, case: Case) -> None:
+        fields = {"tile": "T32U0", "": "", "ä b": "☃\n\t\0"}
+        await case.publish(b"x", fields=fields)
+        await case.publish(b"", fields=fields)
+        first, second = [lease.message for lease in await case.lease(2)]
+        assert (first.body, first.fields) == (b"x", fields)
+        assert (second.body, second.fields) == (b"", fields)
+
+    @rule("arguments")
+    async def test_arguments_come_along(self, case: Case) -> None:
+        arguments = ("a", "b c", "ä_/%", "")
+        await case.publish(b"x", arguments=arguments)
+        message = (await case.lease_one()).message
+        assert (message.body, message.arguments) == (b"x", arguments)
+
     async def test_hostile_queue_names_are_refused(self, case: Case) -> None:
         for name in HOSTILE_NAMES:
             with pytest.raises(BadName):

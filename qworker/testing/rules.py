@@ -46,6 +46,8 @@ RULES: dict[str, str] = {
     "binary_bodies": "a body is any bytes",
     "empty_bodies": "a body may be empty",
     "big_bodies": "a body may have 1 MiB",
+    "fields": "a message carries fields",
+    "arguments": "a message carries arguments",
     "many_queues": "a store holds several queues",
 }
 

@@ -21,7 +21,7 @@ from qworker.errors import BackendError, BadArguments, BadURL, NotSupported
 from qworker.message import Draft, Lease, Settle, Settlement, State
 from qworker.registry import open_backend
 from qworker_redis.rfq.codec import BODY, BODY_BASE64, check, decode, encode
-from qworker_redis.rfq.ids import id_of, is_id, new_ids, published_at
+from qworker_redis.rfq.ids import id_of, is_id, new_ids, published_at, ticks_of
 from qworker_redis.rfq.keys import rfq_key, topic_of
 from tests.servers import RedisServer, free_port
 
@@ -74,7 +74,7 @@ def test_a_message_comes_back_as_it_was_and_its_map_is_text(body: bytes, fields:
     assert (message_id, special) == (fresh, b"")
     assert raw, "a map is never empty"
     [part.decode() for part in raw]
-    message = decode(TOPIC, message_id, [0, b"", raw])
+    message = decode(TOPIC, message_id, [0, b"", raw, b""])
     assert (message.body, message.fields or {}) == (body, fields)
 
 
@@ -83,20 +83,20 @@ def test_no_map_breaks_the_reader(raw: list[bytes], coded: bool) -> None:
     if coded:
         raw = [BODY_BASE64.encode(), *(raw or [b""])[:1]]
     with contextlib.suppress(BackendError):
-        decode(TOPIC, "x", [0, b"", raw])
+        decode(TOPIC, "x", [0, b"", raw, b""])
 
 
 @given(st.floats(0, 4e9), st.text())
 def test_ids_are_uuids_that_tell_their_time(now: float, origin: str) -> None:
     first, second = new_ids(2, now)
-    derived = id_of(origin, now)
+    derived = id_of(origin, ticks_of(now))
     for made in (first, second, derived):
         assert is_id(made)
         assert uuid.UUID(made).version == 1
         assert uuid.UUID(made).variant == uuid.RFC_4122
         assert uuid.UUID(made).node >> 40 & 1, "nobody's network address"
     assert first < second or first[:8] > second[:8]
-    assert derived == id_of(origin, now)
+    assert derived == id_of(origin, ticks_of(now))
     assert published_at(derived) == pytest.approx(now, abs=1e-5)
 
 
@@ -187,7 +187,7 @@ async def test_a_key_of_another_kind_is_told_in_one_line(backend: Backend, clien
 async def test_notes_of_messages_that_others_finish_do_not_stay(backend: Backend, client: Redis) -> None:
     await backend.publish(TOPIC, [Draft(body=b"x", tries=2, enqueued_at=5.0, origin="old-id")])
     (lease,) = await backend.lease(TOPIC, 1, 60.0)
-    assert (lease.message.tries, lease.message.enqueued_at) == (2, 5.0)
+    assert (lease.message.tries, lease.message.enqueued_at, lease.message.origin) == (2, 5.0, "old-id")
     assert client.hgetall("rfq:tiles:qworker:origins") == {lease.message.id.encode(): b"old-id"}
     assert await backend.settle([Settlement(lease=lease, how=Settle.FAIL_TMP, error="no")]) == []
     # As a foreign consumer consumes and commits.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import itertools
 import os
 import socket
 import time
@@ -30,6 +31,9 @@ __all__ = ["Publisher", "Stamps"]
 _TURN = 0.002
 # Items of one commit, which are open at the same time.
 _BATCH = 1000
+# Messages that were enqueued this near to one another, in another store, keep the order in which they come.
+_SAME_TIME_NS = 1_000_000
+_serial = itertools.count()
 
 
 class Stamps:
@@ -80,6 +84,7 @@ class Publisher:
         self._commit = commit
         self._stamps = Stamps(constants)
         self._last_ns = 0
+        self._last_given_ns = 0
         self._owner = (user_id(constants.item_user), group_id(constants.item_group))
 
     async def publish(self, files: QueueDir, drafts: Sequence[Draft]) -> list[str]:
@@ -102,9 +107,18 @@ class Publisher:
         if draft.enqueued_at is None:
             ns = self._last_ns = max(int(now * 1e9), self._last_ns + 1)
         else:
-            ns = round(draft.enqueued_at * 1e6) * 1000
+            ns = self._given_ns(draft.enqueued_at)
         due = now + draft.delay if draft.due_at is None else draft.due_at
         return _Plan(draft, ns, self._name(draft, ns), due=due if due > now else None)
+
+    def _given_ns(self, moment: float) -> int:
+        """A time that was given, to the microsecond, and unlike any other's: an id is a time, and the order is that of ids."""
+        base = round(moment * 1e6) * 1000
+        if base <= self._last_given_ns < base + _SAME_TIME_NS:
+            self._last_given_ns += 1
+        else:
+            self._last_given_ns = base + next(_serial) % 1000
+        return self._last_given_ns
 
     def _name(self, draft: Draft, ns: int) -> str:
         return construct((*self._stamps.of(ns), str(draft.tries), *draft.arguments), self._constants)

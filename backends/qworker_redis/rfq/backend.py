@@ -22,7 +22,7 @@ from qworker_redis.options import Options
 from qworker_redis.replies import Redirected, Reply
 from qworker_redis.rfq.admin import RfqAdministration
 from qworker_redis.rfq.codec import check, decode, encode
-from qworker_redis.rfq.ids import new_ids
+from qworker_redis.rfq.ids import id_of, new_ids, ticks_of
 from qworker_redis.rfq.keys import RFQ
 from qworker_redis.rfq.waiting import PAUSED, RfqWaiting
 from qworker_redis.scripts import ScriptSet
@@ -42,7 +42,11 @@ class RfqBackend(RfqAdministration, RedisBackend):
         "priority": "a list has one order; rfq's own publish --front puts a message first",
         "key": "rfq has no keys",
         "given_ids": "an rfq id is a UUID: only those can be given",
+        "arguments": "a message is a map",
     }
+    # The time in the last id that was made from one of another store.
+    _last_origin: int = 0
+
     scripts: ClassVar[ScriptSet] = RFQ
     waiting: ClassVar[type[Waiting]] = RfqWaiting
 
@@ -67,8 +71,17 @@ class RfqBackend(RfqAdministration, RedisBackend):
         if not drafts:
             return []
         fresh = new_ids(len(drafts), self._time())
-        items = [encode(made, draft) for made, draft in zip(fresh, drafts, strict=True)]
+        items = [encode(self._id(made, draft), draft) for made, draft in zip(fresh, drafts, strict=True)]
         return await self._publishing.publish(queue, items)
+
+    def _id(self, fresh: str, draft: Draft) -> str:
+        if draft.id is not None:
+            return draft.id
+        if draft.origin is None or draft.enqueued_at is None:
+            return fresh
+        # Rising, as new ones do: some stores know no other order than that of ids.
+        self._last_origin = max(ticks_of(draft.enqueued_at), self._last_origin + 1)
+        return id_of(draft.origin, self._last_origin)
 
     async def _stored_in(self, queue: str, new: bool) -> None:
         """Nothing: topics are found by their keys."""

@@ -9,14 +9,14 @@ from __future__ import annotations
 import base64
 import binascii
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import cast
 
 from qworker.errors import BackendError, BadArguments, NotSupported
 from qworker.message import Draft, Message
 from qworker_redis.codec import PlainDraft
 from qworker_redis.replies import Reply
-from qworker_redis.rfq.ids import id_of, is_id, published_at
+from qworker_redis.rfq.ids import is_id, published_at
 
 __all__ = ["BODY", "BODY_BASE64", "check", "decode", "encode", "fields_of", "packed", "readable"]
 
@@ -26,6 +26,8 @@ _RESERVED = (BODY, BODY_BASE64)
 
 # Tries, delay, due time and time of enqueueing in microseconds, 1 for the front; then the id in another store.
 _SPECIAL = struct.Struct(">HQQQB")
+# Tries, when it was enqueued (microseconds, or nothing), the list of HGETALL or an error's text, and the id elsewhere.
+_Value = tuple[int, bytes, bytes | list[bytes], bytes]
 _LENGTH = struct.Struct(">I")
 
 
@@ -45,11 +47,11 @@ def check(draft: Draft) -> None:
         raise NotSupported("rfq: has no arguments: use fields")
 
 
-def encode(fresh: str, draft: Draft) -> PlainDraft:
+def encode(message_id: str, draft: Draft) -> PlainDraft:
     """What the publish script takes for one draft.
 
     Args:
-        fresh: a new id, unless the draft has one, or has one derived from what it had elsewhere.
+        message_id: its own, or a new one.
         draft: checked.
 
     Raises:
@@ -63,7 +65,7 @@ def encode(fresh: str, draft: Draft) -> PlainDraft:
             fields += [name, value]
     if draft.body or not fields:
         fields += _body(draft.body)
-    return _id(fresh, draft), _special(draft), packed(fields)
+    return message_id, _special(draft), packed(fields)
 
 
 def packed(fields: Sequence[str | bytes]) -> bytes:
@@ -87,14 +89,6 @@ def _body(body: bytes) -> list[str | bytes]:
     return [BODY, body]
 
 
-def _id(fresh: str, draft: Draft) -> str:
-    if draft.id is not None:
-        return draft.id
-    if draft.origin is not None and draft.enqueued_at is not None:
-        return id_of(draft.origin, draft.enqueued_at)
-    return fresh
-
-
 def _special(draft: Draft) -> bytes:
     if (
         draft.delay <= 0
@@ -108,7 +102,7 @@ def _special(draft: Draft) -> bytes:
     due = 0 if draft.due_at is None else max(1, int(draft.due_at * 1e6))
     since = 0 if draft.enqueued_at is None else max(1, round(draft.enqueued_at * 1e6))
     head = _SPECIAL.pack(min(draft.tries, 0xFFFF), max(0, int(draft.delay * 1e6)), due, since, 0)
-    return head + (draft.origin or "").encode()
+    return head + (draft.origin or "").encode(errors="surrogateescape")
 
 
 def decode(queue: str, message_id: str, value: Reply) -> Message:
@@ -117,14 +111,23 @@ def decode(queue: str, message_id: str, value: Reply) -> Message:
     Raises:
         BackendError: it is no map of text to text.
     """
-    tries, since, raw = cast("tuple[int, bytes, bytes | list[bytes]]", value)
+    tries, since, raw, origin = cast("_Value", value)
     if isinstance(raw, bytes):
         raise BackendError(f"the message {message_id} of {queue} is no hash: {raw.decode(errors='replace')}")
     try:
         fields = fields_of(raw)
     except UnicodeDecodeError as error:
         raise BackendError(f"the message {message_id} of {queue} is no map of text to text: {error}") from error
-    return _message(queue, message_id, tries, since, fields)
+    body = _body_of(queue, message_id, fields)
+    return Message(
+        id=message_id,
+        queue=queue,
+        body=body,
+        tries=tries,
+        enqueued_at=_enqueued_at(message_id, since),
+        fields=fields or None,
+        origin=origin.decode(errors="surrogateescape") or None,
+    )
 
 
 def readable(queue: str, message_id: str, value: Reply) -> Message:
@@ -132,7 +135,7 @@ def readable(queue: str, message_id: str, value: Reply) -> Message:
     try:
         return decode(queue, message_id, value)
     except BackendError:
-        tries, since, raw = cast("tuple[int, bytes, bytes | list[bytes]]", value)
+        tries, since, raw, _ = cast("_Value", value)
         texts = [] if isinstance(raw, bytes) else [part.decode(errors="backslashreplace") for part in raw]
         fields = dict(zip(texts[::2], texts[1::2], strict=True)) or None
         at = _enqueued_at(message_id, since)
@@ -148,7 +151,8 @@ def fields_of(raw: Sequence[bytes]) -> dict[str, str]:
     return {raw[at].decode(): raw[at + 1].decode() for at in range(0, len(raw), 2)}
 
 
-def _message(queue: str, message_id: str, tries: int, since: bytes, fields: dict[str, str]) -> Message:
+def _body_of(queue: str, message_id: str, fields: dict[str, str]) -> bytes:
+    """Take the body out of a map."""
     body = b""
     if BODY in fields:
         body = fields.pop(BODY).encode()
@@ -158,15 +162,7 @@ def _message(queue: str, message_id: str, tries: int, since: bytes, fields: dict
         except (binascii.Error, ValueError) as error:
             raise BackendError(f"the message {message_id} of {queue} has a body that is no base64: {error}") from error
         del fields[BODY_BASE64]
-    rest: Mapping[str, str] | None = fields or None
-    return Message(
-        id=message_id,
-        queue=queue,
-        body=body,
-        tries=tries,
-        enqueued_at=_enqueued_at(message_id, since),
-        fields=rest,
-    )
+    return body
 
 
 def _enqueued_at(message_id: str, since: bytes) -> float:

@@ -7,7 +7,7 @@ import os
 import re
 import secrets
 
-__all__ = ["id_of", "is_id", "new_ids", "published_at"]
+__all__ = ["id_of", "is_id", "new_ids", "published_at", "ticks_of"]
 
 _ID = re.compile(r"[0-9a-f]{32}")
 # 100 ns intervals between the UUID epoch (1582-10-15) and the Unix epoch.
@@ -31,16 +31,17 @@ class _Maker:
         self._tail = _tail(secrets.randbits(14), secrets.randbits(48))
 
     def take(self, count: int, now: float) -> list[str]:
-        if _ticks(now) < self._last - _STEP:
+        if ticks_of(now) < self._last - _STEP:
             # The clock was set back: another sequence instead of times that are not.
             self.renew()
-        first = max(_ticks(now), self._last + 1)
+        first = max(ticks_of(now), self._last + 1)
         self._last = first + count - 1
         tail = self._tail
         return [_hex(ticks, tail) for ticks in range(first, first + count)]
 
 
-def _ticks(seconds: float) -> int:
+def ticks_of(seconds: float) -> int:
+    """A Unix time as ids tell it."""
     return int(seconds * 10_000_000) + _EPOCH
 
 
@@ -66,10 +67,15 @@ def is_id(text: str) -> bool:
     return _ID.fullmatch(text) is not None
 
 
-def id_of(origin: str, enqueued_at: float) -> str:
-    """The id of a message that had another one in another store: the same whenever it is asked for."""
-    digest = int.from_bytes(hashlib.sha256(origin.encode()).digest()[:8])
-    return _hex(_ticks(enqueued_at), _tail(digest >> 50, digest & 0xFFFFFFFFFFFF))
+def id_of(origin: str, ticks: int) -> str:
+    """The id of a message that had another one in another store: the same whenever it is asked for.
+
+    Args:
+        origin: that id.
+        ticks: when it was enqueued; see `ticks_of`.
+    """
+    digest = int.from_bytes(hashlib.sha256(origin.encode(errors="surrogateescape")).digest()[:8])
+    return _hex(ticks, _tail(digest >> 50, digest & 0xFFFFFFFFFFFF))
 
 
 def published_at(message_id: str) -> float | None:

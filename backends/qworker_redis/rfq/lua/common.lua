@@ -72,11 +72,12 @@ local function take_due(backlog, message, delayed, now, limit)
   return #due
 end
 
--- {tries, enqueued us or '', fields}; fields is an error's text where there is no hash, and empty where there is nothing.
-local function value_of(message, tries, enqueued, id)
+-- {tries, enqueued us or '', fields, id elsewhere or ''}; fields is an error's text where there is no hash, and empty where there is
+-- nothing.
+local function value_of(message, tries, enqueued, origins, id)
   local fields = redis.pcall('HGETALL', message .. ':' .. id)
   if fields.err then fields = fields.err end
-  return {tonumber(call('HGET', tries, id) or 0), call('HGET', enqueued, id) or '', fields}
+  return {tonumber(call('HGET', tries, id) or 0), call('HGET', enqueued, id) or '', fields, call('HGET', origins, id) or ''}
 end
 
 -- What an earlier attempt of the same call answered, kept under `mark` for clients that lost the reply.

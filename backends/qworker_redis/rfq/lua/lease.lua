@@ -1,9 +1,9 @@
 -- Claim messages, the next in line first: RPOPLPUSH and HGETALL for each, as rfq does, and a claim.
--- KEYS: meta backlog nextlog message leased claims delayed tries enqueued void
+-- KEYS: meta backlog nextlog message leased claims delayed tries enqueued origins void
 -- ARGV: limit, visibility us, claimant
 -- RETURNS: [first token, expiry us, us until the next message is due (-1: none is known, -2: the topic is paused), ids, values,
 --   claimant]; the token of each id is one more than that of the one before
-local meta, backlog, nextlog, message, leased, claims, delayed, tries, enqueued, void = unpack(KEYS)
+local meta, backlog, nextlog, message, leased, claims, delayed, tries, enqueued, origins, void = unpack(KEYS)
 -- Who asked has given up on this very call, and has been told that it holds nothing.
 if call('EXISTS', void) == 1 then return {0, 0, -1, {}, {}} end
 local state = call('HMGET', meta, 'version', 'down', 'fence')
@@ -17,7 +17,7 @@ while #ids < limit do
   local popped = call('RPOP', backlog, limit - #ids) or {}
   if #popped == 0 then break end
   for _, id in ipairs(popped) do
-    local value = value_of(message, tries, enqueued, id)
+    local value = value_of(message, tries, enqueued, origins, id)
     -- An id whose message is gone is what another program's interrupted commit or harvest leaves.
     if #value[3] > 0 and not seen[id] then
       seen[id] = true

@@ -1,8 +1,8 @@
 -- Look at messages: those of a state, or one by its id.
--- KEYS: meta backlog nextlog message leased claims delayed tries errors enqueued failed
+-- KEYS: meta backlog nextlog message leased claims delayed tries errors enqueued origins failed
 -- ARGV: state (ready, delayed, leased, done, fail) or id, then offset and limit, or an id
 -- RETURNS: [] if there is no such topic; or [1, then for each message: id, value, state, time us, claim, error]
-local meta, backlog, nextlog, message, leased, claims, delayed, tries, errors, enqueued, failed = unpack(KEYS)
+local meta, backlog, nextlog, message, leased, claims, delayed, tries, errors, enqueued, origins, failed = unpack(KEYS)
 local version = call('HGET', meta, 'version')
 if version and version ~= '1' then return too_new(version) end
 if not is_topic(version, backlog, nextlog) then return {} end
@@ -10,7 +10,7 @@ while take_due(backlog, message, delayed, clock(), 1000) == 1000 do end
 local answer = {1}
 
 local function tell_of(id, state, time)
-  local value = value_of(message, tries, enqueued, id)
+  local value = value_of(message, tries, enqueued, origins, id)
   if #value[3] == 0 then return end
   for _, part in ipairs({id, value, state, time or '0', call('HGET', claims, id) or '', call('HGET', errors, id) or ''}) do
     insert(answer, part)

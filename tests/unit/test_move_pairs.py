@@ -1,0 +1,168 @@
+"""From each kind of store to each other, and back to memory: what a message is survives, whatever the protocols have a place for."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from qworker import Tasks
+from qworker.backend import Backend
+from qworker.message import Draft, Message, State
+from qworker.move import Moved, move
+from qworker.parcel import pack, unpack
+from qworker.registry import open_backend
+from qworker.testing import run_until_idle
+from tests.servers import RedisServer, free_port
+
+QUEUE = "jobs"
+KINDS = ("memory", "file", "fsq", "mq", "redis", "rfq", "sq", "vsqs")
+# Their protocols have no place for it.
+WITHOUT_ORIGIN = ("fsq",)
+_numbers = itertools.count()
+
+MESSAGES = (
+    Draft(body=b'{"task":"noop","args":[1]}', task="noop"),
+    Draft(body=b"text"),
+    Draft(body=bytes(range(256))),
+    Draft(body=b""),
+    Draft(body=b"tried", tries=3),
+    Draft(body=b"", fields={"tile": "T32U0", "ä": "☃\n"}),
+    Draft(body=b"both", fields={"": "empty name", "qworker-like": "{}"}),
+    Draft(body=b"args", arguments=("a", "b c", "ü/_%\n")),
+    Draft(body=b"long", arguments=("x" * 150, "y" * 150)),
+    Draft(body=b"\xff\xfe", fields={"k": "v"}, arguments=("\udcff", "plain")),
+    Draft(body=b"later", delay=500.0, fields={"k": "delayed"}),
+)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RedisServer]:
+    with RedisServer(port=free_port()) as server:
+        yield server
+
+
+Make = Callable[[str], Backend]
+
+
+@pytest.fixture
+async def make(server: RedisServer, tmp_path: Path) -> AsyncIterator[Make]:
+    opened: list[Backend] = []
+    dbs = itertools.count()
+    with server.client() as client:
+        client.flushall()
+
+    def open_one(kind: str) -> Backend:
+        number = next(_numbers)
+        urls = {
+            "memory": f"memory://pairs-{number}",
+            "redis": f"redis://127.0.0.1:{server.port}/{next(dbs)}",
+            "rfq": f"rfq://127.0.0.1:{server.port}/{next(dbs)}",
+        }
+        # Without syncs: what is told is where messages are, not what they survive.
+        sync = "?max_tries=0" if kind == "fsq" else "?sync=off"
+        opened.append(open_backend(urls.get(kind, f"{kind}://{tmp_path}/{number}{sync}")))
+        return opened[-1]
+
+    yield open_one
+    for backend in opened:
+        await backend.aclose()
+
+
+def content(message: Message) -> tuple[object, ...]:
+    message = unpack(message)
+    # A directory labels what is a task's call.
+    arguments = tuple(word for word in message.arguments if word != "noop")
+    return message.body, dict(message.fields or {}), arguments, message.tries
+
+
+async def stored(backend: Backend) -> list[Message]:
+    rows = [row for state in (State.READY, State.DELAYED) for row in await backend.browse(QUEUE, state)]
+    return [row.message for row in rows]
+
+
+@pytest.mark.parametrize("second", KINDS)
+@pytest.mark.parametrize("first", KINDS)
+async def test_a_message_survives_the_move_between_any_two(make: Make, first: str, second: str) -> None:
+    start, source, target, end = (make(kind) for kind in ("memory", first, second, "memory"))
+    await start.publish(QUEUE, MESSAGES)
+    begun = await stored(start)
+    expected = [content(message) for message in begun]
+    times = pytest.approx([message.enqueued_at for message in begun], abs=0.01)
+    counts: list[Moved] = []
+    renamed: dict[str, str] = {}
+    counts.append(await move(start, source, QUEUE))
+    there = await stored(source)
+    counts.append(await move(source, target, QUEUE, renamed=renamed.__setitem__))
+    moved = await stored(target)
+    assert [content(message) for message in moved] == expected
+    if "given_ids" in target.deviations:
+        assert [renamed[message.id] for message in there] == [message.id for message in moved]
+        if second not in WITHOUT_ORIGIN:
+            assert [message.origin for message in moved] == [message.id for message in there]
+    else:
+        assert [message.id for message in moved] == [message.id for message in there]
+    counts.append(await move(target, end, QUEUE))
+    assert [content(message) for message in await stored(end)] == expected
+    assert [message.enqueued_at for message in moved] == times
+    for one in counts:
+        assert (one.ready, one.delayed, one.left_leased) == (len(MESSAGES) - 1, 1, 0)
+    for emptied in (start, source, target):
+        assert await stored(emptied) == []
+
+
+async def test_a_message_that_is_moved_where_its_fields_have_a_place_is_no_parcel_there(make: Make) -> None:
+    start, middle, end = make("memory"), make("vsqs"), make("rfq")
+    await start.publish(QUEUE, [Draft(body=b"", fields={"k": "v"})])
+    await move(start, middle, QUEUE)
+    (packed,) = await stored(middle)
+    assert packed.body == b'{"qworker":"message","fields":{"k":"v"}}'
+    await move(middle, end, QUEUE)
+    (message,) = await stored(end)
+    assert (message.body, message.fields) == (b"", {"k": "v"})
+
+
+@pytest.mark.parametrize("kind", ["mq", "rfq"])
+async def test_a_move_that_was_killed_and_is_run_again_stores_nothing_twice(make: Make, kind: str) -> None:
+    start, target = make("memory"), make(kind)
+    await start.publish(QUEUE, [Draft(body=b"%d" % n, enqueued_at=1e9 + n) for n in range(5)])
+    copies = [Draft(body=m.body, origin=m.id, enqueued_at=m.enqueued_at) for m in await stored(start)]
+    # As it was killed: the target has them, and so has the source.
+    await target.publish(QUEUE, copies)
+    await target.aclose()
+    target = open_backend(target.describe())
+    await move(start, target, QUEUE)
+    assert [message.body for message in await stored(target)] == [b"0", b"1", b"2", b"3", b"4"]
+    await target.aclose()
+
+
+@pytest.mark.parametrize(
+    "body", [b'{"qworker":"message"', b'{"qworker":"message","fields":3}', b'{"qworker":"message"}x']
+)
+def test_a_damaged_parcel_is_a_body_like_any_other(body: bytes) -> None:
+    message = Message(id="x", queue=QUEUE, body=body)
+    assert unpack(message) is message
+
+
+@pytest.mark.parametrize("draft", [m for m in MESSAGES if m.fields or m.arguments])
+def test_packing_and_unpacking_loses_nothing(draft: Draft) -> None:
+    packed = pack(draft)
+    assert (packed.fields, packed.arguments) == (None, ())
+    message = unpack(Message(id="x", queue=QUEUE, body=packed.body, tries=draft.tries))
+    assert (message.body, message.fields, message.arguments) == (draft.body, draft.fields, draft.arguments)
+
+
+async def test_a_raw_handler_gets_a_parcel_as_it_was_published() -> None:
+    tasks = Tasks(f"memory://pairs-{next(_numbers)}")
+    seen: list[Message] = []
+
+    @tasks.handler(queue=QUEUE)
+    async def on_message(message: Message) -> None:
+        seen.append(message)
+
+    sent = Draft(body=b"\xff", fields={"k": "v"}, arguments=("a",))
+    await (await tasks.backend()).publish(QUEUE, [pack(sent)])
+    assert await run_until_idle(tasks)
+    assert [(m.body, m.fields, m.arguments) for m in seen] == [(sent.body, sent.fields, sent.arguments)]
