@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 import configparser
+import json
+import os
 import re
 import runpy
+import shutil
+import subprocess
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +51,85 @@ def test_kubernetes_schemas_accept_every_manifest(path: Path) -> None:
             assert document["kind"] in {"ScaledObject", "TriggerAuthentication"}
             continue
         kubernetes_validate.validate(document, VERSION, strict=True)
+
+
+@pytest.fixture
+def api_server() -> Iterator[str]:
+    """What kubectl asks a cluster before it says what it would do: which kinds there are; and none of the objects is there yet."""
+    kinds = {(d["apiVersion"], d["kind"]) for path in MANIFESTS for d in documents(path)}
+
+    def answer(path: str) -> dict[str, Any] | None:
+        groups = sorted({version for version, _ in kinds if "/" in version})
+        if path == "/api":
+            return {"kind": "APIVersions", "versions": ["v1"]}
+        if path == "/apis":
+            found = [
+                (name.partition("/")[0], {"groupVersion": name, "version": name.partition("/")[2]}) for name in groups
+            ]
+            return {
+                "kind": "APIGroupList",
+                "apiVersion": "v1",
+                "groups": [{"name": name, "versions": [at], "preferredVersion": at} for name, at in found],
+            }
+        place = path.removeprefix("/apis/").removeprefix("/api/")
+        if place in {version for version, _ in kinds}:
+            names = [
+                (kind, re.sub("y$", "ie", kind.lower()) + "s") for version, kind in sorted(kinds) if version == place
+            ]
+            return {
+                "kind": "APIResourceList",
+                "apiVersion": "v1",
+                "groupVersion": place,
+                "resources": [
+                    {
+                        "name": name,
+                        "singularName": "",
+                        "namespaced": True,
+                        "kind": kind,
+                        "verbs": ["create", "get", "patch"],
+                    }
+                    for kind, name in names
+                ],
+            }
+        return None
+
+    class Answers(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            found = answer(self.path.partition("?")[0])
+            body = json.dumps(
+                found or {"kind": "Status", "apiVersion": "v1", "reason": "NotFound", "code": 404}
+            ).encode()
+            self.send_response(404 if found is None else 200)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answers) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="without kubectl the schemas alone decide")
+def test_kubectl_would_apply_every_manifest(api_server: str, tmp_path: Path) -> None:
+    how = ["--dry-run=client", "--validate=false", "--output=name", "--recursive"]
+    done = subprocess.run(
+        ["kubectl", f"--server={api_server}", "apply", *how, f"--filename={EXAMPLE}"],
+        env={"HOME": str(tmp_path), "PATH": os.environ["PATH"]},
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    wanted = sorted(d["kind"].lower() for path in MANIFESTS for d in documents(path))
+    assert sorted(re.split(r"[./]", line)[0] for line in done.stdout.split()) == wanted
 
 
 def test_the_schemas_would_refuse_a_misspelt_field() -> None:
