@@ -22,7 +22,7 @@ from qworker.history.batch import EventBatch, decode_batch, encode_batch
 from qworker.history.event import Event
 from qworker.history.retention import prune, remove_log
 from qworker.history.store import NO_HISTORY, HistoryOptions, HistoryStore, in_order
-from qworker.history.writer import Busy, Writer, is_dead
+from qworker.history.writer import Busy, Writer, begin, is_dead
 from qworker.names import check_queue, printable
 from qworker.segments.disk import open_directory, open_regular
 from qworker.segments.format import position, segment_name, split
@@ -130,7 +130,7 @@ class DirectoryHistory(HistoryStore):
         except FileExistsError:
             pass
         self._root = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        self._writer = Writer(self._root, self._clock, shared=self._shared)
+        self._writer = begin(self._root, self._clock, shared=self._shared)
 
     def _pause(self, error: OSError, now: float) -> None:
         if not self._paused_until:

@@ -2,11 +2,12 @@
 
     <root>/.history/<host>-<pid>-<nonce>/
         state, <id>.q          the topic, as `sq:` has it
-        .qworker/writer        flocked while the process lives; the boot inside
+        .qworker/writer        flocked while a process writes it; the boot inside
         .qworker/lock          the topic's lock, as the sq backend takes it: held for each append
 
-Nothing is synced. The write position moves after the records, so that a process that dies between the two leaves a tail that no
-reader looks at; after a power cut a record may be torn, which its crc tells.
+A log whose process has ended is gone on with by the next one of the same host and boot, so that workers that come and go leave no
+more logs than there were at once. Nothing is synced. The write position moves after the records, so that a process that dies
+between the two leaves a tail that no reader looks at; after a power cut a record may be torn, which its crc tells.
 """
 
 from __future__ import annotations
@@ -26,61 +27,100 @@ from qworker.segments.format import segment_name, split
 from qworker.segments.log import Log
 from qworker.segments.state import StateFile, encode_state
 
-__all__ = ["Busy", "Writer", "is_dead"]
+__all__ = ["Busy", "Writer", "begin", "is_dead"]
 
 _SIDE, _WRITER = ".qworker", "writer"
 _SEGMENT = 4 << 20
 _STATE = "state"
+# Logs that are looked at before a new one is made.
+_MOST_TRIED = 64
 
 
 class Busy(Exception):
     """Another program holds the topic's lock for a moment."""
 
 
+class _Taken(Exception):
+    """Somebody else writes this log, or it is none that can be gone on with."""
+
+
 class Writer:
-    """A new log of this process.
+    """A log that this process writes.
 
     Args:
         root: the descriptor of the directory of logs.
+        name: of the log.
         clock: gives segments their ids.
         shared: the group may read and delete it.
+        new: make it; False: go on with it.
 
     Raises:
-        OSError: it cannot be made.
+        OSError: it cannot be made or opened.
+        _Taken: it cannot be gone on with.
     """
 
-    def __init__(self, root: int, clock: Clock, *, shared: bool) -> None:
+    def __init__(self, root: int, name: str, clock: Clock, *, shared: bool, new: bool) -> None:
+        self.name = name
+        self._root = root
         self._shared = shared
         self._fds: list[int] = []
-        self.name = _new_name()
-        os.mkdir(self.name, 0o770 if shared else 0o700, dir_fd=root)
+        if new:
+            os.mkdir(name, 0o770 if shared else 0o700, dir_fd=root)
         try:
-            self._make(root, clock)
-        except OSError:
+            self._open(clock, new)
+        except BaseException:
             self.close()
             raise
 
-    def _make(self, root: int, clock: Clock) -> None:
-        folder = self._held(open_directory(self.name, root))
+    def _open(self, clock: Clock, new: bool) -> None:
+        folder = self._folder = self._held(open_directory(self.name, self._root))
         side = self._held(make_directory(_SIDE, folder))
         sign = self._held(open_regular(_WRITER, side, os.O_RDWR | os.O_CREAT))
-        # Whoever tries whether we live holds it for an instant.
-        fcntl.flock(sign, fcntl.LOCK_EX)
-        write_all(sign, boot_id().encode(), 0)
+        self._sign(sign, new)
         self._lock = self._held(open_regular("lock", side, os.O_RDWR | os.O_CREAT))
-        self._folder = folder
-        first = Log.make_first(folder, clock, _SEGMENT, durable=False)
-        # Last: a directory without it is no topic.
-        write_new(_STATE, folder, encode_state(first, []), durable=False)
+        if new:
+            first = Log.make_first(folder, clock, _SEGMENT, durable=False)
+            # Last: a directory without it is no topic.
+            write_new(_STATE, folder, encode_state(first, []), durable=False)
         self._state = StateFile(self._held(open_regular(_STATE, folder)))
         self._log = Log(folder, self._state, clock, _SEGMENT, durable=False)
-        self._segment = split(first)[0]
+        if not new:
+            self._clear_tail()
+        self._segment = split(self._state.place(0))[0]
         self._identity = _identity(folder)
-        self._root = root
-        if self._shared:
+        if self._shared and new:
             os.chmod(_SIDE, 0o770, dir_fd=folder)
             for name in (_STATE, segment_name(self._segment), f"{_SIDE}/{_WRITER}", f"{_SIDE}/lock"):
                 os.chmod(name, 0o660, dir_fd=folder)
+
+    def _sign(self, sign: int, new: bool) -> None:
+        """Say that we live."""
+        boot = boot_id().encode()
+        if new:
+            # Whoever tries whether we live holds it for an instant.
+            fcntl.flock(sign, fcntl.LOCK_EX)
+            write_all(sign, boot, 0)
+            return
+        try:
+            fcntl.flock(sign, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise _Taken from None
+        # A lock of another host may not be seen here.
+        if os.pread(sign, 64, 0) != boot:
+            raise _Taken
+
+    def _clear_tail(self) -> None:
+        """Take over what a process has written and not shown, or left torn, when it died."""
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise _Taken from None
+        try:
+            recorded = self._state.place(0)
+            if self._log.looks_written(recorded):
+                self._state.move(0, self._log.recover(recorded, whole=False))
+        finally:
+            fcntl.flock(self._lock, fcntl.LOCK_UN)
 
     def _held(self, fd: int) -> int:
         self._fds.append(fd)
@@ -138,9 +178,21 @@ class Writer:
         self._fds.clear()
 
 
-def _new_name() -> str:
+def begin(root: int, clock: Clock, *, shared: bool) -> Writer:
+    """A log to write: one that a process of this host has left, or else a new one.
+
+    Raises:
+        OSError: none can be made.
+    """
     host = re.sub(r"[^A-Za-z0-9.-]", "-", socket.gethostname())[:40].strip(".-") or "host"
-    return f"{host}-{os.getpid()}-{secrets.token_hex(4)}"
+    ours = re.compile(rf"{re.escape(host)}-\d+-[0-9a-f]{{8}}")
+    for name in list(filter(ours.fullmatch, os.listdir(root)))[:_MOST_TRIED]:
+        try:
+            return Writer(root, name, clock, shared=shared, new=False)
+        except (_Taken, OSError):
+            # Whatever is wrong with it, retention removes it in time.
+            continue
+    return Writer(root, f"{host}-{os.getpid()}-{secrets.token_hex(4)}", clock, shared=shared, new=True)
 
 
 def _identity(folder: int) -> tuple[int, int]:

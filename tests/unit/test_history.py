@@ -476,3 +476,43 @@ async def test_a_position_that_is_none_is_a_mistake_in_one_line(history: Directo
         await history.read(part, "yesterday", 10)
     with pytest.raises(UsageError):
         await history.read("../../etc", None, 10)
+
+
+async def test_workers_that_come_and_go_leave_one_log_and_a_tail_that_one_has_left_is_taken_over(
+    tmp_path: Path, clock: FakeClock
+) -> None:
+    for number in range(5):
+        history = DirectoryHistory(str(tmp_path), HistoryOptions(), clock=clock)
+        history.record([batch(number)])
+        await history.aclose()
+    (part,) = await history.parts()
+    folder = tmp_path / ".history" / part
+    # As after a death between the records and the write position, and after one in the middle of a record.
+    (segment,) = folder.glob("*.q")
+    state = (folder / "state").read_bytes()
+    history.record([batch(5), batch(6)])
+    await history.aclose()
+    (folder / "state").write_bytes(state)
+    assert [event.at for event in await read(history)] == [0.0, 1.0, 2.0, 3.0, 4.0]
+    written = segment.read_bytes()
+    end = len(written.rstrip(b"\0"))
+    segment.write_bytes(written[: end - 5] + bytes(len(written) - end + 5))
+    history.record([batch(7)])
+    assert [event.at for event in await read(history)] == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 7.0]
+    # While that one is being written, another process has its own.
+    other = DirectoryHistory(str(tmp_path), HistoryOptions(), clock=clock)
+    other.record([batch(8)])
+    assert len(await history.parts()) == 2
+    await other.aclose()
+    await history.aclose()
+
+
+async def test_a_log_of_another_boot_is_left_alone(tmp_path: Path, clock: FakeClock) -> None:
+    history = DirectoryHistory(str(tmp_path), HistoryOptions(), clock=clock)
+    history.record([batch(1)])
+    await history.aclose()
+    (part,) = await history.parts()
+    (tmp_path / ".history" / part / ".qworker" / "writer").write_text("another boot")
+    history.record([batch(2)])
+    assert len(await history.parts()) == 2
+    await history.aclose()
