@@ -214,7 +214,8 @@ def _latency(bench: Bench, server: RedisServer, peers: list[str]) -> list[Figure
     server.ask("FLUSHALL")
     with Child(latency.worker, {"url": server.url, "count": count + warm}) as working:
         working.read()
-        bench.call(latency.enqueue, url=server.url, count=count + warm)
+        # The pauses that the peers get, too.
+        bench.call(latency.enqueue, url=server.url, count=count + warm, pause=[0.01, 0.03])
         ours: list[float] = working.result()[warm:]
     theirs = {name: _peer_latency(server, name, count + warm)[warm:] for name in peers}
     best = min(theirs, key=lambda name: percentile(theirs[name], 0.5))
