@@ -17,6 +17,7 @@ import stat
 import time
 from collections.abc import Callable, Iterable, Sequence
 
+from qworker.clock import Clock
 from qworker.errors import NotSupported, PublishFailed
 from qworker.files import CREATE, DIRECTORY, list_names, store_errors, sync_file_system, write_all
 from qworker.message import Draft
@@ -69,7 +70,7 @@ class FileStaging(Staging):
             try:
                 name = f"{part}.{attempt}"
                 try:
-                    count, size = _write_part(files, directory, name, batches)
+                    count, size = _write_part(files, directory, name, batches, store.clock)
                     if store.options.sync:
                         await _sync(store)
                 except BaseException:
@@ -144,7 +145,9 @@ class FileStaging(Staging):
 # -- writing -----------------------------------------------------------------------------------------------------------
 
 
-def _write_part(files: QueueDir, run: int, name: str, batches: Iterable[Sequence[Draft]]) -> tuple[int, int]:
+def _write_part(
+    files: QueueDir, run: int, name: str, batches: Iterable[Sequence[Draft]], clock: Clock
+) -> tuple[int, int]:
     """Write an attempt's directory; how many messages, and the bytes of their bodies."""
     shared = stat.S_IMODE(os.fstat(run).st_mode)
     os.mkdir(name, shared, dir_fd=run)
@@ -165,7 +168,7 @@ def _write_part(files: QueueDir, run: int, name: str, batches: Iterable[Sequence
                         suffixes[kind] = suffix
                 if draft.priority or draft.key is not None or draft.fields:
                     _refuse(draft)
-                fd = os.open(f"{count:09d}.{_due_ms(draft)}{suffix}", CREATE, mode, dir_fd=directory)
+                fd = os.open(f"{count:09d}.{_due_ms(draft, clock)}{suffix}", CREATE, mode, dir_fd=directory)
                 try:
                     if draft.body:
                         write_all(fd, draft.body)
@@ -184,10 +187,10 @@ def _suffix(draft: Draft) -> str:
     return item_name("", draft.tries, words)[1:]
 
 
-def _due_ms(draft: Draft) -> int:
+def _due_ms(draft: Draft, clock: Clock) -> int:
     if draft.due_at is not None:
         return max(0, int(draft.due_at * 1000))
-    return int((time.time() + draft.delay) * 1000) if draft.delay > 0 else 0
+    return int((clock.time() + draft.delay) * 1000) if draft.delay > 0 else 0
 
 
 def _refuse(draft: Draft) -> None:

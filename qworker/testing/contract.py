@@ -24,6 +24,7 @@ from qworker.testing.parting import PartingContract
 from qworker.testing.publishing import PublishingContract
 from qworker.testing.reaping import ReapingContract
 from qworker.testing.settling import SettlingContract
+from qworker.testing.staging import StagingContract
 from qworker.testing.waiting import WaitingContract
 
 __all__ = ["BackendContract"]
@@ -37,6 +38,7 @@ class BackendContract(
     AdministeringContract,
     PartingContract,
     WaitingContract,
+    StagingContract,
     HistoryContract,
 ):
     """Every rule of `qworker.backend`."""

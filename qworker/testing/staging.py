@@ -1,0 +1,55 @@
+"""Bulk publishing: staged messages are seen all together, once, or not at all."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from qworker.message import Draft
+from qworker.staging import StagedPart, Staging
+from qworker.testing.base import Contract
+from qworker.testing.harness import Case
+
+__all__ = ["StagingContract"]
+
+_PARTS, _ROWS = 2, 30
+_ALL = sorted(b"%d.%d" % (part, row) for part in range(_PARTS) for row in range(_ROWS))
+
+
+async def _stage(staging: Staging, run: str) -> list[StagedPart]:
+    return [
+        await staging.stage(run, part, "only", [[Draft(body=b"%d.%d" % (part, row)) for row in range(_ROWS)]])
+        for part in range(_PARTS)
+    ]
+
+
+class StagingContract(Contract):
+    """`staging`."""
+
+    async def test_staged_messages_are_seen_at_the_commit_and_once(self, case: Case, tmp_path: Path) -> None:
+        staging = case.backend.staging(case.queue, "job", folder=tmp_path)
+        parts = await _stage(staging, "run")
+        assert await case.lease(1) == []
+        assert (await staging.commit(0, parts)).rows == len(_ALL)
+        assert sorted(await case.leased_bodies()) == _ALL
+
+    async def test_a_job_that_is_done_is_never_published_again(self, case: Case, tmp_path: Path) -> None:
+        for run in ("first", "again"):
+            staging = case.backend.staging(case.queue, "job", folder=tmp_path)
+            await staging.commit(0, await _stage(staging, run))
+        assert sorted(await case.leased_bodies()) == _ALL
+
+    async def test_a_discarded_run_is_never_seen(self, case: Case, tmp_path: Path) -> None:
+        staging = case.backend.staging(case.queue, "job", folder=tmp_path)
+        await _stage(staging, "run")
+        await staging.discard("run")
+        assert await case.lease(1) == []
+        assert await staging.done(0) is None
+
+    async def test_the_first_seal_counts_and_anybody_publishes_it(self, case: Case, tmp_path: Path) -> None:
+        dead, others = case.backend.staging(case.queue, "job", folder=tmp_path), [await case.open() for _ in range(2)]
+        assert await dead.seal(0, await _stage(dead, "dead")) is not None
+        jobs = [other.staging(case.queue, "job", folder=tmp_path) for other in others]
+        late = [await job.stage(f"late-{number}", 0, "a", [[Draft(body=b"late")]]) for number, job in enumerate(jobs)]
+        await asyncio.gather(*[job.commit(0, [part]) for job, part in zip(jobs, late, strict=True)])
+        assert sorted(await case.leased_bodies()) == _ALL
