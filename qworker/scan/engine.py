@@ -134,7 +134,7 @@ def scan(source: Source, program: Sequence[str], options: ScanOptions, say: Call
         say: prints a line.
 
     Returns:
-        The exit status: `success`, or `fail_tmp` when the queue is down or absent or a program was killed.
+        The exit status: 0, or `fail_tmp` when the queue is down or absent or a program was killed.
     """
     exits = source.exits
     try:
@@ -144,7 +144,7 @@ def scan(source: Source, program: Sequence[str], options: ScanOptions, say: Call
     except ScanError as error:
         say(str(error))
         return exits.fail_tmp
-    return exits.success
+    return 0
 
 
 def _paced(works: Iterator[Work], rate: int) -> Iterator[Work]:

@@ -224,7 +224,9 @@ def install(root: int, name: str, constants: Constants, how: Install | None = No
         if how.triggered:
             base = os.open(name, _PART, dir_fd=root)
             try:
-                _make_trigger(base, constants.hosts_trigger, constants)
+                # With the queue's owner and mode, which is what others give it.
+                owner = (constants.queue_user, constants.queue_group)
+                _make_trigger(base, constants.hosts_trigger, constants.queue_mode, owner)
             finally:
                 os.close(base)
 
@@ -292,7 +294,8 @@ def _install(parent: int, name: str, constants: Constants, *, down: bool, trigge
             if down:
                 made.down()
             if triggered:
-                _make_trigger(made.base, constants.trigger, constants)
+                owner = (constants.item_user, constants.item_group)
+                _make_trigger(made.base, constants.trigger, constants.item_mode, owner)
             if durable:
                 os.fsync(made.base)
         finally:
@@ -321,11 +324,11 @@ def _make_directory(name: str, constants: Constants, parent: int) -> None:
         os.close(fd)
 
 
-def _make_trigger(base: int, name: str, constants: Constants) -> None:
+def _make_trigger(base: int, name: str, mode: int, owner: tuple[str | None, str | None]) -> None:
     try:
-        os.mkfifo(name, constants.item_mode, dir_fd=base)
+        os.mkfifo(name, mode & 0o777, dir_fd=base)
     except FileExistsError:
         return
-    os.chmod(name, constants.item_mode, dir_fd=base)
-    if constants.item_user is not None or constants.item_group is not None:
-        os.chown(name, user_id(constants.item_user), group_id(constants.item_group), dir_fd=base, follow_symlinks=False)
+    if owner != (None, None):
+        os.chown(name, user_id(owner[0]), group_id(owner[1]), dir_fd=base, follow_symlinks=False)
+    os.chmod(name, mode, dir_fd=base)
