@@ -15,6 +15,7 @@ from qworker_redis.replies import Reply
 from qworker_redis.rfq.codec import fields_of, packed, readable
 from qworker_redis.rfq.ids import new_ids, published_at
 from qworker_redis.rfq.keys import PARTS, rfq_key, topic_of
+from qworker_redis.scripts import queue_key
 from qworker_redis.topology import slot_of
 from qworker_redis.wire import Argument, Wire
 
@@ -68,9 +69,10 @@ class RfqAdministration(Administration):
         for state in (State.READY, State.LEASED, State.DELAYED, State.FAIL):
             while cast("int", await self._links.script("remove", queue, (state.value, _BATCH))) > 0:
                 pass
-        await self._command(
-            slot_of(queue), "UNLINK", *[rfq_key(queue, part) for part in ("backlog", "nextlog", *PARTS)]
-        )
+        keys = [rfq_key(queue, part) for part in ("backlog", "nextlog", *PARTS)]
+        if self.history.on:
+            keys.append(queue_key(queue, "history"))
+        await self._command(slot_of(queue), "UNLINK", *keys)
 
     async def stats(self, queue: str) -> QueueStats:
         """Count a topic; what other consumers work on counts as leased."""

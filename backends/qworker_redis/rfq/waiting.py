@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from typing import cast
 
 from qworker.errors import BackendError
+from qworker_redis.links import Links
+from qworker_redis.options import Options
 from qworker_redis.replies import Reply
 from qworker_redis.rfq.keys import rfq_key
 from qworker_redis.topology import slot_of
@@ -25,13 +27,17 @@ PAUSED = -2
 # Seconds between looks at a paused topic: its list says nothing of pauses.
 _PAUSED_LOOK = 0.25
 _SHORTEST_BLOCK = 0.001
+_LONGEST_WATCH = 5.0
 
 
 class RfqWaiting(Waiting):
     """The waiting half of the backend."""
 
-    # As of the last look.
-    _paused: frozenset[str] = frozenset()
+    def __init__(self, options: Options, links: Links) -> None:
+        super().__init__(options, links)
+        # As of the last look.
+        self._paused: frozenset[str] = frozenset()
+        self._watches: dict[str, asyncio.Task[bool]] = {}
 
     async def _soonest(self, queues: Sequence[str]) -> float:
         """Seconds until a topic has something, or until the next look at a paused one."""
@@ -51,14 +57,20 @@ class RfqWaiting(Waiting):
             return False
         if len(awake) == 1:
             return await self._block_on(slot_of(awake[0]), awake, seconds)
-        tasks = [asyncio.create_task(self._block_on(slot_of(queue), [queue], seconds)) for queue in awake]
-        try:
-            finished, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            return any(task.result() for task in finished)
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        watches = [self._watch(queue) for queue in awake]
+        await asyncio.wait(watches, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        ended = [queue for queue in awake if self._watches[queue].done()]
+        woken = [self._watches.pop(queue).result() for queue in ended]
+        return any(woken)
+
+    def _watch(self, queue: str) -> asyncio.Task[bool]:
+        """A wait on one of several topics; it goes on when another's has ended, for ending it would cost its connection."""
+        watch = self._watches.get(queue)
+        if watch is None:
+            watch = asyncio.create_task(self._block_on(slot_of(queue), [queue], _LONGEST_WATCH))
+            watch.add_done_callback(_taken)
+            self._watches[queue] = watch
+        return watch
 
     async def blocked(
         self, slot: int, queues: Sequence[str], seconds: float, lease: Sequence[Argument] | None
@@ -79,3 +91,9 @@ class RfqWaiting(Waiting):
             except BackendError as error:
                 self._links.redirected(error, slot, wire)
                 raise
+
+
+def _taken(watch: asyncio.Task[bool]) -> None:
+    """Take the error of a watch: whether or not anybody waits for it any more, it is no surprise."""
+    if not watch.cancelled():
+        watch.exception()
