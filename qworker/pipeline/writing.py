@@ -9,9 +9,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql import datasource
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamWriter, DataSourceWriter, WriterCommitMessage
@@ -49,8 +48,8 @@ class QworkerWriter(DataSourceArrowWriter):
         async with staging_of(self._writer.options, self._job) as staging:
             return await staging.done(0) is not None or await staging.sealed(0) is not None
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """On an executor: stage one partition."""
+    def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
+        """On an executor: stage one partition, which comes in record batches."""
         return Staged(None if self._settled else self._writer.stage(iterator, self._job))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
@@ -77,7 +76,7 @@ class QworkerStreamWriter(StreamBase):
     def __init__(self, options: WriteOptions, schema: StructType) -> None:
         self._writer = PartWriter(options, schema)
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+    def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
         """On an executor: stage one partition."""
         context = TaskContext.get()
         query = None if context is None else context.getLocalProperty(_QUERY)
