@@ -15,10 +15,9 @@ import structlog
 
 from qworker import events
 from qworker.clock import Clock
-from qworker.errors import UsageError
 from qworker.history.batch import EventBatch, decode_batch, encode_batch
 from qworker.history.event import Event
-from qworker.history.store import HistoryOptions, HistoryStore, in_order
+from qworker.history.store import HistoryOptions, HistoryStore, in_order, parsed_position
 from qworker.names import check_queue, printable
 from qworker_redis.links import Links
 from qworker_redis.replies import ConnectionLost, Redirected, Reply
@@ -215,8 +214,5 @@ def _parsed(text: str | None) -> tuple[tuple[int, int], int]:
     """
     if text is None:
         return (0, 0), 0
-    try:
-        moment, number, given = map(int, text.split("-"))
-    except ValueError:
-        raise UsageError(f"{printable(text)!r} is no position in a history") from None
+    moment, number, given = parsed_position(text, 3)
     return (moment, number), given

@@ -16,14 +16,13 @@ import structlog
 
 from qworker import events
 from qworker.clock import SYSTEM_CLOCK, Clock
-from qworker.errors import UsageError
 from qworker.files import store_errors
 from qworker.history.batch import EventBatch, decode_batch, encode_batch
 from qworker.history.event import Event
 from qworker.history.retention import prune, remove_log
-from qworker.history.store import NO_HISTORY, HistoryOptions, HistoryStore, in_order
+from qworker.history.store import NO_HISTORY, HistoryOptions, HistoryStore, in_order, parsed_position
 from qworker.history.writer import Busy, Writer, begin, is_dead
-from qworker.names import check_queue, printable
+from qworker.names import check_queue
 from qworker.segments.disk import open_directory, open_regular
 from qworker.segments.format import position, segment_name, split
 from qworker.segments.log import Log
@@ -206,14 +205,15 @@ class DirectoryHistory(HistoryStore):
         try:
             with store_errors(f"read the history in {self._path}"):
                 try:
-                    descriptors.append(open_directory(f"{self._path}/{part}"))
-                    descriptors.append(open_regular("state", descriptors[0], os.O_RDONLY))
-                except FileNotFoundError:
+                    descriptors.append(open_directory(self._path))
+                    descriptors.append(open_directory(part, descriptors[0]))
+                    descriptors.append(open_regular("state", descriptors[1], os.O_RDONLY))
+                except (FileNotFoundError, NotADirectoryError):
                     yield None
                     return
-                state = StateFile(descriptors[1])
-                log = Log(descriptors[0], state, self._clock, None, read_only=True)
-                yield descriptors[0], log, state
+                state = StateFile(descriptors[2])
+                log = Log(descriptors[1], state, self._clock, None, read_only=True)
+                yield descriptors[1], log, state
         finally:
             if log is not None:
                 log.close()
@@ -307,8 +307,5 @@ def _parsed(text: str | None) -> tuple[int, int]:
     """
     if text is None:
         return 0, 0
-    try:
-        segment, offset, given = map(int, text.split("-"))
-    except ValueError:
-        raise UsageError(f"{printable(text)!r} is no position in a history") from None
+    segment, offset, given = parsed_position(text, 3)
     return position(segment, offset), given

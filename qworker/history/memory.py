@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from qworker.history.batch import EventBatch
 from qworker.history.event import Event
-from qworker.history.store import HistoryStore
+from qworker.history.store import HistoryStore, parsed_position
 
 __all__ = ["MemoryHistory"]
 
@@ -43,7 +43,7 @@ class MemoryHistory(HistoryStore):
 
     async def read(self, part: str, after: str | None, limit: int) -> tuple[list[Event], str | None]:
         """See `Backend.read_history`."""
-        number, given = (0, 0) if after is None else tuple(map(int, after.split("-")))
+        number, given = [0, 0] if after is None else parsed_position(after, 2)
         with self._lock:
             batches = [(own, batch) for own, batch in self._batches if own >= number and part == _PART]
         found: list[Event] = []
@@ -59,7 +59,7 @@ class MemoryHistory(HistoryStore):
 
     async def forget(self, part: str, until: str) -> None:
         """Drop the batches that lie wholly before."""
-        number = int(until.split("-", maxsplit=1)[0])
+        number = parsed_position(until, 2)[0]
         with self._lock:
             while part == _PART and self._batches and self._batches[0][0] < number:
                 self._messages -= len(self._batches.popleft()[1].id)

@@ -9,12 +9,21 @@ from typing import ClassVar
 
 import msgspec
 
-from qworker.errors import BadURL
+from qworker.errors import BadURL, UsageError
 from qworker.history.batch import EventBatch
 from qworker.history.event import Event
+from qworker.names import printable
 from qworker.url import BackendURL
 
-__all__ = ["HISTORY_OPTIONS", "NO_HISTORY", "HistoryOptions", "HistoryStore", "NoHistory"]
+__all__ = [
+    "HISTORY_OPTIONS",
+    "NO_HISTORY",
+    "HistoryOptions",
+    "HistoryStore",
+    "NoHistory",
+    "in_order",
+    "parsed_position",
+]
 
 # What a URL may say of the history: `BackendURL.only` has to know.
 HISTORY_OPTIONS = frozenset({"history", "keep_history"})
@@ -112,6 +121,18 @@ class NoHistory(HistoryStore):
 
 
 NO_HISTORY = NoHistory()
+
+
+def parsed_position(text: str, fields: int) -> list[int]:
+    """The numbers of a position, which are joined by dashes.
+
+    Raises:
+        UsageError: it is none.
+    """
+    numbers = text.split("-")
+    if len(numbers) != fields or not all(re.fullmatch(r"[0-9]{1,20}", number) for number in numbers):
+        raise UsageError(f"{printable(text)!r} is no position in a history")
+    return [int(number) for number in numbers]
 
 
 def in_order(events: list[Event]) -> list[Event]:

@@ -9,7 +9,7 @@ import pytest
 from qworker.app import Tasks
 from qworker.backend import Backend
 from qworker.context import Context
-from qworker.errors import Fail, Retry
+from qworker.errors import Fail, Retry, UsageError
 from qworker.history.batch import batches_of
 from qworker.history.event import Event
 from qworker.message import Message
@@ -201,6 +201,12 @@ class HistoryContract(Contract):
         assert (await until(told))[-2:] == ["m3", "m4"]
 
     @staticmethod
+    async def _some_part(case: Case) -> str:
+        await case.backend.create(case.queue)
+        case.backend.record(batches_of(events_of(case.queue, 1)))
+        return (await until(case.backend.history_parts))[0]
+
+    @staticmethod
     async def _end(backend: Backend, part: str) -> str | None:
         after: str | None = None
         while True:
@@ -210,5 +216,8 @@ class HistoryContract(Contract):
 
     async def test_the_history_of_what_is_not_there_is_empty(self, case: Case) -> None:
         assert await case.backend.read_history("nothing-here", None, 10) == ([], None)
-        await case.backend.forget_history("nothing-here", f"{0:020d}-{0:010d}-{0:06d}")
+        if not case.backend.history.on:
+            return
+        with pytest.raises(UsageError, match="no position"):
+            await case.backend.read_history((await self._some_part(case)), "yesterday", 10)
         assert await case.backend.message_history(case.queue, "unknown") == []
