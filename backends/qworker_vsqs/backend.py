@@ -22,10 +22,12 @@ from qworker.message import Draft, Finished, Lease, QueueStats, Settle, Settleme
 from qworker.names import check_queue
 from qworker.parts import Share, pages, shares
 from qworker.url import BackendURL
-from qworker_vsqs.consume import Consumer, VsqsLease, make_message
+from qworker_vsqs import administer
+from qworker_vsqs.administer import Row
+from qworker_vsqs.consume import Consumer, VsqsLease
 from qworker_vsqs.events import Events
-from qworker_vsqs.folder import Folder, Note
-from qworker_vsqs.names import Unit, leased_name, parse
+from qworker_vsqs.folder import Folder
+from qworker_vsqs.names import Unit, parse
 from qworker_vsqs.publisher import Publisher
 
 __all__ = ["VsqsBackend"]
@@ -402,30 +404,14 @@ class VsqsBackend(Backend):
             os.fsync(self._root)
             await asyncio.to_thread(shutil.rmtree, f"{self._path}/{gone}")
 
-    async def _look(self, folder: Folder) -> dict[State, list[tuple[int, int | None, Note]]]:
-        """(id, expiry, note) of everything stored, by state, in the order of `browse`."""
-        found: dict[State, list[tuple[int, int | None, Note]]] = {state: [] for state in State}
-        noted = {parsed[0] for name in os.listdir(folder.notes) if (parsed := parse(name)) is not None}
-        now = self._unit.ticks(self._clock.time())
-        for name in await list_names(folder.fd):
-            parsed = parse(name)
-            if parsed is None:
-                continue
-            number, expiry = parsed
-            note = folder.note(number) if number in noted else Note()
-            delayed = expiry is not None and note.due == expiry
-            if expiry is None or (delayed and expiry <= now):
-                found[State.READY].append((number, expiry, note))
-            else:
-                found[State.DELAYED if delayed else State.LEASED].append((number, expiry, note))
-        for name in await list_names(folder.fail):
-            if (parsed := parse(name)) is not None and parsed[1] is None:
-                found[State.FAIL].append((parsed[0], None, folder.note(parsed[0])))
-        found[State.READY].sort(key=lambda one: one[0])
-        for state in (State.LEASED, State.DELAYED):
-            found[state].sort(key=lambda one: (one[1], one[0]))
-        found[State.FAIL].sort(key=lambda one: (one[2].failed_at or 0.0, one[0]))
-        return found
+    async def _look(self, folder: Folder) -> dict[State, list[Row]]:
+        return await administer.look(folder, self._unit.ticks(self._clock.time()))
+
+    async def _unlink(self, folder: Folder, rows: list[tuple[State, Row]]) -> int:
+        count = administer.unlink(folder, rows)
+        if count:
+            await self._sync(folder, [])
+        return count
 
     async def stats(self, queue: str) -> QueueStats:
         """Count by listing."""
@@ -450,31 +436,8 @@ class VsqsBackend(Backend):
         folder = await self._existing(queue)
         with store_errors(f"browse {queue}"):
             rows = (await self._look(folder))[state]
-            seen = (self._stored(folder, state, *row) for row in rows[offset : offset + limit])
+            seen = (administer.stored(folder, self._unit, state, row) for row in rows[offset : offset + limit])
             return [one for one in seen if one is not None]
-
-    def _stored(
-        self, folder: Folder, state: State, number: int, expiry: int | None, note: Note
-    ) -> StoredMessage | None:
-        name = str(number) if expiry is None else leased_name(number, expiry)
-        try:
-            body = folder.read(name, folder.fail if state is State.FAIL else None)
-        except OSError as error:
-            # What was set aside is no file that may be opened.
-            if state is not State.FAIL or note.error is None:
-                raise
-            body, note = b"", Note(error=f"{note.error} ({error.strerror or error})", failed_at=note.failed_at)
-        if body is None:
-            return None
-        at = None if expiry is None else self._unit.seconds(expiry)
-        return StoredMessage(
-            message=make_message(folder, number, body, note),
-            state=state,
-            due_at=at if state is State.DELAYED else None,
-            expires_at=at if state is State.LEASED else None,
-            finished_at=note.failed_at if state is State.FAIL else None,
-            error=note.error,
-        )
 
     async def find(self, queue: str, message_id: str) -> StoredMessage | None:
         """Look at one message."""
@@ -486,7 +449,7 @@ class VsqsBackend(Backend):
             for state, rows in (await self._look(folder)).items():
                 for row in rows:
                     if row[0] == parsed[0]:
-                        return self._stored(folder, state, *row)
+                        return administer.stored(folder, self._unit, state, row)
         return None
 
     async def browse_parts(self, queue: str, state: State, wanted: int) -> list[str]:
@@ -500,39 +463,24 @@ class VsqsBackend(Backend):
         share = Share.parse(part)
         with store_errors(f"browse {queue}"):
             rows = [row for row in (await self._look(folder))[state] if share.has(str(row[0]))]
-            async for page in pages(self._stored(folder, state, *row) for row in rows):
+            async for page in pages(administer.stored(folder, self._unit, state, row) for row in rows):
                 yield page
 
     async def discard(self, queue: str, found: Sequence[Finished]) -> int:
         """Delete failed messages that are as they were found."""
         folder = await self._existing(queue)
         with store_errors(f"remove from {queue}"):
-            rows = [
-                (State.FAIL, (parsed[0], None, note))
-                for one in found
-                if one.state is State.FAIL
-                and (parsed := parse(one.id)) is not None
-                and parsed[1] is None
-                and one.is_from((note := folder.note(parsed[0])).failed_at)
-            ]
-            # From fail/ alone: what was requeued since is not there.
-            return await self._unlink(folder, [*rows])
+            return await self._unlink(folder, administer.as_found(folder, found))
 
     async def requeue(self, queue: str, ids: Iterable[str] | None = None) -> int:
         """Make failed messages ready."""
         folder = await self._existing(queue)
         wanted = None if ids is None else set(ids)
-        files: list[int] = []
         with store_errors(f"requeue in {queue}"):
             failed = [row[0] for row in (await self._look(folder))[State.FAIL]]
             chosen = [number for number in failed if wanted is None or str(number) in wanted]
             async with folder.locked():
-                for number in chosen:
-                    before = folder.note(number)
-                    note = Note(enqueued_at=before.enqueued_at, origin=before.origin)
-                    files.append(folder.write_note(number, note))
-                    os.rename(str(number), str(number), src_dir_fd=folder.fail, dst_dir_fd=folder.fd)
-                    folder.window.came(str(number))
+                files = administer.requeue(folder, chosen)
             if chosen:
                 await self._sync(folder, files)
         self._wake()
@@ -555,20 +503,6 @@ class VsqsBackend(Backend):
         with store_errors(f"purge {queue}"):
             found = await self._look(folder)
             return await self._unlink(folder, [(state, row) for state in states for row in found[state]])
-
-    async def _unlink(self, folder: Folder, rows: list[tuple[State, tuple[int, int | None, Note]]]) -> int:
-        count = 0
-        for state, (number, expiry, _) in rows:
-            name = str(number) if expiry is None else leased_name(number, expiry)
-            try:
-                os.unlink(name, dir_fd=folder.fail if state is State.FAIL else folder.fd)
-            except FileNotFoundError:
-                continue
-            folder.drop_note(number)
-            count += 1
-        if count:
-            await self._sync(folder, [])
-        return count
 
     async def down(self, queue: str) -> None:
         """Pause a queue for qworker's consumers; the protocol has nothing that others would heed."""

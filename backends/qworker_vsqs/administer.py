@@ -1,0 +1,116 @@
+"""What people do with a queue: look at it, remove, requeue. Syncs are the caller's."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+
+from qworker.files import list_names
+from qworker.message import Finished, State, StoredMessage
+from qworker_vsqs.consume import make_message
+from qworker_vsqs.folder import Folder, Note
+from qworker_vsqs.names import Unit, leased_name, parse
+
+__all__ = ["Row", "as_found", "look", "requeue", "stored", "unlink"]
+
+# Id, expiry in ticks, note.
+Row = tuple[int, int | None, Note]
+
+
+async def look(folder: Folder, now: int) -> dict[State, list[Row]]:
+    """Everything stored, by state, in the order of `browse`; `now` is in ticks.
+
+    Raises:
+        OSError: a directory cannot be listed.
+    """
+    found: dict[State, list[Row]] = {state: [] for state in State}
+    noted = {parsed[0] for name in os.listdir(folder.notes) if (parsed := parse(name)) is not None}
+    for name in await list_names(folder.fd):
+        parsed = parse(name)
+        if parsed is None:
+            continue
+        number, expiry = parsed
+        note = folder.note(number) if number in noted else Note()
+        delayed = expiry is not None and note.due == expiry
+        if expiry is None or (delayed and expiry <= now):
+            found[State.READY].append((number, expiry, note))
+        else:
+            found[State.DELAYED if delayed else State.LEASED].append((number, expiry, note))
+    for name in await list_names(folder.fail):
+        if (parsed := parse(name)) is not None and parsed[1] is None:
+            found[State.FAIL].append((parsed[0], None, folder.note(parsed[0])))
+    found[State.READY].sort(key=lambda one: one[0])
+    for state in (State.LEASED, State.DELAYED):
+        found[state].sort(key=lambda one: (one[1], one[0]))
+    found[State.FAIL].sort(key=lambda one: (one[2].failed_at or 0.0, one[0]))
+    return found
+
+
+def stored(folder: Folder, unit: Unit, state: State, row: Row) -> StoredMessage | None:
+    """Read one message; None when it is gone.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    number, expiry, note = row
+    try:
+        body = folder.read(_name(row), folder.fail if state is State.FAIL else None)
+    except OSError as error:
+        # What was set aside is no file that may be opened.
+        if state is not State.FAIL or note.error is None:
+            raise
+        body, note = b"", Note(error=f"{note.error} ({error.strerror or error})", failed_at=note.failed_at)
+    if body is None:
+        return None
+    at = None if expiry is None else unit.seconds(expiry)
+    return StoredMessage(
+        message=make_message(folder, number, body, note),
+        state=state,
+        due_at=at if state is State.DELAYED else None,
+        expires_at=at if state is State.LEASED else None,
+        finished_at=note.failed_at if state is State.FAIL else None,
+        error=note.error,
+    )
+
+
+def _name(row: Row) -> str:
+    number, expiry, _ = row
+    return str(number) if expiry is None else leased_name(number, expiry)
+
+
+def as_found(folder: Folder, found: Sequence[Finished]) -> list[tuple[State, Row]]:
+    """Of failed messages those that are as they were found."""
+    rows: list[tuple[State, Row]] = []
+    for one in found:
+        parsed = parse(one.id)
+        if one.state is not State.FAIL or parsed is None or parsed[1] is not None:
+            continue
+        note = folder.note(parsed[0])
+        if one.is_from(note.failed_at):
+            # In fail/ alone: what was requeued since is not there.
+            rows.append((State.FAIL, (parsed[0], None, note)))
+    return rows
+
+
+def unlink(folder: Folder, rows: Iterable[tuple[State, Row]]) -> int:
+    """Delete messages, those that are still where they were seen; how many."""
+    count = 0
+    for state, row in rows:
+        try:
+            os.unlink(_name(row), dir_fd=folder.fail if state is State.FAIL else folder.fd)
+        except FileNotFoundError:
+            continue
+        folder.drop_note(row[0])
+        count += 1
+    return count
+
+
+def requeue(folder: Folder, failed: Iterable[int]) -> list[int]:
+    """Make failed messages ready, under the folder's lock; the open notes that are to be synced."""
+    files: list[int] = []
+    for number in failed:
+        before = folder.note(number)
+        files.append(folder.write_note(number, Note(enqueued_at=before.enqueued_at, origin=before.origin)))
+        os.rename(str(number), str(number), src_dir_fd=folder.fail, dst_dir_fd=folder.fd)
+        folder.window.came(str(number))
+    return files
