@@ -46,7 +46,8 @@ def pack(draft: Draft, *, even_empty: bool = False) -> Draft:
     words: tuple[str, ...] = draft.arguments
     raw: tuple[bytes, ...] = ()
     if any(not _is_text(word) for word in words):
-        words, raw = (), tuple(word.encode(errors="surrogateescape") for word in words)
+        raw = tuple(word.encode(errors="surrogateescape") for word in words)
+        words = ()
     parcel = _Parcel(body=text, body_base64=binary, fields=draft.fields or None, arguments=words, arguments_base64=raw)
     return msgspec.structs.replace(draft, body=_encode(parcel), fields=None, arguments=())
 
