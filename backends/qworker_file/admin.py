@@ -79,10 +79,11 @@ async def purge(files: QueueDir, state: State, now: float) -> list[Entry]:
     return gone
 
 
-def delete_entry(files: QueueDir, entry: Entry) -> bool:
-    """Delete one file; False when it is gone already."""
+def delete_entry(files: QueueDir, entry: Entry, links: int | None = None) -> bool:
+    """Delete one file, of which it may be known how many links it has; False when it is gone already."""
     try:
-        links = os.stat(entry.name, dir_fd=entry.directory, follow_symlinks=False).st_nlink
+        if links is None:
+            links = os.stat(entry.name, dir_fd=entry.directory, follow_symlinks=False).st_nlink
         os.unlink(entry.name, dir_fd=entry.directory)
     except FileNotFoundError:
         return False

@@ -171,7 +171,7 @@ def look(files: QueueDir, entry: Entry, *, local: bool) -> StoredMessage | None:
     parsed = parse_item(entry.item, local=local)
     moment = status.st_mtime if parsed is None or parsed.enqueued_at is None else parsed.enqueued_at
     message = Message(
-        id=message_id(entry.item),
+        id=message_id(entry.item) if parsed is None else parsed.id,
         queue=files.name,
         body=body,
         tries=0 if parsed is None else parsed.tries,
