@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 import click
+import msgspec
 
 from qworker.cli.common import URLCommand, json_option, opened, run, state_option
 from qworker.cli.output import as_data, body_preview, clock_time, print_json, print_table, say, span
@@ -60,6 +61,8 @@ def _show(found: list[StoredMessage]) -> None:
 def _body(stored: StoredMessage) -> str:
     message = stored.message
     extra = " ".join(message.arguments)
+    if message.fields:
+        extra = body_preview(msgspec.json.encode(message.fields))
     return body_preview(message.body) or extra
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal, cast
 
 from qworker.backend import Backend
+from qworker.clock import Clock
 from qworker.errors import BackendError
 from qworker.message import Message, QueueStats, State, StoredMessage
 from qworker.names import check_queue, printable
@@ -30,6 +31,8 @@ _SCAN = 1000
 
 class RfqAdministration(Administration):
     """Topics as administrators see them."""
+
+    _clock: Clock
 
     # The keys of topics are others than those that are read in shares.
     browse_parts = Backend.browse_parts
@@ -152,7 +155,7 @@ class RfqAdministration(Administration):
         Raises:
             BadArguments: a field is no text.
         """
-        (message_id,) = new_ids(1, self._time())
+        (message_id,) = new_ids(1, self._clock.time())
         names_and_values = [part for item in fields.items() for part in item]
         # Seen before it is sent: an error in a transaction would leave half of it.
         packed(names_and_values)
@@ -201,9 +204,6 @@ class RfqAdministration(Administration):
         info = cast("bytes", await self._command(0, "INFO", "server")).decode(errors="replace")
         lines = (line.partition(":") for line in info.splitlines())
         return next((value for name, _, value in lines if name == "redis_version"), "unknown")
-
-    def _time(self) -> float:
-        raise NotImplementedError
 
 
 def _forget(future: asyncio.Future[Reply]) -> None:

@@ -58,9 +58,6 @@ class RfqBackend(RfqAdministration, RedisBackend):
         """
         return cls(Options.parse(url), clock=clock)
 
-    def _time(self) -> float:
-        return self._clock.time()
-
     # -- producing ---------------------------------------------------------------------------------------------------
 
     async def publish(self, queue: str, drafts: Sequence[Draft]) -> list[str]:
@@ -70,7 +67,7 @@ class RfqBackend(RfqAdministration, RedisBackend):
             check(draft)
         if not drafts:
             return []
-        fresh = new_ids(len(drafts), self._time())
+        fresh = new_ids(len(drafts), self._clock.time())
         items = [encode(self._id(made, draft), draft) for made, draft in zip(fresh, drafts, strict=True)]
         return await self._publishing.publish(queue, items)
 
