@@ -13,6 +13,7 @@ import msgspec
 
 from qworker.message import Settle
 from qworker.run import Run
+from qworker.task import Handler
 
 __all__ = ["SECONDS", "TRIES", "Cell", "Metrics", "merged"]
 
@@ -22,6 +23,7 @@ TRIES = (0, 1, 2, 4, 8, 16)
 
 # Looking a member up in its class costs as much as the rest of a count.
 _ACK, _FAIL_PERM = Settle.ACK, Settle.FAIL_PERM
+_SHORTEST = SECONDS[0]
 
 
 def _empty(bounds: tuple[float, ...]) -> list[int]:
@@ -82,6 +84,10 @@ class Metrics:
     def __init__(self) -> None:
         self._cells: dict[tuple[str, str], Cell] = {}
         self._list: list[Cell] = []
+        # Of the last message.
+        self._queue = ""
+        self._handler: Handler | None = None
+        self._cell = Cell("", "")
 
     def cells(self) -> list[Cell]:
         """The live counts, by queue and task."""
@@ -93,15 +99,14 @@ class Metrics:
 
     def finished(self, run: Run, outcome: str, error: str | None, duration: float) -> None:
         """Count a message that has left the worker."""
-        message = run.lease.message
-        handler = run.handler
-        key = (message.queue, "" if handler is None else handler.name)
-        cell = self._cells.get(key)
-        if cell is None:
-            cell = self._cells[key] = Cell(*key)
-            self._list.append(cell)
+        message, handler = run.lease.message, run.handler
+        # As a rule the one before was of the same task: a comparison costs less than making and finding a key.
+        if handler is self._handler and message.queue is self._queue:
+            cell = self._cell
+        else:
+            cell = self._found(message.queue, handler)
         if run.started:
-            cell.durations[bisect_left(SECONDS, duration)] += 1
+            cell.durations[0 if duration <= _SHORTEST else bisect_left(SECONDS, duration)] += 1
             cell.seconds += duration
         if outcome is _ACK:
             cell.ack += 1
@@ -115,3 +120,12 @@ class Metrics:
             cell.attempts += tries
         else:
             cell.tries[0] += 1
+
+    def _found(self, queue: str, handler: Handler | None) -> Cell:
+        key = (queue, "" if handler is None else handler.name)
+        cell = self._cells.get(key)
+        if cell is None:
+            cell = self._cells[key] = Cell(*key)
+            self._list.append(cell)
+        self._queue, self._handler, self._cell = queue, handler, cell
+        return cell

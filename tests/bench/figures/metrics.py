@@ -18,43 +18,50 @@ _SCRAPE_EVERY_S = 1.0
 
 
 def measure(bench: Bench) -> list[Figure]:
-    """CPU of the worker per message with everything on, relative to everything off."""
+    """CPU of the worker per message with everything on, and with the health port alone, relative to nothing on."""
     history = bool(bench.call(knows_history))
-    found = [_ratio(bench, "file:", history, None)]
+    found = _ratios(bench, "file:", history, None)
     with redis_server(bench.fresh()) as server:
-        found.append(_ratio(bench, "redis:", history, server))
+        return found + _ratios(bench, "redis:", history, server)
+
+
+def _ratios(bench: Bench, name: str, history: bool, server: RedisServer | None) -> list[Figure]:
+    count = bench.size(100_000 if server is not None else 20_000, 2_000)
+
+    def cost(watched: bool, told: bool) -> float:
+        return _cost(bench, server, count, watched=watched, history=told if history else None)
+
+    sides = {"off": (False, False), "health": (True, False), **({"all": (True, True)} if history else {})}
+    costs = bench.turns([(side, lambda on=on: cost(*on)) for side, on in sides.items()])
+    everything = "all" if history else "health"
+    found: list[Figure] = []
+    for side in reversed(sides):
+        if side == "off":
+            continue
+        ratios = [on / off for on, off in zip(costs[side], costs["off"], strict=True)]
+        found.append(
+            Figure(
+                figure="metrics",
+                what=f"{name} CPU per message with --health, scraped every second{', and history' if side == 'all' else ''} / without",
+                asked=ASKED_RATIO if side == everything else None,
+                measured=median(ratios),
+                unit="x",
+                rounds=ratios,
+                note=f"{median(costs[side]):.1f} us and {median(costs['off']):.1f} us; {spread(ratios)}",
+            )
+        )
     return found
 
 
-def _ratio(bench: Bench, name: str, history: bool, server: RedisServer | None) -> Figure:
-    count = bench.size(100_000 if server is not None else 20_000, 2_000)
-    costs = bench.turns(
-        [
-            ("off", lambda: _cost(bench, server, count, history=history, watched=False)),
-            ("on", lambda: _cost(bench, server, count, history=history, watched=True)),
-        ]
-    )
-    ratios = [on / off for on, off in zip(costs["on"], costs["off"], strict=True)]
-    return Figure(
-        figure="metrics",
-        what=f"{name} CPU per message with --health, scraped every second,{' and history' if history else ''} / without",
-        asked=ASKED_RATIO,
-        measured=median(ratios),
-        unit="x",
-        rounds=ratios,
-        note=f"{median(costs['on']):.1f} us and {median(costs['off']):.1f} us; {spread(ratios)}",
-    )
-
-
-def _cost(bench: Bench, server: RedisServer | None, count: int, *, history: bool, watched: bool) -> float:
+def _cost(bench: Bench, server: RedisServer | None, count: int, *, watched: bool, history: bool | None) -> float:
     folder = bench.fresh()
     if server is None:
         url = bench.url(folder)
     else:
         server.ask("FLUSHALL")
         url = server.url
-    if history:
-        url += f"{'&' if '?' in url else '?'}history={int(watched)}"
+    if history is not None:
+        url += f"{'&' if '?' in url else '?'}history={int(history)}"
     with Child(work, {"url": url, "count": count, "watched": watched}) as working:
         port = working.read()
         ended = threading.Event()
