@@ -21,6 +21,7 @@ class ServerFacts(msgspec.Struct, frozen=True, kw_only=True):
 
     address: str
     version: tuple[int, int]
+    product: str = "Redis"
     policy: str = ""
     # Bytes; 0: no limit.
     max_memory: int = 0
@@ -45,6 +46,8 @@ async def inspect(wire: Wire) -> ServerFacts:
     return ServerFacts(
         address=str(wire.address),
         version=wire.version,
+        # Redis has no such line; Valkey 7.2 and later do.
+        product=fields.get("server_name", "redis").capitalize(),
         policy=fields.get("maxmemory_policy", ""),
         max_memory=int(fields.get("maxmemory", 0)),
         used_memory=int(fields.get("used_memory", 0)),

@@ -51,7 +51,7 @@ async def doctor(url: BackendURL) -> list[Check]:
 
 
 def _version(facts: ServerFacts) -> Check:
-    version = ".".join(map(str, facts.version))
+    version = f"{facts.product} {'.'.join(map(str, facts.version))}"
     if (0, 0) < facts.version < (6, 2):
         return Check("redis version", Health.BROKEN, version, "upgrade to 6.2 or newer")
     return Check("redis version", Health.OK, f"{version} at {facts.address}, {facts.role or 'role not told'}")

@@ -343,6 +343,17 @@ async def test_a_stopped_server_delays_and_loses_nothing(server: RedisServer) ->
     await backend.aclose()
 
 
+@pytest.mark.parametrize("program", PROGRAMS)
+async def test_the_doctor_names_the_server_and_finds_it_well(program: str) -> None:
+    with RedisServer(program=program) as server:
+        checks = {check.name: check for check in await doctor(BackendURL.parse(server.url))}
+    product, _, version = program.partition("-")
+    wanted = "Redis " if program == "redis-server" else f"{product.capitalize()} {version} at "
+    assert checks["redis version"].detail.startswith(wanted)
+    assert checks["redis scripts"].health is Health.OK
+    assert not [check for check in checks.values() if check.health is Health.BROKEN]
+
+
 async def test_the_doctor_tells_what_is_in_force(server: RedisServer) -> None:
     url = BackendURL.parse(server.url)
     checks = {check.name: check for check in await doctor(url)}
