@@ -15,7 +15,7 @@ from qworker.message import Draft, Message
 from qworker.names import check_id, check_key, check_queue
 from qworker.retry import DEFAULT_BACKOFF, Backoff
 from qworker.signature import Signature
-from qworker.tracing import creating, sending
+from qworker.tracing import creating, imported, sending
 
 if TYPE_CHECKING:
     from qworker.app import Tasks
@@ -219,6 +219,8 @@ class BoundTask(Generic[P, R]):
 
     def call(self, *args: P.args, **kwargs: P.kwargs) -> Call:
         """A call for `Tasks.enqueue_many`; see `Task.call`."""
+        if not imported():
+            return Call(self._queue, self._drafted(args, kwargs))
         with creating(self._queue, self._task.name) as span:
             draft = self._drafted(args, kwargs)
             return Call(self._queue, draft, None if span is None else span.get_span_context())
@@ -231,6 +233,8 @@ class BoundTask(Generic[P, R]):
 
     async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job:
         """Enqueue a call; see `Task.enqueue`."""
+        if not imported():
+            return await self._publish(self._drafted(args, kwargs), None)
         with sending(self._queue, self._task.name) as span:
             return await self._publish(self._drafted(args, kwargs), span)
 

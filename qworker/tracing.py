@@ -16,20 +16,29 @@ from typing import Any
 
 from qworker.failure import error_type
 
-__all__ = ["NAME", "configured", "creating", "on_queue", "sending", "sending_many", "trace_headers"]
+__all__ = ["NAME", "configured", "creating", "imported", "on_queue", "sending", "sending_many", "trace_headers"]
 
 # The instrumentation's, and the messaging system's.
 NAME = "qworker"
 
+_API = "opentelemetry.trace"
+_modules = sys.modules
 _NOTHING: AbstractContextManager[Any] = nullcontext()
 # The last provider's tracer: making one for each call would cost more than the span.
 _tracers: dict[Any, Any] = {}
 
 
+def imported() -> bool:
+    """Whether somebody may trace: the cheapest question, asked for each call."""
+    return _API in _modules
+
+
 def trace_headers() -> Mapping[str, str]:
     """What carries the current span to the handler; empty without one."""
-    trace: Any = sys.modules.get("opentelemetry.trace")
-    if trace is None or not trace.get_current_span().get_span_context().is_valid:
+    if _API not in _modules:
+        return {}
+    trace: Any = _modules[_API]
+    if not trace.get_current_span().get_span_context().is_valid:
         return {}
     carrier: dict[str, str] = {}
     importlib.import_module("opentelemetry.propagate").inject(carrier)
@@ -73,7 +82,7 @@ def sending_many(queue: str, created: Sequence[Any]) -> AbstractContextManager[A
     tracer = _tracer()
     if tracer is None:
         return _NOTHING
-    link: Any = sys.modules["opentelemetry.trace"].Link
+    link: Any = _modules[_API].Link
     links = [link(context) for context in created if context is not None]
     return _span(tracer, "send", "CLIENT", queue, {"messaging.batch.message_count": len(created)}, links)
 
@@ -94,7 +103,7 @@ def _tracer() -> Any:
 def _span(
     tracer: Any, operation: str, kind: str, queue: str, more: Mapping[str, Any], links: Sequence[Any] = ()
 ) -> Generator[Any]:
-    trace: Any = sys.modules["opentelemetry.trace"]
+    trace: Any = _modules[_API]
     attributes = {
         **on_queue(queue),
         "messaging.operation.name": operation,
