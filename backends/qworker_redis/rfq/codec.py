@@ -91,7 +91,8 @@ def _body(body: bytes) -> list[str | bytes]:
 
 def _special(draft: Draft) -> bytes:
     if (
-        draft.delay <= 0
+        draft.id is None
+        and draft.delay <= 0
         and draft.due_at is None
         and not draft.tries
         and draft.enqueued_at is None

@@ -72,12 +72,22 @@ local function take_due(backlog, message, delayed, now, limit)
   return #due
 end
 
--- {tries, enqueued us or '', fields, id elsewhere or ''}; fields is an error's text where there is no hash, and empty where there is
--- nothing.
-local function value_of(message, tries, enqueued, origins, id)
+-- The fields of a message: an error's text where there is no hash, and empty where there is nothing.
+local function fields_of(message, id)
   local fields = redis.pcall('HGETALL', message .. ':' .. id)
-  if fields.err then fields = fields.err end
-  return {tonumber(call('HGET', tries, id) or 0), call('HGET', enqueued, id) or '', fields, call('HGET', origins, id) or ''}
+  return fields.err or fields
+end
+
+local function notes_of(hash, ids)
+  return #ids > 0 and call('EXISTS', hash) == 1 and call('HMGET', hash, unpack(ids)) or {}
+end
+
+-- For each message: {tries, enqueued us or '', fields, id elsewhere or ''}.
+local function values_of(tries, enqueued, origins, ids, fields)
+  local tried, since, former = notes_of(tries, ids), notes_of(enqueued, ids), notes_of(origins, ids)
+  local values = {}
+  for i = 1, #ids do values[i] = {tonumber(tried[i] or 0), since[i] or '', fields[i], former[i] or ''} end
+  return values
 end
 
 -- What an earlier attempt of the same call answered, kept under `mark` for clients that lost the reply.

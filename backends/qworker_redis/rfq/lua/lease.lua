@@ -12,17 +12,16 @@ if state[2] then return {0, 0, -2, {}, {}} end
 
 local limit, now = tonumber(ARGV[1]), clock()
 take_due(backlog, message, delayed, now, 500)
-local ids, values, seen = {}, {}, {}
+local ids, fields, seen = {}, {}, {}
 while #ids < limit do
   local popped = call('RPOP', backlog, limit - #ids) or {}
   if #popped == 0 then break end
   for _, id in ipairs(popped) do
-    local value = value_of(message, tries, enqueued, origins, id)
+    local found = fields_of(message, id)
     -- An id whose message is gone is what another program's interrupted commit or harvest leaves.
-    if #value[3] > 0 and not seen[id] then
+    if #found > 0 and not seen[id] then
       seen[id] = true
-      insert(ids, id)
-      insert(values, value)
+      ids[#ids + 1], fields[#fields + 1] = id, found
     end
   end
 end
@@ -47,4 +46,4 @@ call('HSET', meta, 'version', '1', 'fence', text(token + #ids - 1))
 spread('LPUSH', nextlog, ids)
 spread('ZADD', leased, scores)
 spread('HSET', claims, holders)
-return {token, tonumber(expires), 0, ids, values, ARGV[3]}
+return {token, tonumber(expires), 0, ids, values_of(tries, enqueued, origins, ids, fields), ARGV[3]}

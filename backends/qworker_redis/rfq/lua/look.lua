@@ -10,8 +10,9 @@ while take_due(backlog, message, delayed, clock(), 1000) == 1000 do end
 local answer = {1}
 
 local function tell_of(id, state, time)
-  local value = value_of(message, tries, enqueued, origins, id)
-  if #value[3] == 0 then return end
+  local fields = fields_of(message, id)
+  if #fields == 0 then return end
+  local value = values_of(tries, enqueued, origins, {id}, {fields})[1]
   for _, part in ipairs({id, value, state, time or '0', call('HGET', claims, id) or '', call('HGET', errors, id) or ''}) do
     insert(answer, part)
   end

@@ -2,7 +2,7 @@
 -- refuses.
 -- KEYS: meta backlog message delayed tries enqueued origins mark
 -- ARGV: sequence, 1 if an earlier attempt may have been made, then for each message: id, special, fields
---   special: '' for a message with nothing unusual, or tries (2 bytes), delay us (8), due us (8; 0: none), enqueued us (8; 0: now),
+--   special: '' for a message with nothing unusual and an id that is new, or tries (2 bytes), delay us (8), due us (8; 0: none), enqueued us (8; 0: now),
 --     1 for the front (1), big-endian, and its id in another store
 --   fields: name, value, name, value ..., each behind its length (4 bytes)
 -- RETURNS: [1 if the topic is new]
@@ -55,7 +55,8 @@ end
 
 for i = 3, #ARGV, 3 do
   local id, key = ARGV[i], message .. ':' .. ARGV[i]
-  if call('EXISTS', key) == 0 then
+  local new = ARGV[i + 1] == '' and ARGV[2] == '0'
+  if new or call('EXISTS', key) == 0 then
     spread('HSET', key, fields_of(ARGV[i + 2]))
     place(id, ARGV[i + 1])
   end

@@ -34,9 +34,17 @@ end
 
 local done, places = {}, {}
 
-local function ack(id)
-  take_out(id)
-  insert(done, id)
+local function ack_plain()
+  local ids, held = {}, {}
+  for i = 1, plain do ids[i] = ARGV[3 + 2 * i] end
+  local found = call('HMGET', claims, unpack(ids))
+  for i, id in ipairs(ids) do
+    if found[i] == ARGV[4 + 2 * i] then held[#held + 1] = id else insert(answer, i) end
+  end
+  spread('ZREM', leased, held)
+  spread('HDEL', claims, held)
+  for _, id in ipairs(held) do take_out(id) end
+  forget(message, tries, errors, enqueued, origins, held)
 end
 
 local function wait_or_run(id, delay, token)
@@ -58,8 +66,10 @@ local function keep_error(id, why)
 end
 
 local function finish(how, id, claim, delay, why)
-  if how == 'a' then return ack(id) end
-  if how == 'p' then
+  if how == 'a' then
+    take_out(id)
+    insert(done, id)
+  elseif how == 'p' then
     take_out(id)
     if call('EXISTS', message .. ':' .. id) == 0 then return insert(done, id) end
     call('ZADD', failed, text(now), id)
@@ -73,18 +83,19 @@ local function finish(how, id, claim, delay, why)
   end
 end
 
-local number = 0
-
-local function attempt(how, id, claim, delay, why)
+if plain > 0 then ack_plain() end
+local number = plain
+for i = 5 + 2 * plain, #ARGV, 6 do
   number = number + 1
-  if call('HGET', claims, id) ~= claim then return insert(answer, number) end
-  call('ZREM', leased, id)
-  call('HDEL', claims, id)
-  finish(how, id, claim, delay, why)
+  local id, claim = ARGV[i + 1], ARGV[i + 2]
+  if call('HGET', claims, id) == claim then
+    call('ZREM', leased, id)
+    call('HDEL', claims, id)
+    finish(ARGV[i], id, claim, tonumber(ARGV[i + 3]), ARGV[i + 4])
+  else
+    insert(answer, number)
+  end
 end
-
-for i = 5, 4 + 2 * plain, 2 do attempt('a', ARGV[i], ARGV[i + 1]) end
-for i = 5 + 2 * plain, #ARGV, 6 do attempt(ARGV[i], ARGV[i + 1], ARGV[i + 2], tonumber(ARGV[i + 3]), ARGV[i + 4]) end
 forget(message, tries, errors, enqueued, origins, done)
 put_back(backlog, places)
 return remember(mark, sequence, answer)
