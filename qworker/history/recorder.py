@@ -10,31 +10,27 @@ import asyncio
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from itertools import groupby
-from operator import attrgetter
-from typing import Any, TypeVar
+from typing import Any
 
 from qworker import events
 from qworker.clock import Clock
 from qworker.history.batch import EventBatch
+from qworker.history.columns import Acks, by_queue, task_column
 from qworker.history.event import Kind
 from qworker.logs import one_line
 from qworker.message import Settle
 from qworker.run import Run
-from qworker.task import RawHandler
 
 __all__ = ["Recorder"]
 
 # Seconds between two hand-overs, and messages after which there is one at once.
 _EVERY = 0.25
-_ENOUGH = 256
+_ENOUGH = 512
 # Messages in one record.
 _MOST = 512
-# Characters of an error, and of a task's name that nobody here registers.
-_MOST_ERROR, _MOST_NAME = 300, 200
+# Characters of an error.
+_MOST_ERROR = 300
 
-T = TypeVar("T")
-
-_queue: Callable[[Run], str] = attrgetter("lease.message.queue")
 _WITH_ERROR = frozenset({"retried", "failed", "lost"})
 _KINDS: dict[Settle, Kind] = {
     Settle.ACK: "acked",
@@ -75,10 +71,11 @@ class Recorder:
         # Those whose lease the history knows of.
         self._told: set[Run] = set()
         self._ready: list[EventBatch] = []
-        self._acks = _Acks(worker)
+        # By queue.
+        self._acks: dict[str, Acks] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
-        self._broken = False
+        self._unless_broken = _UnlessBroken(log)
 
     # -- what the loops tell -----------------------------------------------------------------------------------------
 
@@ -89,34 +86,43 @@ class Recorder:
 
     def extended(self, runs: Sequence[Run]) -> None:
         """Tell the renewals, and before them the leases."""
-        self._tell_leases([run for run in runs if run in self._held])
-        self._tell("extended", self._clock.time(), [run for run in runs if run in self._told])
+        with self._unless_broken:
+            self._tell_leases([run for run in runs if run in self._held])
+            self._tell("extended", self._clock.time(), [run for run in runs if run in self._told])
 
     def settled(self, runs: Sequence[Run], at: float, acked: bool) -> None:
         """Tell ends."""
-        if acked and self._one_queue is not None and (not self._told or self._told.isdisjoint(runs)):
-            # The usual end. Their columns are taken now: a run that is kept for later has left the processor's cache by then.
-            for first in range(0, len(runs), _MOST):
-                self._acks.add(runs[first : first + _MOST], at, self._one_queue)
-                if len(self._acks.ids) >= _ENOUGH:
-                    self._acks.move_to(self._ready)
-            if self._ready:
-                self.flush()
-        else:
-            self._end(runs, at, None)
+        with self._unless_broken:
+            if not acked or (self._told and not self._told.isdisjoint(runs)):
+                self._end(runs, at, None)
+                return
+            # The usual end. Its columns are taken now: what is kept for later has left the processor's cache by then.
+            for queue, some in [(self._one_queue, runs)] if self._one_queue else by_queue(runs):
+                self._add_acks(some, at, queue)
 
     def lost(self, run: Run, why: str) -> None:
         """Tell an end."""
-        self._end((run,), self._clock.time(), why)
+        with self._unless_broken:
+            self._end((run,), self._clock.time(), why)
 
     def close(self) -> None:
         """Hand over everything; nothing is told afterwards."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        self.flush()
+        with self._unless_broken:
+            self.flush()
 
     # -- batches -----------------------------------------------------------------------------------------------------
+
+    def _add_acks(self, runs: Sequence[Run], at: float, queue: str) -> None:
+        acks = self._acks.get(queue)
+        if acks is None:
+            acks = self._acks[queue] = Acks(self._worker, queue)
+        for first in range(0, len(runs), _MOST):
+            acks.add(runs[first : first + _MOST], at)
+            if len(acks.ids) >= _ENOUGH:
+                self.flush()
 
     def _end(self, runs: Sequence[Run], at: float, why: str | None) -> None:
         def kind_of(run: Run) -> tuple[Kind, bool]:
@@ -139,9 +145,8 @@ class Recorder:
     ) -> None:
         """Gather one transition of some runs; `at` is that of their leases where it is None."""
         # What was gathered before comes first.
-        self._acks.move_to(self._ready)
-        for _, group in groupby(sorted(runs, key=_queue), _queue):
-            some = list(group)
+        self._move_acks()
+        for _, some in by_queue(runs):
             self._ready += [
                 self._batch(kind, at, some[first : first + _MOST], begins, why) for first in range(0, len(some), _MOST)
             ]
@@ -158,7 +163,7 @@ class Recorder:
             worker=self._worker,
             at=[*leased_at] if at is None else at,
             id=[message.id for message in messages],
-            task=_tasks(runs),
+            task=task_column(runs),
             tries=[message.tries for message in messages],
             token=[run.lease.token for run in runs],
             enqueued_at=[message.enqueued_at for message in messages],
@@ -171,109 +176,44 @@ class Recorder:
     # -- handing over ------------------------------------------------------------------------------------------------
 
     def _tick(self) -> None:
-        before = self._clock.time() - _EVERY
-        self._tell_leases([run for run in self._held if run.leased_at <= before])
-        self.flush()
+        with self._unless_broken:
+            before = self._clock.time() - _EVERY
+            self._tell_leases([run for run in self._held if run.leased_at <= before])
+            self.flush()
         self._timer = self._loop.call_later(_EVERY, self._tick) if self._held else None
 
     def flush(self) -> None:
         """Hand over what was gathered."""
-        self._acks.move_to(self._ready)
+        self._move_acks()
         batches, self._ready = self._ready, []
-        if not batches or self._broken:
-            return
-        try:
+        if batches and not self._unless_broken.broken:
             self._record(batches)
-        except Exception as error:  # noqa: BLE001 - whoever watches must not stop the work
-            self._broken = True
+
+    def _move_acks(self) -> None:
+        for acks in self._acks.values():
+            acks.move_to(self._ready)
+
+
+class _UnlessBroken:
+    """Around everything that is told: whoever watches must not stop the work. After an error nothing is told any more."""
+
+    def __init__(self, log: Any) -> None:
+        self._log = log
+        self.broken = False
+
+    def __enter__(self) -> None:
+        """Nothing to prepare."""
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, frames: object) -> bool:
+        """Say what went wrong, once."""
+        if not isinstance(error, Exception):
+            return False
+        if not self.broken:
+            self.broken = True
             self._log.error(
                 events.OBSERVER_FAILED, **{events.ERROR_TYPE: type(error).__name__, events.ERROR: one_line(str(error))}
             )
-
-
-class _Acks:
-    """The usual ends of one queue's messages, as columns that grow. What was settled at once is a group."""
-
-    def __init__(self, worker: str) -> None:
-        self._worker = worker
-        self._clear()
-
-    def _clear(self) -> None:
-        self._queue = ""
-        self.ids: list[str] = []
-        self._tries: list[int] = []
-        self._enqueued_at: list[float | None] = []
-        self._durations: list[int | None] = []
-        # By group.
-        self._sizes: list[int] = []
-        self._at: list[float] = []
-        self._tasks: list[str | list[str | None] | None] = []
-        self._tokens: list[list[int | None]] = []
-        self._leased_at: list[list[float | None]] = []
-
-    def add(self, runs: Sequence[Run], at: float, queue: str) -> None:
-        """Take the columns of some."""
-        leases = [run.lease for run in runs]
-        messages = [lease.message for lease in leases]
-        self._queue = queue
-        self.ids += [message.id for message in messages]
-        self._tries += [message.tries for message in messages]
-        self._enqueued_at += [message.enqueued_at for message in messages]
-        self._durations += [int(run.duration * 1e6) for run in runs]
-        self._sizes.append(len(runs))
-        self._at.append(at)
-        self._tasks.append(_tasks(runs))
-        self._tokens.append([lease.token for lease in leases])
-        self._leased_at.append([run.leased_at for run in runs])
-
-    def move_to(self, batches: list[EventBatch]) -> None:
-        """Make a batch of them, and begin anew."""
-        if not self.ids:
-            return
-        batches.append(
-            EventBatch(
-                event="acked",
-                queue=self._queue,
-                worker=self._worker,
-                at=self._at,
-                id=self.ids,
-                groups=self._sizes,
-                task=self._task_column(),
-                tries=self._tries if any(self._tries) else 0,
-                token=_by_group(self._tokens),
-                enqueued_at=self._enqueued_at,
-                duration_us=self._durations,
-                begins=True,
-                leased_at=_by_group(self._leased_at),
-            )
-        )
-        self._clear()
-
-    def _task_column(self) -> str | list[str | None] | None:
-        first = self._tasks[0]
-        if not isinstance(first, list) and all(task == first for task in self._tasks):
-            return first
-        column: list[str | None] = []
-        for task, size in zip(self._tasks, self._sizes, strict=True):
-            column += task if isinstance(task, list) else [task] * size
-        return column
-
-
-def _by_group(groups: list[list[T]]) -> list[T]:
-    """One value for each group, where each has only one; else one for each message."""
-    if all(group.count(group[0]) == len(group) for group in groups):
-        return [group[0] for group in groups]
-    return [value for group in groups for value in group]
-
-
-def _tasks(runs: Sequence[Run]) -> str | list[str | None] | None:
-    """The names of the tasks; of raw messages None."""
-    handlers = {run.handler for run in runs}
-    if len(handlers) == 1:
-        (handler,) = handlers
-        if handler is not None:
-            return None if isinstance(handler, RawHandler) else handler.name
-    return [None if isinstance(run.handler, RawHandler) or not run.task else run.task[:_MOST_NAME] for run in runs]
+        return True
 
 
 def _why(run: Run, why: str | None) -> str | None:

@@ -516,3 +516,26 @@ async def test_a_log_of_another_boot_is_left_alone(tmp_path: Path, clock: FakeCl
     history.record([batch(2)])
     assert len(await history.parts()) == 2
     await history.aclose()
+
+
+async def test_a_worker_on_several_queues_tells_each_message_with_its_own_queue_and_task(app) -> None:
+    @app.task(queue="one")
+    async def first() -> None: ...
+
+    @app.task(queue="two")
+    async def second() -> None: ...
+
+    @app.task(queue="two")
+    async def third() -> None: ...
+
+    given: dict[str, tuple[str, str]] = {}
+    for number in range(300):
+        task = (first, second, third)[number % 3]
+        job = await task.enqueue()
+        given[job.id] = (task.queue, task.name)
+    await app.burst(concurrency=40)
+    found = await read(app.store.history)
+    assert len(found) == 900
+    assert {event.id: (event.queue, event.task) for event in found} == given
+    for name in given:
+        assert [event.event for event in found if event.id == name] == ["enqueued", "leased", "acked"]

@@ -1,0 +1,164 @@
+"""Reading the logs in a directory, whoever writes them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Generator
+from contextlib import contextmanager
+
+import msgspec
+
+from qworker.clock import Clock
+from qworker.files import store_errors
+from qworker.history.batch import decode_batch
+from qworker.history.event import Event
+from qworker.history.retention import remove_log
+from qworker.history.store import in_order, parsed_position
+from qworker.history.writer import is_dead
+from qworker.names import check_queue
+from qworker.segments.disk import open_directory, open_regular
+from qworker.segments.format import position, segment_name, split
+from qworker.segments.log import Log
+from qworker.segments.state import StateFile
+
+__all__ = ["LogReader"]
+
+# Records read at once, before others on the loop get their turn.
+_RECORDS = 8
+
+
+class LogReader:
+    """Reads; holds nothing open between two calls.
+
+    Args:
+        path: the directory of logs; it may be absent.
+        clock: of the backend.
+    """
+
+    def __init__(self, path: str, clock: Clock) -> None:
+        self._path = path
+        self._clock = clock
+
+    async def parts(self) -> list[str]:
+        """The logs."""
+        with store_errors(f"list {self._path}"):
+            try:
+                names = os.listdir(self._path)
+            except FileNotFoundError:
+                return []
+            return sorted(name for name in names if name[0] != "." and os.path.isfile(f"{self._path}/{name}/state"))
+
+    @contextmanager
+    def _opened(self, part: str) -> Generator[tuple[int, Log, StateFile] | None]:
+        """A log to read; None when it is gone."""
+        check_queue(part)
+        descriptors: list[int] = []
+        log: Log | None = None
+        try:
+            with store_errors(f"read the history in {self._path}"):
+                try:
+                    descriptors.append(open_directory(self._path))
+                    descriptors.append(open_directory(part, descriptors[0]))
+                    descriptors.append(open_regular("state", descriptors[1], os.O_RDONLY))
+                except (FileNotFoundError, NotADirectoryError):
+                    yield None
+                    return
+                state = StateFile(descriptors[2])
+                log = Log(descriptors[1], state, self._clock, None, read_only=True)
+                yield descriptors[1], log, state
+        finally:
+            if log is not None:
+                log.close()
+            for fd in descriptors:
+                os.close(fd)
+
+    async def read(self, part: str, after: str | None, limit: int) -> tuple[list[Event], str | None]:
+        """See `Backend.read_history`."""
+        place, skip = _parsed(after)
+        found: list[Event] = []
+        with self._opened(part) as opened:
+            while opened is not None and len(found) < limit:
+                _, log, state = opened
+                records, following = log.read(place, _RECORDS, state.place(0))
+                if not records:
+                    break
+                for own, payload in records:
+                    told = _events(payload)
+                    # Retention may have removed the record that `after` pointed into.
+                    first = skip if own == place else 0
+                    some = told[first : first + limit - len(found)]
+                    found += some
+                    if first + len(some) < len(told):
+                        return found, _position(own, first + len(some))
+                place, skip = following, 0
+                after = _position(following, 0)
+                await asyncio.sleep(0)
+        return found, after
+
+    async def end(self, part: str) -> str | None:
+        """Where the next record will be: nothing is read for it."""
+        with self._opened(part) as opened:
+            return None if opened is None else _position(opened[2].place(0), 0)
+
+    async def of_message(self, queue: str, message_id: str) -> list[Event]:
+        """See `Backend.message_history`: records without the id are passed over undecoded."""
+        needle = msgspec.json.encode(message_id)
+        found: list[Event] = []
+        for part in await self.parts():
+            place = 0
+            with self._opened(part) as opened:
+                while opened is not None:
+                    _, log, state = opened
+                    records, place = log.read(place, _RECORDS, state.place(0))
+                    if not records:
+                        break
+                    for _, payload in records:
+                        if needle in payload:
+                            found += [one for one in _events(payload) if one.id == message_id and one.queue == queue]
+                    await asyncio.sleep(0)
+        return in_order(found)
+
+    async def forget(self, part: str, until: str) -> None:
+        """Remove the segments that lie wholly before, and the whole log where its process is dead and all of it does."""
+        place = _parsed(until)[0]
+        with self._opened(part) as opened:
+            if opened is None:
+                return
+            folder, log, state = opened
+            end = state.place(0)
+            if place >= end and is_dead(folder):
+                root = open_directory(self._path)
+                try:
+                    remove_log(root, part)
+                finally:
+                    os.close(root)
+                return
+            for segment in log.segments():
+                if segment < min(split(place)[0], split(end)[0]):
+                    try:
+                        os.unlink(segment_name(segment), dir_fd=folder)
+                    except FileNotFoundError:
+                        continue
+
+
+def _events(payload: bytes) -> list[Event]:
+    batch = decode_batch(payload)
+    return [] if batch is None else batch.events()
+
+
+def _position(place: int, given: int) -> str:
+    segment, offset = split(place)
+    return f"{segment:020d}-{offset:010d}-{given:06d}"
+
+
+def _parsed(text: str | None) -> tuple[int, int]:
+    """The place of a record, and how many of its events were given.
+
+    Raises:
+        UsageError: it is no position.
+    """
+    if text is None:
+        return 0, 0
+    segment, offset, given = parsed_position(text, 3)
+    return position(segment, offset), given
