@@ -84,7 +84,7 @@ class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
             or tuple(State),
             table=table,
             columns=tuple(column_names(table)) if names is None else tuple(_list(texts, "columns")),
-            partitions=_number(texts, "partitions", 2 * parallelism),
+            partitions=_number(texts, "partitions", parallelism),
             after=_positions(texts.get("after", "{}")),
             consume=_choice(texts, "consume", ("false", "true")) == "true",
             starting=_choice(texts, "starting", _STARTING),

@@ -5,17 +5,22 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from qworker.backend import Backend
 from qworker.message import State
+from qworker.pipeline.filters import Condition, chosen, condition, kept
 from qworker.pipeline.options import ReadOptions
 from qworker.pipeline.rows import events_batch, messages_batch
 from qworker.registry import open_backend
 
-__all__ = ["EventsReader", "MessagesPart", "MessagesReader", "batches", "opened"]
+if TYPE_CHECKING:
+    from pyspark.sql.datasource import Filter
+
+__all__ = ["EventsReader", "FilteredMessagesReader", "MessagesPart", "MessagesReader", "batches", "opened"]
 
 # Events in one record batch.
 _EVENTS = 5000
@@ -42,6 +47,7 @@ class MessagesReader(DataSourceReader):
     def __init__(self, options: ReadOptions, names: Sequence[str]) -> None:
         self._options = options
         self._names = tuple(names)
+        self._conditions: tuple[Condition, ...] = ()
 
     def partitions(self) -> list[MessagesPart]:
         """On the driver: what to read, by name only."""
@@ -52,10 +58,10 @@ class MessagesReader(DataSourceReader):
         async with opened(options.url) as backend:
             queues = options.queues or await backend.queues()
             return [
-                MessagesPart(queue, state, part)
-                for queue in queues
-                for state in options.states
-                for part in await backend.browse_parts(queue, state, options.partitions)
+                MessagesPart(queue, State(state), part)
+                for queue in chosen(self._conditions, "queue", queues)
+                for state in chosen(self._conditions, "state", options.states)
+                for part in await backend.browse_parts(queue, State(state), options.partitions)
             ]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -66,7 +72,20 @@ class MessagesReader(DataSourceReader):
     async def _pages(self, part: MessagesPart) -> AsyncIterator[pa.RecordBatch]:
         async with opened(self._options.url) as backend:
             async for page in backend.browse_part(part.queue, part.state, part.part):
-                yield messages_batch(page, self._names)
+                yield kept(messages_batch(page, self._names), self._conditions)
+
+
+class FilteredMessagesReader(MessagesReader):
+    """The same, for a Spark that hands filters down; another one refuses a reader that could take them."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterator[Filter]:  # noqa: N802 - Spark's name
+        """Take the filters that are understood; give back the others."""
+        for one in filters:
+            taken = condition(one)
+            if taken is None or taken.column not in self._names:
+                yield one
+            else:
+                self._conditions += (taken,)
 
 
 class EventsReader(DataSourceReader):

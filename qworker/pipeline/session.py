@@ -23,6 +23,7 @@ __all__ = [
     "QUIET_OPTION",
     "check_installation",
     "context_of",
+    "hands_filters_down",
     "own_interpreter",
     "parallelism",
     "register",
@@ -189,6 +190,20 @@ def parallelism(spark: SparkSession) -> int:
     """How many tasks a session runs at once, as far as it says."""
     context = context_of(spark)
     return 8 if context is None else max(2, context.defaultParallelism)
+
+
+def hands_filters_down(spark: SparkSession) -> bool:
+    """Let a session hand filters down to data sources; False where it cannot, or does it wrongly.
+
+    Spark 4.1 to 4.3 keep the filters of one query with its data frame, and the next query of that frame reads too little. The
+    release that mends this is the one in which readers can be told of limits too.
+    """
+    from pyspark.sql.datasource import DataSourceReader
+
+    if not hasattr(DataSourceReader, "pushLimit"):
+        return False
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+    return True
 
 
 @contextmanager

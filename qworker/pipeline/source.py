@@ -18,7 +18,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from qworker.pipeline.options import ReadOptions
-from qworker.pipeline.session import parallelism
+from qworker.pipeline.session import hands_filters_down, parallelism
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -46,10 +46,12 @@ class QworkerSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """A batch read."""
-        from qworker.pipeline.reading import EventsReader, MessagesReader
+        from qworker.pipeline.reading import EventsReader, FilteredMessagesReader, MessagesReader
 
         options = ReadOptions.parse(self.options, self.parallelism)
-        return (EventsReader if options.table == "events" else MessagesReader)(options, schema.names)
+        if options.table == "events":
+            return EventsReader(options, schema.names)
+        return (FilteredMessagesReader if self.pushes_filters else MessagesReader)(options, schema.names)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
         """A stream of messages: followed where the store is a log, else leased."""
@@ -72,6 +74,6 @@ class QworkerSource(DataSource):
 
 def source_class(spark: SparkSession) -> type[QworkerSource]:
     """The data source as a session should know it."""
-    values = {"parallelism": parallelism(spark), "pushes_filters": False}
+    values = {"parallelism": parallelism(spark), "pushes_filters": hands_filters_down(spark)}
     # Made here, so that it is pickled as a whole, with these values: workers share nothing else with the session.
     return type(QworkerSource.__name__, (QworkerSource,), values)
