@@ -321,6 +321,29 @@ async def fill_and_drain(server: RedisServer) -> None:
     await backend.aclose()
 
 
+@pytest.mark.parametrize("program", PROGRAMS)
+async def test_a_primary_that_is_one_no_more_is_no_error_of_the_call(program: str) -> None:
+    with RedisServer(program=program) as server:
+        backend = open_backend(server.url + "?patience=0.3")
+        await backend.publish(QUEUE, [Draft(body=b"1")])
+        (held,) = await backend.lease(QUEUE, 1, LONG)
+        with server.client() as client:
+            client.config_set("replica-read-only", "yes")
+            # Of nobody that answers: what it has is its own.
+            client.replicaof("127.0.0.1", "1")
+            # The next look may find another primary; for now there is none, and nothing has happened.
+            with pytest.raises(BackendUnavailable):
+                await backend.publish(QUEUE, [Draft(body=b"2")])
+            with pytest.raises(BackendUnavailable):
+                await backend.settle(acks([held]))
+            with pytest.raises(BackendUnavailable):
+                await asyncio.to_thread(backend.extend, [held], LONG)
+            client.replicaof("NO", "ONE")
+        assert await asyncio.to_thread(backend.extend, [held], LONG) == []
+        assert await backend.settle(acks([held])) == []
+        await backend.aclose()
+
+
 @pytest.mark.parametrize("policy", ["allkeys-lru", "allkeys-lfu", "allkeys-random"])
 async def test_a_server_that_may_evict_queues_is_refused(server: RedisServer, policy: str) -> None:
     with server.client() as client:
