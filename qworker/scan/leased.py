@@ -57,22 +57,29 @@ class LeasedSource:
     def work(self, say: Callable[[str], None]) -> Iterator[Work]:
         """What is ready; each message once, however soon it is ready again."""
         seen: set[str] = set()
-        while True:
-            leases = self.call(self.backend.lease(self._queue, 1, _VISIBILITY))
-            if not leases:
-                self._check_down()
-                return
+        # Ready again already: kept from this scan until it has seen the others.
+        again: list[LeasedWork] = []
+        try:
+            yield from self._work(seen, again, say)
+        finally:
+            for work in again:
+                work.leave()
+
+    def _work(self, seen: set[str], again: list[LeasedWork], say: Callable[[str], None]) -> Iterator[Work]:
+        while leases := self.call(self.backend.lease(self._queue, 1, _VISIBILITY)):
             (lease,) = leases
             work = LeasedWork(self, lease)
             if lease.message.id in seen:
-                work.leave()
-                return
+                again.append(work)
+                continue
             seen.add(lease.message.id)
             why = self.exhausted(lease, lease.message.tries)
             if why is None:
                 yield work
             else:
                 say(work.end(Ended.FAIL_PERM, why) or f"{why} for item {work.name}; failed permanently")
+        if not seen:
+            self._check_down()
 
     def _check_down(self) -> None:
         if self._queue not in self.call(self.backend.queues()):

@@ -115,7 +115,7 @@ class Claimed:
         tries = self.item.tries + 1
         name = with_tries(self.name, tries, constants)
         # A copy of it, made by hand, is not to be overwritten.
-        while _inode(name, self.files.queue) is not None:
+        while len(os.fsencode(name)) <= MAX_NAME and _inode(name, self.files.queue) is not None:
             tries += 1
             name = with_tries(self.name, tries, constants)
         if len(os.fsencode(name)) > MAX_NAME:
@@ -140,13 +140,18 @@ class Claimed:
             return False
         return _moved(self.name, name, self.files.queue, directory, self.inode)
 
-    def close(self) -> None:
-        """Let go of the lock. Idempotent."""
+    def close(self, *, gone: bool = False) -> None:
+        """Let go of the lock. Idempotent.
+
+        Args:
+            gone: it has left queue/, where nobody will look for it again: what else has it open may keep the lock.
+        """
         fd, self.fd = self.fd, -1
         if fd >= 0:
             _open.discard(self)
-            # A forked child may have the descriptor too.
-            fcntl.flock(fd, fcntl.LOCK_UN)
+            if not gone:
+                # A program that was just being started may have the descriptor too.
+                fcntl.flock(fd, fcntl.LOCK_UN)
             os.close(fd)
 
     def abandon(self) -> None:
@@ -291,7 +296,7 @@ def _free_name(files: QueueDir, name: str) -> str:
     except Malformed:
         return name
     target = name
-    while _inode(target, files.fail) is not None:
+    while len(os.fsencode(target)) <= MAX_NAME and _inode(target, files.fail) is not None:
         tries += 1
         target = with_tries(name, tries, files.constants)
     return target if len(os.fsencode(target)) <= MAX_NAME else name

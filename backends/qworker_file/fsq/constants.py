@@ -88,6 +88,11 @@ class Constants(msgspec.Struct, frozen=True, kw_only=True):
         return made
 
     @property
+    def is_usual(self) -> bool:
+        """Whether names are read in the standard's usual way."""
+        return self.encode == "%" and self.timefmt == "%Y%m%d%H%M%S" and self.charset == "utf8"
+
+    @property
     def tries_of_scan(self) -> int:
         """`FSQ_MAX_TRIES` with the standard's default."""
         return 1 if self.max_tries is None else self.max_tries

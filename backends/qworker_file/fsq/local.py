@@ -312,7 +312,7 @@ class LocalQueue:
         loop = asyncio.get_running_loop()
         self._lingering.append((loop.time(), claimed))
         while len(self._lingering) > _MOST_LINGERING:
-            self._lingering.popleft()[1].close()
+            self._lingering.popleft()[1].close(gone=True)
         if self._timer is None:
             self._timer = loop.call_later(_LINGER, self._end_lingering)
 
@@ -321,7 +321,7 @@ class LocalQueue:
         loop = asyncio.get_running_loop()
         oldest = loop.time() - _LINGER
         while self._lingering and self._lingering[0][0] <= oldest:
-            self._lingering.popleft()[1].close()
+            self._lingering.popleft()[1].close(gone=True)
         if self._lingering:
             self._timer = loop.call_later(self._lingering[0][0] - oldest, self._end_lingering)
 

@@ -26,8 +26,10 @@ MAX_NAME = 255
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9.:-]*(?:_[A-Za-z0-9.:-]+){3}")
 _LONGEST_ID = 120
+# What is written with the usual constants on ordinary hosts, up to its arguments: nothing in it is escaped.
+_USUAL = re.compile(r"_(([0-9]{14})_([0-9]{1,20})_([0-9]{1,20})_([A-Za-z0-9.:-]{1,64}))_([0-9]{1,9})(?:_([^%]*))?")
+_TIMEFMT = "%Y%m%d%H%M%S"
 _UTF8 = frozenset({"utf8", "utf-8", "UTF-8", "UTF8"})
-_HEX = re.compile(r"[0-9a-fA-F]{2}")
 
 
 class Malformed(Exception):
@@ -87,7 +89,7 @@ def with_tries(name: str, tries: int, constants: Constants) -> str:
     """The same item with another number of failed attempts."""
     delimiter = name[0]
     raw = _split(name, constants.encode)
-    raw[4] = str(tries)
+    raw[4] = _encode(str(tries), delimiter, constants.encode, constants.charset)
     return delimiter + delimiter.join(raw)
 
 
@@ -129,18 +131,22 @@ def _split(name: str, escape: str) -> list[str]:
 def _decode(field: str, constants: Constants) -> str:
     escape = constants.encode
     if escape in field:
-        first, *rest = field.split(escape)
-        parts = [first]
-        # What an escape stands for is not looked at again: an escape character in it begins no other.
-        for part in rest:
-            if not _HEX.match(part):
-                raise Malformed(f"an escape in {printable(field)!r} is truncated or not hexadecimal")
-            parts.append(os.fsdecode(bytes([int(part[:2], 16)])) + part[2:])
         # Bytes that were escaped one by one may be a character together.
-        field = os.fsdecode(os.fsencode("".join(parts)))
+        field = os.fsdecode(os.fsencode(_escaped(escape).sub(_meaning, field)))
     if field.isascii() or constants.charset in _UTF8:
         return field
     return os.fsencode(field).decode(constants.charset, "surrogateescape")
+
+
+@lru_cache(maxsize=16)
+def _escaped(escape: str) -> re.Pattern[str]:
+    return re.compile(f"{re.escape(escape)}([0-9a-fA-F]{{2}})?")
+
+
+def _meaning(match: re.Match[str]) -> str:
+    if match[1] is None:
+        raise Malformed(f"an escape in {printable(match.string)!r} is truncated or not hexadecimal")
+    return os.fsdecode(bytes([int(match[1], 16)]))
 
 
 def parse(name: str, constants: Constants) -> Item:
@@ -149,6 +155,12 @@ def parse(name: str, constants: Constants) -> Item:
     Raises:
         Malformed: it is none.
     """
+    usual = _USUAL.fullmatch(name)
+    if usual is not None and constants.is_usual and (second := _second(usual[2], _TIMEFMT)) is not None:
+        stem, _, entropy, pid, hostname, tries, words = usual.groups()
+        fraction = int(entropy) / 1e9 if len(entropy) == 9 else 0.0
+        arguments = () if words is None else tuple(words.split("_"))
+        return Item(stem, entropy, pid, hostname, int(tries), arguments, second + fraction)
     fields = deconstruct(name, constants)
     if len(fields) < 5:
         raise Malformed(f"a name has at least 5 fields, and this has {len(fields)}")

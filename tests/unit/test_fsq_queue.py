@@ -1,0 +1,424 @@
+"""An fsq queue: hostile files and requests, what the lock is worth, and what a worker does with it."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import socket
+import stat
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from qworker import Retry, Tasks
+from qworker.backend import Backend
+from qworker.cli.main import main
+from qworker.message import Draft, Message, Settle, Settlement, State
+from qworker.registry import open_backend
+from qworker.testing import FakeClock, run_until_idle, until
+from qworker_file.fsq.constants import Constants
+from qworker_file.fsq.rpc.methods import Methods
+from qworker_file.fsq.rpc.server import RpcServer
+
+QUEUE = "q"
+ITEM = "_20131005205643_0_77_host_0"
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "root"
+
+
+@pytest.fixture
+async def backend(root: Path) -> AsyncIterator[Backend]:
+    backend = open_backend(f"fsq://{root}")
+    await backend.create(QUEUE)
+    yield backend
+    await backend.aclose()
+
+
+def outside(folder: Path) -> dict[str, tuple[int, bytes]]:
+    """Everything in a folder, to be compared with what it was."""
+    return {
+        str(path.relative_to(folder)): (path.lstat().st_mode, path.read_bytes() if path.is_file() else b"")
+        for path in folder.rglob("*")
+        if "root" not in path.parts
+    }
+
+
+# -- hostile files ---------------------------------------------------------------------------------------------------
+
+
+def plant(queue: Path, secret: Path) -> int:
+    """Put a corpus of files into a queue that must fail; how many."""
+    (queue / f"{ITEM}_link").symlink_to(secret)
+    (queue / f"{ITEM}_dangling").symlink_to(queue / "nowhere")
+    (queue / f"{ITEM}_loop").symlink_to(queue / f"{ITEM}_loop")
+    (queue / f"{ITEM}_directory").mkdir()
+    (queue / f"{ITEM}_folder").symlink_to(secret.parent)
+    os.mkfifo(queue / f"{ITEM}_fifo")
+    with socket.socket(socket.AF_UNIX) as listener:
+        # A socket's path is short.
+        os.chdir(queue)
+        listener.bind("_20131005205643_0_77_host_0_socket")
+    for name in (
+        b"stranger",
+        b"%",
+        b"_",
+        b"_____",
+        b"\xff\xfe",
+        b"a\nb",
+        b"-rf",
+        b"_x_0_1_h_0",
+        ITEM.encode() + b"_%2",
+    ):
+        (Path(os.fsdecode(os.fsencode(queue) + b"/" + name))).write_bytes(b"?")
+    return 16
+
+
+async def test_hostile_files_fail_with_a_reason_and_everything_else_flows(
+    backend: Backend, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    secret = tmp_path / "secret" / "file"
+    secret.parent.mkdir()
+    secret.write_text("secret")
+    before = outside(tmp_path)
+    planted = plant(root / QUEUE / "queue", secret)
+    # These are items, however they look.
+    odd = ["..%2f..%2fsecret%2ffile", "..", "$(id)", "a" * 200, "\udcff", "x;y|z\n"]
+    for argument in odd:
+        (root / QUEUE / "queue" / f"{ITEM}_{argument}").write_bytes(b"odd")
+    await backend.publish(QUEUE, [Draft(body=b"good")])
+    leases = await backend.lease(QUEUE, 100, 30.0)
+    assert [lease.message.body for lease in leases] == [b"odd"] * len(odd) + [b"good"]
+    assert "../../secret/file" in {lease.message.arguments[0] for lease in leases[:-1]}
+    assert await backend.settle([Settlement(lease=lease, how=Settle.ACK) for lease in leases]) == []
+    failed = await backend.browse(QUEUE, State.FAIL)
+    assert len(failed) == planted
+    assert all(stored.error for stored in failed)
+    assert b"secret" not in {stored.message.body for stored in failed}
+    assert outside(tmp_path) == before
+    assert await backend.purge(QUEUE, State.FAIL) == planted
+    assert outside(tmp_path) == before
+
+
+async def test_a_name_without_room_for_a_try_fails_and_is_not_lost(backend: Backend, root: Path) -> None:
+    name = f"{ITEM[:-1]}9_" + "x" * (255 - len(ITEM) - 1)
+    (root / QUEUE / "queue" / name).write_bytes(b"long")
+    (lease,) = await backend.lease(QUEUE, 1, 30.0)
+    assert await backend.settle([Settlement(lease=lease, how=Settle.FAIL_TMP, error="again")]) == []
+    (stored,) = await backend.browse(QUEUE, State.FAIL)
+    assert (stored.message.body, stored.error) == (b"long", "its name has no room for one more try")
+
+
+async def test_a_copy_of_an_item_is_never_overwritten(backend: Backend, root: Path) -> None:
+    for part, name in (("queue", ITEM), ("queue", f"{ITEM[:-1]}1"), ("fail", ITEM)):
+        (root / QUEUE / part / name).write_text(f"{part} {name[-1]}")
+    first, second = await backend.lease(QUEUE, 2, 30.0)
+    assert await backend.settle([Settlement(lease=first, how=Settle.FAIL_TMP)]) == []
+    (again,) = await backend.lease(QUEUE, 1, 30.0)
+    assert (again.message.body, again.message.tries) == (b"queue 0", 2)
+    # Enqueued once more under the name of one that failed.
+    (root / QUEUE / "queue" / ITEM).write_text("new")
+    (lease,) = await until(lambda: backend.lease(QUEUE, 1, 30.0))
+    ends = [Settlement(lease=one, how=Settle.FAIL_PERM) for one in (lease, again, second)]
+    assert await backend.settle(ends) == []
+    failed = {stored.message.body for stored in await backend.browse(QUEUE, State.FAIL)}
+    assert failed == {b"fail 0", b"new", b"queue 0", b"queue 1"}
+
+
+async def test_a_full_name_is_refused_and_leaves_nothing(backend: Backend, root: Path) -> None:
+    from qworker.errors import NotSupported
+
+    with pytest.raises(NotSupported, match="255 bytes"):
+        await backend.publish(QUEUE, [Draft(body=b"1"), Draft(body=b"2", arguments=("x" * 250,))])
+    assert [os.listdir(root / QUEUE / part) for part in ("tmp", "queue")] == [[], []]
+
+
+# -- the lock --------------------------------------------------------------------------------------------------------
+
+
+async def test_a_forked_child_does_not_keep_an_item_locked(backend: Backend, root: Path) -> None:
+    await backend.publish(QUEUE, [Draft(body=b"x")])
+    (lease,) = await backend.lease(QUEUE, 1, 30.0)
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:  # pragma: no cover - another process
+        os.close(write)
+        os.read(read, 1)
+        os._exit(0)
+    try:
+        os.close(read)
+        other = open_backend(f"fsq://{root}")
+        try:
+            assert await other.lease(QUEUE, 1, 30.0) == []
+            # As if this process had died: its descriptors are closed, and nothing is unlocked.
+            os.close(lease.claimed.fd)  # type: ignore[attr-defined]
+            lease.claimed.fd = -1  # type: ignore[attr-defined]
+            (again,) = await until(lambda: other.lease(QUEUE, 1, 30.0))
+            assert again.message.id == lease.message.id
+        finally:
+            await other.aclose()
+    finally:
+        os.close(write)
+        os.waitpid(pid, 0)
+
+
+async def test_an_item_that_a_person_moved_is_lost_to_its_worker(backend: Backend, root: Path) -> None:
+    await backend.publish(QUEUE, [Draft(body=b"1"), Draft(body=b"2")])
+    moved, kept = await backend.lease(QUEUE, 2, 30.0)
+    (name, _) = sorted(os.listdir(root / QUEUE / "queue"))
+    os.rename(root / QUEUE / "queue" / name, root / QUEUE / "fail" / name)
+    assert backend.extend([moved, kept], 30.0) == [moved]
+    settlements = [Settlement(lease=lease, how=Settle.ACK) for lease in (moved, kept)]
+    assert await backend.settle(settlements) == settlements[:1]
+    assert len(os.listdir(root / QUEUE / "done")) == 1
+
+
+async def test_where_holders_are_elsewhere_a_lease_ends_by_time(root: Path) -> None:
+    clock = FakeClock()
+    backend = open_backend(f"fsq://{root}", clock=clock)
+    backend.detached = True
+    try:
+        await backend.publish(QUEUE, [Draft(body=b"x")])
+        (lease,) = await backend.lease(QUEUE, 1, 30.0)
+        assert await backend.resume(QUEUE, lease.message.id, lease.token) is lease
+        clock.advance(20)
+        assert backend.extend([lease], 30.0) == []
+        clock.advance(20)
+        assert await backend.reap(QUEUE) == 0
+        clock.advance(20)
+        assert await backend.reap(QUEUE) == 1
+        settlement = Settlement(lease=lease, how=Settle.ACK)
+        assert await backend.settle([settlement]) == [settlement]
+        (again,) = await backend.lease(QUEUE, 1, 30.0)
+        assert again.message.tries == 1
+    finally:
+        await backend.aclose()
+
+
+async def test_an_item_that_is_put_off_is_taken_when_it_is_due_by_another_process_too(root: Path) -> None:
+    clock = FakeClock()
+    backend, other = (open_backend(f"fsq://{root}", clock=clock) for _ in range(2))
+    try:
+        await backend.publish(QUEUE, [Draft(body=b"later", delay=60.0)])
+        assert await other.lease(QUEUE, 1, 30.0) == []
+        (stored,) = await other.browse(QUEUE, State.DELAYED)
+        assert stored.due_at is not None
+        assert abs(stored.due_at - clock.time() - 60) < 0.01
+        clock.advance(61)
+        assert len(await other.lease(QUEUE, 1, 30.0)) == 1
+    finally:
+        await backend.aclose()
+        await other.aclose()
+
+
+async def test_limits_of_the_url_fail_what_used_them_up(root: Path) -> None:
+    clock = FakeClock()
+    backend = open_backend(f"fsq://{root}?max_tries=2&ttl=600", clock=clock)
+    try:
+        await backend.publish(QUEUE, [Draft(body=b"tries"), Draft(body=b"ttl", enqueued_at=clock.time() - 500)])
+        for _ in range(2):
+            (lease,) = [one for one in await backend.lease(QUEUE, 9, 30.0) if one.message.body == b"tries"]
+            assert await backend.settle([Settlement(lease=lease, how=Settle.FAIL_TMP, error="no")]) == []
+        await backend.aclose()
+        clock.advance(200)
+        assert await backend.lease(QUEUE, 9, 30.0) == []
+        failed = {stored.message.body: stored.error for stored in await backend.browse(QUEUE, State.FAIL)}
+        assert failed == {b"tries": "Max tries exceeded: 2 (2)\nno", b"ttl": "TTL Expired: 600"}
+    finally:
+        await backend.aclose()
+
+
+# -- a worker --------------------------------------------------------------------------------------------------------
+
+
+async def test_a_worker_runs_tasks_and_raw_items_with_their_arguments(root: Path) -> None:
+    tasks = Tasks(f"fsq://{root}")
+    seen: list[object] = []
+
+    @tasks.task(queue="sums")
+    async def add(a: int, b: int) -> int:
+        seen.append(a + b)
+        return a + b
+
+    @tasks.handler(queue="inbox")
+    async def on_item(message: Message) -> None:
+        seen.append((message.body, message.arguments, message.tries))
+        if message.tries < 2:
+            raise Retry(delay=0)
+
+    await add.enqueue(1, 2)
+    backend = await tasks.backend()
+    await backend.publish("inbox", [Draft(body=b"hello", arguments=("a_b", "c/d"))])
+    await run_until_idle(tasks)
+    expected = [3, *[(b"hello", ("a_b", "c/d"), tries) for tries in range(3)]]
+    assert sorted(map(str, seen)) == sorted(map(str, expected))
+    assert [len(os.listdir(root / queue / "done")) for queue in ("sums", "inbox")] == [1, 1]
+
+
+# -- scan on any backend ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scheme", ["file", "vsqs", "fsq"])
+def test_any_program_is_a_handler_on_any_backend(
+    scheme: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in os.environ if name.startswith(("QWORKER_", "FSQ_"))]:
+        monkeypatch.delenv(name)
+    url = f"{scheme}://{tmp_path}/root"
+    for body in ("done", "again", "bad"):
+        assert main(["publish", url, QUEUE, "--body", body]) == 0
+    script = 'b=$(cat); echo "$b $FSQ_ITEM_TRIES $1"; case $b in done) exit 0;; again) exit 111;; *) exit 7;; esac'
+    capfd.readouterr()
+    assert main(["scan", "-m", "2", url, QUEUE, "sh", "-c", script, "sh", "own"]) == 0
+    assert capfd.readouterr().out == "done 0 own\nagain 0 own\nbad 0 own\n"
+    assert main(["scan", "-m", "2", url, QUEUE, "sh", "-c", script, "sh", "own"]) == 0
+    out, err = capfd.readouterr()
+    assert out == "again 1 own\n"
+    assert "Max tries exceeded: 2 (2)" in err
+    assert main(["stats", url, QUEUE, "--json"]) == 0
+    stats: dict[str, Any] = json.loads(capfd.readouterr().out)
+    found = stats if "ready" in stats else stats[0]
+    assert (found["ready"], found["fail"]) == (0, 2)
+    assert main(["down", url, QUEUE]) == 0
+    assert main(["scan", url, QUEUE, "true"]) == 111
+    assert main(["scan", url, "absent", "true"]) == 111
+    assert main(["scan", url, QUEUE]) == 100
+    assert main(["scan", "nothing://x", QUEUE, "true"]) == 100
+    if scheme != "fsq":
+        assert main(["scan", "-a", url, QUEUE, "true"]) == 100
+
+
+# -- jsonrpcd --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def methods(root: Path) -> Methods:
+    for part in ("tmp", "queue", "done", "fail"):
+        (root / QUEUE / part).mkdir(parents=True)
+    return Methods(str(root), Constants())
+
+
+def ask(methods: Methods, method: str, *params: object) -> dict[str, Any]:
+    request = {"jsonrpc": "2.0", "id": 1, "method": method, "params": list(params)}
+    found: dict[str, Any] = json.loads(methods.answer(json.dumps(request).encode()))
+    return found
+
+
+HOSTILE = [
+    "",
+    ".",
+    "..",
+    "../x",
+    "a/b",
+    "/etc/passwd",
+    "a\0b",
+    "x" * 300,
+    ".hidden",
+    "stranger",
+    f"{ITEM}_%",
+    "é",
+    "\ud800",
+]
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=8,
+)
+METHODS = st.sampled_from(
+    ["enqueue", "trigger_pull", "is_down", "api_version", "system.listMethods", "system.methodHelp", "x"]
+)
+
+
+def test_hostile_pushes_reach_nothing(methods: Methods, root: Path, tmp_path: Path) -> None:
+    (tmp_path / "x").mkdir()
+    before = outside(tmp_path)
+    for name in HOSTILE:
+        assert "error" in ask(methods, "enqueue", name, QUEUE, "data")
+        assert "error" in ask(methods, "enqueue", ITEM, name, "data")
+        assert "error" in ask(methods, "trigger_pull", QUEUE, True, name)
+        assert "error" in ask(methods, "is_down", name)
+    assert outside(tmp_path) == before
+    assert [os.listdir(root / QUEUE / part) for part in ("tmp", "queue")] == [[], []]
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150)
+@given(request=st.one_of(st.binary(), JSON, st.fixed_dictionaries({"method": METHODS, "params": JSON, "id": JSON})))
+def test_any_request_has_an_answer(methods: Methods, root: Path, request: object) -> None:
+    body = request if isinstance(request, bytes) else json.dumps(request).encode()
+    answer = methods.answer(body)
+    if answer:
+        assert isinstance(json.loads(answer), dict | list)
+    assert sorted(os.listdir(root)) == [QUEUE]
+
+
+def test_an_item_that_is_pushed_twice_is_there_once(methods: Methods, root: Path) -> None:
+    for _ in range(2):
+        assert ask(methods, "enqueue", f"{ITEM}_é", QUEUE, "dätä")["result"] == f"{ITEM}_é"
+    (name,) = os.listdir(root / QUEUE / "queue")
+    assert name == f"{ITEM}_é"
+    assert (root / QUEUE / "queue" / name).read_text() == "dätä"
+    assert stat.S_IMODE((root / QUEUE / "queue" / name).stat().st_mode) & ~0o640 == 0
+    assert os.listdir(root / QUEUE / "tmp") == []
+
+
+def test_batches_notifications_and_the_older_form_are_understood(methods: Methods) -> None:
+    old = json.loads(methods.answer(b'{"id": 5, "method": "api_version", "params": []}'))
+    assert old == {"id": 5, "result": "1.0", "error": None}
+    assert methods.answer(b'{"jsonrpc": "2.0", "method": "api_version"}') == b""
+    many = json.loads(
+        methods.answer(b'[{"jsonrpc": "2.0", "id": 1, "method": "is_down", "params": {"queue": "q"}}, 7]')
+    )
+    assert many[0] == {"jsonrpc": "2.0", "id": 1, "result": False}
+    assert many[1]["error"]["code"] == -32600
+    assert "enqueue" in ask(methods, "system.listMethods")["result"]
+
+
+@pytest.fixture
+def served(methods: Methods) -> Iterator[Callable[..., tuple[int, bytes]]]:
+    server = RpcServer(("127.0.0.1", 0), methods, workers=2, body_limit=200, token="a-long-token", say=None)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+
+    def post(body: bytes, path: str = "/", **headers: str) -> tuple[int, bytes]:
+        url = f"http://127.0.0.1:{server.server_address[1]}{path}"
+        try:
+            with urllib.request.urlopen(urllib.request.Request(url, body, headers), timeout=20) as answer:
+                return answer.status, answer.read()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read()
+
+    yield post
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_jsonrpcd_wants_its_token_and_bounded_bodies(served: Callable[..., tuple[int, bytes]]) -> None:
+    call = b'{"jsonrpc": "2.0", "id": 1, "method": "api_version"}'
+    basic = "Basic " + base64.b64encode(b"x:a-long-token").decode()
+    wrong = "Basic " + base64.b64encode(b"x:another").decode()
+    assert served(call)[0] == 401
+    assert served(call, Authorization=wrong)[0] == 401
+    assert served(call, Authorization="Basic !")[0] == 401
+    assert served(call, Authorization=basic)[0] == 200
+    assert served(call, Authorization="Bearer a-long-token")[0] == 200
+    assert served(call + b" " * 500, Authorization=basic)[0] == 413
+    assert served(call, "/other", Authorization=basic)[0] == 404
+    assert b'"1.0"' in served(call, "/RPC2", Authorization=basic)[1]
+
+
+def test_jsonrpcd_listens_beyond_this_machine_only_when_told(root: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    root.mkdir()
+    assert main(["jsonrpcd", f"fsq://{root}", "0.0.0.0", "0"]) == 100
+    assert "QWORKER_TOKEN" in capfd.readouterr().err
