@@ -18,6 +18,7 @@ import pytest_asyncio
 import structlog
 
 from qworker import Context, Draft, Fail, Message, Tasks
+from qworker.cli.main import main
 from qworker.errors import BadURL, UsageError
 from qworker.explain import explain
 from qworker.history import Event
@@ -539,3 +540,53 @@ async def test_a_worker_on_several_queues_tells_each_message_with_its_own_queue_
     assert {event.id: (event.queue, event.task) for event in found} == given
     for name in given:
         assert [event.event for event in found if event.id == name] == ["enqueued", "leased", "acked"]
+
+
+def test_the_command_prints_the_newest_as_lines_and_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    url = f"file://{tmp_path}/spool"
+
+    async def tell() -> None:
+        backend = open_backend(url)
+        await backend.open()
+        for number in range(5):
+            backend.record([batch(number, text="\x1b[31mred" if number == 4 else "")])
+        await backend.aclose()
+
+    asyncio.run(tell())
+    assert main(["history", url, QUEUE, "-n", "2"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[2:5] for line in lines] == [["acked", QUEUE, "m3-0"], ["acked", QUEUE, "m4-0"]]
+    assert "\x1b" not in lines[1]
+    assert main(["history", url, "--id", "m1-0", "--json"]) == 0
+    (event,) = json.loads(capsys.readouterr().out)
+    assert (event["id"], event["at"], event["worker"]) == ("m1-0", 1.0, "w")
+    assert main(["history", url, "--since", "1h", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == []
+    assert main(["history", url, "--since", "yesterday"]) == 2
+    assert "90s" in capsys.readouterr().err
+
+
+def test_the_command_follows_what_happens(tmp_path: Path) -> None:
+    url = f"file://{tmp_path}/spool"
+    # A machine's own queue is named by the environment of whoever runs the tests.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("QWORKER_")}
+    command = [sys.executable, "-m", "qworker", "history", url, "-f", "--json"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+    assert process.stdout is not None
+
+    async def tell(number: int) -> None:
+        backend = open_backend(url)
+        await backend.open()
+        backend.record([batch(number)])
+        await backend.aclose()
+
+    try:
+        for number in range(2):
+            asyncio.run(tell(number))
+            assert json.loads(process.stdout.readline())["at"] == float(number)
+        process.send_signal(signal.SIGINT)
+        process.wait(20)
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
