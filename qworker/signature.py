@@ -82,8 +82,15 @@ class Signature:
         except TypeError as error:
             raise BadArguments(f"task {self.name!r}: {error}; it takes {self._signature}") from error
 
-    def convert(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+    def convert(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], *, strict: bool = True
+    ) -> tuple[list[Any], dict[str, Any]]:
         """Arguments from JSON as the annotations want them.
+
+        Args:
+            args: by position.
+            kwargs: by name.
+            strict: otherwise a number or a truth value may also be a text that says it, as in a table of texts.
 
         Raises:
             BadArguments: they do not fit; says which and why.
@@ -91,19 +98,23 @@ class Signature:
         self.check(args, kwargs)
         types = self._positional_types
         known = len(types)
-        made = [self._one(i + 1, value, types[i] if i < known else self._star) for i, value in enumerate(args)]
+        made = [
+            self._one(i + 1, value, types[i] if i < known else self._star, strict=strict)
+            for i, value in enumerate(args)
+        ]
         if not kwargs:
             return made, {}
         named = self._named
         return made, {
-            name: self._one(name, value, named.get(name, self._double_star)) for name, value in kwargs.items()
+            name: self._one(name, value, named.get(name, self._double_star), strict=strict)
+            for name, value in kwargs.items()
         }
 
-    def _one(self, which: int | str, value: Any, wanted: Any) -> Any:
+    def _one(self, which: int | str, value: Any, wanted: Any, *, strict: bool = True) -> Any:
         if wanted is Any or type(value) is wanted:
             return value
         try:
-            return msgspec.convert(value, wanted, str_keys=True)
+            return msgspec.convert(value, wanted, strict=strict, str_keys=True)
         except msgspec.ValidationError as error:
             raise BadArguments(f"task {self.name!r}: argument {which}: {error}") from error
 

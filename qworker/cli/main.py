@@ -58,6 +58,7 @@ COMMANDS = {
     "serve": "qworker.cli.serve:command",
     "mover": "qworker.cli.mover:mover_command",
     "reaper": "qworker.cli.mover:reaper_command",
+    "pipeline": "qworker.cli.pipeline:command",
     "bench": "qworker.cli.bench:command",
 }
 

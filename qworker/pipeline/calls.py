@@ -31,9 +31,11 @@ class CallMaker:
         task: the task's name.
         signature: what the arguments have to fit; None: anything.
         names: the parameters that are given.
+        text: whether numbers and truth values may come as texts, which then are read.
     """
 
-    def __init__(self, task: str, signature: Signature | None, names: Sequence[str]) -> None:
+    def __init__(self, task: str, signature: Signature | None, names: Sequence[str], *, text: bool = False) -> None:
+        self._text = text
         self._task = task
         self._signature = signature
         self._names = tuple(names)
@@ -45,9 +47,10 @@ class CallMaker:
         """Bodies, or the rows and the reasons why they have none; and some columns as they are."""
         bodies: list[bytes | None] = []
         reasons: list[str | None] = []
+        plain = all(map(_is_plain, _types(batch)))
         for call in self._calls(batch):
             try:
-                bodies.append(self._body(call))
+                bodies.append(self._body(call, plain=plain))
                 reasons.append(None)
             except BadArguments as error:
                 bodies.append(None)
@@ -75,7 +78,7 @@ class CallMaker:
         for values in zip(*columns, strict=True):
             yield dict(zip(self._names, values, strict=True))
 
-    def _body(self, call: dict[str, Any]) -> bytes:
+    def _body(self, call: dict[str, Any], *, plain: bool) -> bytes:
         if self._optional:
             call = {name: value for name, value in call.items() if value is not None or name not in self._optional}
         try:
@@ -83,8 +86,23 @@ class CallMaker:
         except (TypeError, ValueError, msgspec.MsgspecError) as error:
             raise BadArguments(f"a column has no form in JSON: {error}") from error
         if self._signature is not None:
-            self._signature.convert((), _decode(kwargs))
+            _, read = self._signature.convert((), _decode(kwargs), strict=not self._text)
+            if self._text:
+                kwargs = _encode(read)
         return self._head + kwargs + b"}"
+
+
+def _types(batch: pa.RecordBatch) -> list[Any]:
+    """The types of the arguments."""
+    if CALL not in batch.schema.names:
+        return []
+    call = cast("Any", batch.column(CALL))
+    return [field.type for field in call.type]
+
+
+def _is_plain(kind: Any) -> bool:
+    """Whether values of a type come back from JSON as they were."""
+    return any(test(kind) for test in (_arrow.types.is_string, _arrow.types.is_integer, _arrow.types.is_boolean))
 
 
 def _values(column: Any) -> list[Any]:

@@ -12,6 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from qworker.errors import UsageError
+from qworker.pipeline.places import absolute_path
 from qworker.pipeline.schema import EVENTS, MESSAGES, column_names
 from qworker.registry import schemes
 
@@ -90,8 +91,11 @@ def archived(spark: SparkSession, archive: str, table: str, queues: Sequence[str
     Raises:
         UsageError: it is a directory that does not exist.
     """
-    if "://" not in archive and not os.path.isdir(archive):
-        raise UsageError(f"{archive}: there is no archive: `qworker pipeline archive` makes one")
+    archive = absolute_path(archive)
+    if archive.startswith("file://") and not os.path.isdir(archive.removeprefix("file://")):
+        raise UsageError(
+            f"{archive.removeprefix('file://')}: there is no archive: `qworker pipeline archive` makes one"
+        )
     schema = {"messages": MESSAGES, "events": EVENTS}[table]
     found = read_table(spark, f"{archive.rstrip('/')}/{table}", schema).select(*column_names(table))
     return found.where(F.col("queue").isin(*queues)) if queues else found

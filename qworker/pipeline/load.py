@@ -60,6 +60,7 @@ def load(  # noqa: PLR0913 - each is one thing that a load is told
     priority: str | None = None,
     key: str | None = None,
     staging: str | None = None,
+    text: bool = False,
 ) -> LoadResult:
     """Enqueue one call of a task per row.
 
@@ -78,6 +79,7 @@ def load(  # noqa: PLR0913 - each is one thing that a load is told
         priority: likewise: 0 to 9.
         key: likewise: while a call with this key is pending, another is not stored.
         staging: a folder that all processes see, for backends that have no place for what is staged.
+        text: the columns are texts, as those of CSV are: with an app, numbers and truth values are read from them.
 
     Raises:
         UsageError: the task, a parameter, a column or an option is wrong; nothing is enqueued.
@@ -97,7 +99,7 @@ def load(  # noqa: PLR0913 - each is one thing that a load is told
     options = WriteOptions(url=url, queue=queue, job=check_job(job), staging=staging, rejects=rejects)
     with plain(), own_interpreter(spark):
         # Spark finds wrong columns and SQL here, before the store is touched.
-        rows = _calls(source_df, CallMaker(task, signature, tuple(columns)), columns, beside)
+        rows = _calls(source_df, CallMaker(task, signature, tuple(columns), text=text), columns, beside)
         before = asyncio.run(_settled(options))
         rows.write.format("qworker").mode("append").options(**_texts(options)).save()
     done = asyncio.run(_done(options))

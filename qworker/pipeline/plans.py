@@ -15,6 +15,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from qworker.errors import UsageError
 from qworker.pipeline.inputs import archived, live, read_table
 from qworker.pipeline.lives import lives, traces
+from qworker.pipeline.places import absolute_path
 from qworker.pipeline.told import plain_error
 
 __all__ = ["ENQUEUE", "REQUEUE", "Plans", "archived_choice", "matching"]
@@ -38,7 +39,7 @@ class Plans:
         self.archive = archive
         self.queue = queue
         self.job = job
-        self._path = f"{archive.rstrip('/')}/replays"
+        self._path = f"{absolute_path(archive).rstrip('/')}/replays"
 
     def _rows(self) -> DataFrame:
         found = read_table(self.spark, self._path, _SCHEMA)

@@ -13,6 +13,7 @@ from qworker.pipeline import hands
 from qworker.pipeline.inputs import evidence
 from qworker.pipeline.keys import Match, message_key, source_key
 from qworker.pipeline.lives import lives, traces
+from qworker.pipeline.places import absolute_path
 
 __all__ = ["VERDICTS", "ReconcileResult", "Row", "reconcile"]
 
@@ -102,7 +103,7 @@ def reconcile(
             ends = _with_lost(ends, url, queue, now - grace_s)
         found = _verdicts(source.select(source_key(source, on).alias("key")), ends).persist()
         if output is not None:
-            found.write.mode("overwrite").parquet(output)
+            found.write.mode("overwrite").parquet(absolute_path(output))
         return _result(found, queue)
     finally:
         content.unpersist()

@@ -13,8 +13,10 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
 
 ROOT = Path(__file__).parents[2]
@@ -146,17 +148,22 @@ def test_every_relative_link_and_every_python_block_is_sound(page: str) -> None:
             compile(block, page, "exec", dont_inherit=True)
 
 
-def test_every_command_and_every_option_of_the_command_line_is_in_its_page() -> None:
-    import click
+def commands(group: click.Group, context: click.Context, prefix: str = "") -> Iterator[tuple[str, click.Command]]:
+    """Every command by what is typed for it, and those of groups by their own names."""
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None
+        yield prefix + name, command
+        if isinstance(command, click.Group):
+            yield from commands(command, context)
 
+
+def test_every_command_and_every_option_of_the_command_line_is_in_its_page() -> None:
     from qworker.cli.main import cli
 
     page = (ROOT / "docs" / "cli.md").read_text()
-    context = click.Context(cli)
-    for name in cli.list_commands(context):
-        command = cli.get_command(context, name)
-        assert command is not None
-        assert f"qworker {name}" in page, f"docs/cli.md does not have `qworker {name}`"
+    for name, command in commands(cli, click.Context(cli), "qworker "):
+        assert name in page, f"docs/cli.md does not have `{name}`"
         for option in (parameter for parameter in command.params if isinstance(parameter, click.Option)):
             longest = max(option.opts, key=len)
-            assert longest in page, f"docs/cli.md does not have {longest} of `qworker {name}`"
+            assert longest in page, f"docs/cli.md does not have {longest} of `{name}`"

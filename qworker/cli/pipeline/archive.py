@@ -1,0 +1,70 @@
+"""`qworker pipeline archive`: what is finished, and the history, into Parquet."""
+
+from __future__ import annotations
+
+import click
+
+from qworker.cli.common import URLCommand, json_option
+from qworker.cli.output import print_json, say
+from qworker.cli.pipeline.session import session, spark_options
+from qworker.names import check_queue
+from qworker.pipeline.places import absolute_url
+
+__all__ = ["command"]
+
+
+@click.command("archive", cls=URLCommand)
+@click.argument("url")
+@click.argument("target")
+@click.argument("queues", type=check_queue, nargs=-1, metavar="[QUEUE]...")
+@click.option("--state", type=click.Choice(["done", "fail"]), help="Only messages that ended so.")
+@click.option("--history/--no-history", default=True, help="Also the history, which is that of all queues; on.")
+@click.option("--delete", is_flag=True, help="Then remove what is archived from the queue.")
+@click.option("--compact/--no-compact", default=True, help="Put small files together; on.")
+@spark_options
+@json_option
+def command(
+    url: str,
+    target: str,
+    queues: tuple[str, ...],
+    state: str | None,
+    history: bool,
+    delete: bool,
+    compact: bool,
+    master: str | None,
+    conf: tuple[str, ...],
+    json: bool,
+) -> None:
+    r"""Bring the Parquet tables in TARGET up to date with the finished messages of each QUEUE, or of all, and with their history.
+
+    Each run adds what is new, by queue and day. One that was killed is run again, and nothing is in the tables twice. With --delete only
+    what is durable in the tables is removed.
+
+    \b
+    Examples:
+      qworker pipeline archive file://./spool ./archive
+      qworker pipeline archive redis://localhost/0 s3a://bucket/archive thumbs --delete
+    """
+    with session("archive", master, conf) as work:
+        from qworker.pipeline.archive import archive
+
+        states = ("done", "fail") if state is None else (state,)
+        result = archive(
+            work.spark,
+            absolute_url(url),
+            target,
+            queues=queues or None,
+            states=states,
+            history=history,
+            delete=delete,
+            compact=compact,
+            say=work.say,
+        )
+    if json:
+        print_json(result)
+        return
+    say(f"{result.target}: added {result.messages:,} messages and {result.events:,} events in {result.files:,} files")
+    if delete:
+        say(f"removed {result.removed:,} messages from the queue")
+    if result.recovered:
+        say("an earlier run had been interrupted: its rest is done")

@@ -1,0 +1,67 @@
+"""`qworker pipeline dedupe`: messages that wait for the same work."""
+
+from __future__ import annotations
+
+import click
+
+from qworker.cli.common import URLCommand, json_option
+from qworker.cli.output import print_json, print_table, say
+from qworker.cli.pipeline.session import session, spark_options
+from qworker.names import check_queue
+from qworker.pipeline.places import absolute_url
+
+__all__ = ["command"]
+
+
+@click.command("dedupe", cls=URLCommand)
+@click.argument("url")
+@click.argument("queue", type=check_queue)
+@click.option(
+    "--on", multiple=True, metavar="WHERE", help="What makes two the same: args[0], kwargs.path, key, ...; the call."
+)
+@click.option("--done", is_flag=True, help="Also what waits for work that is done and still kept.")
+@click.option("--archive", metavar="PATH", help="Also what waits for work that this archive has as done.")
+@click.option("--delete", is_flag=True, help="Remove the surplus; otherwise only tell.")
+@spark_options
+@json_option
+def command(
+    url: str,
+    queue: str,
+    on: tuple[str, ...],
+    done: bool,
+    archive: str | None,
+    delete: bool,
+    master: str | None,
+    conf: tuple[str, ...],
+    json: bool,
+) -> None:
+    r"""Find messages of QUEUE that wait for the same work as another one, and remove them.
+
+    The oldest stays, and what a worker holds is never removed. Without --on two messages are the same when they call the same task with
+    the same arguments, or have the same body.
+
+    \b
+    Examples:
+      qworker pipeline dedupe file://./spool thumbs
+      qworker pipeline dedupe file://./spool thumbs --on kwargs.path --delete
+    """
+    with session("dedupe", master, conf) as work:
+        from qworker.pipeline.dedupe import dedupe
+        from qworker.pipeline.keys import Match
+
+        matches = [Match("", one) for one in on]
+        result = dedupe(work.spark, absolute_url(url), queue, on=matches, done=done, archive=archive, delete=delete)
+    if json:
+        print_json(result)
+        return
+    if result.groups:
+        print_table(("surplus", "kept", "key"), [(f"{g.surplus:,}", g.kept or "(done)", g.key) for g in result.groups])
+        say("")
+    text = f"{queue}: {result.surplus:,} messages too many, of {result.keys:,} keys"
+    say(
+        f"{text}; removed {result.removed:,}"
+        if delete
+        else f"{text}; add --delete to remove them"
+        if result.surplus
+        else text
+    )

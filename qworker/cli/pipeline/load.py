@@ -1,0 +1,142 @@
+"""`qworker pipeline load`: the rows of a table become enqueued tasks."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+import click
+
+from qworker.cli.common import URLCommand, json_option
+from qworker.cli.loader import load_app
+from qworker.cli.output import print_json, say
+from qworker.cli.pipeline.session import read_source, session, source_format, spark_options
+from qworker.errors import UsageError
+from qworker.names import check_queue
+from qworker.pipeline.places import absolute_url
+from qworker.url import mask
+
+__all__ = ["command"]
+
+
+@click.command("load", cls=URLCommand)
+@click.argument("url")
+@click.argument("table")
+@click.option("--task", required=True, metavar="NAME", help="The task that each row calls.")
+@click.option(
+    "--app", metavar="MODULE:ATTRIBUTE", help="The app that has the task: rows are checked against its annotations."
+)
+@click.option(
+    "--queue", type=check_queue, metavar="QUEUE", help="Where to; the task's own queue, where --app tells it."
+)
+@click.option(
+    "--arg", multiple=True, metavar="NAME=SQL", help="An argument from a column or expression; columns of that name."
+)
+@click.option("--due-at", metavar="SQL", help="When the call may run: a timestamp, or Unix seconds.")
+@click.option("--priority", metavar="SQL", help="0 (default) to 9 (first).")
+@click.option("--key", metavar="SQL", help="While a call with this key is pending, another is not stored.")
+@click.option(
+    "--job",
+    metavar="NAME",
+    help="The load's name: run again, it doubles nothing. Made of the table and the other arguments.",
+)
+@click.option(
+    "--rejects", metavar="PATH", help="Where rows that do not fit go, with reasons; without it they fail the load."
+)
+@click.option("--format", "form", help="parquet, csv, json, orc or table; by the ending.")
+@click.option(
+    "--staging", metavar="PATH", help="A folder that all see, for backends that have no place for what is staged."
+)
+@spark_options
+@json_option
+def command(
+    url: str,
+    table: str,
+    task: str,
+    app: str | None,
+    queue: str | None,
+    arg: tuple[str, ...],
+    due_at: str | None,
+    priority: str | None,
+    key: str | None,
+    job: str | None,
+    rejects: str | None,
+    form: str | None,
+    staging: str | None,
+    master: str | None,
+    conf: tuple[str, ...],
+    json: bool,
+) -> None:
+    r"""Enqueue one call of a task for each row of TABLE, exactly once.
+
+    TABLE is a Parquet, CSV or JSON file, a folder of them, or a table that Spark knows. Nothing is visible before all of it is stored.
+    A load that was killed is run again, with the same arguments: it enqueues what is missing. A finished one enqueues nothing more;
+    --job makes another of it.
+
+    \b
+    Examples:
+      qworker pipeline load file://./spool pictures.parquet --app app:tasks --task thumbnail
+      qworker pipeline load file://./spool orders.csv --task bill --queue bills --arg order_id=id --arg 'total=price * 1.2'
+    """
+    args = dict(_pair(one) for one in arg) or None
+    tasks = None if app is None else load_app(app)
+    name = job or _job_name(mask(absolute_url(url)), task, queue or "", *arg, *_content(table))
+    kind = source_format(table, form)
+    # The words of a CSV file become what the task's annotations ask for, one by one; without an app Spark guesses by the column.
+    text = kind == "csv" and tasks is not None
+    with session("load", master, conf) as work:
+        from qworker.pipeline.load import load
+
+        source = read_source(work.spark, table, kind, text=text)
+        beside = {
+            "due_at": due_at,
+            "priority": priority,
+            "key": key,
+            "rejects": _whole(rejects),
+            "staging": _whole(staging),
+        }
+        result = load(
+            work.spark,
+            source,
+            absolute_url(url),
+            queue,
+            task,
+            args,
+            app=tasks,
+            job=name,
+            text=text,
+            **beside,
+        )
+    if json:
+        print_json(result)
+        return
+    say(f"enqueued {result.enqueued:,} calls of {task} in {result.queue} as the job {result.job}")
+    if result.again:
+        say("an earlier run of this job had decided all of it: to enqueue the table again, give another --job")
+    if result.rejected:
+        say(f"{result.rejected:,} rows do not fit: see the column reason in {result.rejects}")
+
+
+def _pair(words: str) -> tuple[str, str]:
+    name, equals, expression = (part.strip() for part in words.partition("="))
+    if not name or (equals and not expression):
+        raise UsageError(f"--arg {words}: write NAME=COLUMN, such as path=file_name")
+    return name, expression or f"`{name}`"
+
+
+def _whole(path: str | None) -> str | None:
+    """The whole path of a folder: Spark's workers have working directories of their own."""
+    return path if path is None or "://" in path else os.path.abspath(path)
+
+
+def _content(table: str) -> list[str]:
+    """What tells that a table of files on this machine is another one by now: their names, sizes and times."""
+    path = Path(table)
+    files = [path, *path.rglob("*")] if path.exists() else []
+    stamps = [(str(file), file.stat()) for file in sorted(files) if file.is_file()]
+    return [table, *(f"{name} {stat.st_size} {stat.st_mtime_ns}" for name, stat in stamps)]
+
+
+def _job_name(*parts: str) -> str:
+    return f"load-{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:12]}"

@@ -1,0 +1,80 @@
+"""`qworker pipeline replay`: failed messages, or archived ones, run again where a predicate says so."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from qworker.cli.common import URLCommand, json_option
+from qworker.cli.output import print_json, print_table, say
+from qworker.cli.pipeline.session import session, spark_options
+from qworker.names import check_queue
+from qworker.pipeline.places import absolute_url
+
+if TYPE_CHECKING:
+    from qworker.pipeline.replay import ReplayResult
+
+__all__ = ["command"]
+
+
+@click.command("replay", cls=URLCommand)
+@click.argument("url")
+@click.argument("queue", type=check_queue)
+@click.option("--where", required=True, metavar="SQL", help="Which: a predicate over the columns of a message.")
+@click.option("--archive", metavar="PATH", help="Messages of this archive, instead of those in fail.")
+@click.option(
+    "--state", type=click.Choice(["fail", "done"]), default="fail", show_default=True, help="How archived ones ended."
+)
+@click.option("--job", metavar="NAME", help="From an archive: each message is replayed once under a name.")
+@click.option("--dry-run", is_flag=True, help="Change nothing; show what would happen.")
+@spark_options
+@json_option
+def command(
+    url: str,
+    queue: str,
+    where: str,
+    archive: str | None,
+    state: str,
+    job: str | None,
+    dry_run: bool,
+    master: str | None,
+    conf: tuple[str, ...],
+    json: bool,
+) -> None:
+    r"""Run failed messages of QUEUE again, those that an SQL predicate chooses; or archived ones, wherever they are by now.
+
+    What is still in fail is requeued with tries 0. What is only in the archive is enqueued anew. Archived messages that wait, run, or
+    have succeeded since are left alone. If it is killed, run it again: nothing is doubled.
+
+    \b
+    Examples:
+      qworker pipeline replay file://./spool thumbs --where "error like '%Timeout%'" --dry-run
+      qworker pipeline replay file://./spool thumbs --where "get_json_object(kwargs, '$.width') > 640"
+      qworker pipeline replay file://./spool thumbs --archive ./archive --where "finished_at > '2026-11-22'"
+    """
+    with session("replay", master, conf) as work:
+        from qworker.pipeline.replay import replay
+
+        result = replay(
+            work.spark, absolute_url(url), queue, where, archive=archive, state=state, job=job, dry_run=dry_run
+        )
+    if json:
+        print_json(result)
+    else:
+        _show(result)
+
+
+def _show(result: ReplayResult) -> None:
+    if result.chosen:
+        rows = [(one.act, one.task or "-", f"{one.messages:,}", one.error or "-") for one in result.chosen]
+        print_table(("what", "task", "messages", "error"), rows)
+        say("")
+    verb = "would requeue" if result.dry_run else "requeued"
+    other = "would enqueue" if result.dry_run else "enqueued"
+    say(
+        f"{result.queue}: {result.matched:,} chosen, {verb} {result.requeued:,}, {other} {result.enqueued:,}, "
+        f"left alone {result.skipped:,}"
+    )
+    if result.job is not None and not result.dry_run:
+        say(f"the job is {result.job}: under this name none of them is replayed again")

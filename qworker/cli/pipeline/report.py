@@ -1,0 +1,112 @@
+"""`qworker pipeline report`: a queue's history in figures."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from qworker.cli.common import Command, json_option
+from qworker.cli.output import print_json, print_table, say
+from qworker.cli.pipeline.session import session, spark_options
+from qworker.errors import UsageError
+from qworker.names import check_queue
+from qworker.pipeline.places import absolute_url
+
+if TYPE_CHECKING:
+    from qworker.pipeline.report import Report
+
+__all__ = ["command", "moment"]
+
+_AGE = re.compile(r"(\d+(?:\.\d+)?)\s*([smhdw])")
+_UNIT_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+
+
+@click.command("report", cls=Command)
+@click.argument("source")
+@click.argument("queues", type=check_queue, nargs=-1, metavar="[QUEUE]...")
+@click.option("--since", metavar="TIME", help="Where it begins: an age such as 24h, or 2026-11-23T08:00 (UTC).")
+@click.option("--until", metavar="TIME", help="Where it ends, likewise.")
+@click.option("--html", type=click.Path(dir_okay=False, path_type=Path), help="Also write one HTML page with plots.")
+@spark_options
+@json_option
+def command(
+    source: str,
+    queues: tuple[str, ...],
+    since: str | None,
+    until: str | None,
+    html: Path | None,
+    master: str | None,
+    conf: tuple[str, ...],
+    json: bool,
+) -> None:
+    r"""Tell throughput, waits, run times, retries, failures and depths of each QUEUE, or of all.
+
+    SOURCE is what `qworker pipeline archive` wrote, or the URL of queues, which are read as they are now: then it has what their
+    history still keeps.
+
+    \b
+    Examples:
+      qworker pipeline report ./archive --since 24h --html report.html
+      qworker pipeline report file://./spool thumbs --json
+    """
+    begin, end = moment(since), moment(until)
+    with session("report", master, conf) as work:
+        from qworker.pipeline.inputs import is_queue_url
+        from qworker.pipeline.report import page, report
+
+        place = absolute_url(source) if is_queue_url(source) else source
+        found = report(work.spark, place, queues=queues, since=begin, until=end)
+    if html is not None:
+        _write(html, page(found))
+    if json:
+        print_json(found)
+    else:
+        _show(found, html)
+
+
+def _write(path: Path, text: str) -> None:
+    """All of the page, or none of it."""
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        unfinished.write_text(text)
+        unfinished.replace(path)
+    except OSError as error:
+        unfinished.unlink(missing_ok=True)
+        raise UsageError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def _show(found: Report, html: Path | None) -> None:
+    from qworker.pipeline.report.words import clock_time, failure_rows, queue_rows, task_rows, worker_rows
+
+    say(f"{found.source}, {clock_time(found.since)} to {clock_time(found.until)}")
+    for headings, rows in (queue_rows(found), task_rows(found), failure_rows(found), worker_rows(found)):
+        if rows:
+            say("")
+            print_table(headings, rows)
+    if html is not None:
+        say("")
+        say(f"written: {html}")
+
+
+def moment(words: str | None) -> float | None:
+    """A time as people give it, in Unix seconds: an age, or a date with or without a time of day, in UTC unless it says otherwise.
+
+    Raises:
+        UsageError: it is neither.
+    """
+    if words is None:
+        return None
+    age = _AGE.fullmatch(words.strip())
+    if age is not None:
+        return time.time() - float(age[1]) * _UNIT_S[age[2]]
+    try:
+        found = datetime.fromisoformat(words.strip())
+    except ValueError:
+        raise UsageError(f"{words!r} is no time: write an age such as 90m, 24h or 7d, or 2026-11-23T08:00") from None
+    return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()

@@ -1,0 +1,185 @@
+"""A Spark session for one command: its options, its progress, and its errors as one line."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
+
+import click
+
+from qworker.errors import UsageError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = ["Work", "read_source", "session", "source_format", "spark_options"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_FORMATS = {".parquet": "parquet", ".csv": "csv", ".json": "json", ".jsonl": "json", ".ndjson": "json", ".orc": "orc"}
+
+
+def spark_options(function: F) -> F:
+    """`--master` and `--conf`."""
+    master = click.option(
+        "--master", help="Spark's master, such as local[4] or k8s://https://host:6443; all of this machine."
+    )
+    conf = click.option(
+        "--conf", multiple=True, metavar="KEY=VALUE", help="Spark's own configuration; may be repeated."
+    )
+    return master(conf(function))
+
+
+class Work(NamedTuple):
+    """What a job works with."""
+
+    spark: SparkSession
+    # Shows what is being done, on a terminal.
+    say: Callable[[str], None]
+
+
+@contextmanager
+def session(name: str, master: str | None, conf: Sequence[str]) -> Generator[Work]:
+    """A session for the body, with the job's progress on a terminal.
+
+    Raises:
+        MissingExtra: PySpark is not installed.
+        UsageError: there is no Java, `conf` cannot be read, or a Python worker says so.
+        BackendError: Spark, or the store as its workers see it, failed.
+    """
+    from qworker.pipeline.session import check_installation, start_session
+
+    options = dict(_pair(one) for one in conf)
+    check_installation()
+    _hush()
+    from pyspark.sql import SparkSession
+
+    from qworker.pipeline.told import plain
+
+    # A session that somebody else has started, as spark-submit or a test does, is not ours to stop.
+    borrowed = SparkSession.getActiveSession() is not None
+    with _Progress(name) as progress:
+        spark = start_session(master, name=f"qworker {name}", options=options)
+        progress.watch(spark)
+        try:
+            with plain():
+                yield Work(spark, progress.tell)
+        finally:
+            progress.stop()
+            if not borrowed:
+                spark.stop()
+
+
+def _hush() -> None:
+    """Keep PySpark from printing an error, as JSON, beside raising it."""
+    from pyspark.logger import PySparkLogger
+
+    for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
+        PySparkLogger.getLogger(name).disabled = True
+
+
+def _pair(words: str) -> tuple[str, str]:
+    key, equals, value = words.partition("=")
+    if not equals or not key.startswith("spark."):
+        raise UsageError(f"--conf {words}: write KEY=VALUE, such as spark.executor.memory=4g")
+    return key, value
+
+
+def source_format(place: str, form: str | None) -> str:
+    """The format of a table of rows: `form`, or what the ending of a file or a folder says.
+
+    Raises:
+        UsageError: nothing tells it.
+    """
+    stem = place.rstrip("/").removesuffix(".gz")
+    found = form or next((kind for ending, kind in _FORMATS.items() if stem.endswith(ending)), None)
+    if found not in {*_FORMATS.values(), "table"}:
+        told = "its ending does not tell the format" if found is None else f"{found} is no format that is known here"
+        raise UsageError(f"{place}: {told}: add --format parquet, csv, json, orc or table")
+    return found
+
+
+def read_source(spark: SparkSession, place: str, form: str, *, text: bool = False) -> DataFrame:
+    """A table of rows: a file, a folder of them, or a table that the session knows.
+
+    Args:
+        spark: the session.
+        place: its path, URL or name.
+        form: see `source_format`.
+        text: leave the columns of CSV as the texts that they are, whatever they look like.
+
+    Raises:
+        UsageError: there is nothing there.
+    """
+    from qworker.pipeline.places import absolute_path
+    from qworker.pipeline.told import plain
+
+    with plain():
+        if form == "table":
+            return spark.read.table(place)
+        reader = spark.read.format(form)
+        if form == "csv":
+            reader = reader.options(header=True, inferSchema=not text, multiLine=True, escape='"')
+        return reader.load(absolute_path(place))
+
+
+class _Progress:
+    """What Spark is doing, on one line of a terminal; silent where standard error is none."""
+
+    _EVERY_S = 0.3
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._what = "working"
+        self._shown = sys.stderr.isatty()
+        self._started = time.monotonic()
+        self._ended = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> Self:
+        if self._shown:
+            self._say("starting Spark")
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.stop()
+
+    def watch(self, spark: SparkSession) -> None:
+        """Follow the stages of a session, if it tells of them: one of Spark Connect does not."""
+        context: Any = getattr(spark, "sparkContext", None)
+        if self._shown and context is not None:
+            self._thread = threading.Thread(target=self._follow, args=(context.statusTracker(),), daemon=True)
+            self._thread.start()
+
+    def _follow(self, tracker: Any) -> None:
+        while not self._ended.wait(self._EVERY_S):
+            stages = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
+            tasks = sum(stage.numTasks for stage in stages if stage)
+            done = sum(stage.numCompletedTasks for stage in stages if stage)
+            self._say(f"{self._what}, {done:,} of {tasks:,} tasks" if tasks else self._what)
+
+    def tell(self, what: str) -> None:
+        """Say what is being done from now on."""
+        self._what = what
+
+    def _say(self, what: str) -> None:
+        print(
+            f"\r\x1b[K{self._name}: {what}, {time.monotonic() - self._started:.0f} s",
+            end="",
+            file=sys.stderr,
+            flush=True,
+        )
+
+    def stop(self) -> None:
+        """Clear the line; what the command prints comes after it."""
+        self._ended.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        if self._shown:
+            self._shown = False
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
