@@ -12,7 +12,6 @@ from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.errors import BackendUnavailable, QueueNotFound
 from qworker.files import store_errors
 from qworker.history.directory import DirectoryHistory
-from qworker.history.store import NO_HISTORY
 from qworker.message import Draft, Finished, Lease, QueueStats, Settlement, State, StoredMessage
 from qworker.names import check_queue
 from qworker.parts import Share, shares
@@ -51,11 +50,8 @@ class FileBackend(Backend):
         self._options = FileOptions() if options is None else options
         self._expiries = Expiries()
         self._store: Store | None = None
-        self.history = (
-            DirectoryHistory(directory, self._options.history, clock=clock, shared=bool(self._options.mode & 0o020))
-            if self._options.history.on
-            else NO_HISTORY
-        )
+        shared = bool(self._options.mode & 0o020)
+        self.history = DirectoryHistory(directory, self._options.history, clock=clock, shared=shared)
 
     @classmethod
     def from_url(cls, url: BackendURL, *, clock: Clock = SYSTEM_CLOCK) -> Self:

@@ -16,7 +16,6 @@ import structlog
 
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.errors import BackendError, BackendUnavailable
-from qworker.history.store import NO_HISTORY
 from qworker.message import Draft, Lease, Settle, Settlement
 from qworker.names import check_id, check_queue, new_ids
 from qworker.staging import Staging
@@ -80,10 +79,8 @@ class RedisBackend(BulkReading):
         # The server's time at the last reap of a queue, and this process's.
         self._reaped: dict[str, tuple[str, float]] = {}
         self._chores: set[asyncio.Task[Any]] = set()
-        self.history = (
-            RedisHistory(self._links, options.history, clock=clock, command=self._command, queues=self.queues)
-            if options.history.on
-            else NO_HISTORY
+        self.history = RedisHistory(
+            self._links, options.history, clock=clock, command=self._command, queues=self.queues
         )
         self._log: Any = structlog.get_logger("qworker.redis")
 

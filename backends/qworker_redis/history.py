@@ -62,6 +62,7 @@ class RedisHistory(HistoryStore):
         command: Command,
         queues: Callable[[], Awaitable[list[str]]],
     ) -> None:
+        self.on = options.on
         self._links = links
         self._options = options
         self._clock = clock
@@ -79,14 +80,14 @@ class RedisHistory(HistoryStore):
     @property
     def words(self) -> str:
         """For people."""
-        return f"{self._options.words} per queue"
+        return f"{self._options.words} per queue" if self.on else self._options.words
 
     # -- writing -----------------------------------------------------------------------------------------------------
 
     def record(self, batches: Sequence[EventBatch]) -> None:
         """Send records, where there is a connection; else with the next ones."""
         now = self._clock.monotonic()
-        if now < self._paused_until:
+        if not self.on or now < self._paused_until:
             return
         self._waiting.extend([(batch.queue, encode_batch(batch)) for batch in batches])
         while self._waiting:
@@ -138,8 +139,9 @@ class RedisHistory(HistoryStore):
     # -- reading -----------------------------------------------------------------------------------------------------
 
     async def parts(self) -> list[str]:
-        """The queues: each has a stream, or nothing to tell."""
-        return await self._queues()
+        """The queues that have a stream."""
+        names = await self._queues()
+        return [name for name in names if await self._command(slot_of(name), "EXISTS", queue_key(name, "history"))]
 
     async def read(self, part: str, after: str | None, limit: int) -> tuple[list[Event], str | None]:
         """See `Backend.read_history`."""

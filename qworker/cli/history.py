@@ -76,7 +76,7 @@ def command(
 
 async def _print(url: str, wanted: Wanted, limit: int, following: bool, json: bool) -> None:
     async with opened(url) as backend:
-        if not backend.history.on:
+        if not backend.history.on and not await backend.history_parts():
             say("no history is kept here: ?history=1 in the workers' URL keeps one", err=True)
         found, ends = await newest(backend, wanted, limit)
         if following:

@@ -18,7 +18,7 @@ from qworker.history.batch import EventBatch, encode_batch
 from qworker.history.event import Event
 from qworker.history.reader import LogReader
 from qworker.history.retention import prune
-from qworker.history.store import NO_HISTORY, HistoryOptions, HistoryStore
+from qworker.history.store import HistoryOptions, HistoryStore
 from qworker.history.writer import Busy, Writer, begin
 from qworker.segments.disk import open_directory
 from qworker.url import BackendURL
@@ -35,7 +35,7 @@ _MOST_WAITING = 1000
 
 def directory_history(
     url: BackendURL, directory: str | os.PathLike[str], *, default: bool, clock: Clock = SYSTEM_CLOCK
-) -> HistoryStore:
+) -> DirectoryHistory:
     """The history of a directory backend, as its URL says; see `HISTORY_OPTIONS`.
 
     Args:
@@ -47,8 +47,7 @@ def directory_history(
     Raises:
         BadURL: an option makes no sense.
     """
-    options = HistoryOptions.from_url(url, default=default)
-    return DirectoryHistory(os.fspath(directory), options, clock=clock) if options.on else NO_HISTORY
+    return DirectoryHistory(os.fspath(directory), HistoryOptions.from_url(url, default=default), clock=clock)
 
 
 class DirectoryHistory(HistoryStore):
@@ -65,6 +64,7 @@ class DirectoryHistory(HistoryStore):
         self, directory: str, options: HistoryOptions, *, clock: Clock = SYSTEM_CLOCK, shared: bool = False
     ) -> None:
         self._path = os.path.join(directory, FOLDER)
+        self.on = options.on
         self._options = options
         self._clock = clock
         self._shared = shared
@@ -88,7 +88,7 @@ class DirectoryHistory(HistoryStore):
     def record(self, batches: Sequence[EventBatch]) -> None:
         """Append to this process's log."""
         now = self._clock.monotonic()
-        if now < self._paused_until:
+        if not self.on or now < self._paused_until:
             return
         self._waiting += map(encode_batch, batches)
         try:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import abc
 import re
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
 
 import msgspec
 
@@ -38,8 +37,8 @@ _KEEP = re.compile(r"(\d{1,9})([mhdMG])")
 class HistoryStore(abc.ABC):
     """Append-only logs of events. Belongs to one event loop."""
 
-    # False: nothing is kept, and nobody need record anything.
-    on: ClassVar[bool] = True
+    # False: nothing is recorded, and nobody need try. What was recorded earlier, or by others, can be read all the same.
+    on: bool = True
 
     @abc.abstractmethod
     def record(self, batches: Sequence[EventBatch]) -> None:
@@ -98,7 +97,7 @@ class HistoryStore(abc.ABC):
 class NoHistory(HistoryStore):
     """Keeps nothing."""
 
-    on: ClassVar[bool] = False
+    on = False
 
     def record(self, batches: Sequence[EventBatch]) -> None:
         """Keep nothing."""

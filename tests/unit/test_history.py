@@ -590,3 +590,19 @@ def test_the_command_follows_what_happens(tmp_path: Path) -> None:
         process.kill()
         process.wait()
         process.stdout.close()
+
+
+@pytest.mark.parametrize("scheme", ["file", "vsqs", "sq", "mq", "fsq"])
+async def test_what_others_record_is_read_by_who_records_nothing(tmp_path: Path, scheme: str) -> None:
+    writer = open_backend(f"{scheme}://{tmp_path}/spool?history=1")
+    await writer.create(QUEUE)
+    writer.record([batch(1)])
+    reader = open_backend(f"{scheme}://{tmp_path}/spool" + ("?history=0" if scheme == "file" else ""))
+    assert not reader.history.on
+    reader.record([batch(2)])
+    assert [event.event for event in await reader.message_history(QUEUE, "m1-0")] == ["acked"]
+    assert await reader.message_history(QUEUE, "m2-0") == []
+    assert await reader.queues() == [QUEUE]
+    assert "history" in (await writer.stats(QUEUE)).retention
+    await reader.aclose()
+    await writer.aclose()
