@@ -128,7 +128,8 @@ class Publisher:
     def _rename(self, held: Held, message: _Written) -> int:
         root = self._store.root
         if message.tries or message.origin:
-            record = Record(tries=message.tries, origin=message.origin)
+            # A record's length is bounded, and an id of usual length fits.
+            record = Record(tries=message.tries, origin=message.origin[:120])
             self._store.records.write(f"{held.name}:{message.id}", record)
         if message.due_at:
             target, name = held.dirs.due, f"{int(message.due_at * 1000)}.{message.id}"

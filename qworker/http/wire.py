@@ -28,6 +28,8 @@ __all__ = [
 # Ten years, and the year 2106: seconds that every store can write down.
 _LONGEST_DELAY = 315_360_000.0
 _LATEST = 4_294_967_295.0
+# Ids of other stores: names of files, at most.
+_LONGEST_ORIGIN = 255
 
 
 class Held(msgspec.Struct, frozen=True):
@@ -111,6 +113,8 @@ def check_draft(draft: Draft, body_limit: int) -> None:
         check_id(draft.id)
     if draft.key is not None:
         check_key(draft.key)
+    if draft.origin is not None and len(draft.origin) > _LONGEST_ORIGIN:
+        raise UsageError(f"origin has at most {_LONGEST_ORIGIN} characters")
     for name, value, most in (
         ("delay", draft.delay, _LONGEST_DELAY),
         ("due_at", draft.due_at or 0.0, _LATEST),

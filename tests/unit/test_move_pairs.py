@@ -10,7 +10,7 @@ import pytest
 
 from qworker import Tasks
 from qworker.backend import Backend
-from qworker.message import Draft, Message, State
+from qworker.message import Draft, Message, Settle, Settlement, State
 from qworker.move import Moved, move
 from qworker.parcel import pack, unpack
 from qworker.registry import open_backend
@@ -166,3 +166,14 @@ async def test_a_raw_handler_gets_a_parcel_as_it_was_published() -> None:
     await (await tasks.backend()).publish(QUEUE, [pack(sent)])
     assert await run_until_idle(tasks)
     assert [(m.body, m.fields, m.arguments) for m in seen] == [(sent.body, sent.fields, sent.arguments)]
+
+
+async def test_an_id_of_any_length_spoils_no_record(make: Make) -> None:
+    for kind in ("mq", "rfq", "vsqs"):
+        backend = make(kind)
+        await backend.publish(QUEUE, [Draft(body=b"x", tries=3, enqueued_at=5.0, origin="\x7f" * 5000)])
+        (lease,) = await backend.lease(QUEUE, 1, 60.0)
+        assert (lease.message.tries, (lease.message.origin or "")[:100]) == (3, "\x7f" * 100)
+        assert await backend.settle([Settlement(lease=lease, how=Settle.FAIL_TMP, error="\x01" * 5000)]) == []
+        (again,) = await stored(backend)
+        assert (again.tries, (again.origin or "")[:100]) == (4, "\x7f" * 100)
