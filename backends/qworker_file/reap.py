@@ -16,7 +16,7 @@ import msgspec
 
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.files import list_names
-from qworker.staging.folder import is_staged, sweep_staged
+from qworker.staging.sweep import is_staged, sweep_staged
 from qworker_file.holder import has_died, publisher_of
 from qworker_file.index import sweep_index
 from qworker_file.layout import QueueDir

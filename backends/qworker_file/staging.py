@@ -4,35 +4,31 @@ That rename is the only publication, so what is still under tmp/ is what has to 
 whoever has leased and acked the first messages meanwhile. A partition is done when its directory can be removed, for listings may miss
 files and `rmdir` does not.
 
-    tmp/staged/<job>/run-<run>/<partition>.<attempt>/<row>.<due, ms>_<tries>[_<task>]
+    tmp/staged/<job>/run-<run>/<partition>.<attempt>/<first row>/<row>.<due, ms>_<tries>[_<task>]
     -> queue/_<timestamp>_<entropy>_0_~<job>:<step>:<partition>:<row>_<tries>[_<task>]
 """
 
 from __future__ import annotations
 
 import asyncio
-import errno
 import os
-import stat
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-from qworker.clock import Clock
-from qworker.errors import NotSupported, PublishFailed
-from qworker.files import CREATE, DIRECTORY, list_names, store_errors, sync_file_system, write_all
+from qworker.errors import PublishFailed
+from qworker.files import DIRECTORY, list_names, store_errors
 from qworker.message import Draft
 from qworker.staging import Manifest, Published, StagedPart, Staging
 from qworker.staging.contract import message_id, missing, order_of
-from qworker.staging.folder import JobFolder, remove_tree
-from qworker_file.layout import QueueDir
+from qworker.staging.folder import JobFolder, remove_empty, remove_tree
 from qworker_file.local import LocalQueue
-from qworker_file.names import MAX_OWN, delay_name, item_name, size_of, stem_for
+from qworker_file.names import MAX_OWN, delay_name, size_of, stem_for
+from qworker_file.staged import Flusher, write_part
 from qworker_file.store import Store
 
 __all__ = ["FileStaging"]
 
-# Files renamed between two turns of the loop, and between two wake-ups of workers.
-_SLICE = 200
+# Files renamed between two wake-ups of workers.
 _WAKE = 5_000
 
 
@@ -69,10 +65,13 @@ class FileStaging(Staging):
             directory = self._folder().make_run(run)
             try:
                 name = f"{part}.{attempt}"
+                flusher = Flusher(store.root) if store.options.sync else None
                 try:
-                    count, size = _write_part(files, directory, name, batches, store.clock)
-                    if store.options.sync:
-                        await _sync(store)
+                    count, size = write_part(
+                        directory, name, batches, mode=files.item_mode, clock=store.clock, flusher=flusher
+                    )
+                    if flusher is not None:
+                        await asyncio.to_thread(flusher.finish)
                 except BaseException:
                     remove_tree(name, directory)
                     raise
@@ -94,10 +93,7 @@ class FileStaging(Staging):
             folder = self._folder()
             if folder.sealed(step) is None and folder.done(step) is None:
                 for part in manifest.parts:
-                    directory = _open_part(folder, part)
-                    if directory is not None:
-                        os.close(directory)
-                    elif part.count:
+                    if part.count and not _is_there(folder, part):
                         raise missing(self.job, part)
             return folder.seal(manifest)
 
@@ -108,17 +104,7 @@ class FileStaging(Staging):
             local = store.made(self.queue)
             names = _Names(self.job, manifest, store)
             for number, part in enumerate(manifest.parts):
-                directory = _open_part(folder, part)
-                if directory is None:
-                    # Published before.
-                    continue
-                try:
-                    while True:
-                        await _show_part(store, local, directory, names.of(number))
-                        if _remove_part(folder, part):
-                            break
-                finally:
-                    os.close(directory)
+                await _publish_part(folder, part, _Shower(store, local, names.of(number)))
             try:
                 await store.commit({local.files.queue, local.files.delay})
             except OSError as error:
@@ -140,76 +126,6 @@ class FileStaging(Staging):
         store = self._opened()
         files = store.made(self.queue).files
         return JobFolder(files.tmp, files.names, self.job, mode=store.options.mode, durable=store.options.sync)
-
-
-# -- writing -----------------------------------------------------------------------------------------------------------
-
-
-def _write_part(
-    files: QueueDir, run: int, name: str, batches: Iterable[Sequence[Draft]], clock: Clock
-) -> tuple[int, int]:
-    """Write an attempt's directory; how many messages, and the bytes of their bodies."""
-    shared = stat.S_IMODE(os.fstat(run).st_mode)
-    os.mkdir(name, shared, dir_fd=run)
-    # What was asked for, whatever the umask says.
-    os.chmod(name, shared, dir_fd=run)
-    directory = os.open(name, DIRECTORY | os.O_NOFOLLOW, dir_fd=run)
-    count = size = 0
-    suffixes: dict[tuple[str | None, int, tuple[str, ...]], str] = {}
-    mode = files.item_mode
-    try:
-        for drafts in batches:
-            for draft in drafts:
-                kind = (draft.task, draft.tries, draft.arguments)
-                suffix = suffixes.get(kind)
-                if suffix is None:
-                    suffix = _suffix(draft)
-                    if len(suffixes) < _SLICE:
-                        suffixes[kind] = suffix
-                if draft.priority or draft.key is not None or draft.fields:
-                    _refuse(draft)
-                fd = os.open(f"{count:09d}.{_due_ms(draft, clock)}{suffix}", CREATE, mode, dir_fd=directory)
-                try:
-                    if draft.body:
-                        write_all(fd, draft.body)
-                finally:
-                    os.close(fd)
-                count += 1
-                size += len(draft.body)
-    finally:
-        os.close(directory)
-    return count, size
-
-
-def _suffix(draft: Draft) -> str:
-    """What follows the id in the item's name."""
-    words = draft.arguments if draft.task is None else (draft.task, *draft.arguments)
-    return item_name("", draft.tries, words)[1:]
-
-
-def _due_ms(draft: Draft, clock: Clock) -> int:
-    if draft.due_at is not None:
-        return max(0, int(draft.due_at * 1000))
-    return int((clock.time() + draft.delay) * 1000) if draft.delay > 0 else 0
-
-
-def _refuse(draft: Draft) -> None:
-    if draft.priority:
-        raise NotSupported("file: has no priorities: leave the column out, or use redis:")
-    if draft.key is not None:
-        raise NotSupported("file: has no keys: leave the column out, or use redis:")
-    raise NotSupported("file: has no place for fields: put them into the body, or use rfq:")
-
-
-async def _sync(store: Store) -> None:
-    try:
-        await asyncio.to_thread(sync_file_system, store.root)
-    except OSError as error:
-        # Never synced again: another attempt writes other files.
-        raise PublishFailed(f"the disk did not take what was staged: {error.strerror}") from error
-
-
-# -- renaming ----------------------------------------------------------------------------------------------------------
 
 
 class _Names:
@@ -254,60 +170,100 @@ class _Names:
         return name
 
 
-async def _show_part(store: Store, local: LocalQueue, directory: int, name: Callable[[str], tuple[bool, str]]) -> None:
-    """Rename what one look finds out of an attempt's directory."""
-    files = local.files
-    shown: tuple[list[str], list[str]] = ([], [])
-    for number, entry in enumerate(sorted(await list_names(directory))):
-        delayed, target = name(entry)
+class _Shower:
+    """Renames one attempt's files into sight.
+
+    Args:
+        store: the store.
+        local: the queue.
+        name: from a staged name to whether it is due later, and its name.
+    """
+
+    def __init__(self, store: Store, local: LocalQueue, name: Callable[[str], tuple[bool, str]]) -> None:
+        self._store = store
+        self._local = local
+        self._name = name
+        self._ready: list[str] = []
+        self._delayed: list[str] = []
+
+    async def show(self, part: int) -> None:
+        """Rename everything that is in the attempt's directory."""
+        for chunk in sorted(await list_names(part)):
+            await self._show_chunk(chunk, part)
+            if len(self._ready) >= _WAKE:
+                self._tell()
+            await asyncio.sleep(0)
+        self._tell()
+
+    async def _show_chunk(self, chunk: str, part: int) -> None:
         try:
-            os.rename(entry, target, src_dir_fd=directory, dst_dir_fd=files.delay if delayed else files.queue)
+            directory = os.open(chunk, DIRECTORY | os.O_NOFOLLOW, dir_fd=part)
         except FileNotFoundError:
             # Another process that publishes this seal was faster.
-            continue
-        shown[delayed].append(target)
-        if number % _SLICE == _SLICE - 1:
-            await asyncio.sleep(0)
-            if len(shown[0]) >= _WAKE:
-                _tell(store, local, shown)
-    _tell(store, local, shown)
+            return
+        try:
+            while True:
+                self._rename(sorted(await list_names(directory)), directory)
+                if remove_empty(chunk, part):
+                    return
+        finally:
+            os.close(directory)
+
+    def _rename(self, staged: list[str], directory: int) -> None:
+        queue, delay, name = self._local.files.queue, self._local.files.delay, self._name
+        for entry in staged:
+            delayed, target = name(entry)
+            try:
+                os.rename(entry, target, src_dir_fd=directory, dst_dir_fd=delay if delayed else queue)
+            except FileNotFoundError:
+                # As above; or a lost reply, and then it was this process.
+                continue
+            (self._delayed if delayed else self._ready).append(target)
+
+    def _tell(self) -> None:
+        if self._ready or self._delayed:
+            self._local.added(self._ready, self._delayed)
+            self._store.notify(self._local)
+            self._ready, self._delayed = [], []
 
 
-def _tell(store: Store, local: LocalQueue, shown: tuple[list[str], list[str]]) -> None:
-    if shown[0] or shown[1]:
-        local.added(*shown)
-        store.notify(local)
-        shown[0].clear()
-        shown[1].clear()
-
-
-def _open_part(folder: JobFolder, part: StagedPart) -> int | None:
-    """An attempt's directory; None when it is gone: published, or never staged."""
+async def _publish_part(folder: JobFolder, part: StagedPart, shower: _Shower) -> None:
+    """Rename all of an attempt's files; nothing if that was done before."""
     run = folder.open_run(part.run)
     if run is None:
-        return None
+        return
     try:
-        return os.open(f"{part.part}.{part.attempt}", DIRECTORY | os.O_NOFOLLOW, dir_fd=run)
-    except FileNotFoundError:
-        return None
+        name = f"{part.part}.{part.attempt}"
+        directory = _open_part(run, name)
+        if directory is None:
+            return
+        try:
+            while True:
+                await shower.show(directory)
+                if remove_empty(name, run):
+                    return
+        finally:
+            os.close(directory)
     finally:
         os.close(run)
 
 
-def _remove_part(folder: JobFolder, part: StagedPart) -> bool:
-    """Remove an attempt's directory; False while something is in it: a listing may miss files when others rename there."""
+def _is_there(folder: JobFolder, part: StagedPart) -> bool:
     run = folder.open_run(part.run)
     if run is None:
-        return True
-    try:
-        os.rmdir(f"{part.part}.{part.attempt}", dir_fd=run)
-    except FileNotFoundError:
-        # Another process published the rest.
-        return True
-    except OSError as error:
-        if error.errno != errno.ENOTEMPTY:
-            raise
         return False
+    try:
+        directory = _open_part(run, f"{part.part}.{part.attempt}")
+        if directory is None:
+            return False
+        os.close(directory)
+        return True
     finally:
         os.close(run)
-    return True
+
+
+def _open_part(run: int, name: str) -> int | None:
+    try:
+        return os.open(name, DIRECTORY | os.O_NOFOLLOW, dir_fd=run)
+    except FileNotFoundError:
+        return None

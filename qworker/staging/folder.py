@@ -15,7 +15,6 @@ import fcntl
 import hashlib
 import os
 import secrets
-import time
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -25,11 +24,11 @@ from qworker.errors import BackendError
 from qworker.files import CREATE, DIRECTORY, READ, read_all, write_all
 from qworker.staging.contract import Manifest, Published
 
-__all__ = ["JobFolder", "is_staged", "remove_tree", "sweep_staged"]
+__all__ = ["GONE", "RUN", "STAGED", "JobFolder", "names_in", "remove_empty", "remove_tree"]
 
-_STAGED = "staged"
-_RUN, _SEAL, _GONE = "run-", "seal-", "gone-"
-_GONE_ALREADY = frozenset({errno.ENOENT, errno.ENOTEMPTY, errno.EEXIST})
+STAGED = "staged"
+RUN, _SEAL, GONE = "run-", "seal-", "gone-"
+_NOT_EMPTY = frozenset({errno.ENOTEMPTY, errno.EEXIST})
 _ATTEMPTS = 20
 
 T = TypeVar("T")
@@ -52,7 +51,7 @@ class JobFolder:
     def __init__(self, parent: int, marks: int, job: str, *, mode: int, durable: bool) -> None:
         self._parent = parent
         self._marks = marks
-        self._path = f"{_STAGED}/{job}"
+        self._path = f"{STAGED}/{job}"
         self._mark = f"job-{hashlib.sha256(job.encode()).hexdigest()}"
         self._mode = mode
         self._durable = durable
@@ -64,7 +63,7 @@ class JobFolder:
         path = self._run(run)
 
         def make() -> int:
-            self._make(_STAGED, self._path, path)
+            self._make(STAGED, self._path, path)
             return os.open(path, DIRECTORY | os.O_NOFOLLOW, dir_fd=self._parent)
 
         return _repeated(make)
@@ -84,11 +83,11 @@ class JobFolder:
         self.remove_empty()
 
     def _run(self, run: str) -> str:
-        return f"{self._path}/{_RUN}{run}"
+        return f"{self._path}/{RUN}{run}"
 
     def _remove_run(self, run: str) -> None:
         # Under another name at once, so that an attempt that is still at work there finds nothing instead of half of it.
-        gone = f"{self._path}/{_GONE}{secrets.token_hex(8)}"
+        gone = f"{self._path}/{GONE}{secrets.token_hex(8)}"
         try:
             os.rename(self._run(run), gone, src_dir_fd=self._parent, dst_dir_fd=self._parent)
         except FileNotFoundError:
@@ -98,12 +97,8 @@ class JobFolder:
 
     def remove_empty(self) -> None:
         """Remove the job's folder, and that of all jobs, once nothing is in them."""
-        for path in (self._path, _STAGED):
-            try:
-                os.rmdir(path, dir_fd=self._parent)
-            except OSError as error:
-                if error.errno not in _GONE_ALREADY:
-                    raise
+        for path in (self._path, STAGED):
+            remove_empty(path, self._parent)
 
     # -- seals -------------------------------------------------------------------------------------------------------
 
@@ -127,7 +122,7 @@ class JobFolder:
 
         def link() -> None:
             # A job without rows has no folder yet.
-            self._make(_STAGED, self._path)
+            self._make(STAGED, self._path)
             os.link(written, seal, src_dir_fd=self._parent, dst_dir_fd=self._parent)
             self._sync(self._path)
 
@@ -149,7 +144,7 @@ class JobFolder:
         self.remove_empty()
 
     def _seals(self) -> list[Manifest]:
-        found = [self._seal(name) for name in _names(self._path, self._parent) if name.startswith(_SEAL)]
+        found = [self._seal(name) for name in names_in(self._path, self._parent) if name.startswith(_SEAL)]
         return [manifest for manifest in found if manifest is not None]
 
     def _seal(self, name: str) -> Manifest | None:
@@ -242,38 +237,8 @@ def _repeated(step: Callable[[], T]) -> T:
     return step()
 
 
-def is_staged(parent: int) -> bool:
-    """Whether there is anything to sweep."""
-    try:
-        os.stat(_STAGED, dir_fd=parent, follow_symlinks=False)
-    except FileNotFoundError:
-        return False
-    return True
-
-
-def sweep_staged(parent: int, older_than: float) -> int:
-    """Remove runs that nobody sealed, and in which nothing was written since a moment; count them. May take long.
-
-    A run that is sealed stays for ever: its job was half published, and somebody will want the other half.
-
-    Raises:
-        OSError: one cannot be removed.
-    """
-    count = 0
-    for job in _names(_STAGED, parent):
-        folder = JobFolder(parent, parent, job, mode=0o700, durable=False)
-        path = f"{_STAGED}/{job}"
-        for name in _names(path, parent):
-            if name.startswith(_GONE):
-                remove_tree(f"{path}/{name}", parent)
-            elif name.startswith(_RUN) and _last_change(f"{path}/{name}", parent) < older_than:
-                folder.discard(name.removeprefix(_RUN))
-                count += 1
-        folder.remove_empty()
-    return count
-
-
-def _names(path: str, parent: int) -> list[str]:
+def names_in(path: str, parent: int) -> list[str]:
+    """What is in a directory; nothing where there is none."""
     try:
         fd = os.open(path, DIRECTORY | os.O_NOFOLLOW, dir_fd=parent)
     except (FileNotFoundError, NotADirectoryError):
@@ -282,18 +247,6 @@ def _names(path: str, parent: int) -> list[str]:
         return os.listdir(fd)
     finally:
         os.close(fd)
-
-
-def _last_change(path: str, parent: int) -> float:
-    """When something was last written to a run: a file changes its directory's time when it is made."""
-    latest = 0.0
-    for name in ("", *_names(path, parent)):
-        try:
-            latest = max(latest, os.stat(f"{path}/{name}", dir_fd=parent, follow_symlinks=False).st_mtime)
-        except FileNotFoundError:
-            # Somebody is at work there.
-            return time.time()
-    return latest
 
 
 def remove_tree(name: str, parent: int) -> None:
@@ -318,11 +271,21 @@ def remove_tree(name: str, parent: int) -> None:
                     _unlink(entry.name, fd)
     finally:
         os.close(fd)
+    remove_empty(name, parent)
+
+
+def remove_empty(name: str, parent: int) -> bool:
+    """Remove a directory; False while something is in it. A listing may miss files while others rename there; this does not."""
     try:
         os.rmdir(name, dir_fd=parent)
+    except FileNotFoundError:
+        # Somebody else removed it.
+        return True
     except OSError as error:
-        if error.errno not in _GONE_ALREADY:
+        if error.errno not in _NOT_EMPTY:
             raise
+        return False
+    return True
 
 
 def _read(name: str, directory: int) -> bytes | None:

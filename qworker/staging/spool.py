@@ -25,7 +25,8 @@ from qworker.errors import BackendError, BadURL, UsageError
 from qworker.files import CREATE, DIRECTORY, READ, store_errors, write_all
 from qworker.message import Draft
 from qworker.staging.contract import Manifest, Published, StagedPart, Staging, message_id, missing, order_of
-from qworker.staging.folder import JobFolder, sweep_staged
+from qworker.staging.folder import JobFolder
+from qworker.staging.sweep import sweep_staged
 from qworker.url import BackendURL
 
 __all__ = ["SpooledStaging"]

@@ -320,7 +320,7 @@ async def test_what_a_dead_job_staged_is_swept_and_a_living_or_sealed_job_s_is_n
         for path in [*tmp.rglob("*"), tmp / "staged"]:
             os.utime(path, (long_ago, long_ago))
         # One of its tasks is still at work.
-        (tmp / "staged/alive/run-r1/1.a/000000005.0_0_thumb").write_bytes(b"1.5")
+        (tmp / "staged/alive/run-r1/1.a/000000000/000000005.0_0_thumb").write_bytes(b"1.5")
         await store.backend().reap("q")
         assert sorted(path.name for path in (tmp / "staged").iterdir()) == ["alive", "sealed"]
         assert (tmp / "staged/alive/run-r1/0.a").exists()

@@ -1,0 +1,160 @@
+"""The writing half of bulk publishing: one attempt's messages as files, and those files on the disk."""
+
+from __future__ import annotations
+
+import os
+import stat
+import threading
+from collections.abc import Iterable, Sequence
+
+from qworker.clock import Clock
+from qworker.errors import NotSupported, PublishFailed
+from qworker.files import CREATE, DIRECTORY, sync_file_system, write_all
+from qworker.message import Draft
+from qworker_file.names import item_name
+
+__all__ = ["Flusher", "write_part"]
+
+# Files of one directory: as many as fit into its first block, in which the kernel finds and changes names at the least cost.
+_CHUNK = 128
+# Files after which what was written begins to go to the disk.
+_FLUSH = 10_000
+# Beginnings of names that are kept ready.
+_KINDS = 200
+
+
+def write_part(
+    run: int, name: str, batches: Iterable[Sequence[Draft]], *, mode: int, clock: Clock, flusher: Flusher | None
+) -> tuple[int, int]:
+    """Write an attempt's directory.
+
+    Args:
+        run: where.
+        name: of the directory.
+        batches: what to write.
+        mode: of the files.
+        clock: the store's.
+        flusher: puts them on the disk meanwhile.
+
+    Returns:
+        How many messages, and the bytes of their bodies.
+    """
+    part = _make(name, run)
+    count = size = 0
+    names = _Names(clock)
+    chunk = -1
+    try:
+        for drafts in batches:
+            for draft in drafts:
+                if count % _CHUNK == 0:
+                    _close(chunk)
+                    chunk = -1
+                    chunk = _make(f"{count:09d}", part)
+                fd = os.open(names.of(draft, count), CREATE, mode, dir_fd=chunk)
+                try:
+                    if draft.body:
+                        write_all(fd, draft.body)
+                finally:
+                    os.close(fd)
+                count += 1
+                size += len(draft.body)
+                if flusher is not None and count % _FLUSH == 0:
+                    flusher.start()
+    finally:
+        _close(chunk)
+        os.close(part)
+    return count, size
+
+
+def _make(name: str, parent: int) -> int:
+    shared = stat.S_IMODE(os.fstat(parent).st_mode)
+    os.mkdir(name, shared, dir_fd=parent)
+    # What was asked for, whatever the umask says.
+    os.chmod(name, shared, dir_fd=parent)
+    return os.open(name, DIRECTORY | os.O_NOFOLLOW, dir_fd=parent)
+
+
+def _close(fd: int) -> None:
+    if fd >= 0:
+        os.close(fd)
+
+
+class _Names:
+    """Names of staged files: `<row>.<due, ms>_<tries>[_<task>]`."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._kinds: dict[tuple[str | None, int, tuple[str, ...]], str] = {}
+
+    def of(self, draft: Draft, row: int) -> str:
+        """The name of one.
+
+        Raises:
+            NotSupported: the draft asks for what a directory has no place for.
+        """
+        if draft.priority or draft.key is not None or draft.fields:
+            _refuse(draft)
+        kind = (draft.task, draft.tries, draft.arguments)
+        suffix = self._kinds.get(kind)
+        if suffix is None:
+            suffix = _suffix(draft)
+            if len(self._kinds) < _KINDS:
+                self._kinds[kind] = suffix
+        due = _due_ms(draft, self._clock) if draft.due_at is not None or draft.delay > 0 else 0
+        return f"{row:09d}.{due}{suffix}"
+
+
+def _suffix(draft: Draft) -> str:
+    """What follows the id in the item's name."""
+    words = draft.arguments if draft.task is None else (draft.task, *draft.arguments)
+    return item_name("", draft.tries, words)[1:]
+
+
+def _due_ms(draft: Draft, clock: Clock) -> int:
+    due = clock.time() + draft.delay if draft.due_at is None else draft.due_at
+    return max(0, int(due * 1000))
+
+
+def _refuse(draft: Draft) -> None:
+    if draft.priority:
+        raise NotSupported("file: has no priorities: leave the column out, or use redis:")
+    if draft.key is not None:
+        raise NotSupported("file: has no keys: leave the column out, or use redis:")
+    raise NotSupported("file: has no place for fields: put them into the body, or use rfq:")
+
+
+class Flusher:
+    """Puts what a task writes on the disk while it writes on, so that little is left to wait for at its end.
+
+    Args:
+        fd: of the file system, opened before the first file: the kernel tells each error once, since then.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._thread: threading.Thread | None = None
+        self._error: OSError | None = None
+
+    def start(self) -> None:
+        """Begin, unless the last beginning has not ended."""
+        if self._thread is None or not self._thread.is_alive():
+            self._thread = threading.Thread(target=self._run, name="qworker-flush", daemon=True)
+            self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            sync_file_system(self._fd)
+        except OSError as error:
+            self._error = self._error or error
+
+    def finish(self) -> None:
+        """Put the rest on the disk; blocks.
+
+        Raises:
+            PublishFailed: something is not there. It is never synced again: another attempt writes other files.
+        """
+        if self._thread is not None:
+            self._thread.join()
+        self._run()
+        if self._error is not None:
+            raise PublishFailed(f"the disk did not take what was staged: {self._error.strerror}") from self._error

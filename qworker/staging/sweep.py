@@ -1,0 +1,60 @@
+"""Removing what dead jobs have staged."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from qworker.staging.folder import GONE, RUN, STAGED, JobFolder, names_in, remove_tree
+
+__all__ = ["is_staged", "sweep_staged"]
+
+
+def is_staged(parent: int) -> bool:
+    """Whether there is anything to sweep."""
+    try:
+        os.stat(STAGED, dir_fd=parent, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def sweep_staged(parent: int, older_than: float) -> int:
+    """Remove runs that nobody sealed, and in which nothing was written since a moment; count them. May take long.
+
+    A run that is sealed stays for ever: its job was half published, and somebody will want the other half.
+
+    Raises:
+        OSError: one cannot be removed.
+    """
+    count = 0
+    for job in names_in(STAGED, parent):
+        folder = JobFolder(parent, parent, job, mode=0o700, durable=False)
+        path = f"{STAGED}/{job}"
+        for name in names_in(path, parent):
+            if name.startswith(GONE):
+                remove_tree(f"{path}/{name}", parent)
+            elif name.startswith(RUN) and _last_change(f"{path}/{name}", parent) < older_than:
+                folder.discard(name.removeprefix(RUN))
+                count += 1
+        folder.remove_empty()
+    return count
+
+
+def _last_change(path: str, parent: int) -> float:
+    """When something was last written to a run: a file changes its directory's time when it is made."""
+    places = [path]
+    for part in names_in(path, parent):
+        places.append(f"{path}/{part}")
+        chunks = names_in(f"{path}/{part}", parent)
+        if chunks:
+            # They are made one after another.
+            places.append(f"{path}/{part}/{max(chunks)}")
+    latest = 0.0
+    for place in places:
+        try:
+            latest = max(latest, os.stat(place, dir_fd=parent, follow_symlinks=False).st_mtime)
+        except FileNotFoundError:
+            # Somebody is at work there.
+            return time.time()
+    return latest
