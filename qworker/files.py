@@ -166,7 +166,7 @@ async def list_names(directory: int) -> list[str]:
 
 
 def has_writer(fd: int) -> bool | None:
-    """Whether any process has a file open for writing; None where that cannot be told.
+    """Whether any process has a file open for writing, or is about to; None where that cannot be told.
 
     Raises:
         OSError: for another reason than a file of somebody else's, or a file system without leases.
@@ -176,14 +176,16 @@ def has_writer(fd: int) -> bool | None:
         fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)
         # Refused while anybody has the file open for writing.
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+        # Whoever has come in between waits for the lease to go, and would write into what we are about to read.
+        comes = fcntl.fcntl(fd, fcntl.F_GETLEASE) != fcntl.F_RDLCK
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+        return comes
     except BlockingIOError:
         return True
     except OSError as error:
         if error.errno in _NO_LEASES:
             return None
         raise
-    return False
 
 
 def is_finished(name: str, directory: int) -> bool | None:
