@@ -24,7 +24,7 @@ def measure(bench: Bench) -> list[Figure]:
     found = _restarts(folder, bench.url(folder), bench, count, bench.size(20, 2), "file:")
     folder = bench.fresh()
     with redis_server(folder) as server:
-        found += _restarts(folder, server.url, bench, count, bench.size(6, 2), "redis:")
+        found += _restarts(folder, server.url, bench, count, bench.size(4, 2), "redis:")
     return found
 
 
