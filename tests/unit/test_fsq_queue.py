@@ -422,3 +422,29 @@ def test_jsonrpcd_listens_beyond_this_machine_only_when_told(root: Path, capfd: 
     root.mkdir()
     assert main(["jsonrpcd", f"fsq://{root}", "0.0.0.0", "0"]) == 100
     assert "QWORKER_TOKEN" in capfd.readouterr().err
+
+
+# -- a move ----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_message_that_is_moved_here_twice_is_stored_once_and_keeps_its_old_id(backend: Backend) -> None:
+    drafts = [
+        Draft(body=b"%d" % n, origin=f"old-{n}", enqueued_at=1_600_000_000.25, tries=n, arguments=("a",))
+        for n in range(3)
+    ]
+    ids = await backend.publish(QUEUE, drafts)
+    assert len(set(ids)) == 3
+    first, second, third = await backend.lease(QUEUE, 3, 30.0)
+    assert {lease.message.origin for lease in (first, second, third)} == {"old-0", "old-1", "old-2"}
+    ends = [
+        Settlement(lease=first, how=Settle.ACK),
+        Settlement(lease=second, how=Settle.FAIL_TMP),
+        Settlement(lease=third, how=Settle.FAIL_PERM),
+    ]
+    assert await backend.settle(ends) == []
+    # Wherever it is by now.
+    assert await backend.publish(QUEUE, drafts) == ids
+    stats = await backend.stats(QUEUE)
+    assert (stats.ready, stats.fail, stats.done) == (1, 1, 1)
+    (failed,) = await backend.browse(QUEUE, State.FAIL)
+    assert failed.message.origin == third.message.origin

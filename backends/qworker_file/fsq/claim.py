@@ -22,10 +22,23 @@ from qworker.names import printable
 from qworker_file.fsq.layout import QueueDir
 from qworker_file.fsq.names import MAX_NAME, Item, Malformed, parse, with_tries
 
-__all__ = ["Claimed", "NotClaimed", "claim", "due_at", "mark_due", "read_reason", "reason_name", "write_reason"]
+__all__ = [
+    "Claimed",
+    "NotClaimed",
+    "claim",
+    "due_at",
+    "mark_due",
+    "read_origin",
+    "read_reason",
+    "reason_name",
+    "write_origin",
+    "write_reason",
+]
 
 # The last digits of a modification time that is a due time: the standard has no delays, and other programs see none.
 _MILLION, _MARK = 1_000_000, 271_828
+_ORIGIN = "user.qworker.origin"
+_NO_ATTRIBUTES = frozenset({errno.ENODATA, errno.EOPNOTSUPP, errno.ENOSYS, errno.EPERM, errno.EACCES, errno.ENOSPC})
 
 
 class NotClaimed(Enum):
@@ -316,6 +329,28 @@ def mark_due(fd: int, due: float) -> bool:
     except PermissionError:
         return False
     return True
+
+
+# -- where a message comes from, which the standard has not: an attribute of its file ----------------------------------
+
+
+def write_origin(fd: int, origin: str) -> None:
+    """Note a message's id in the store that it was moved from, where the file system has attributes."""
+    try:
+        os.setxattr(fd, _ORIGIN, origin.encode())
+    except OSError as error:
+        if error.errno not in _NO_ATTRIBUTES:
+            raise
+
+
+def read_origin(fd: int) -> str | None:
+    """The id that was noted; None where none was."""
+    try:
+        return os.getxattr(fd, _ORIGIN).decode(errors="replace")
+    except OSError as error:
+        if error.errno not in _NO_ATTRIBUTES:
+            raise
+        return None
 
 
 # -- reasons, which the standard has not, and which hide beside what failed ------------------------------------------

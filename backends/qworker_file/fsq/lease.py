@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from qworker.message import Lease, Message, Settle, Settlement
-from qworker_file.fsq.claim import Claimed, exhausted
+from qworker_file.fsq.claim import Claimed, exhausted, read_origin
 from qworker_file.fsq.layout import QueueDir
 
 __all__ = ["FsqLease", "Limits", "settle"]
@@ -44,6 +44,7 @@ def make_message(files: QueueDir, claimed: Claimed, body: bytes) -> Message:
         tries=item.tries,
         enqueued_at=item.enqueued_at,
         arguments=item.arguments,
+        origin=read_origin(claimed.fd),
     )
 
 

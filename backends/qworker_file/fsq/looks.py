@@ -12,7 +12,7 @@ import msgspec
 
 from qworker.files import READ, list_names, read_all
 from qworker.message import Message, QueueStats, State, StoredMessage
-from qworker_file.fsq.claim import due_at, read_reason
+from qworker_file.fsq.claim import due_at, read_origin, read_reason
 from qworker_file.fsq.layout import QueueDir
 from qworker_file.fsq.lease import FsqLease
 from qworker_file.fsq.locks import holders
@@ -164,7 +164,7 @@ class Look:
         """Read one file; None when it is gone."""
         directory = directory_of(self._files, entry.state)
         try:
-            status, body = _read(entry.name, directory)
+            status, body, origin = _read(entry.name, directory)
         except FileNotFoundError:
             return None
         constants, state = self._files.constants, entry.state
@@ -180,6 +180,7 @@ class Look:
             tries=tries,
             enqueued_at=moment,
             arguments=arguments,
+            origin=origin,
         )
         return StoredMessage(
             message=message,
@@ -193,16 +194,18 @@ class Look:
         )
 
 
-def _read(name: str, directory: int) -> tuple[os.stat_result, bytes]:
-    """A file's status and contents; no contents for what is no readable regular file."""
+def _read(name: str, directory: int) -> tuple[os.stat_result, bytes, str | None]:
+    """A file's status, contents and origin; no contents for what is no readable regular file."""
     try:
         fd = os.open(name, READ, dir_fd=directory)
     except OSError as error:
         if error.errno not in _UNREADABLE:
             raise
-        return os.stat(name, dir_fd=directory, follow_symlinks=False), b""
+        return os.stat(name, dir_fd=directory, follow_symlinks=False), b"", None
     try:
         status = os.fstat(fd)
-        return status, read_all(fd, status.st_size) if stat.S_ISREG(status.st_mode) else b""
+        if not stat.S_ISREG(status.st_mode):
+            return status, b"", None
+        return status, read_all(fd, status.st_size), read_origin(fd)
     finally:
         os.close(fd)

@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import hashlib
 import itertools
 import os
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from qworker.clock import Clock
 from qworker.errors import NotSupported, PublishFailed, StorageFull
-from qworker.files import CREATE, FULL, GroupCommit, write_all
+from qworker.files import CREATE, FULL, GroupCommit, list_names, write_all
 from qworker.message import Draft
-from qworker_file.fsq.claim import mark_due
+from qworker_file.fsq.claim import mark_due, write_origin
 from qworker_file.fsq.constants import Constants, group_id, user_id
 from qworker_file.fsq.layout import QueueDir
 from qworker_file.fsq.names import construct, message_id
@@ -49,13 +50,17 @@ class Stamps:
         self._stamp = ""
         self.hostname = socket.gethostname()
 
-    def of(self, ns: int) -> tuple[str, str, str, str]:
-        """Timestamp, entropy, pid and hostname for a moment in nanoseconds."""
+    def of(self, ns: int, origin: str | None = None) -> tuple[str, str, str, str]:
+        """Timestamp, entropy, pid and hostname for a moment in nanoseconds.
+
+        What comes from another store has a number of its id there instead of the pid, by which it is known when it is moved twice.
+        """
         second, rest = divmod(ns, 1_000_000_000)
         if second != self._second:
             self._second = second
             self._stamp = time.strftime(self._timefmt, time.localtime(second))
-        return self._stamp, f"{rest:09d}", str(os.getpid()), self.hostname
+        pid = os.getpid() if origin is None else _number_of(origin)
+        return self._stamp, f"{rest:09d}", str(pid), self.hostname
 
 
 class _Plan(msgspec.Struct, gc=False):
@@ -96,10 +101,13 @@ class Publisher:
             FileNotFoundError: the queue was deleted.
         """
         now = self._clock.time()
-        plans = [self._plan(draft, now) for draft in drafts]
+        every = plans = [self._plan(draft, now) for draft in drafts]
+        if any(draft.origin is not None for draft in drafts):
+            stored = await _names_stored(files)
+            plans = [plan for plan in every if not _is_stored(plan, stored)]
         for start in range(0, len(plans), _BATCH):
             await self._store(files, plans[start : start + _BATCH])
-        return [plan.name for plan in plans]
+        return [plan.name for plan in every]
 
     # -- names -------------------------------------------------------------------------------------------------------
 
@@ -121,7 +129,7 @@ class Publisher:
         return self._last_given_ns
 
     def _name(self, draft: Draft, ns: int) -> str:
-        return construct((*self._stamps.of(ns), str(draft.tries), *draft.arguments), self._constants)
+        return construct((*self._stamps.of(ns, draft.origin), str(draft.tries), *draft.arguments), self._constants)
 
     def _rename(self, plan: _Plan) -> None:
         """Another name for an item whose own is taken."""
@@ -168,6 +176,8 @@ class Publisher:
             os.fchown(plan.fd, *self._owner)
         if plan.draft.body:
             write_all(plan.fd, plan.draft.body)
+        if plan.draft.origin is not None:
+            write_origin(plan.fd, plan.draft.origin)
         if plan.due is not None:
             mark_due(plan.fd, plan.due)
 
@@ -227,6 +237,33 @@ def _same_file(files: QueueDir, plan: _Plan) -> bool:
     except FileNotFoundError:
         return False
     return shown.st_ino == made.st_ino
+
+
+async def _names_stored(files: QueueDir) -> dict[str, str]:
+    """The names of all items in any state, by their pids: only what is moved here needs them."""
+    found: dict[str, str] = {}
+    for directory in (files.queue, files.done, files.fail):
+        for name in await list_names(directory):
+            fields = name[1:].split(name[0], 3)
+            if len(fields) == 4:
+                found[fields[2]] = name
+    return found
+
+
+def _is_stored(plan: _Plan, stored: Mapping[str, str]) -> bool:
+    """Whether what is moved here is here already; then by that name."""
+    if plan.draft.origin is None:
+        return False
+    name = stored.get(str(_number_of(plan.draft.origin)))
+    if name is None:
+        return False
+    plan.name = name
+    return True
+
+
+def _number_of(origin: str) -> int:
+    """A number of an id of another store; far beyond any pid."""
+    return (1 << 48) + int.from_bytes(hashlib.sha256(origin.encode()).digest()[:6])
 
 
 def check(draft: Draft) -> None:
