@@ -29,6 +29,7 @@ FIGURES = (
     "rfq",
     "sq",
     "vsqs",
+    "fsq",
     "mq",
 )
 # Those of the pipeline, which need a Java.
