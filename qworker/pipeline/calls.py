@@ -47,10 +47,9 @@ class CallMaker:
         """Bodies, or the rows and the reasons why they have none; and some columns as they are."""
         bodies: list[bytes | None] = []
         reasons: list[str | None] = []
-        plain = all(map(_is_plain, _types(batch)))
         for call in self._calls(batch):
             try:
-                bodies.append(self._body(call, plain=plain))
+                bodies.append(self._body(call))
                 reasons.append(None)
             except BadArguments as error:
                 bodies.append(None)
@@ -78,7 +77,7 @@ class CallMaker:
         for values in zip(*columns, strict=True):
             yield dict(zip(self._names, values, strict=True))
 
-    def _body(self, call: dict[str, Any], *, plain: bool) -> bytes:
+    def _body(self, call: dict[str, Any]) -> bytes:
         if self._optional:
             call = {name: value for name, value in call.items() if value is not None or name not in self._optional}
         try:
@@ -90,19 +89,6 @@ class CallMaker:
             if self._text:
                 kwargs = _encode(read)
         return self._head + kwargs + b"}"
-
-
-def _types(batch: pa.RecordBatch) -> list[Any]:
-    """The types of the arguments."""
-    if CALL not in batch.schema.names:
-        return []
-    call = cast("Any", batch.column(CALL))
-    return [field.type for field in call.type]
-
-
-def _is_plain(kind: Any) -> bool:
-    """Whether values of a type come back from JSON as they were."""
-    return any(test(kind) for test in (_arrow.types.is_string, _arrow.types.is_integer, _arrow.types.is_boolean))
 
 
 def _values(column: Any) -> list[Any]:

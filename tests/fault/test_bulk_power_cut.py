@@ -1,0 +1,72 @@
+"""C11 for bulk writing: the file system goes down while a job is staged, sealed or published; then the job is run again."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.fault import harness
+from tests.fault.harness import Books
+from tests.fault.test_power_cut import _mount, _pull_the_plug, _unmount, image
+
+__all__ = ["image"]
+
+pytestmark = [pytest.mark.fault, pytest.mark.serial, pytest.mark.timeout(300)]
+
+CYCLES = 6
+PARTS, ROWS = 3, 600
+
+
+@pytest.fixture
+def mounted(tmp_path: Path, image: Path) -> Iterator[Path]:
+    mount = tmp_path / "mnt"
+    _mount(image, mount)
+    try:
+        yield mount
+    finally:
+        _unmount(mount)
+
+
+def test_power_cuts_in_a_bulk_write_lose_nothing_double_nothing_and_tear_nothing(
+    tmp_path: Path, image: Path, mounted: Path
+) -> None:
+    draw = random.Random(12)
+    interrupted = 0
+    for cycle in range(CYCLES):
+        url, ledger = f"file://{mounted}/spool-{cycle}", tmp_path / f"ledger-{cycle}"
+        program = harness.start("bulk", url, ledger, PARTS, ROWS)
+        try:
+            _wait_for_staging(mounted / f"spool-{cycle}", draw.randrange(1, 2 * PARTS * ROWS + 200))
+            time.sleep(draw.uniform(0.0, 0.1))
+            committed = bool(Books(ledger).read("committed"))
+            _pull_the_plug(mounted)
+        finally:
+            harness.kill(program)
+            _unmount(mounted)
+        _mount(image, mounted)
+        if committed:
+            assert len(harness.stored(url)) == PARTS * ROWS, "a write that had returned was undone"
+        else:
+            interrupted += 1
+        again = harness.start("bulk", url, ledger, PARTS, ROWS)
+        assert again.wait(harness.PATIENCE) == 0
+        bodies = sorted(path.read_text() for path in (mounted / f"spool-{cycle}" / "work" / "queue").iterdir())
+        assert bodies == sorted(f"{part}.{row}" for part in range(PARTS) for row in range(ROWS)), cycle
+        # Room for the next cycle.
+        shutil.rmtree(mounted / f"spool-{cycle}")
+    assert interrupted
+
+
+def _wait_for_staging(root: Path, files: int) -> None:
+    """Until so many files have been staged, or all are published."""
+    deadline = time.monotonic() + harness.PATIENCE
+    while time.monotonic() < deadline:
+        staged = sum(1 for path in (root / "work/tmp").rglob("*_0"))
+        if staged >= files or any((root / "work/queue").glob("_*")):
+            return
+        time.sleep(0.005)
