@@ -66,7 +66,8 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     # For messages that come from another store: what they had there.
     tries: int = 0
     enqueued_at: float | None = None
-    # Their id there, for protocols that give them one of their own: kept beside the message.
+    # Their id there, for protocols that give them one of their own: kept beside the message, and one that is stored is not stored
+    # again under it.
     origin: str | None = None
 
 

@@ -23,13 +23,15 @@ from collections.abc import AsyncGenerator, Callable
 
 import msgspec
 
-from qworker.files import read_all, write_all
-from qworker_vsqs.names import leased_name
+from qworker.files import list_names, read_all, write_all
+from qworker_vsqs.names import leased_name, parse
 from qworker_vsqs.window import Window
 
 __all__ = ["Folder", "Note"]
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+# Notes that are read without a turn of the loop.
+_NOTES_AT_ONCE = 100
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
@@ -70,6 +72,8 @@ class Folder:
         self._new = True
         self._root = root
         self._gate = asyncio.Lock()
+        # See `origins`.
+        self._origins: dict[str, str] | None = None
         self._descriptors: list[int] = []
         try:
             self.fd = self._held(os.open(name, _DIRECTORY, dir_fd=root))
@@ -193,6 +197,25 @@ class Folder:
             os.unlink(str(number), dir_fd=self.notes)
         except FileNotFoundError:
             pass
+
+    async def origins(self) -> dict[str, str]:
+        """The ids of messages that came from other stores, by their ids there; looked up once, whoever adds some adds them here."""
+        if self._origins is None:
+            names = [*await list_names(self.fd), *await list_names(self.fail)]
+            there = {found[0] for name in names if (found := parse(name)) is not None}
+            origins: dict[str, str] = {}
+            for count, name in enumerate(await list_names(self.notes)):
+                found = parse(name)
+                if found is not None and found[0] in there and (origin := self.note(found[0]).origin) is not None:
+                    origins[origin] = str(found[0])
+                if count % _NOTES_AT_ONCE == 0:
+                    await asyncio.sleep(0)
+            self._origins = origins
+        return self._origins
+
+    def forget_origins(self) -> None:
+        """Look again next time."""
+        self._origins = None
 
     # -- transitions that count; under the lock ----------------------------------------------------------------------
 

@@ -61,12 +61,29 @@ class Publisher:
         self._listings: dict[int, asyncio.Future[list[str]]] = {}
 
     async def publish(self, folder: Folder, drafts: Sequence[Draft]) -> list[str]:
-        """Store messages; see `Backend.publish`.
+        """Store messages; see `Backend.publish`. One that came from another store, and is here already, is not stored twice.
 
         Raises:
             QueueFull: no room within the timeout; what had room is stored.
             PublishFailed: a sync failed.
         """
+        if all(draft.origin is None for draft in drafts):
+            return await self._publish(folder, drafts)
+        origins = await folder.origins()
+        known = [None if draft.origin is None else origins.get(draft.origin) for draft in drafts]
+        fresh = [draft for draft, there in zip(drafts, known, strict=True) if there is None]
+        try:
+            made = await self._publish(folder, fresh) if fresh else []
+        except BaseException:
+            folder.forget_origins()
+            raise
+        for draft, new in zip(fresh, made, strict=True):
+            if draft.origin is not None:
+                origins[draft.origin] = new
+        rest = iter(made)
+        return [next(rest) if there is None else there for there in known]
+
+    async def _publish(self, folder: Folder, drafts: Sequence[Draft]) -> list[str]:
         if self._capacity is None:
             return await self._store(folder, drafts)
         ids: list[str] = []
