@@ -5,8 +5,7 @@ has it. Killed in between, both have it: another run of the move stores nothing 
 from the source. Only a message that the target has already finished and forgotten can run a second time.
 
 What the target's protocol has no place for travels in the body (`qworker.parcel`), and a protocol that has ids of its own form gives
-one, and keeps the old one beside it where it can. A message that it has under that one is
-stored already.
+one, and keeps the old one beside it where it can. A message that it has under that one is stored already.
 
 Ready messages are leased at the source, so that its workers and the move never take the same one. Delayed ones cannot be leased:
 they are copied while they are still far from due, and those that come due meanwhile are leased like all others.
