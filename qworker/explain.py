@@ -12,7 +12,7 @@ from qworker.app import Tasks
 from qworker.backend import Backend
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.envelope import Envelope, open_envelope
-from qworker.errors import BadArguments
+from qworker.errors import BackendError, BadArguments
 from qworker.history.event import Event
 from qworker.message import QueueStats, State, StoredMessage
 from qworker.parcel import unpack
@@ -39,6 +39,7 @@ Code = Literal[
     "bad-arguments",
     "damaged-envelope",
     "no-handler",
+    "no-history",
     "no-consumer",
     "wrong-queue",
 ]
@@ -83,18 +84,25 @@ async def explain(
     """
     stored = await backend.find(queue, message_id)
     stats = await backend.stats(queue)
-    history = await backend.message_history(queue, message_id)
+    history, unreadable = await _history(backend, queue, message_id)
     if stored is None:
-        return Explanation(
-            message_id, queue, None, [_gone(history[-1]) if history else _not_found(stats)], None, history
-        )
-    reasons = await _by_state(backend, stored, stats, clock.time())
+        reason = _gone(history[-1]) if history else _not_found(stats)
+        return Explanation(message_id, queue, None, [reason, *unreadable], None, history)
+    reasons = [*await _by_state(backend, stored, stats, clock.time()), *unreadable]
     if stored.state in {State.READY, State.DELAYED, State.LEASED}:
         if stats.down and stored.state is not State.LEASED:
             reasons.insert(0, Reason("paused", f"{queue} is down: nobody leases from it until `qworker up`"))
         if tasks is not None:
             reasons += _by_app(stored, tasks)
     return Explanation(message_id, queue, stored.state, reasons, stored, history)
+
+
+async def _history(backend: Backend, queue: str, message_id: str) -> tuple[list[Event], list[Reason]]:
+    """What is told of it; and why nothing is, where the history is damaged: the message itself may be well."""
+    try:
+        return await backend.message_history(queue, message_id), []
+    except BackendError as error:
+        return [], [Reason("no-history", f"its history cannot be read: {error}")]
 
 
 def _gone(last: Event) -> Reason:

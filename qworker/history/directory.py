@@ -14,6 +14,7 @@ import structlog
 
 from qworker import events
 from qworker.clock import SYSTEM_CLOCK, Clock
+from qworker.files import FULL
 from qworker.history.batch import EventBatch, encode_batch
 from qworker.history.event import Event
 from qworker.history.reader import LogReader
@@ -71,6 +72,8 @@ class DirectoryHistory(HistoryStore):
         self._reader = LogReader(self._path, clock)
         self._root = -1
         self._writer: Writer | None = None
+        # Logs that could not be written, for another reason than a full disk.
+        self._broken: set[str] = set()
         self._waiting: list[bytes] = []
         # Monotonic seconds: nothing is written before; 0: all is well.
         self._paused_until = 0.0
@@ -122,7 +125,7 @@ class DirectoryHistory(HistoryStore):
         except FileExistsError:
             pass
         self._root = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        self._writer = begin(self._root, self._clock, shared=self._shared)
+        self._writer = begin(self._root, self._clock, shared=self._shared, avoid=self._broken)
 
     def _pause(self, error: OSError, now: float) -> None:
         if not self._paused_until:
@@ -132,6 +135,8 @@ class DirectoryHistory(HistoryStore):
                 **{events.ERROR_TYPE: type(error).__name__, events.ERROR: error.strerror or str(error)},
             )
         self._paused_until = now + _PAUSE
+        if self._writer is not None and error.errno not in FULL:
+            self._broken.add(self._writer.name)
         self._close()
 
     def _go_on(self) -> None:

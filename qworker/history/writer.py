@@ -18,7 +18,7 @@ import os
 import re
 import secrets
 import socket
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from qworker.clock import Clock
 from qworker.files import boot_id
@@ -178,15 +178,16 @@ class Writer:
         self._fds.clear()
 
 
-def begin(root: int, clock: Clock, *, shared: bool) -> Writer:
-    """A log to write: one that a process of this host has left, or else a new one.
+def begin(root: int, clock: Clock, *, shared: bool, avoid: Collection[str] = ()) -> Writer:
+    """A log to write: one that a process of this host has left, and not one of `avoid`, or else a new one.
 
     Raises:
         OSError: none can be made.
     """
     host = re.sub(r"[^A-Za-z0-9.-]", "-", socket.gethostname())[:40].strip(".-") or "host"
     ours = re.compile(rf"{re.escape(host)}-\d+-[0-9a-f]{{8}}")
-    for name in list(filter(ours.fullmatch, os.listdir(root)))[:_MOST_TRIED]:
+    left = [name for name in os.listdir(root) if ours.fullmatch(name) and name not in avoid]
+    for name in left[:_MOST_TRIED]:
         try:
             return Writer(root, name, clock, shared=shared, new=False)
         except (_Taken, OSError):

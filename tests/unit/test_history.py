@@ -606,3 +606,27 @@ async def test_what_others_record_is_read_by_who_records_nothing(tmp_path: Path,
     assert "history" in (await writer.stats(QUEUE)).retention
     await reader.aclose()
     await writer.aclose()
+
+
+async def test_a_log_that_cannot_be_written_any_more_is_left_for_a_new_one(tmp_path: Path, clock: FakeClock) -> None:
+    history = DirectoryHistory(str(tmp_path), HistoryOptions(), clock=clock)
+    history.record([batch(1)])
+    (part,) = await history.parts()
+    (segment,) = (tmp_path / ".history" / part).glob("*.q")
+    await history.aclose()
+    # What a damaged file system may make of a file.
+    segment.unlink()
+    segment.mkdir()
+    with structlog.testing.capture_logs() as logs:
+        history.record([batch(2)])
+        clock.advance(31)
+        history.record([batch(3)])
+    assert len(await history.parts()) == 2
+    assert [line["event"] for line in logs] in ([], ["history_paused", "history_resumed"])
+    (other,) = set(await history.parts()) - {part}
+    assert (await history.read(other, None, 10))[0][-1].at == 3.0
+    backend = open_backend(f"file://{tmp_path}")
+    (message_id,) = await backend.publish(QUEUE, [Draft(body=b"")])
+    assert [reason.code for reason in (await explain(backend, QUEUE, message_id)).reasons] == ["waiting", "no-history"]
+    await backend.aclose()
+    await history.aclose()
