@@ -79,7 +79,7 @@ def archive(  # noqa: PLR0913 - what can be chosen of a run
     _check(states)
     register(spark)
     folder = open_folder(spark, target)
-    run = _Run(spark, url, folder, compact=compact, say=say or _silence)
+    run = _Run(spark, url, folder, delete=delete, compact=compact, say=say or _silence)
     with folder.locked():
         recovered = recover(folder)
         if queues is None or queues:
@@ -87,8 +87,7 @@ def archive(  # noqa: PLR0913 - what can be chosen of a run
         if history:
             run.events()
         run.publish()
-        if delete:
-            run.delete()
+        run.delete()
         folder.remove(STAGING)
     return msgspec.structs.replace(run.result, target=target, recovered=recovered)
 
@@ -112,12 +111,13 @@ class _Run:
     """One run: what it has staged, and what it has done."""
 
     def __init__(
-        self, spark: SparkSession, url: str, folder: Folder, *, compact: bool, say: Callable[[str], None]
+        self, spark: SparkSession, url: str, folder: Folder, *, delete: bool, compact: bool, say: Callable[[str], None]
     ) -> None:
         self.result = ArchiveResult(target="")
         self._spark = spark
         self._url = url
         self._folder = folder
+        self._delete = delete
         self._compact = compact
         self._say = say
         self._intent = Intent()
@@ -133,14 +133,20 @@ class _Run:
         """Stage the finished messages, and what of them is new."""
         self._say("reading finished messages")
         chosen = {} if queues is None else {"queue": ",".join(queues)}
+        hidden = [PLACE] if self._delete else []
         table = Table(self._spark, self._folder, "messages")
-        found = staged(table, "found", self._read("messages", [PLACE], state=",".join(states), **chosen))
+        found = staged(table, "found", self._read("messages", hidden, state=",".join(states), **chosen))
         if found is None:
             return
         self._found = found
         self._say("writing messages")
-        new = table.without_known(found.drop(PLACE))
-        self.result = msgspec.structs.replace(self.result, messages=self._add(table, new))
+        if self._delete or table.touched():
+            count = self._add(table, table.without_known(found.drop(PLACE)))
+        else:
+            # All of it is new, and as it is to be.
+            self._folder.move(table.staging("found"), table.staging("new"))
+            count = self._note(table)
+        self.result = msgspec.structs.replace(self.result, messages=count)
 
     def events(self) -> None:
         """Stage the events behind those that the tables have."""
@@ -160,13 +166,14 @@ class _Run:
 
     def _add(self, table: Table, rows: DataFrame) -> int:
         """Write rows to staging as they are to be in a table, and note the moves; how many there are."""
-        new = staged(table, "new", table.sized(rows))
-        if new is None:
-            return 0
+        return 0 if staged(table, "new", table.sized(rows)) is None else self._note(table)
+
+    def _note(self, table: Table) -> int:
+        count = table.read(self._folder.path(table.staging("new"))).count()
         moves, removes = merged(table, compact=self._compact)
         self._intent.moves += moves
         self._intent.removes += removes
-        return new.count()
+        return count
 
     def publish(self) -> None:
         """Put what is staged into the tables."""
@@ -176,9 +183,11 @@ class _Run:
         self.result = msgspec.structs.replace(self.result, files=files, replaced=replaced)
 
     def delete(self) -> None:
-        """Remove from the store what is in the tables by now: all that was found."""
+        """Remove from the store what is in the tables by now, all that was found, where that is wanted."""
         from qworker.pipeline.discarding import discard_rows, forget
 
+        if not self._delete:
+            return
         self._say("removing what is archived from the queue")
         if self._found is not None:
             with own_interpreter(self._spark):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from qworker.pipeline.folder import Folder
@@ -18,6 +19,8 @@ __all__ = ["Table", "merged", "staged"]
 # Bytes of what a task writes into one file, about; and below which a file is put together with others.
 _FILE = 32 << 20
 _SMALL = 8 << 20
+# Partitions that a task writes side by side; it sorts its rows by partition only when it meets more of them.
+_OPEN_FILES = 8
 _DAY_US = 86_400_000_000
 # What makes two rows of `messages` the same, beside the queue and the day.
 _KEY = ("id", "state")
@@ -68,10 +71,14 @@ class Table:
                 found[f"{queue}/{day}"] = [name for name in names if name.endswith(".parquet")]
         return {partition: names for partition, names in found.items() if names}
 
+    def touched(self) -> list[str]:
+        """The partitions of the table that the found rows are of, and that have rows already."""
+        known = self.files(self.name)
+        return [partition for partition in self.files(self.staging("found")) if partition in known]
+
     def without_known(self, found: DataFrame) -> DataFrame:
         """The rows that the table does not have; only the days that they are of are read."""
-        known = self.files(self.name)
-        touched = [partition for partition in self.files(self.staging("found")) if partition in known]
+        touched = self.touched()
         if not touched:
             return found
         there = self.read(self.folder.path(self.name), *touched).select("queue", "day", "finished_at", *_KEY)
@@ -101,11 +108,23 @@ def staged(table: Table, step: str, rows: DataFrame) -> DataFrame | None:
     where = table.staging(step)
     if "day" not in rows.columns:
         rows = rows.withColumn("day", _day(table.name, rows))
-    rows.write.partitionBy("queue", "day").parquet(table.folder.path(where))
+    with _setting(table.spark, "spark.sql.maxConcurrentOutputFileWriters", str(_OPEN_FILES)):
+        rows.write.partitionBy("queue", "day").parquet(table.folder.path(where))
     if not table.files(where):
         return None
     more = "".join(f", {name} string" for name in rows.columns if name not in {*column_names(table.name), "day"})
     return table.read(table.folder.path(where), more=more)
+
+
+@contextmanager
+def _setting(spark: SparkSession, name: str, value: str) -> Generator[None]:
+    """Let a session's setting be another for a while."""
+    before = spark.conf.get(name)
+    spark.conf.set(name, value)
+    try:
+        yield
+    finally:
+        spark.conf.set(name, str(before))
 
 
 def _day(table: str, rows: DataFrame) -> Column:

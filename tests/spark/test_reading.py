@@ -20,7 +20,8 @@ from tests.spark.stores import QUEUE, ask, file_url, finish, publish
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-pytestmark = pytest.mark.xdist_group("spark")
+# A JVM that starts beside other tests takes its time.
+pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(180)]
 
 
 def read(spark: SparkSession, url: str, **options: str) -> DataFrame:

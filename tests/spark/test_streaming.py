@@ -16,7 +16,8 @@ from tests.spark.stores import ask, bodies, count, file_url, publish
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-pytestmark = pytest.mark.xdist_group("spark")
+# A JVM that starts beside other tests takes its time.
+pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(180)]
 
 
 class Sink:
