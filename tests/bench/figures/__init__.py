@@ -33,7 +33,7 @@ FIGURES = (
     "mq",
 )
 # Those of the pipeline, which need a Java.
-SPARK_FIGURES = ("spark_load",)
+SPARK_FIGURES = ("spark_read", "spark_load", "spark_archive")
 
 
 def measure(name: str, bench: Bench) -> list[Figure]:
