@@ -62,3 +62,23 @@ def bodies(url: str, state: State, queue: str = QUEUE) -> list[bytes]:
 def file_url(folder: Path, **options: str) -> str:
     given = {"keep_done": "1", "sync": "off", **options}
     return f"file://{folder}?" + "&".join(f"{name}={value}" for name, value in given.items())
+
+
+def work_off(url: str, messages: int, queue: str = QUEUE) -> None:
+    """Enqueue calls and let a worker run them, so that the history tells of it."""
+    from qworker import Tasks
+    from qworker.run import WorkerOptions
+    from qworker.worker import Worker
+
+    tasks = Tasks(url)
+
+    @tasks.task(queue=queue)
+    async def noop() -> None:
+        """Do nothing."""
+
+    async def work() -> None:
+        await tasks.enqueue_many([noop.call() for _ in range(messages)])
+        await Worker(tasks, WorkerOptions(burst=True)).run()
+        await tasks.aclose()
+
+    asyncio.run(work())

@@ -6,12 +6,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from qworker.backend import Backend
 from qworker.errors import UsageError
+from qworker.history.event import Event
 from qworker.message import Settle, State
 from qworker.pipeline import intent as intents
 from qworker.pipeline.archive import ArchiveResult, archive, read_archive
 from qworker.pipeline.folder import HadoopFolder, LocalFolder
-from tests.spark.stores import QUEUE, ask, bodies, count, file_url, finish, publish
+from tests.spark.stores import QUEUE, ask, bodies, count, file_url, finish, publish, work_off
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -136,6 +138,39 @@ def _discard_rows() -> object:
     from qworker.pipeline.discarding import discard_rows
 
     return discard_rows
+
+
+def test_the_history_is_archived_once_and_then_forgotten(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, target = file_url(tmp_path / "store", keep_done="0", history="1"), tmp_path / "target"
+    work_off(url, 3)
+    assert run(spark, url, target, history=True).events == 9
+
+    work_off(url, 2)
+    with monkeypatch.context() as patch:
+        # The run dies after its files are in place, and before it has written down how far it has read.
+        patch.setattr("qworker.pipeline.intent.positions", _crash)
+        with pytest.raises(Crash):
+            run(spark, url, target, history=True)
+    last = run(spark, url, target, history=True, delete=True)
+    assert (last.events, last.recovered) == (0, True)
+
+    rows = read_archive(spark, str(target), "events").collect()
+    assert sorted(row.event for row in rows) == ["acked"] * 5 + ["enqueued"] * 5 + ["leased"] * 5
+    assert len({(row.id, row.event) for row in rows}) == 15
+    assert ask(url, _history) == []
+
+
+def _crash(*_: object) -> None:
+    raise Crash
+
+
+async def _history(backend: Backend) -> list[Event]:
+    found: list[Event] = []
+    for part in await backend.history_parts():
+        found += (await backend.read_history(part, None, 1000))[0]
+    return found
 
 
 def test_a_second_run_at_the_same_time_is_refused_in_one_line(spark: SparkSession, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from qworker.pipeline.options import ReadOptions
 from qworker.pipeline.reading import FilteredMessagesReader
 from qworker.pipeline.schema import MESSAGES, column_names
 from qworker.pipeline.session import check_installation
-from tests.spark.stores import QUEUE, ask, file_url, finish, publish
+from tests.spark.stores import QUEUE, ask, file_url, finish, publish, work_off
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -120,25 +120,9 @@ def test_filters_that_are_handed_down_decide_what_is_read(tmp_path: Path) -> Non
 
 
 def test_events_are_rows_too(spark: SparkSession, tmp_path: Path) -> None:
-    from qworker import Tasks
-    from qworker.run import WorkerOptions
-    from qworker.worker import Worker
-
-    tasks = Tasks(file_url(tmp_path / "store", history="1"))
-
-    @tasks.task(queue=QUEUE)
-    async def noop() -> None:
-        """Do nothing."""
-
-    async def work() -> None:
-        await tasks.enqueue_many([noop.call() for _ in range(3)])
-        await Worker(tasks, WorkerOptions(burst=True)).run()
-        await tasks.aclose()
-
-    import asyncio
-
-    asyncio.run(work())
-    rows = read(spark, file_url(tmp_path / "store"), table="events").collect()
+    url = file_url(tmp_path / "store", history="1")
+    work_off(url, 3)
+    rows = read(spark, url, table="events").collect()
     assert sorted(row.event for row in rows) == ["acked"] * 3 + ["enqueued"] * 3 + ["leased"] * 3
     assert {(row.queue, row.task) for row in rows} == {(QUEUE, "noop")}
     assert all(row.at and row.worker for row in rows)
