@@ -44,7 +44,8 @@ def make_message(files: QueueDir, claimed: Claimed, body: bytes) -> Message:
         tries=item.tries,
         enqueued_at=item.enqueued_at,
         arguments=item.arguments,
-        origin=read_origin(claimed.fd),
+        # Only what was moved here has a number longer than any pid's.
+        origin=read_origin(claimed.fd) if len(item.pid) > 12 else None,
     )
 
 

@@ -200,7 +200,8 @@ class Store:
 
     def _pulled(self, local: LocalQueue) -> None:
         try:
-            os.read(local.trigger, 4096)
+            # As much as a FIFO holds: one wake-up does for all of it.
+            os.read(local.trigger, 1 << 16)
         except BlockingIOError:
             # Another listener read it.
             return
