@@ -174,5 +174,4 @@ def test_messages_without_a_history_still_make_a_report(spark: SparkSession, tmp
 
 def test_an_archive_of_nothing_makes_a_report_of_nothing(spark: SparkSession, tmp_path: Path) -> None:
     found = report(spark, str(tmp_path))
-    assert (found.queues, found.tasks, found.failures) == ([], [], [])
-    assert len(found.moments) == 1
+    assert (found.queues, found.tasks, found.failures, found.moments) == ([], [], [], [])

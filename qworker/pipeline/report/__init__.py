@@ -67,7 +67,9 @@ def _before(trace: DataFrame, until: float) -> DataFrame:
 
 
 def _measured(everything: DataFrame, source: str, now: float, since: float | None, until: float | None) -> Report:
-    extent = measures.extent(everything) or (now, now)
+    extent = measures.extent(everything)
+    if extent is None:
+        return _nothing(source, now, since, until)
     begin = extent[0] if since is None else since
     end = max(extent[1], begin) if until is None else until
     step_s = measures.step_of(end - begin)
@@ -87,4 +89,23 @@ def _measured(everything: DataFrame, source: str, now: float, since: float | Non
         workers=measures.workers(found),
         moments=measures.moments(found, first, step_s, steps),
         depths=measures.depths(everything, [queue.queue for queue in queues], first, step_s, steps),
+    )
+
+
+def _nothing(source: str, now: float, since: float | None, until: float | None) -> Report:
+    """The report of a history in which nothing is."""
+    end = now if until is None else until
+    begin = end if since is None else since
+    return Report(
+        source=source,
+        made_at=now,
+        since=begin,
+        until=max(begin, end),
+        step_s=measures.step_of(max(0.0, end - begin)),
+        queues=[],
+        tasks=[],
+        failures=[],
+        workers=[],
+        moments=[],
+        depths=[],
     )
