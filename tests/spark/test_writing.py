@@ -180,8 +180,8 @@ def test_a_queue_cannot_be_overwritten(spark: SparkSession, tmp_path: Path) -> N
 def test_a_foreign_protocol_is_written_through_a_folder(spark: SparkSession, tmp_path: Path) -> None:
     url = f"vsqs://{tmp_path}/spool"
     for _ in range(2):
-        write(bodies(spark, 350), url, job="once", staging=str(tmp_path / "staging"))
-    assert sorted(take(url)) == numbers(350)
+        write(bodies(spark, 150), url, job="once", staging=str(tmp_path / "staging"))
+    assert sorted(take(url)) == numbers(150)
 
 
 # -- once --------------------------------------------------------------------------------------------------------------
