@@ -11,7 +11,7 @@ import os
 import random
 import time
 from bisect import bisect_left, insort
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from itertools import islice
 
 from qworker.files import DIRECTORY
@@ -34,6 +34,7 @@ class Window:
     Args:
         directory: its descriptor.
         local: whether this machine's kernel gives the directory its times.
+        skip: names that a listing leaves out; looked at by each.
     """
 
     __slots__ = (
@@ -44,6 +45,7 @@ class Window:
         "_missed",
         "_names",
         "_run",
+        "_skip",
         "_told",
         "bound",
         "listed_at",
@@ -51,8 +53,9 @@ class Window:
         "stale",
     )
 
-    def __init__(self, directory: int, *, local: bool) -> None:
+    def __init__(self, directory: int, *, local: bool, skip: Container[str] = frozenset()) -> None:
         self._directory = directory
+        self._skip = skip
         self._local = local
         self._names: list[str] = []
         self._head = 0
@@ -196,7 +199,7 @@ class Window:
             # What is added while this listing runs may be missing in it.
             self._told, self._missed = [], False
             try:
-                found, bound = await _smallest(fd)
+                found, bound = await _smallest(fd, self._skip)
             finally:
                 told, self._told = self._told, None
             self._names, self._head, self._run, self.bound, self.stale = found, 0, [], bound, False
@@ -210,13 +213,13 @@ class Window:
             os.close(fd)
 
 
-async def _smallest(directory: int) -> tuple[list[str], str | None]:
+async def _smallest(directory: int, skip: Container[str]) -> tuple[list[str], str | None]:
     """The smallest names, sorted, and the largest of them when there are more. Hidden ones are somebody's unfinished business."""
     found: list[str] = []
     bound: str | None = None
     with os.scandir(directory) as entries:
         while chunk := [entry.name for entry in islice(entries, _SLICE)]:
-            found += [name for name in chunk if name[0] != "."]
+            found += [name for name in chunk if name[0] != "." and name not in skip]
             if len(found) > 4 * SIZE:
                 bound = _keep_smallest(found)
             if len(chunk) == _SLICE:

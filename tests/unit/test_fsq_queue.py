@@ -530,3 +530,17 @@ async def test_no_directory_is_listed_for_each_message(
         if done < 301:
             await backend.publish(QUEUE, [Draft(body=b"x")])
     assert listings <= 3
+
+
+async def test_what_is_put_off_does_not_hide_what_is_ready(
+    backend: Backend, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from qworker_file import window
+
+    monkeypatch.setattr(window, "SIZE", 10)
+    await backend.publish(QUEUE, [Draft(body=b"later", delay=600.0) for _ in range(60)])
+    await backend.publish(QUEUE, [Draft(body=b"now") for _ in range(30)])
+    taken: list[bytes] = []
+    for _ in range(20):
+        taken += [lease.message.body for lease in await backend.lease(QUEUE, 7, 30.0)]
+    assert taken == [b"now"] * 30

@@ -71,11 +71,12 @@ class LocalQueue:
         self._rescan, self._rescan_blind = rescan
         if not local_disk:
             self._rescan = self._rescan_blind
-        self._window = Window(files.queue, local=local_disk)
-        # Names that are not to be tried yet: (the loop's time, name), and (Unix seconds, name).
+        # Names that are not to be tried yet: (the loop's time, name), and (Unix seconds, name); those, and our own, as a set.
         self._busy: list[tuple[float, str]] = []
         self._due: list[tuple[float, str]] = []
         self._put_off: set[str] = set()
+        # However many are put off, a listing shows what is not.
+        self._window = Window(files.queue, local=local_disk, skip=self._put_off)
         self._pauses: dict[str, float] = {}
         self._watches: list[int] = []
         self._in_use = self._watched = False
@@ -165,7 +166,7 @@ class LocalQueue:
     def _first(self) -> str | None:
         """The oldest name that may be tried, which stays."""
         window = self._window
-        while (name := window.first()) is not None and (name in self.own or name in self._put_off):
+        while (name := window.first()) is not None and name in self._put_off:
             window.take()
         return name
 
@@ -217,7 +218,7 @@ class LocalQueue:
         name = lease.claimed.name
         self.own.pop(name, None)
         lease.claimed.close()
-        self._window.add(name)
+        self._try_again(name)
 
     async def _lease(self, limit: int, visibility: float, leases: list[FsqLease]) -> None:
         turn_ends = time.perf_counter() + _TURN
@@ -274,6 +275,7 @@ class LocalQueue:
             claimed=claimed,
         )
         self.own[claimed.name] = lease
+        self._put_off.add(claimed.name)
         return lease
 
     def _is_there(self, name: str) -> bool:
@@ -296,6 +298,7 @@ class LocalQueue:
         """
         if self.own.get(name) is lease:
             del self.own[name]
+            self._put_off.discard(name)
         claimed = lease.claimed
         if not stays:
             if claimed.fd >= 0:
@@ -344,6 +347,7 @@ class LocalQueue:
         """A message of this instance was deleted by hand."""
         lease = self.own.pop(name, None)
         if lease is not None:
+            self._put_off.discard(name)
             lease.claimed.close()
 
     # -- the end -----------------------------------------------------------------------------------------------------
