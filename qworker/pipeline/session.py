@@ -101,6 +101,9 @@ def start_session(
     # A session that spark-submit or the caller has started is the one to use.
     running = SparkContext._active_spark_context  # noqa: SLF001  # pyright: ignore[reportPrivateUsage] - no public way
     if running is None and "SPARK_REMOTE" not in os.environ:
+        if "PYSPARK_GATEWAY_PORT" in os.environ:
+            # Its JVM runs already, and knows what spark-submit was told: a configuration that is made without it does not.
+            SparkContext._ensure_initialized()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage] - no public way
         conf = _configuration(master, name, options or {})
         _start_quietly(conf)
     spark = SparkSession.builder.getOrCreate()
@@ -142,7 +145,8 @@ def _start_quietly(conf: SparkConf) -> None:
         try:
             with _environment(PYSPARK_PYTHON=conf.get("spark.pyspark.python")):
                 launch = cast("Callable[..., Any]", launch_gateway)
-                gateway = launch(conf, popen_kwargs={"stderr": told})
+                known = SparkContext._gateway  # noqa: SLF001  # pyright: ignore[reportPrivateUsage] - no public way
+                gateway = known or launch(conf, popen_kwargs={"stderr": told})
                 SparkContext(conf=conf, gateway=gateway)
         except (PySparkException, OSError) as error:
             raise BackendUnavailable(f"Spark did not start: {_last_line(told) or error}") from error

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(300)]
 
+# What compiles once and runs for a second is not worth the best compiler.
+QUICK_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 URL = "file://./spool?keep_done=1&sync=off"
 APP = """
 from qworker import Tasks
@@ -137,7 +139,7 @@ def test_a_terminal_shows_progress_and_nothing_of_spark(folder: Path) -> None:
     done = subprocess.Popen(
         [sys.executable, "-m", "qworker", "pipeline", "report", "archive", "--json", "--master", "local[1]"],
         cwd=folder,
-        env=environment(),
+        env=environment(JAVA_TOOL_OPTIONS=QUICK_JAVA),
         stdout=subprocess.PIPE,
         stderr=follower,
     )
@@ -150,6 +152,24 @@ def test_a_terminal_shows_progress_and_nothing_of_spark(folder: Path) -> None:
     assert "report: starting Spark, 0 s" in shown
     # Each state of the line replaces the one before, and the last one is cleared.
     assert re.sub(r"\r\x1b\[Kreport: [^\r\n]*", "", shown) == "\r\x1b[K"
+
+
+def test_what_spark_submit_was_told_is_what_is_used(folder: Path) -> None:
+    (folder / "app.py").write_text(
+        "from qworker.pipeline import start_session\n"
+        "spark = start_session()\n"
+        "print(spark.sparkContext.master, spark.conf.get('spark.answer'))\n"
+    )
+    programs = Path(sys.executable).parent
+    done = subprocess.run(
+        [programs / "spark-submit", "--master", "local[3]", "--conf", "spark.answer=42", "app.py"],
+        cwd=folder,
+        env=environment(PATH=f"{programs}:{os.environ['PATH']}", JAVA_TOOL_OPTIONS=QUICK_JAVA),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "local[3] 42\n"), done.stderr
 
 
 def _everything(terminal: int) -> str:
