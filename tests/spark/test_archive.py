@@ -13,6 +13,7 @@ from qworker.message import Settle, State
 from qworker.pipeline import intent as intents
 from qworker.pipeline.archive import ArchiveResult, archive, read_archive
 from qworker.pipeline.folder import HadoopFolder, LocalFolder
+from tests.servers import RedisServer
 from tests.spark.stores import QUEUE, ask, bodies, count, file_url, finish, publish, work_off
 
 if TYPE_CHECKING:
@@ -55,6 +56,25 @@ def test_runs_add_what_is_new_and_delete_only_what_the_tables_have(spark: SparkS
     assert bodies(url, State.READY) == [b"27", b"28", b"29"]
     assert (count(url, State.DONE), count(url, State.FAIL)) == (0, 0)
     assert run(spark, url, target, delete=True).messages == 0
+
+
+def test_a_redis_and_a_log_are_archived_too(spark: SparkSession, tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    with RedisServer() as server:
+        url = f"{server.url}?keep_done=1"
+        publish(url, [b"%d" % number for number in range(6)])
+        finish(url, 3, Settle.ACK)
+        finish(url, 2, Settle.FAIL_PERM, error="no")
+        first = run(spark, url, target, delete=True)
+        assert (first.messages, first.removed) == (5, 5)
+        assert (count(url, State.DONE), count(url, State.FAIL), count(url, State.READY)) == (0, 0, 1)
+    url = f"sq://{tmp_path}/store?sync=off"
+    publish(url, [b"6", b"7"])
+    finish(url, 1, Settle.FAIL_PERM, error="no")
+    second = run(spark, url, target, delete=True)
+    assert (second.messages, second.removed, count(url, State.FAIL)) == (1, 1, 0)
+    rows = [("done", b"0"), ("done", b"1"), ("done", b"2"), ("fail", b"3"), ("fail", b"4"), ("fail", b"6")]
+    assert archived(spark, target) == rows
 
 
 def test_a_message_that_fails_again_is_another_row_and_what_is_live_is_never_deleted(
