@@ -149,7 +149,7 @@ def kill(given: dict[str, Any]) -> dict[str, int]:
     load(spark, source, url, "warm", "noop", app=app, job="timed")
     usual = time.perf_counter() - began
     draw, process, done = random.Random(7), jvm(spark), {"killed": 0, "aborted": 0, "jobs": 0}
-    while done["killed"] < given["kills"] and done["jobs"] < 3 * given["kills"]:
+    while done["killed"] < given["kills"] and done["jobs"] < 8 * given["kills"]:
         job = f"job-{done['jobs']}"
         done["jobs"] += 1
         with Killer(process, draw, within=usual) as killer:
