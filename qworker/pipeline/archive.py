@@ -74,13 +74,17 @@ def archive(  # noqa: PLR0913 - what can be chosen of a run
         say: called with what is being done, for people.
 
     Raises:
-        UsageError: a state is not one of a finished message, or another run is working there.
+        UsageError: a state is not one of a finished message, another run is working there, or the URL is none that Spark's workers
+            can open.
+        BackendError: the store, or Spark, failed; the next run goes on where this one has ended.
     """
+    from qworker.pipeline.told import plain
+
     _check(states)
     register(spark)
     folder = open_folder(spark, target)
     run = _Run(spark, url, folder, delete=delete, compact=compact, say=say or _silence)
-    with folder.locked():
+    with plain(), folder.locked():
         recovered = recover(folder)
         if queues is None or queues:
             run.messages(queues, states)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from qworker.backend import Backend
-from qworker.errors import UsageError
+from qworker.errors import QueueNotFound, UsageError
 from qworker.history.event import Event
 from qworker.message import Settle, State
 from qworker.pipeline import intent as intents
@@ -200,7 +200,12 @@ def test_a_second_run_at_the_same_time_is_refused_in_one_line(spark: SparkSessio
         run(spark, url, target)
 
 
-def test_only_finished_states_are_archived(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_mistake_is_told_in_one_line(spark: SparkSession, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="lives in one process") as caught:
+        archive(spark, "memory:", str(tmp_path / "target"))
+    assert "\n" not in str(caught.value)
+    with pytest.raises(QueueNotFound, match="no queue 'absent'"):
+        archive(spark, file_url(tmp_path / "store"), str(tmp_path / "target"), queues=["absent"])
     with pytest.raises(UsageError, match="only what is finished is archived"):
         archive(spark, file_url(tmp_path / "store"), str(tmp_path / "target"), states=["ready"])
 
