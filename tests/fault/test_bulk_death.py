@@ -12,7 +12,7 @@ import pytest
 
 from qworker.message import Settle, Settlement
 from qworker.registry import open_backend
-from tests.fault.harness import KILL, LOSE, PATIENCE, QUEUE, Launcher, fault, strays
+from tests.fault.harness import KILL, LOSE, QUEUE, Launcher, fault, strays
 from tests.servers import RedisServer
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(300)]
@@ -91,7 +91,6 @@ def test_a_bulk_write_into_redis_that_dies_at_any_call_is_completed_and_doubles_
     tmp_path: Path, launcher: Launcher
 ) -> None:
     statuses = []
-    deadline = time.monotonic() + PATIENCE
     with RedisServer() as server:
         for call in range(1, 200):
             with server.client() as client:
@@ -101,7 +100,6 @@ def test_a_bulk_write_into_redis_that_dies_at_any_call_is_completed_and_doubles_
             statuses.append(status)
             if status == 0:
                 break
-            assert time.monotonic() < deadline
         with server.client() as client:
             staged = [key for key in client.scan_iter() if b":stage:" in key and client.ttl(key) < 0]
     assert staged == [], "these would stay for ever"
