@@ -33,7 +33,12 @@ def is_queue_url(place: str) -> bool:
 
 
 def evidence(
-    spark: SparkSession, *, url: str | None = None, archive: str | None = None, queues: Sequence[str] = ()
+    spark: SparkSession,
+    *,
+    url: str | None = None,
+    archive: str | None = None,
+    queues: Sequence[str] = (),
+    columns: Sequence[str] = (),
 ) -> Evidence:
     """The history and the messages of a store, of an archive, or of both.
 
@@ -42,6 +47,7 @@ def evidence(
         url: a store whose queues are read as they are now.
         archive: what `archive` wrote.
         queues: only these; none: all.
+        columns: of the messages only these; none: all.
 
     Raises:
         UsageError: neither is given, or there is no archive.
@@ -50,10 +56,11 @@ def evidence(
     messages: list[DataFrame] = []
     if archive is not None:
         events.append(archived(spark, archive, "events", queues))
-        messages.append(archived(spark, archive, "messages", queues))
+        stored = archived(spark, archive, "messages", queues)
+        messages.append(stored.select(*columns) if columns else stored)
     if url is not None:
         events.append(live(spark, url, "events", queues))
-        messages.append(live(spark, url, "messages", queues))
+        messages.append(live(spark, url, "messages", queues, columns=columns))
     if not events:
         raise UsageError("name the URL of the queues, or the path of an archive")
     return Evidence(events=reduce(DataFrame.unionByName, events), messages=reduce(DataFrame.unionByName, messages))

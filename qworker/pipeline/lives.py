@@ -10,11 +10,13 @@ from __future__ import annotations
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
-__all__ = ["ENDS", "RUN_ENDS", "lives", "seconds", "traces"]
+__all__ = ["ENDS", "MESSAGE_COLUMNS", "RUN_ENDS", "lives", "seconds", "traces"]
 
 # The events that end a message, and those that end a run of its handler.
 ENDS = ("acked", "failed")
 RUN_ENDS = ("acked", "retried", "failed", "released", "lost")
+# What a life needs of a stored message.
+MESSAGE_COLUMNS = ("queue", "id", "task", "state", "enqueued_at", "finished_at", "error")
 _PENDING = ("ready", "leased", "delayed")
 _COLUMNS = ("queue", "id", "task", "kind", "at", "enqueued_at", "duration_s", "worker", "error")
 
@@ -29,7 +31,7 @@ def traces(events: DataFrame, messages: DataFrame, now: float) -> DataFrame:
 
     Args:
         events: rows of the schema EVENTS.
-        messages: rows of the schema MESSAGES, of a queue, of an archive, or of both.
+        messages: rows with at least `MESSAGE_COLUMNS`, of a queue, of an archive, or of both.
         now: when the messages of the queue were read, in Unix seconds: what pends was there then.
 
     Returns:

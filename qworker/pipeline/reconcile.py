@@ -12,7 +12,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from qworker.pipeline import hands
 from qworker.pipeline.inputs import evidence
 from qworker.pipeline.keys import Match, message_key, source_key
-from qworker.pipeline.lives import lives, traces
+from qworker.pipeline.lives import MESSAGE_COLUMNS, lives, traces
 from qworker.pipeline.places import absolute_path
 
 __all__ = ["VERDICTS", "ReconcileResult", "Row", "reconcile"]
@@ -21,7 +21,6 @@ __all__ = ["VERDICTS", "ReconcileResult", "Row", "reconcile"]
 VERDICTS = ("never enqueued", "lost", "failed", "open", "done", "unknown")
 # How a message ends, from what counts most to what counts least for its key.
 _ENDS = ("done", "open", "failed", "lost")
-_CONTENT = ("queue", "id", "task", "state", "enqueued_at", "finished_at", "error")
 _SHOWN = 20
 
 
@@ -93,7 +92,7 @@ def reconcile(
     known = evidence(spark, url=url, archive=archive, queues=[queue])
     now = time.time()
     # Content before history: what leaves the queue in between has its end in the history, which is read after it.
-    content = known.messages.select(*_CONTENT, message_key(on).alias("key")).persist()
+    content = known.messages.select(*MESSAGE_COLUMNS, message_key(on).alias("key")).persist()
     found: DataFrame | None = None
     try:
         content.count()

@@ -10,7 +10,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from qworker.errors import UsageError
 from qworker.pipeline.inputs import evidence, is_queue_url
-from qworker.pipeline.lives import traces
+from qworker.pipeline.lives import MESSAGE_COLUMNS, traces
 from qworker.pipeline.report import measures
 from qworker.pipeline.report.model import Report
 from qworker.pipeline.report.page import page
@@ -44,9 +44,9 @@ def report(
         raise UsageError("the period is empty: --since is before --until")
     now = time.time()
     known = (
-        evidence(spark, url=source, queues=queues)
+        evidence(spark, url=source, queues=queues, columns=MESSAGE_COLUMNS)
         if is_queue_url(source)
-        else evidence(spark, archive=source, queues=queues)
+        else evidence(spark, archive=source, queues=queues, columns=MESSAGE_COLUMNS)
     )
     trace = traces(known.events, known.messages, now)
     everything = points(trace if until is None else _before(trace, until)).persist()
