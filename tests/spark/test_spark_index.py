@@ -15,7 +15,8 @@ import pytest
 
 from tests.e2e.test_examples import EXAMPLES, files_in, running, until, workers_of
 
-pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(900)]
+# Not of the group that shares a session: it starts Sparks of its own.
+pytestmark = pytest.mark.timeout(900)
 
 # Of each 10,000 files; the whole installation takes minutes on two processors.
 SAMPLE = str(min(150, int(os.environ.get("QWORKER_EXAMPLE_FILES", "150"))))

@@ -17,7 +17,7 @@ from qworker.names import check_queue
 from qworker.pipeline.places import absolute_url
 from qworker.url import mask
 
-__all__ = ["command"]
+__all__ = ["command", "content"]
 
 
 @click.command("load", cls=URLCommand)
@@ -81,7 +81,7 @@ def command(
     """
     args = dict(_pair(one) for one in arg) or None
     tasks = None if app is None else load_app(app)
-    name = job or _job_name(mask(absolute_url(url)), task, queue or "", *arg, *_content(table))
+    name = job or _job_name(mask(absolute_url(url)), task, queue or "", *arg, *content(table))
     kind = source_format(table, form)
     # The words of a CSV file become what the task's annotations ask for, one by one; without an app Spark guesses by the column.
     text = kind == "csv" and tasks is not None
@@ -130,7 +130,7 @@ def _whole(path: str | None) -> str | None:
     return path if path is None or "://" in path else os.path.abspath(path)
 
 
-def _content(table: str) -> list[str]:
+def content(table: str) -> list[str]:
     """What tells that a table of files on this machine is another one by now: their names, sizes and times."""
     path = Path(table)
     files = [path, *path.rglob("*")] if path.exists() else []
