@@ -56,13 +56,13 @@ def _by_item(share: Share, parse: Callable[[str], tuple[str | int, ...] | None],
 
 
 def _listed(directory: int, wanted: Callable[[str], bool]) -> list[str]:
-    """Some names of a directory.
+    """Some names of a directory, sorted: by that order files were made, and their inodes lie, which is half the cost of opening them.
 
     In one go, for who reads a whole state lists it in every share: in slices it takes five times as long.
     """
     fd = os.open(".", DIRECTORY, dir_fd=directory)
     try:
-        return [name for name in os.listdir(fd) if wanted(name)]
+        return sorted([name for name in os.listdir(fd) if wanted(name)])
     finally:
         os.close(fd)
 
