@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Generator
 from contextlib import contextmanager
 
 from pyspark.errors import AnalysisException, PySparkException
+from pyspark.logger import PySparkLogger
 
 from qworker import errors
 from qworker.errors import BackendError, QworkerError, UsageError
@@ -30,7 +30,8 @@ def plain() -> Generator[None]:
         QworkerError: what a task raised of ours; else `BackendError` with Spark's first line.
     """
     # Spark would tell the same on the terminal, at a length that nobody reads.
-    log = logging.getLogger("SQLQueryContextLogger")
+    # (asked of PySpark, whose own kind of logger it must be, whoever asks first).
+    log = PySparkLogger.getLogger("SQLQueryContextLogger")
     before, log.disabled = log.disabled, True
     try:
         yield
