@@ -26,6 +26,7 @@ FIGURES = (
     "depth",
     "held",
     "redis",
+    "redis_latency",
     "rfq",
     "sq",
     "vsqs",

@@ -17,7 +17,7 @@ from harness.report import percentile
 _FOREIGN = "mv"
 # Milliseconds between two messages: the worker waits before each. After the longer pauses the processors' caches are somebody
 # else's, all the more on a shared host, and the same code takes two or three times as long; so both are told.
-_SHORT, _LONG = (2, 5), (10, 30)
+SHORT, LONG = (2, 5), (10, 30)
 
 
 def measure(bench: Bench) -> list[Figure]:
@@ -25,11 +25,11 @@ def measure(bench: Bench) -> list[Figure]:
     count = bench.size(400, 40)
     found: list[Figure] = []
     for how, pause, asked in (
-        ("off", _SHORT, (0.5, 5.0)),
-        ("off", _LONG, (None, None)),
-        ("full", _SHORT, (None, None)),
-        (_FOREIGN, _SHORT, (5.0, None)),
-        (_FOREIGN, _LONG, (None, None)),
+        ("off", SHORT, (0.5, 5.0)),
+        ("off", LONG, (None, None)),
+        ("full", SHORT, (None, None)),
+        (_FOREIGN, SHORT, (5.0, None)),
+        (_FOREIGN, LONG, (None, None)),
     ):
         delays = _delays(bench, how, pause, count)
         label = "a foreign mv into queue/" if how == _FOREIGN else f"enqueue in another process, sync={how},"

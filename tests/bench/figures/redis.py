@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import time
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from figures import depth, latency
+from figures import depth
 from harness import Bench, Figure
-from harness.bench import Child, child_environment
-from harness.report import median, percentile, spread
+from harness.bench import child_environment
+from harness.report import median, spread
 from harness.server import RedisServer, redis_server
 from peers import environment
 
@@ -35,37 +34,39 @@ Times = dict[str, list[float]]
 
 
 def measure(bench: Bench) -> list[Figure]:
-    """Every figure of the Redis backend."""
+    """Processing and enqueueing, beside the peers; and what they cost the server."""
     with redis_server(bench.fresh()) as server:
-        peers = _usable(server)
+        peers = usable(server)
         return [
             *_processing(bench, server, peers),
             *_enqueueing(bench, server, peers),
-            *_latency(bench, server, peers),
             *_cost_in_redis(bench, server),
             _depth(bench, server),
         ]
 
 
-def _usable(server: RedisServer) -> list[str]:
+def usable(server: RedisServer) -> list[str]:
+    """The peers that run here; the others are told."""
     found = []
     for name in PEERS:
         try:
-            _peer(server, name, "enqueue", 10)
+            run_peer(server, name, "enqueue", 10)
             found.append(name)
         except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as problem:
             print(f"peers: {name} does not run here: {problem}", flush=True)
     return found
 
 
-def _command(name: str, action: str, server: RedisServer, count: int) -> list[str]:
+def command(name: str, action: str, server: RedisServer, count: int, *more: str) -> list[str]:
+    """How a peer is run: see `peers/redis_queues.py`."""
     python = environment(f"redis-{name}", PEERS[name])
-    return [str(python), "-W", "ignore", str(_SCRIPT), name, action, server.url, str(count)]
+    return [str(python), "-W", "ignore", str(_SCRIPT), name, action, server.url, str(count), *more]
 
 
-def _peer(server: RedisServer, name: str, action: str, count: int) -> Any:
+def run_peer(server: RedisServer, name: str, action: str, count: int, *more: str) -> Any:
+    """What a peer says."""
     done = subprocess.run(
-        _command(name, action, server, count),
+        command(name, action, server, count, *more),
         capture_output=True,
         text=True,
         check=True,
@@ -90,8 +91,8 @@ def _processing(bench: Bench, server: RedisServer, peers: list[str]) -> list[Fig
         for name in peers:
             server.ask("FLUSHALL")
             count = bench.size(5_000, 200)
-            _peer(server, name, "bulk", count + 1)
-            taken = _peer(server, name, "work", count)
+            run_peer(server, name, "bulk", count + 1)
+            taken = run_peer(server, name, "work", count)
             if turn:
                 rates.setdefault(name, []).append(count / taken["seconds"])
     best = max((name for name in rates if name in AT_LEAST_ONCE), key=lambda name: median(rates[name]))
@@ -125,7 +126,7 @@ def _processing(bench: Bench, server: RedisServer, peers: list[str]) -> list[Fig
             unit="us",
             note=spread(cpu),
         ),
-        *_told("tasks/s", rates, "/s"),
+        *told("tasks/s", rates, "/s"),
     ]
 
 
@@ -158,7 +159,7 @@ def _enqueueing(bench: Bench, server: RedisServer, peers: list[str]) -> list[Fig
             ours["many"].append(found["many"])
         for name in peers:
             server.ask("FLUSHALL")
-            rate = 1 / _peer(server, name, "enqueue", bench.size(3_000, 200))
+            rate = 1 / run_peer(server, name, "enqueue", bench.size(3_000, 200))
             if turn:
                 theirs.setdefault(name, []).append(rate)
     best = max((name for name in theirs if name in ASYNCIO), key=lambda name: median(theirs[name]))
@@ -182,7 +183,7 @@ def _enqueueing(bench: Bench, server: RedisServer, peers: list[str]) -> list[Fig
             rounds=ours["many"],
             note=spread(ours["many"]),
         ),
-        *_told("enqueue one by one", theirs, "/s"),
+        *told("enqueue one by one", theirs, "/s"),
     ]
 
 
@@ -204,52 +205,6 @@ def enqueue(given: dict[str, Any]) -> dict[str, float]:
         return {"one": one, "many": given["many"] / (time.perf_counter() - began)}
 
     return run_loop(run())
-
-
-# -- latency -----------------------------------------------------------------------------------------------------------
-
-
-def _latency(bench: Bench, server: RedisServer, peers: list[str]) -> list[Figure]:
-    count, warm = bench.size(300, 20), 10
-    server.ask("FLUSHALL")
-    with Child(latency.worker, {"url": server.url, "count": count + warm}) as working:
-        working.read()
-        # The pauses that the peers get, too.
-        bench.call(latency.enqueue, url=server.url, count=count + warm, pause=[0.01, 0.03])
-        ours: list[float] = working.result()[warm:]
-    theirs = {name: _peer_latency(server, name, count + warm)[warm:] for name in peers}
-    best = min(theirs, key=lambda name: percentile(theirs[name], 0.5))
-    return [
-        Figure(
-            figure="redis",
-            what="enqueue to handler start, idle, p50 / best peer's",
-            asked=0.7,
-            measured=percentile(ours, 0.5) / percentile(theirs[best], 0.5),
-            unit="x",
-            note=f"p50 {percentile(ours, 0.5):.2f} ms, p99 {percentile(ours, 0.99):.2f}; {best}: {percentile(theirs[best], 0.5):.2f} ms",
-        ),
-        *_told("enqueue to start, p50", {name: [percentile(values, 0.5)] for name, values in theirs.items()}, "ms"),
-    ]
-
-
-def _peer_latency(server: RedisServer, name: str, count: int) -> list[float]:
-    server.ask("FLUSHALL")
-    with ExitStack() as stack:
-        listening = stack.enter_context(
-            subprocess.Popen(
-                _command(name, "listen", server, count),
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                text=True,
-                env=child_environment(),
-            )
-        )
-        stack.callback(listening.kill)
-        assert listening.stdout is not None
-        assert listening.stdout.readline().strip() == '"ready"'
-        _peer(server, name, "send", count)
-        found: list[float] = json.loads(listening.stdout.readline())
-        return found
 
 
 # -- what it costs the server ------------------------------------------------------------------------------------------
@@ -310,7 +265,8 @@ def _depth(bench: Bench, server: RedisServer) -> Figure:
     )
 
 
-def _told(what: str, values: Times, unit: str) -> list[Figure]:
+def told(what: str, values: Times, unit: str) -> list[Figure]:
+    """Everybody's, for information."""
     return [
         Figure(figure="redis", what=f"{what}: {name}", measured=median(found), unit=unit, rounds=found)
         for name, found in values.items()

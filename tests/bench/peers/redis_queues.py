@@ -3,7 +3,7 @@
 Actions: `enqueue` and `bulk` print seconds per call; `fill` only enqueues; `work` runs COUNT waiting tasks in one process at
 concurrency 100 (the sync ones: their best number of threads) and prints what it took from the first start to the last end, without the
 last acks; `listen` prints `ready`, and then the milliseconds from the time in each of COUNT tasks to its start; `send` enqueues them with
-pauses. Runs in an environment of the peer's own.
+pauses between the two numbers of seconds that follow. Runs in an environment of the peer's own.
 """
 
 from __future__ import annotations
@@ -309,8 +309,9 @@ async def main() -> None:
         await peer.work()
         raise SystemExit(f"{name}: its worker ended by itself")
     if action == "send":
+        shortest, longest = map(float, sys.argv[5:7])
         for _ in range(count):
-            await asyncio.sleep(random.uniform(0.01, 0.03))
+            await asyncio.sleep(random.uniform(shortest, longest))
             await peer.enqueue(time.monotonic_ns())
         os._exit(0)
     await peer.enqueue(0)
