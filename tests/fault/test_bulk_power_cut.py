@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 import time
@@ -66,7 +67,8 @@ def _wait_for_staging(root: Path, files: int) -> None:
     """Until so many files have been staged, or all are published."""
     deadline = time.monotonic() + harness.PATIENCE
     while time.monotonic() < deadline:
-        staged = sum(1 for path in (root / "work/tmp").rglob("*_0"))
+        # `os.walk` passes over directories that are being removed.
+        staged = sum(name.endswith("_0") for _, _, names in os.walk(root / "work/tmp") for name in names)
         if staged >= files or any((root / "work/queue").glob("_*")):
             return
         time.sleep(0.005)
