@@ -21,7 +21,7 @@ import stat
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
-from typing import NoReturn
+from typing import NoReturn, Self
 
 from qworker.errors import BackendError, BackendUnavailable, StorageFull, StorePermission
 
@@ -237,6 +237,21 @@ class FileSystem:
         # ext4 in its usual mode: a journal commit carries everything that was allocated before it (`GroupCommit.data`).
         self.is_ordered = "data=ordered" in journal
         self.is_local = self.kind not in _NETWORK and not self.kind.startswith("fuse")
+
+    @classmethod
+    def of(cls, path: str) -> Self:
+        """The file system of a directory, or of the nearest one above it that exists; nothing is left open.
+
+        Raises:
+            OSError: it cannot be opened.
+        """
+        while not os.path.isdir(path):
+            path = os.path.dirname(path)
+        fd = os.open(path, DIRECTORY)
+        try:
+            return cls(fd)
+        finally:
+            os.close(fd)
 
 
 def _mounted(device: str) -> tuple[str, str]:

@@ -15,7 +15,7 @@ from functools import lru_cache
 
 from qworker.errors import BadName
 
-__all__ = ["check_id", "check_key", "check_queue", "new_id", "new_ids", "printable"]
+__all__ = ["check_id", "check_key", "check_queue", "is_queue_name", "new_id", "new_ids", "printable"]
 
 _QUEUE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,119}")
@@ -34,6 +34,11 @@ def check_queue(name: str) -> str:
             f"{printable(name)!r} is no queue name: use 1 to 64 of A-Z a-z 0-9 . _ - and begin with a letter or digit"
         )
     return name
+
+
+def is_queue_name(name: str) -> bool:
+    """Whether a directory's name can be a queue's: hidden and foreign ones cannot."""
+    return _QUEUE.fullmatch(name) is not None
 
 
 def check_id(message_id: str) -> str:

@@ -10,7 +10,7 @@ from typing import ClassVar, Self
 from qworker.backend import Backend
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.errors import BackendUnavailable, QueueNotFound
-from qworker.files import store_errors
+from qworker.files import FileSystem, store_errors
 from qworker.history.directory import DirectoryHistory
 from qworker.message import Draft, Finished, Lease, QueueStats, Settlement, State, StoredMessage
 from qworker.names import check_queue
@@ -74,7 +74,7 @@ class FileBackend(Backend):
             return self._store.durability
         # Asked before it is opened: look, and leave nothing open.
         with store_errors(f"open {self._directory}"):
-            return Store.durability_of(self._directory)
+            return "disk" if FileSystem.of(self._directory).keeps_renames else "process"
 
     async def open(self) -> None:
         """Open the root directory, or make it."""

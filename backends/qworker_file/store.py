@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
-import resource
 from collections.abc import Collection, Sequence
 
 from qworker.clock import Clock
-from qworker.errors import BadName
-from qworker.files import DIRECTORY, FileSystem, GroupCommit
+from qworker.files import FileSystem, GroupCommit
 from qworker.message import Settle, Settlement
-from qworker.names import check_queue
+from qworker.names import is_queue_name
 from qworker_file.holder import Holder
 from qworker_file.layout import create_queue, is_queue, open_queue
 from qworker_file.lease import FileLease
@@ -19,6 +17,7 @@ from qworker_file.local import LocalQueue
 from qworker_file.options import FileOptions
 from qworker_file.publish import Publisher
 from qworker_file.retention import prune
+from qworker_file.root import open_root, raise_file_limit
 from qworker_file.wake import Inotify, Trigger, Waiter
 
 __all__ = ["Store"]
@@ -48,7 +47,7 @@ class Store:
     def __init__(self, directory: str, clock: Clock, options: FileOptions, *, detached: bool) -> None:
         self.clock = clock
         self.options = options
-        self.root = _open_root(directory, options.mode)
+        self.root = open_root(directory, options.mode)
         self._system = FileSystem(self.root)
         self._group = GroupCommit(self.root, self._system) if options.sync else None
         self.publisher = Publisher(clock, local=options.local_time, commit=self._group)
@@ -65,18 +64,7 @@ class Store:
         self._hearing = False
         self._pruned_at: dict[str, float] = {}
         self.settling = asyncio.Lock()
-        self._most_held = _raise_file_limit() // 2
-
-    @staticmethod
-    def durability_of(directory: str) -> str:
-        """`disk` or `process`, for the file system of a directory or of the nearest one above it that exists."""
-        while not os.path.isdir(directory):
-            directory = os.path.dirname(directory)
-        fd = os.open(directory, DIRECTORY)
-        try:
-            return "disk" if FileSystem(fd).keeps_renames else "process"
-        finally:
-            os.close(fd)
+        self._most_held = raise_file_limit() // 2
 
     @property
     def durability(self) -> str:
@@ -91,16 +79,7 @@ class Store:
 
     def names(self) -> list[str]:
         """Every queue, sorted."""
-        found: list[str] = []
-        for name in os.listdir(self.root):
-            try:
-                check_queue(name)
-            except BadName:
-                # Hidden or foreign: no queue of ours can have this name.
-                continue
-            if is_queue(self.root, name):
-                found.append(name)
-        return sorted(found)
+        return sorted(name for name in os.listdir(self.root) if is_queue_name(name) and is_queue(self.root, name))
 
     def known(self, name: str) -> LocalQueue | None:
         """A queue that is open, or was until somebody deleted it."""
@@ -277,23 +256,3 @@ class Store:
             local.close()
         self._inotify.close()
         os.close(self.root)
-
-
-def _open_root(directory: str, mode: int) -> int:
-    try:
-        return os.open(directory, DIRECTORY)
-    except FileNotFoundError:
-        os.makedirs(directory, mode, exist_ok=True)
-        return os.open(directory, DIRECTORY)
-
-
-def _raise_file_limit() -> int:
-    """Let this process have as many open files as it may; how many that are."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        try:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-        except (OSError, ValueError):
-            # Refused (some systems cap an unlimited one): what there is must do.
-            return soft
-    return 1 << 20 if hard == resource.RLIM_INFINITY else hard

@@ -9,10 +9,9 @@ import shutil
 import stat
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 
-from qworker.errors import BadName
 from qworker.files import read_all
 from qworker.message import Finished, Message, QueueStats, State, StoredMessage
-from qworker.names import check_queue
+from qworker.names import check_queue, is_queue_name
 from qworker.parts import Share, pages
 from qworker_mq.layout import split_name, usable_id
 from qworker_mq.mover import Mover, Trash
@@ -41,15 +40,9 @@ class Admin:
 
     async def queues(self) -> list[str]:
         """The directories in queues/."""
-        names: list[str] = []
-        async for name in listing(self._store.root.queues):
-            try:
-                check_queue(name)
-            except BadName:
-                continue
-            if stat.S_ISDIR(os.stat(name, dir_fd=self._store.root.queues, follow_symlinks=False).st_mode):
-                names.append(name)
-        return sorted(names)
+        root = self._store.root.queues
+        names = [name async for name in listing(root) if is_queue_name(name)]
+        return sorted(name for name in names if stat.S_ISDIR(os.stat(name, dir_fd=root, follow_symlinks=False).st_mode))
 
     async def delete(self, queue: str) -> None:
         """Remove a queue's directories, then its messages elsewhere."""

@@ -20,7 +20,7 @@ from qworker.history.directory import directory_history
 from qworker.history.store import HISTORY_OPTIONS
 from qworker.inotify import Watcher
 from qworker.message import Draft, Finished, Lease, QueueStats, Settle, Settlement, State, StoredMessage
-from qworker.names import check_id, check_queue
+from qworker.names import check_id, check_queue, is_queue_name
 from qworker.segments.disk import open_directory, store_errors
 from qworker.segments.state import NAME_BYTES
 from qworker.url import BackendURL
@@ -401,7 +401,7 @@ class SqBackend(Backend):
         """The topics."""
         await self.open()
         with store_errors(f"listing {self._path}"):
-            return sorted(name for name in os.listdir(self._root) if _is_name(name) and self._is_queue(name))
+            return sorted(name for name in os.listdir(self._root) if is_queue_name(name) and self._is_queue(name))
 
     async def create(self, queue: str) -> None:
         """Make a topic, and our channel of it."""
@@ -592,14 +592,6 @@ class SqBackend(Backend):
             if channel.ledger.down != down:
                 channel.append([[Row.PAUSE, down]])
         await self._commit(channel, wake=True)
-
-
-def _is_name(name: str) -> bool:
-    try:
-        check_queue(name)
-    except BadName:
-        return False
-    return True
 
 
 def _check(draft: Draft) -> None:

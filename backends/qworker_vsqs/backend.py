@@ -19,7 +19,7 @@ from qworker.files import FileSystem, GroupCommit, list_names, store_errors
 from qworker.history.directory import directory_history
 from qworker.history.store import HISTORY_OPTIONS
 from qworker.message import Draft, Finished, Lease, QueueStats, Settle, Settlement, State, StoredMessage
-from qworker.names import check_queue
+from qworker.names import check_queue, is_queue_name
 from qworker.parts import Share, pages, shares
 from qworker.url import BackendURL
 from qworker_vsqs import administer
@@ -147,7 +147,7 @@ class VsqsBackend(Backend):
         if not self._durable:
             return "process"
         with store_errors(f"look at {self._path}"):
-            return "disk" if _keeps_renames(self._path) else "process"
+            return "disk" if FileSystem.of(self._path).keeps_renames else "process"
 
     # -- queues ------------------------------------------------------------------------------------------------------
 
@@ -383,7 +383,7 @@ class VsqsBackend(Backend):
         """The directories that can be queues."""
         await self.open()
         with store_errors(f"list {self._path}"):
-            return sorted(name for name in os.listdir(self._root) if _is_name(name) and self._is_queue(name))
+            return sorted(name for name in os.listdir(self._root) if is_queue_name(name) and self._is_queue(name))
 
     async def create(self, queue: str) -> None:
         """Make a directory."""
@@ -520,25 +520,6 @@ class VsqsBackend(Backend):
                 os.unlink("down", dir_fd=folder.side)
             await self._sync(folder, [])
         self._wake()
-
-
-def _keeps_renames(path: str) -> bool:
-    """Whether the file system of a directory, or of the nearest one above it that exists, keeps renames."""
-    while not os.path.isdir(path):
-        path = os.path.dirname(path)
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        return FileSystem(fd).keeps_renames
-    finally:
-        os.close(fd)
-
-
-def _is_name(name: str) -> bool:
-    try:
-        check_queue(name)
-    except BadName:
-        return False
-    return True
 
 
 def _check(draft: Draft) -> None:

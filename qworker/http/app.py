@@ -33,7 +33,7 @@ from qworker.http.reply import (
     segments,
 )
 from qworker.message import Draft, Lease, Settle
-from qworker.names import check_id, check_queue
+from qworker.names import check_id, is_queue_name
 
 __all__ = ["LONGEST_VISIBILITY", "LONGEST_WAIT", "MqApp", "make_app"]
 
@@ -93,7 +93,7 @@ class MqApp:
             await reply(send, 404)
         elif parts[0] == "-" and self._additions is not None:
             await self._additions(scope, receive, send)
-        elif _known_queue(parts[0]):
+        elif is_queue_name(parts[0]):
             await self._mq(parts, scope, receive, send)
         else:
             await reply(send, 404)
@@ -285,14 +285,6 @@ def make_app(
     """
     backend.detached = True
     return MqApp(backend, token=token, body_limit=body_limit, visibility=visibility, additions=additions, reaps=reaps)
-
-
-def _known_queue(name: str) -> bool:
-    try:
-        check_queue(name)
-    except BadName:
-        return False
-    return True
 
 
 async def _left(receive: Receive) -> None:

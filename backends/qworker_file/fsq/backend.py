@@ -13,7 +13,7 @@ from typing import ClassVar, Self
 from qworker.backend import Backend
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.errors import BackendUnavailable, QueueNotFound
-from qworker.files import store_errors
+from qworker.files import FileSystem, store_errors
 from qworker.history.directory import directory_history
 from qworker.message import Draft, Finished, Lease, QueueStats, Settlement, State, StoredMessage
 from qworker.names import check_queue
@@ -28,7 +28,7 @@ from qworker_file.fsq.names import Malformed, message_id, parse, with_tries
 from qworker_file.fsq.options import FsqOptions, root_of
 from qworker_file.fsq.publish import check, ids
 from qworker_file.fsq.settle import settle_all
-from qworker_file.fsq.store import ABSENT_PAUSE, Store, durability_of
+from qworker_file.fsq.store import ABSENT_PAUSE, Store
 
 __all__ = ["FsqBackend"]
 
@@ -78,7 +78,7 @@ class FsqBackend(Backend):
         if self._store is not None:
             return self._store.durability
         with store_errors(f"open {self._directory}"):
-            return durability_of(self._directory)
+            return "disk" if FileSystem.of(self._directory).keeps_renames else "process"
 
     async def open(self) -> None:
         """Open the root directory, or make it."""

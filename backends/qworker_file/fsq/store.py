@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import os
-import resource
 from collections.abc import Collection
 
 from qworker.clock import Clock
-from qworker.errors import BadName
-from qworker.files import DIRECTORY, FileSystem, GroupCommit, list_names
-from qworker.names import check_queue
+from qworker.files import FileSystem, GroupCommit, list_names
+from qworker.names import is_queue_name
 from qworker_file.fsq.layout import QueueExists, install, install_host, is_queue, open_queue
 from qworker_file.fsq.local import LocalQueue
 from qworker_file.fsq.options import FsqOptions
 from qworker_file.fsq.publish import Publisher
+from qworker_file.root import open_root, raise_file_limit
 from qworker_file.wake import Inotify
 
-__all__ = ["Store", "durability_of"]
+__all__ = ["ABSENT_PAUSE", "Store"]
 
 # Seconds between two listings that nothing asked for, where inotify tells and where it does not.
 _RESCAN = (30.0, 1.0)
@@ -42,7 +41,7 @@ class Store:
     def __init__(self, directory: str, clock: Clock, options: FsqOptions) -> None:
         self.clock = clock
         self.options = options
-        self.root = _open_root(directory)
+        self.root = open_root(directory, 0o775)
         self.system = FileSystem(self.root)
         self._group = GroupCommit(self.root, self.system) if options.sync else None
         self.publisher = Publisher(clock, options.constants, self._group)
@@ -52,7 +51,7 @@ class Store:
         self._queues: dict[str, LocalQueue] = {}
         self._waiters: dict[asyncio.Event, frozenset[str]] = {}
         self._listening: set[int] = set()
-        self._most_held = _raise_file_limit() // 2
+        self._most_held = raise_file_limit() // 2
 
     @property
     def durability(self) -> str:
@@ -67,16 +66,9 @@ class Store:
 
     def names(self) -> list[str]:
         """Every queue, sorted; with a host, those that have a sub-queue for it."""
-        found: list[str] = []
-        for name in os.listdir(self.root):
-            try:
-                check_queue(name)
-            except BadName:
-                # Hidden or foreign: no queue of ours can have this name.
-                continue
-            if is_queue(self.root, name, self.options.host, self.options.constants):
-                found.append(name)
-        return sorted(found)
+        host, constants = self.options.host, self.options.constants
+        names = (name for name in os.listdir(self.root) if is_queue_name(name))
+        return sorted(name for name in names if is_queue(self.root, name, host, constants))
 
     def made(self, name: str) -> LocalQueue:
         """An open queue, made if there is none.
@@ -228,17 +220,6 @@ class Store:
         os.close(self.root)
 
 
-def durability_of(directory: str) -> str:
-    """`disk` or `process`, for the file system of a directory or of the nearest one above it that exists."""
-    while not os.path.isdir(directory):
-        directory = os.path.dirname(directory)
-    fd = os.open(directory, DIRECTORY)
-    try:
-        return "disk" if FileSystem(fd).keeps_renames else "process"
-    finally:
-        os.close(fd)
-
-
 async def _remove_old(directory: int, oldest: float, newest: int) -> None:
     """Remove files that were changed before a moment, but keep so many of the newest."""
     found: list[tuple[float, str]] = []
@@ -260,23 +241,3 @@ async def _remove_old(directory: int, oldest: float, newest: int) -> None:
             continue
         if number % 100 == 99:
             await asyncio.sleep(0)
-
-
-def _open_root(directory: str) -> int:
-    try:
-        return os.open(directory, DIRECTORY)
-    except FileNotFoundError:
-        os.makedirs(directory, 0o775, exist_ok=True)
-        return os.open(directory, DIRECTORY)
-
-
-def _raise_file_limit() -> int:
-    """Let this process have as many open files as it may; how many that are."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        try:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-        except (OSError, ValueError):
-            # Refused (some systems cap an unlimited one): what there is must do.
-            return soft
-    return 1 << 20 if hard == resource.RLIM_INFINITY else hard
