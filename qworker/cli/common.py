@@ -20,6 +20,7 @@ from qworker.settings import file_settings, setting
 __all__ = [
     "Command",
     "URLCommand",
+    "item_limit_options",
     "json_option",
     "opened",
     "positive",
@@ -114,6 +115,21 @@ def url_option(function: F) -> F:
 def state_option(help_text: str, default: str | None = None) -> Callable[[F], F]:
     """`--state`."""
     return click.option("--state", type=click.Choice([s.value for s in State]), default=default, help=help_text)
+
+
+def item_limit_options(function: F) -> F:
+    """`--ttl` and `--max-tries`, as fsq's programs have them."""
+    ttl = click.option(
+        "-t", "--ttl", type=click.IntRange(0), metavar="SECONDS", help="Items that are older have failed; 0: none."
+    )
+    max_tries = click.option(
+        "-m",
+        "--max-tries",
+        type=click.IntRange(0),
+        metavar="N",
+        help="Items that were tried so often have failed; 0: none.",
+    )
+    return ttl(max_tries(function))
 
 
 def unwrapped(text: str | None) -> str | None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from qworker.cli.common import Command
+from qworker.cli.common import Command, item_limit_options
 from qworker.cli.output import say
 from qworker.errors import QworkerError, UsageError
 from qworker.names import check_queue
@@ -87,16 +87,7 @@ class ProgramCommand(Command):
 @click.option("-D", "--no-done", is_flag=True, help="Leave every item in the queue as it is.")
 @click.option("-l", "--lock", is_flag=True, help="Lock each item while PROGRAM runs (the default).")
 @click.option("-L", "--no-lock", is_flag=True, help="Do not: nobody else may scan the queue then.")
-@click.option(
-    "-t", "--ttl", type=click.IntRange(0), metavar="SECONDS", help="Items that are older have failed; 0: none."
-)
-@click.option(
-    "-m",
-    "--max-tries",
-    type=click.IntRange(0),
-    metavar="N",
-    help="Items that were tried so often have failed; 0: none.",
-)
+@item_limit_options
 @click.option("-r", "--max-rate", type=click.IntRange(0), default=0, metavar="N", help="Run so many a second at most.")
 @click.option("-S", "--success-code", type=click.IntRange(0, 255), metavar="CODE", help="The status of success: 0.")
 @click.option("-T", "--fail-tmp-code", type=click.IntRange(0, 255), metavar="CODE", help="Of a temporary failure: 111.")

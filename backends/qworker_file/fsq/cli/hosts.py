@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from qworker.cli.common import item_limit_options
 from qworker.errors import QueueNotFound
 from qworker.names import check_queue
 from qworker.scan import ScanOptions
@@ -152,16 +153,7 @@ def up_host_command(url: str, host: str, queues: tuple[str, ...], verbose: bool)
 @click.option("-l", "--lock", is_flag=True, help="Lock each item meanwhile (the default).")
 @click.option("-L", "--no-lock", is_flag=True, help="Do not.")
 @click.option("-D", "--no-done", is_flag=True, help="Leave every item in the queue.")
-@click.option(
-    "-t", "--ttl", type=click.IntRange(0), metavar="SECONDS", help="Items that are older have failed; 0: none."
-)
-@click.option(
-    "-m",
-    "--max-tries",
-    type=click.IntRange(0),
-    metavar="N",
-    help="Items that were tried so often have failed; 0: none.",
-)
+@item_limit_options
 @click.option("-S", "--success-code", type=click.IntRange(0, 255), metavar="CODE", help="The status of success.")
 @click.option("-T", "--fail-tmp-code", type=click.IntRange(0, 255), metavar="CODE", help="Of a temporary failure.")
 @click.option("-F", "--fail-perm-code", type=click.IntRange(0, 255), metavar="CODE", help="Of a permanent failure.")
