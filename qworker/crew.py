@@ -73,6 +73,7 @@ class Crew:
             self.held,
             counts,
             withdraw=self.keeper.withdraw,
+            sending=self._freed,
             settled=self._settled,
             observers=observers,
             transitions=self._transitions,
@@ -151,7 +152,11 @@ class Crew:
         """How many messages may be leased now."""
         if self.quiet or not self.consumers.open:
             return 0
-        room = min(self._options.concurrency - len(self.held) - self.consumers.outlasted, self._window)
+        most = self._options.concurrency
+        # Settlements on their way occupy no consumer: the next messages are leased while the store commits. But a store that takes
+        # no settlements must not be leased empty.
+        occupied = len(self.held) - min(self.settler.on_the_way, most) + self.consumers.outlasted
+        room = min(most - occupied, self._window)
         if self._options.max_messages is None:
             return room
         return min(room, self._options.max_messages - self._begun())

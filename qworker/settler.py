@@ -34,6 +34,7 @@ class Settler:
         held: the worker's leases; what is settled leaves it.
         counts: the worker's.
         withdraw: the keeper's; returns the runs that have to wait until their extension is over.
+        sending: called when a batch is on its way.
         settled: called after each batch.
         observers: are told of each end.
         transitions: is told of each batch, where there is a history.
@@ -50,6 +51,7 @@ class Settler:
         counts: WorkerCounts,
         *,
         withdraw: Callable[[Iterable[Run]], list[Run]],
+        sending: Callable[[], None],
         settled: Callable[[], None],
         observers: list[Observer],
         transitions: Transitions | None,
@@ -62,6 +64,7 @@ class Settler:
         self._held = held
         self._counts = counts
         self._withdraw = withdraw
+        self._sending = sending
         self._settled = settled
         self._observers = observers
         self._transitions = transitions
@@ -72,7 +75,10 @@ class Settler:
         self._pending: list[Run] = []
         # Runs whose lease is being extended.
         self._waiting: list[Run] = []
-        self._on_the_way = 0
+        # Batches that are being sent, with the pauses after errors.
+        self._batches = 0
+        # Runs whose settlement the store is being told right now: their consumers are free for others.
+        self.on_the_way = 0
         self._wake: asyncio.Event = asyncio.Event()
         self._idle: asyncio.Event = asyncio.Event()
         self._idle.set()
@@ -134,7 +140,7 @@ class Settler:
         if busy:
             self._waiting.extend(busy)
             batch = [run for run in batch if run.settling]
-        self._on_the_way += 1
+        self._batches += 1
         try:
             await self._send(batch)
         except BaseException:
@@ -142,16 +148,15 @@ class Settler:
             self._pending[:0] = [run for run in batch if run in self._held]
             raise
         finally:
-            self._on_the_way -= 1
-            if not (self._pending or self._waiting or self._on_the_way):
+            self._batches -= 1
+            if not (self._pending or self._waiting or self._batches):
                 self._idle.set()
 
     async def _send(self, batch: list[Run]) -> None:
         while batch:
-            settlements: list[Settlement] = [run.settlement for run in batch if run.settlement is not None]
             at = self._clock.time()
             try:
-                refused = await self._backend.settle(settlements)
+                refused = await self._tell(batch)
             except BACKEND_ERRORS as error:
                 pause = self._outage.failed(error)
                 batch = self._abandon_expired(batch, error)
@@ -160,6 +165,16 @@ class Settler:
             self._outage.over()
             self._end(batch, refused, at)
             return
+
+    async def _tell(self, batch: list[Run]) -> list[Settlement]:
+        settlements = [run.settlement for run in batch if run.settlement is not None]
+        count = len(batch)
+        self.on_the_way += count
+        self._sending()
+        try:
+            return await self._backend.settle(settlements)
+        finally:
+            self.on_the_way -= count
 
     def _abandon_expired(self, batch: list[Run], error: BaseException) -> list[Run]:
         now = self._clock.monotonic()

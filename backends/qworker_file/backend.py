@@ -127,10 +127,7 @@ class FileBackend(Backend):
             local = store.queue(check_queue(queue))
             if local is None:
                 return []
-            leases = await local.lease(min(limit, store.room()), visibility, self._expiries, told=False)
-        if len(leases) >= limit:
-            store.be_busy()
-        return list(leases)
+            return await self._claim(store, local, limit, visibility, told=False)
 
     async def wait_and_lease(self, queue: str, limit: int, visibility: float, timeout: float) -> list[Lease]:
         """Wait, and claim what was told of without looking twice whether the queue is there and runs."""
@@ -140,7 +137,14 @@ class FileBackend(Backend):
         if not told or local is None:
             return await self.lease(queue, limit, visibility)
         with store_errors(f"lease from {queue!r}"):
-            leases = await local.lease(min(limit, store.room()), visibility, self._expiries, told=True)
+            return await self._claim(store, local, limit, visibility, told=True)
+
+    async def _claim(
+        self, store: Store, local: LocalQueue, limit: int, visibility: float, *, told: bool
+    ) -> list[Lease]:
+        # After the ends that were asked for before it, whose commit may go on: a crash repeats none of them beside new ones.
+        await store.settled()
+        leases = await local.lease(min(limit, store.room()), visibility, self._expiries, told=told)
         if len(leases) >= limit:
             store.be_busy()
         return list(leases)

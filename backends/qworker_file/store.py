@@ -71,6 +71,12 @@ class Store:
         """What a successful call survives."""
         return "disk" if self._group is not None and self._system.keeps_renames else "process"
 
+    async def settled(self) -> None:
+        """Wait until the settlements that were asked for are made, though perhaps not yet on the disk."""
+        if self.settling.locked():
+            async with self.settling:
+                pass
+
     def room(self) -> int:
         """How many more leases may hold a file open."""
         return max(0, self._most_held - sum(len(local.own) for local in self._queues.values()))

@@ -24,12 +24,14 @@ hypothesis.settings.load_profile("unit")
 
 
 class Flaky(MemoryBackend):
-    """A memory store: what is named in `broken` raises, `hook` is called with each call's name."""
+    """A memory store: what is named in `broken` raises, `hook` is called with each call's name, `commits` lets settlements end."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name, keep_done=True)
         self.broken: set[str] = set()
         self.hook: Callable[[str], Any] = lambda _call: None
+        self.commits = asyncio.Event()
+        self.commits.set()
 
     def _called(self, call: str) -> None:
         self.hook(call)
@@ -46,7 +48,9 @@ class Flaky(MemoryBackend):
 
     async def settle(self, *args: Any) -> Any:
         self._called("settle")
-        return await super().settle(*args)
+        refused = await super().settle(*args)
+        await self.commits.wait()
+        return refused
 
     async def reap(self, *args: Any) -> Any:
         self._called("reap")

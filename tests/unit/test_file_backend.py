@@ -580,6 +580,21 @@ async def test_calls_at_the_same_time_share_their_commits(root: Path, monkeypatc
         assert (await backend.stats("q")).ready == 50
 
 
+async def test_a_lease_comes_after_the_ends_that_were_asked_for_before_it(
+    root: Path, backend: FileBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("qworker_file.settle._TURN", 0.0)
+    await backend.publish("q", [Draft(body=b"x") for _ in range(20)])
+    ends = [Settlement(lease=one, how=Settle.ACK) for one in await backend.lease("q", 10, LONG)]
+    settling = asyncio.create_task(backend.settle(ends))
+    await asyncio.sleep(0)
+    assert len(await backend.lease("q", 10, LONG)) == 10
+    assert len(list((root / "q" / "lease").iterdir())) == 10, (
+        "a crash now would repeat more than a worker has consumers"
+    )
+    assert await settling == []
+
+
 async def test_a_full_disk_is_one_clear_error_and_nothing_partial(
     root: Path, backend: FileBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -59,6 +59,27 @@ async def test_no_more_messages_are_leased_than_consumers_are_free(app):
     assert begun == list(range(10))
 
 
+async def test_the_next_messages_run_while_the_store_commits_and_never_more_than_a_second_set(app):
+    begun = []
+
+    @app.task
+    async def work(x: int) -> None:
+        begun.append(x)
+
+    for i in range(10):
+        await work.enqueue(i)
+    app.store.commits.clear()
+    async with app.working(concurrency=3) as (worker, _):
+        await until(lambda: len(begun) == 6)
+        for _ in range(100):
+            # Turns in which a seventh could be leased.
+            await asyncio.sleep(0)
+        assert (len(begun), worker.counts.acked) == (6, 0)
+        app.store.commits.set()
+        await until(lambda: worker.counts.acked == 10)
+    assert begun == list(range(10))
+
+
 async def test_every_queue_gets_its_share(app):
     order = []
     for name in ("a", "b", "c"):
