@@ -50,11 +50,34 @@ def test_each_file_of_a_cold_backlog_is_asked_for_once(tmp_path: Path) -> None:
         ahead.claimed(_COLD)
     assert len(names.asked) == 1
     for _ in range(names.asked[0]):
-        ahead.claimed(_COLD)
+        ahead.claimed(_HOT)
     assert len(names.asked) == 1, "what was asked for has not been claimed yet"
     for _ in range(3):
         ahead.claimed(_COLD)
     assert len(names.asked) == 2
+    os.close(directory)
+
+
+def test_a_machine_that_is_slow_without_waiting_for_its_disk_is_seldom_asked_in_vain(tmp_path: Path) -> None:
+    names, directory = _Names(tmp_path, 3), os.open(tmp_path, os.O_RDONLY)
+    ahead = ReadAhead(directory, names.following)
+    ahead.claimed(_HOT)
+    for _ in range(20_000):
+        ahead.claimed(_COLD)
+    assert 2 <= len(names.asked) <= 12, "asked again now and then, and not for every few claims"
+    os.close(directory)
+
+
+def test_asking_that_helped_is_done_as_readily_again(tmp_path: Path) -> None:
+    names, directory = _Names(tmp_path, 3), os.open(tmp_path, os.O_RDONLY)
+    ahead = ReadAhead(directory, names.following)
+    ahead.claimed(_HOT)
+    for time in range(1, 6):
+        for _ in range(3):
+            ahead.claimed(_COLD)
+        assert len(names.asked) == time
+        for _ in range(names.asked[-1]):
+            ahead.claimed(_HOT)
     os.close(directory)
 
 
