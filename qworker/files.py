@@ -50,7 +50,7 @@ CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 # From this many files on, one `syncfs` is cheaper than a sync of each; on ext4, where `_file_range` saves a commit, later.
-_MANY, _MANY_ORDERED = 16, 48
+_MANY, _MANY_ORDERED = 16, 256
 # How many directory entries are read before others on the loop get their turn; about 1 ms.
 _SLICE = 1000
 
