@@ -27,11 +27,8 @@ class Mark:
         self._name = name
         self._epoch = 0
         self._sequence = 0
-
-    @property
-    def key(self) -> str:
-        """The part of the key."""
-        return f"mark:{self._name}:{self._epoch}"
+        # The part of the key.
+        self.key = f"mark:{name}:0"
 
     def next(self) -> str:
         """The sequence number of a new batch."""
@@ -41,6 +38,7 @@ class Mark:
     def keep(self) -> None:
         """Leave the last answer where it is, since somebody may ask for it; later ones go elsewhere."""
         self._epoch += 1
+        self.key = f"mark:{self._name}:{self._epoch}"
 
 
 class Lane(Generic[Item, Result]):
@@ -70,7 +68,7 @@ class Lane(Generic[Item, Result]):
             return await future
         self._busy = True
         try:
-            return await self._send_all(items)
+            return await (self._send(items) if len(items) == 1 else self._send_all(items))
         finally:
             self._go_on()
 

@@ -96,9 +96,9 @@ class Links:
             BackendUnavailable: patience is at its end.
         """
 
-        async def attempt(wire: Wire, again: bool) -> Reply:
+        def attempt(wire: Wire, again: bool) -> Awaitable[Reply]:
             del again
-            return await self.evaluate(wire, name, queue, arguments, extra)
+            return self.evaluate(wire, name, queue, arguments, extra)
 
         return await self.repeat(slot_of(queue), attempt, patience=patience)
 
@@ -135,12 +135,15 @@ class Links:
         while True:
             wire: Wire | None = None
             try:
-                wire = await (self.wire(slot) if asking is None else self._wire_at(asking))
+                wire = self.at_hand(slot) if asking is None else None
+                if wire is None:
+                    wire = await (self.wire(slot) if asking is None else self._wire_at(asking))
                 if asking is not None:
                     wire.send("ASKING").add_done_callback(_forget)
                     asking = None
                 reply = await attempt(wire, sent)
-                self._recovered()
+                if self._down_since is not None:
+                    self._recovered(self._down_since)
                 return reply
             except Redirected as error:
                 asking = self._follow(error, slot, wire)
@@ -177,11 +180,9 @@ class Links:
             self._down_since = asyncio.get_running_loop().time()
             self._log.warning("redis_unavailable", error=str(error))
 
-    def _recovered(self) -> None:
-        if self._down_since is not None:
-            seconds = round(asyncio.get_running_loop().time() - self._down_since, 3)
-            self._down_since = None
-            self._log.warning("redis_recovered", seconds=seconds)
+    def _recovered(self, since: float) -> None:
+        self._down_since = None
+        self._log.warning("redis_recovered", seconds=round(asyncio.get_running_loop().time() - since, 3))
 
     # -- connections -------------------------------------------------------------------------------------------------
 

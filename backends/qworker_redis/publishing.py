@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any, cast
 
 from qworker.errors import PublishFailed
@@ -44,15 +45,11 @@ class Publishing:
     def _publisher(self, queue: str) -> Lane[PlainDraft, str]:
         lane = self._lanes.get(queue)
         if lane is None:
-            mark = Mark(f"{self._holder}:p")
-
-            async def send(batch: Sequence[PlainDraft]) -> list[str]:
-                return await self._send_publish(queue, batch, mark)
-
+            send = partial(self._send_publish, queue, Mark(f"{self._holder}:p"))
             lane = self._lanes[queue] = Lane(send, lambda item: 1 + len(item[2]) // BATCH_BYTES, BATCH)
         return lane
 
-    async def _send_publish(self, queue: str, batch: Sequence[PlainDraft], mark: Mark) -> list[str]:
+    async def _send_publish(self, queue: str, mark: Mark, batch: Sequence[PlainDraft]) -> list[str]:
         # The first of several with one id is stored, as it would be over several calls.
         unique: dict[str, PlainDraft] = {}
         for item in batch:
@@ -61,8 +58,8 @@ class Publishing:
         arguments: list[Argument] = [part for item in kept for part in item]
         sequence, key = mark.next(), mark.key
 
-        async def attempt(wire: Wire, again: bool) -> Reply:
-            return await durable(
+        def attempt(wire: Wire, again: bool) -> Awaitable[Reply]:
+            return durable(
                 self._options, self._links, wire, "publish", queue, (sequence, int(again), *arguments), (key,)
             )
 

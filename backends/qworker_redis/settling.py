@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
+from functools import partial
 from typing import TypeVar, cast
 
 from qworker.message import Settlement
@@ -50,11 +51,7 @@ class Settling:
     def _settler(self, queue: str) -> Lane[Settlement, bool]:
         lane = self._lanes.get(queue)
         if lane is None:
-            mark = Mark(f"{self._holder}:s")
-
-            async def send(batch: Sequence[Settlement]) -> list[bool]:
-                return await self._send_settle(queue, batch, mark)
-
+            send = partial(self._send_settle, queue, Mark(f"{self._holder}:s"))
             lane = self._lanes[queue] = Lane(send, _settlement_size, BATCH)
         return lane
 
@@ -74,13 +71,13 @@ class Settling:
             refused += await self.settle(batch)
         return refused
 
-    async def _send_settle(self, queue: str, settlements: Sequence[Settlement], mark: Mark) -> list[bool]:
+    async def _send_settle(self, queue: str, mark: Mark, settlements: Sequence[Settlement]) -> list[bool]:
         batch = SettleBatch(settlements, self._options.done)
         sequence, key = mark.next(), mark.key
 
-        async def attempt(wire: Wire, again: bool) -> Reply:
+        def attempt(wire: Wire, again: bool) -> Awaitable[Reply]:
             arguments = batch.arguments(sequence, sequence if again else "")
-            return await durable(self._options, self._links, wire, "settle", queue, arguments, (key, key))
+            return durable(self._options, self._links, wire, "settle", queue, arguments, (key, key))
 
         try:
             reply = await self._links.repeat(slot_of(queue), attempt)

@@ -173,9 +173,9 @@ class RedisStaging(Staging):
     async def _script(self, name: str, arguments: Sequence[Argument], *keys: str) -> Reply:
         """Run a script that may be repeated, until as many replicas have its writes as the URL asks for."""
 
-        async def attempt(wire: Wire, again: bool) -> Reply:
+        def attempt(wire: Wire, again: bool) -> Awaitable[Reply]:
             del again
-            return await durable(self._options, self._links, wire, name, self.queue, arguments, keys)
+            return durable(self._options, self._links, wire, name, self.queue, arguments, keys)
 
         return await self._links.repeat(slot_of(self.queue), attempt)
 

@@ -9,6 +9,7 @@ import abc
 import binascii
 import threading
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import cast
 
 from qworker.errors import BackendError, BackendUnavailable
@@ -21,6 +22,7 @@ __all__ = ["Topology", "slot_of", "slot_of_tag", "topology"]
 _SLOTS = 16384
 
 
+@lru_cache(4096)
 def slot_of(queue: str) -> int:
     """The slot of a queue's keys in a cluster."""
     return slot_of_tag(f"qworker:{queue}".encode())
