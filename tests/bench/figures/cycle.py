@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from pathlib import Path
 from typing import Any
 
 from harness import Bench, Figure
@@ -16,8 +18,9 @@ def measure(bench: Bench) -> list[Figure]:
     """Messages per second, and the share of it that is left with syncs; batches are both published and run at once."""
     found: list[Figure] = []
     for batch, asked in ASKED_SHARES.items():
-        sides = [(sync, lambda sync=sync, batch=batch: _cycle(bench, sync, batch)) for sync in ("off", "full")]
-        rates = bench.turns(sides)
+        rates = bench.turns(
+            [(sync, lambda sync=sync, batch=batch: _cycle(bench, sync, batch)) for sync in ("off", "full")]
+        )
         shares = [full / off for full, off in zip(rates["full"], rates["off"], strict=True)]
         found += [
             Figure(
@@ -41,12 +44,43 @@ def measure(bench: Bench) -> list[Figure]:
                 note=f"{median(rates['full']):,.0f}/s; {spread(shares)}",
             ),
         ]
-    return found
+    return [*found, *_beside(bench)]
+
+
+def _beside(bench: Bench) -> list[Figure]:
+    """What the rate consists of, in this hour: the kernel's part, and the history's."""
+    rates = bench.turns(
+        [
+            ("all", lambda: _cycle(bench, "off", 100)),
+            ("silent", lambda: _cycle(bench, "off&history=0", 100)),
+            ("bare", lambda: _bare(bench)),
+        ]
+    )
+    return [
+        Figure(
+            figure="cycle",
+            what=what,
+            measured=median([all_ / other for all_, other in zip(rates["all"], rates[name], strict=True)]),
+            unit="x",
+            note=f"{median(rates['all']):,.0f}/s and {median(rates[name]):,.0f}/s",
+        )
+        for name, what in (
+            ("silent", "messages/s / without history, sync=off, batches of 100"),
+            ("bare", "messages/s / by the bare system calls, sync=off, batches of 100"),
+        )
+    ]
 
 
 def _cycle(bench: Bench, sync: str, batch: int) -> float:
     folder = bench.fresh()
     rate: float = bench.call(work, url=bench.url(folder, sync), count=bench.size(20_000, 1_000), batch=batch)
+    bench.discard(folder)
+    return rate
+
+
+def _bare(bench: Bench) -> float:
+    folder = bench.fresh()
+    rate: float = bench.call(bare_work, folder=str(folder), count=bench.size(20_000, 1_000), batch=100)
     bench.discard(folder)
     return rate
 
@@ -65,3 +99,18 @@ def work(given: dict[str, Any]) -> float:
         return float(given["count"] / (publishing + working))
 
     return run_loop(run())
+
+
+def bare_work(given: dict[str, Any]) -> float:
+    """The same by system calls alone."""
+    from harness.bare import BareQueue
+
+    queue = BareQueue(Path(given["folder"]))
+    body = b"x" * 100
+    began = time.perf_counter()
+    names = [queue.publish(body, durable=False) for _ in range(given["count"])]
+    for first in range(0, len(names), given["batch"]):
+        held = [queue.lease(name, len(body)) for name in names[first : first + given["batch"]]]
+        for file, name in held:
+            queue.ack(file, name)
+    return float(given["count"] / (time.perf_counter() - began))

@@ -13,30 +13,31 @@ ASKED = 1.3
 
 
 def measure(bench: Bench) -> list[Figure]:
-    """Publish + lease + run + ack at a constant depth."""
+    """Publish + lease + run + ack at a constant depth: as the queue is by default, and without its syncs."""
     deep, count = bench.size(1_000_000, 5_000), bench.size(40_000, 1_000)
-    shallow_times: list[float] = []
-    deep_times: list[float] = []
     folder = bench.fresh()
     bench.call(fill, url=bench.url(folder), depth=deep)
+    shallow: dict[str, list[float]] = {"full": [], "off": []}
+    beneath: dict[str, list[float]] = {"full": [], "off": []}
     for _ in range(1 if bench.quick else 3):
-        other = bench.fresh()
-        bench.call(fill, url=bench.url(other), depth=1_000)
-        shallow_times.append(bench.call(work, url=bench.url(other), count=count))
-        deep_times.append(bench.call(work, url=bench.url(folder), count=count))
-        bench.discard(other)
+        for sync, times in shallow.items():
+            other = bench.fresh()
+            bench.call(fill, url=bench.url(other), depth=1_000)
+            times.append(bench.call(work, url=bench.url(other, sync), count=count))
+            beneath[sync].append(bench.call(work, url=bench.url(folder, sync), count=count))
+            bench.discard(other)
     bench.discard(folder)
-    ratio = median(deep_times) / median(shallow_times)
     return [
         Figure(
             figure="depth",
-            what=f"cost per message, {deep:,} waiting / 1,000 waiting",
-            asked=ASKED,
-            measured=ratio,
+            what=f"cost per message, sync={sync}, {deep:,} waiting / 1,000 waiting",
+            asked=ASKED if sync == "full" else None,
+            measured=median(beneath[sync]) / median(shallow[sync]),
             unit="x",
-            rounds=[deep / shallow for deep, shallow in zip(deep_times, shallow_times, strict=True)],
-            note=f"{median(deep_times):.0f} us and {median(shallow_times):.0f} us, publish included; the first listing is not",
+            rounds=[one / other for one, other in zip(beneath[sync], shallow[sync], strict=True)],
+            note=f"{median(beneath[sync]):.0f} us and {median(shallow[sync]):.0f} us, publish included; the first listing is not",
         )
+        for sync in shallow
     ]
 
 
