@@ -249,19 +249,23 @@ def drain(given: dict[str, Any]) -> None:
 
 def _depth(bench: Bench, server: RedisServer) -> Figure:
     deep, count = bench.size(1_000_000, 5_000), bench.size(50_000, 1_000)
-    times: dict[int, list[float]] = {1_000: [], deep: []}
-    for waiting, found in times.items():
+    with redis_server(bench.fresh()) as other:
+        servers = {"shallow": other, "deep": server}
         server.ask("FLUSHALL")
-        bench.call(depth.fill, url=server.url, depth=waiting)
-        for _ in range(1 if bench.quick else 5):
-            found.append(bench.call(depth.work, url=server.url, count=count))
+        for one, waiting in ((other, 1_000), (server, deep)):
+            bench.call(depth.fill, url=one.url, depth=waiting)
+        times = bench.turns(
+            [(name, lambda one=one: bench.call(depth.work, url=one.url, count=count)) for name, one in servers.items()]
+        )
+    ratios = [one / other for one, other in zip(times["deep"], times["shallow"], strict=True)]
     return Figure(
         figure="redis",
         what=f"cost per task, {deep:,} waiting / 1,000 waiting",
         asked=1.1,
-        measured=median(times[deep]) / median(times[1_000]),
+        measured=median(ratios),
         unit="x",
-        note=f"{median(times[deep]):.0f} us and {median(times[1_000]):.0f} us, publish included",
+        rounds=ratios,
+        note=f"{median(times['deep']):.0f} us and {median(times['shallow']):.0f} us, publish included",
     )
 
 
