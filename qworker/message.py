@@ -121,7 +121,7 @@ class Settlement(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     error: str | None = None
 
 
-class StoredMessage(msgspec.Struct, frozen=True, kw_only=True):
+class StoredMessage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A message as `browse` sees it: a look, not a claim."""
 
     message: Message
@@ -138,7 +138,7 @@ class StoredMessage(msgspec.Struct, frozen=True, kw_only=True):
     place: str | None = None
 
 
-class Finished(msgspec.Struct, frozen=True, kw_only=True):
+class Finished(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A done or failed message as a look found it."""
 
     id: str

@@ -6,7 +6,6 @@ A backend whose store has no cheaper division lists all names in every part and 
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import AsyncIterator, Iterable
 from zlib import crc32
 
@@ -40,7 +39,7 @@ class Share(msgspec.Struct, frozen=True):
 
     def has(self, name: str) -> bool:
         """Whether a name is in this share; of the shares of one number, exactly one has it."""
-        return self.of == 1 or crc32(os.fsencode(name)) % self.of == self.number
+        return self.of == 1 or crc32(name.encode(errors="surrogateescape")) % self.of == self.number
 
 
 def shares(wanted: int) -> list[str]:

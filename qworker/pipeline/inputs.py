@@ -14,6 +14,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from qworker.errors import UsageError
 from qworker.pipeline.places import absolute_path
 from qworker.pipeline.schema import EVENTS, MESSAGES, column_names
+from qworker.pipeline.structs import struct
 from qworker.registry import schemes
 
 __all__ = ["Evidence", "archived", "evidence", "is_queue_url", "live", "read_table"]
@@ -114,9 +115,8 @@ def read_table(spark: SparkSession, path: str, schema: str) -> DataFrame:
     The schema is told, and not found: a queue whose name is a number would become one.
     """
     try:
-        return spark.read.schema(schema).parquet(path)
+        return spark.read.schema(struct(schema)).parquet(path)
     except AnalysisException as error:
         if error.getCondition() != "PATH_NOT_FOUND":
             raise
-        columns = (column.split(" ", 1) for column in schema.split(", "))
-        return spark.range(0).select(*(F.lit(None).cast(kind).alias(name) for name, kind in columns))
+        return spark.createDataFrame([], struct(schema))

@@ -24,7 +24,7 @@ _FIELDS = pa.map_(pa.string(), pa.string())
 _OPENS = frozenset(b"{ \t\r\n")
 
 
-class _Call(msgspec.Struct, frozen=True):
+class _Call(msgspec.Struct, frozen=True, gc=False):
     """An envelope whose arguments stay as they are written."""
 
     task: str
@@ -94,8 +94,12 @@ def _same(values: Sequence[str]) -> pa.Array[Any]:
     return _strings(map(str, values))
 
 
-def _texts(texts: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(_text(text) for text in texts) if texts else texts
+def _lists(values: Iterable[tuple[str, ...]]) -> pa.Array[Any]:
+    lists = list(values)
+    try:
+        return pa.array(lists, _TEXTS)
+    except UnicodeEncodeError:
+        return pa.array([tuple(_text(text) for text in texts) for texts in lists], _TEXTS)
 
 
 def _text(text: str) -> str:
@@ -129,7 +133,7 @@ _COLUMNS: dict[str, Callable[[Sequence[StoredMessage]], pa.Array[Any]]] = {
     "finished_at": lambda found: timestamps(one.finished_at for one in found),
     "holder": lambda found: _strings(one.holder for one in found),
     "error": lambda found: _strings(one.error for one in found),
-    "arguments": lambda found: pa.array([_texts(one.message.arguments) for one in found], _TEXTS),
+    "arguments": lambda found: _lists(one.message.arguments for one in found),
     "fields": lambda found: pa.array(
         [None if one.message.fields is None else list(one.message.fields.items()) for one in found], _FIELDS
     ),

@@ -19,6 +19,7 @@ from pyspark.sql.types import StructType
 
 from qworker.pipeline.options import ReadOptions
 from qworker.pipeline.session import hands_filters_down, parallelism
+from qworker.pipeline.structs import struct
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -40,9 +41,9 @@ class QworkerSource(DataSource):
         """The format's name."""
         return FORMAT
 
-    def schema(self) -> str:
+    def schema(self) -> StructType:
         """The table's columns, or those that the option `columns` names."""
-        return ReadOptions.parse(self.options, self.parallelism).schema
+        return struct(ReadOptions.parse(self.options, self.parallelism).schema)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """A batch read."""

@@ -10,9 +10,11 @@ from qworker.pipeline.folder import Folder
 from qworker.pipeline.intent import STAGING
 from qworker.pipeline.schema import TABLES, column_names
 from qworker.pipeline.session import parallelism
+from qworker.pipeline.structs import struct
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql.types import StructType
 
 __all__ = ["Table", "merged", "staged"]
 
@@ -53,9 +55,9 @@ class Table:
             return self.spark.createDataFrame([], self.schema()).select(*names)
         return self.read(self.folder.path(self.name)).select(*names)
 
-    def schema(self, more: str = "") -> str:
+    def schema(self, more: str = "") -> StructType:
         """The columns of what is in a folder of partitions; given, for names like `007` are no numbers."""
-        return f"{TABLES[self.name]}{more}, day date"
+        return struct(f"{TABLES[self.name]}{more}, day date")
 
     def read(self, path: str, *partitions: str, more: str = "") -> DataFrame:
         """A folder of partitions, or some of them."""
@@ -158,7 +160,7 @@ def _together(table: Table, partition: str, names: Sequence[str]) -> list[str]:
     """Put files together in staging; the names of what that makes."""
     where = f"{table.staging('together')}/{partition}"
     inside = ", ".join(_columns_in_files(table.name))
-    rows = table.spark.read.schema(inside).parquet(*[table.folder.path(name) for name in names])
+    rows = table.spark.read.schema(struct(inside)).parquet(*[table.folder.path(name) for name in names])
     rows.coalesce(1).write.parquet(table.folder.path(where))
     return [f"{where}/{name}" for name in table.folder.names(where) if name.endswith(".parquet")]
 
