@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, cast
 
 import msgspec
 import pyarrow as pa
 
 from qworker.errors import BadArguments
-from qworker.pipeline.drafts import REASON, SOURCE
+from qworker.pipeline.drafts import REASON
 from qworker.signature import Signature
 
-__all__ = ["CALL", "CallMaker"]
+__all__ = ["CALL", "CallMaker", "made_columns"]
 
 # What it says of its own types is half of it.
 _arrow: Any = pa
@@ -22,6 +22,11 @@ CALL = "_call"
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(dict[str, Any]).decode
+
+
+def made_columns(names: Iterable[str]) -> tuple[str, ...]:
+    """The columns that `CallMaker` makes of these."""
+    return ("body", "task", REASON, *[name for name in names if name != CALL])
 
 
 class CallMaker:
@@ -43,8 +48,8 @@ class CallMaker:
         # Where a null cannot be the argument but the parameter has a default, the argument is left out.
         self._optional = [] if signature is None else [name for name in names if signature.refuses_none(name)]
 
-    def make(self, batch: pa.RecordBatch, beside: Sequence[str]) -> pa.RecordBatch:
-        """Bodies, or the rows and the reasons why they have none; and some columns as they are."""
+    def make(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Bodies, or the reasons why rows have none; all columns but the arguments stay as they are."""
         bodies: list[bytes | None] = []
         reasons: list[str | None] = []
         for call in self._calls(batch):
@@ -54,19 +59,14 @@ class CallMaker:
             except BadArguments as error:
                 bodies.append(None)
                 reasons.append(str(error))
-        source = cast("Any", batch.column(SOURCE))
-        good: Any = pa.array([reason is None for reason in reasons], pa.bool_())
-        arrays: list[Any] = [
+        made: list[Any] = [
             pa.array(bodies, pa.binary()),
-            pa.array([self._task] * batch.num_rows, pa.string()),
+            _arrow.repeat(pa.scalar(self._task, pa.string()), batch.num_rows),
             pa.array(reasons, pa.string()),
-            # Only what is set aside travels on.
-            _arrow.nulls(batch.num_rows, source.type) if None not in bodies else _without(source, good),
-            *[batch.column(name) for name in beside],
         ]
-        return cast(
-            "pa.RecordBatch", _arrow.RecordBatch.from_arrays(arrays, names=["body", "task", REASON, SOURCE, *beside])
-        )
+        names = made_columns(batch.schema.names)
+        made += [batch.column(name) for name in names[len(made) :]]
+        return cast("pa.RecordBatch", _arrow.RecordBatch.from_arrays(made, names=list(names)))
 
     def _calls(self, batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
         if not self._names:
@@ -95,8 +95,3 @@ def _values(column: Any) -> list[Any]:
     values = cast("list[Any]", column.to_pylist())
     # Arrow gives pairs for what is an object in JSON.
     return [None if value is None else dict(value) for value in values] if pa.types.is_map(column.type) else values
-
-
-def _without(source: Any, good: Any) -> Any:
-    """A struct column, null where a row is good."""
-    return _arrow.StructArray.from_arrays(source.flatten(), fields=list(source.type), mask=good)

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
+import threading
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
-from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 
 from qworker.errors import BadArguments, UsageError
 from qworker.names import check_queue
 from qworker.pipeline.calls import CALL, CallMaker
-from qworker.pipeline.drafts import REASON, SOURCE
+from qworker.pipeline.drafts import SOURCE
 from qworker.pipeline.partitions import WriteOptions, staging_of
 from qworker.pipeline.session import own_interpreter
+from qworker.pipeline.source import loading_class
 from qworker.pipeline.told import plain
 from qworker.signature import Signature
 from qworker.staging import Published, check_job
@@ -99,9 +99,10 @@ def load(  # noqa: PLR0913 - each is one thing that a load is told
     options = WriteOptions(url=url, queue=queue, job=check_job(job), staging=staging, rejects=rejects)
     with plain(), own_interpreter(spark):
         # Spark finds wrong columns and SQL here, before the store is touched.
-        rows = _calls(source_df, CallMaker(task, signature, tuple(columns), text=text), columns, beside)
+        rows = _rows(source_df, columns, beside, whole=rejects is not None)
         before = asyncio.run(_settled(options))
-        rows.write.format("qworker").mode("append").options(**_texts(options)).save()
+        made = _format(spark, CallMaker(task, signature, tuple(columns), text=text))
+        rows.write.format(made).mode("append").options(**_texts(options)).save()
     done = asyncio.run(_done(options))
     return LoadResult(
         job=job,
@@ -126,28 +127,23 @@ def _mapping(source: DataFrame, signature: Signature | None, args: Mapping[str, 
     return {name: f"`{name.replace('`', '``')}`" for name in names}
 
 
-def _calls(source: DataFrame, maker: CallMaker, columns: Mapping[str, str], beside: Mapping[str, str]) -> DataFrame:
-    """The rows as the data source takes them: a body, or the row and why it has none."""
-    whole = F.struct(*[F.col(f"`{name.replace('`', '``')}`") for name in source.columns])
-    call = [F.struct(*[F.expr(text).alias(name) for name, text in columns.items()]).alias(CALL)] if columns else []
-    rows = source.select(whole.alias(SOURCE), *call, *[F.expr(text).alias(name) for name, text in beside.items()])
-    fields = [
-        StructField("body", BinaryType()),
-        StructField("task", StringType()),
-        StructField(REASON, StringType()),
-        *[StructField(name, rows.schema[name].dataType) for name in (SOURCE, *beside)],
-    ]
-    return rows.mapInArrow(_making(maker, tuple(beside)), StructType(fields))
+def _rows(source: DataFrame, columns: Mapping[str, str], beside: Mapping[str, str], *, whole: bool) -> DataFrame:
+    """What the calls are made of; with `whole` also the rows themselves, for those that are set aside."""
+    chosen = [F.expr(text).alias(name) for name, text in beside.items()]
+    if columns:
+        chosen.append(F.struct(*[F.expr(text).alias(name) for name, text in columns.items()]).alias(CALL))
+    if whole or not chosen:
+        # A call without arguments needs its row to be counted.
+        chosen.append(F.struct(*[F.col(f"`{name.replace('`', '``')}`") for name in source.columns]).alias(SOURCE))
+    return source.select(*chosen)
 
 
-def _making(
-    maker: CallMaker, beside: tuple[str, ...]
-) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    def make(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            yield maker.make(batch, beside)
-
-    return make
+def _format(spark: SparkSession, maker: CallMaker) -> str:
+    """A format that makes calls of rows where it stages them: one process per task less, and one journey of every row."""
+    # Of this thread's own: another one may load into another task with the same session.
+    made = loading_class(f"qworker_load_{threading.get_ident()}", maker)
+    spark.dataSource.register(made)
+    return made.name()
 
 
 async def _settled(options: WriteOptions) -> bool:

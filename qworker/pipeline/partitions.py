@@ -14,11 +14,11 @@ import msgspec
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import WriterCommitMessage
-from pyspark.sql.types import StructType
 
 from qworker.errors import BackendError, BadArguments, PublishFailed, UsageError
 from qworker.message import Draft
 from qworker.names import check_queue
+from qworker.pipeline.calls import CallMaker, made_columns
 from qworker.pipeline.drafts import RowReader
 from qworker.pipeline.options import checked_url
 from qworker.pipeline.rejects import RejectsFile, RejectsTable
@@ -100,12 +100,14 @@ class PartWriter:
 
     Args:
         options: of the write.
-        schema: of the DataFrame.
+        names: the DataFrame's columns.
+        maker: makes calls of its rows; None: they are calls.
     """
 
-    def __init__(self, options: WriteOptions, schema: StructType) -> None:
+    def __init__(self, options: WriteOptions, names: Sequence[str], maker: CallMaker | None = None) -> None:
         self.options = options
-        self._names = schema.names
+        self._names = tuple(names)
+        self._maker = maker
         self.run = secrets.token_hex(8)
 
     def stage(self, iterator: Iterator[pa.RecordBatch], job: str) -> StagedPart:
@@ -135,9 +137,10 @@ class PartWriter:
     def _drafts(
         self, iterator: Iterator[pa.RecordBatch], part: int, rejects: RejectsFile | None
     ) -> Iterator[list[Draft]]:
-        reader = RowReader(self._names)
+        reader = RowReader(self._names if self._maker is None else made_columns(self._names))
         row = 0
-        for batch in iterator:
+        for given in iterator:
+            batch = given if self._maker is None else self._maker.make(given)
             drafts, bad = reader.read(batch)
             if bad and rejects is None:
                 number, reason = bad[0]

@@ -24,7 +24,9 @@ from qworker.pipeline.structs import struct
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["FORMAT", "QworkerSource", "source_class"]
+    from qworker.pipeline.calls import CallMaker
+
+__all__ = ["FORMAT", "QworkerSource", "loading_class", "source_class"]
 
 FORMAT = "qworker"
 
@@ -35,6 +37,8 @@ class QworkerSource(DataSource):
     # Set by `source_class`: how many tasks the session runs at once, and whether it hands filters down.
     parallelism = 2
     pushes_filters = False
+    # Set by `loading_class`: makes the calls of what is written.
+    maker: CallMaker | None = None
 
     @classmethod
     def name(cls) -> str:
@@ -64,7 +68,7 @@ class QworkerSource(DataSource):
         """A batch write."""
         from qworker.pipeline.writing import batch_writer
 
-        return batch_writer(dict(self.options), schema, overwrite)
+        return batch_writer(dict(self.options), schema, overwrite, self.maker)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802 - Spark's name
         """A write per micro-batch."""
@@ -78,3 +82,8 @@ def source_class(spark: SparkSession) -> type[QworkerSource]:
     values = {"parallelism": parallelism(spark), "pushes_filters": hands_filters_down(spark)}
     # Made here, so that it is pickled as a whole, with these values: workers share nothing else with the session.
     return type(QworkerSource.__name__, (QworkerSource,), values)
+
+
+def loading_class(name: str, maker: CallMaker) -> type[QworkerSource]:
+    """A data source of another name, for batch writes of rows that `maker` makes calls of."""
+    return type(QworkerSource.__name__, (QworkerSource,), {"name": classmethod(lambda _: name), "maker": maker})

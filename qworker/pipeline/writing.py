@@ -17,6 +17,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamWriter
 from pyspark.sql.types import StructType
 
 from qworker.errors import NotSupported, UsageError
+from qworker.pipeline.calls import CALL, CallMaker
 from qworker.pipeline.drafts import check_columns
 from qworker.pipeline.partitions import PartWriter, Staged, WriteOptions, staging_of
 from qworker.staging import StagedPart
@@ -36,8 +37,8 @@ else:
 class QworkerWriter(DataSourceArrowWriter):
     """One run of a batch job."""
 
-    def __init__(self, options: WriteOptions, schema: StructType) -> None:
-        self._writer = PartWriter(options, schema)
+    def __init__(self, options: WriteOptions, schema: StructType, maker: CallMaker | None) -> None:
+        self._writer = PartWriter(options, schema.names, maker)
         self._job = options.job or f"write-{self._writer.run}"
         self._settled = asyncio.run(self._is_settled())
 
@@ -74,7 +75,7 @@ class QworkerStreamWriter(StreamBase):
     """The micro-batches of a stream: each is published once, however often Spark repeats it."""
 
     def __init__(self, options: WriteOptions, schema: StructType) -> None:
-        self._writer = PartWriter(options, schema)
+        self._writer = PartWriter(options, schema.names)
 
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
         """On an executor: stage one partition."""
@@ -101,13 +102,15 @@ class QworkerStreamWriter(StreamBase):
         return f"{self._writer.options.job or 'stream'}.{hashlib.sha256(query.encode()).hexdigest()[:16]}"
 
 
-def batch_writer(given: Mapping[str, object], schema: StructType, overwrite: bool) -> DataSourceWriter:
-    """What `df.write.format("qworker")` uses.
+def batch_writer(
+    given: Mapping[str, object], schema: StructType, overwrite: bool, maker: CallMaker | None = None
+) -> DataSourceWriter:
+    """What `df.write.format("qworker")` uses, and `load`, whose rows `maker` makes calls of.
 
     Raises:
         UsageError: an option or a column is wrong.
     """
-    return QworkerWriter(_checked(given, schema, overwrite), schema)
+    return QworkerWriter(_checked(given, schema, overwrite, made=maker is not None), schema, maker)
 
 
 def stream_writer(given: Mapping[str, object], schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
@@ -126,10 +129,14 @@ def stream_writer(given: Mapping[str, object], schema: StructType, overwrite: bo
     return QworkerStreamWriter(options, schema)
 
 
-def _checked(given: Mapping[str, object], schema: StructType, overwrite: bool) -> WriteOptions:
+def _checked(given: Mapping[str, object], schema: StructType, overwrite: bool, *, made: bool = False) -> WriteOptions:
     if overwrite:
         raise NotSupported('a queue is only added to: write with .mode("append")')
-    check_columns({field.name: field.dataType.simpleString() for field in schema.fields})
+    types = {field.name: field.dataType.simpleString() for field in schema.fields}
+    if made:
+        types.pop(CALL, None)
+        types["body"] = "binary"
+    check_columns(types)
     return WriteOptions.parse(given)
 
 
