@@ -1,12 +1,19 @@
-"""The full cycle on a directory: publish in batches, lease, run and ack through the real worker, with and without syncs."""
+"""The full cycle on a directory: publish in batches, lease, run and ack through the real worker, with and without syncs.
+
+Messages go the way that they go in service: one process publishes while one worker, in another, takes them. What it costs
+when a single process first publishes everything and then works it off is told beside that.
+"""
 
 from __future__ import annotations
 
+import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from harness import Bench, Figure
+from harness.bench import Child
 from harness.report import median, spread
 
 ASKED_RATE = 12_000
@@ -19,7 +26,7 @@ def measure(bench: Bench) -> list[Figure]:
     found: list[Figure] = []
     for batch, asked in ASKED_SHARES.items():
         rates = bench.turns(
-            [(sync, lambda sync=sync, batch=batch: _cycle(bench, sync, batch)) for sync in ("off", "full")]
+            [(sync, lambda sync=sync, batch=batch: _at_once(bench, sync, batch)) for sync in ("off", "full")]
         )
         shares = [full / off for full, off in zip(rates["full"], rates["off"], strict=True)]
         found += [
@@ -48,45 +55,94 @@ def measure(bench: Bench) -> list[Figure]:
 
 
 def _beside(bench: Bench) -> list[Figure]:
-    """What the rate consists of, in this hour: the kernel's part, and the history's."""
+    """The same in one process, and what that consists of in this hour: the kernel's part, and the history's."""
     rates = bench.turns(
         [
-            ("all", lambda: _cycle(bench, "off", 100)),
-            ("silent", lambda: _cycle(bench, "off&history=0", 100)),
-            ("bare", lambda: _bare(bench)),
+            ("all", lambda: _in_turn(bench, in_turn, sync="off")),
+            ("silent", lambda: _in_turn(bench, in_turn, sync="off&history=0")),
+            ("bare", lambda: _in_turn(bench, bare)),
         ]
     )
     return [
         Figure(
             figure="cycle",
-            what=what,
-            measured=median([all_ / other for all_, other in zip(rates["all"], rates[name], strict=True)]),
-            unit="x",
-            note=f"{median(rates['all']):,.0f}/s and {median(rates[name]):,.0f}/s",
-        )
-        for name, what in (
-            ("silent", "messages/s / without history, sync=off, batches of 100"),
-            ("bare", "messages/s / by the bare system calls, sync=off, batches of 100"),
-        )
+            what="messages/s, published and then worked off by one process, sync=off, batches of 100",
+            measured=median(rates["all"]),
+            unit="/s",
+            rounds=rates["all"],
+            note=spread(rates["all"]),
+        ),
+        *(
+            Figure(
+                figure="cycle",
+                what=what,
+                measured=median([all_ / other for all_, other in zip(rates["all"], rates[name], strict=True)]),
+                unit="x",
+                note=f"{median(rates['all']):,.0f}/s and {median(rates[name]):,.0f}/s",
+            )
+            for name, what in (
+                ("silent", "the last / the same without history"),
+                ("bare", "the last / its bare system calls"),
+            )
+        ),
     ]
 
 
-def _cycle(bench: Bench, sync: str, batch: int) -> float:
+def _at_once(bench: Bench, sync: str, batch: int) -> float:
+    """Messages per second, from the first publish in one process to the last ack in another."""
     folder = bench.fresh()
-    rate: float = bench.call(work, url=bench.url(folder, sync), count=bench.size(20_000, 1_000), batch=batch)
+    given = {"url": bench.url(folder, sync), "count": bench.size(20_000, 1_000), "batch": batch}
+    with Child(publish_all, given) as publisher, Child(work_all, given) as worker:
+        publisher.read()
+        worker.read()
+        publisher.tell()
+        first_ns, last_ns = publisher.result(), worker.result()
+    bench.discard(folder)
+    return float(given["count"] / ((last_ns - first_ns) / 1e9))
+
+
+def _in_turn(bench: Bench, function: Callable[[dict[str, Any]], float], sync: str = "off") -> float:
+    folder = bench.fresh()
+    rate: float = bench.call(
+        function, folder=str(folder), url=bench.url(folder, sync), count=bench.size(20_000, 1_000), batch=100
+    )
     bench.discard(folder)
     return rate
 
 
-def _bare(bench: Bench) -> float:
-    folder = bench.fresh()
-    rate: float = bench.call(bare_work, folder=str(folder), count=bench.size(20_000, 1_000), batch=100)
-    bench.discard(folder)
-    return rate
+def publish_all(given: dict[str, Any]) -> int:
+    """Publish when told to; the moment of the first."""
+    from harness.work import noop_app, publish, run_loop, say
+
+    async def run() -> int:
+        tasks = noop_app(given["url"])
+        await publish(tasks, given["batch"], given["batch"])
+        say("ready")
+        sys.stdin.readline()
+        first_ns = time.monotonic_ns()
+        await publish(tasks, given["count"], given["batch"])
+        return first_ns
+
+    return run_loop(run())
 
 
-def work(given: dict[str, Any]) -> float:
-    """Messages per second, from the first publish to the last ack."""
+def work_all(given: dict[str, Any]) -> int:
+    """Work until everything is settled; the moment of the last."""
+    from harness.work import noop_app, run_loop, say, work_off
+
+    async def run() -> int:
+        tasks = noop_app(given["url"])
+        await work_off(tasks, given["batch"], given["batch"])
+        say("ready")
+        started_ns = time.monotonic_ns()
+        working, _ = await work_off(tasks, given["count"], given["batch"])
+        return started_ns + round(working * 1e9)
+
+    return run_loop(run())
+
+
+def in_turn(given: dict[str, Any]) -> float:
+    """Messages per second, all published and then all worked off, by this process."""
     from harness.work import noop_app, publish, run_loop, work_off
 
     async def run() -> float:
@@ -101,7 +157,7 @@ def work(given: dict[str, Any]) -> float:
     return run_loop(run())
 
 
-def bare_work(given: dict[str, Any]) -> float:
+def bare(given: dict[str, Any]) -> float:
     """The same by system calls alone."""
     from harness.bare import BareQueue
 
