@@ -17,7 +17,7 @@ from qworker.registry import open_backend
 from qworker.retry import DEFAULT_BACKOFF, Backoff
 from qworker.settings import backend_url
 from qworker.task import Call, Job, Options, RawHandler, Task
-from qworker.tracing import sending_many, trace_headers
+from qworker.tracing import imported, sending_many, trace_headers
 
 __all__ = ["Tasks"]
 
@@ -48,8 +48,10 @@ class Tasks:
         self.registered: dict[str, Task[..., Any]] = {}
         self.raw_handlers: dict[str, RawHandler] = {}
         self._backends: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Opened] = weakref.WeakKeyDictionary()
+        # The one asked for last: most apps have a single loop, and this is asked for each call.
+        self._latest: _Opened | None = None
         self._portal = Portal()
-        self._header_sources: list[Callable[[], Mapping[str, str]]] = [trace_headers]
+        self._header_sources: list[Callable[[], Mapping[str, str]]] = []
 
     def __repr__(self) -> str:
         return f"<Tasks {', '.join(sorted(self.registered)) or 'empty'}>"
@@ -166,6 +168,8 @@ class Tasks:
     def headers_for(self, given: Mapping[str, str]) -> dict[str, str]:
         """The headers of a call: those of every source (see `add_headers`), and `given` over them."""
         headers: dict[str, str] = {}
+        if imported():
+            headers.update(trace_headers())
         for source in self._header_sources:
             headers.update(source())
         headers.update(given)
@@ -220,6 +224,7 @@ class Tasks:
         # What is open belongs to the old URL; the loops close it.
         self._url = url
         self._backends = weakref.WeakKeyDictionary()
+        self._latest = None
 
     async def backend(self) -> Backend:
         """This event loop's backend, opened at the first call and closed when the loop shuts down.
@@ -228,9 +233,12 @@ class Tasks:
         close those.
         """
         loop = asyncio.get_running_loop()
-        opened = self._backends.get(loop)
-        if opened is None:
-            opened = self._backends[loop] = _Opened(open_backend(self.url, clock=self.clock))
+        opened = self._latest
+        if opened is None or opened.loop() is not loop:
+            opened = self._backends.get(loop)
+            if opened is None:
+                opened = self._backends[loop] = _Opened(loop, open_backend(self.url, clock=self.clock))
+            self._latest = opened
         if not opened.ready:
             await opened.open()
         return opened.backend
@@ -238,6 +246,7 @@ class Tasks:
     async def aclose(self) -> None:
         """Close this event loop's backend now; the next call opens another."""
         opened = self._backends.pop(asyncio.get_running_loop(), None)
+        self._latest = None
         if opened is not None:
             await opened.aclose()
 
@@ -245,9 +254,10 @@ class Tasks:
 class _Opened:
     """A backend and the generator that closes it with its loop."""
 
-    __slots__ = ("_keeper", "_lock", "backend", "ready")
+    __slots__ = ("_keeper", "_lock", "backend", "loop", "ready")
 
-    def __init__(self, backend: Backend) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, backend: Backend) -> None:
+        self.loop = weakref.ref(loop)
         self.backend = backend
         self.ready = False
         self._lock = asyncio.Lock()

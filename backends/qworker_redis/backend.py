@@ -22,7 +22,7 @@ from qworker.staging import Staging
 from qworker.url import BackendURL
 from qworker_redis.bulk import BulkReading
 from qworker_redis.claims import DETACHED, RedisLease, resumed
-from qworker_redis.codec import decode, encode
+from qworker_redis.codec import PlainDraft, decode, encode
 from qworker_redis.durable import BATCH
 from qworker_redis.history import RedisHistory
 from qworker_redis.links import Links
@@ -72,7 +72,8 @@ class RedisBackend(BulkReading):
         host = re.sub(r"[^A-Za-z0-9.-]", "-", socket.gethostname())[:40]
         self._holder = f"{host}:{os.getpid()}:{secrets.token_hex(4)}"
         self._requests = 0
-        self._publishing = Publishing(options, self._links, self._holder, self._stored_in)
+        listed = self._registered if "publish_one" in self.scripts.names else ()
+        self._publishing = Publishing(options, self._links, self._holder, self._stored_in, listed=listed)
         self._settling = Settling(options, self._links, self._holder)
         # Queues whose last lease gave nothing, and the loop's time when something becomes due there.
         self._empty: dict[str, float] = {}
@@ -125,11 +126,7 @@ class RedisBackend(BulkReading):
         check_queue(queue)
         if not drafts:
             return []
-        ids = new_ids(len(drafts))
-        items = [
-            encode(made if draft.id is None else check_id(draft.id), draft)
-            for made, draft in zip(ids, drafts, strict=True)
-        ]
+        items = list(map(_item, new_ids(len(drafts)), drafts))
         return await self._publishing.publish(queue, items)
 
     async def _stored_in(self, queue: str, new: bool) -> None:
@@ -330,6 +327,10 @@ class RedisBackend(BulkReading):
             self._reaped[queue] = (str(now) if now else "", self._clock.monotonic())
             total += count
         return total
+
+
+def _item(fresh: str, draft: Draft) -> PlainDraft:
+    return encode(fresh if draft.id is None else check_id(draft.id), draft)
 
 
 def _age(seconds: float | None) -> str:

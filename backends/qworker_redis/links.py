@@ -120,8 +120,14 @@ class Links:
         head = _head(self._scripts, name, queue, not (0, 0) < wire.version < (7, 0), len(extra))
         return (*head, *[self._scripts.key(queue, part) for part in extra], *arguments)
 
-    async def repeat(self, slot: int, attempt: Attempt, *, patience: float | None = None) -> Reply:
+    async def repeat(self, slot: int, attempt: Attempt, *, patience: float | None = None, sent: bool = False) -> Reply:
         """Make a call, again and again until it is answered.
+
+        Args:
+            slot: of the queue that it is about.
+            attempt: makes it once.
+            patience: seconds until it is given up; by default those of the URL.
+            sent: it may have been carried out before.
 
         Raises:
             ConnectionLost: patience is at its end; `sent` tells whether the call may have been carried out.
@@ -130,7 +136,7 @@ class Links:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + (self._options.patience if patience is None else patience)
         opening = self._opening
-        sent, failures, redirections = False, 0, 0
+        failures, redirections = 0, 0
         asking: Address | None = None
         while True:
             wire: Wire | None = None
@@ -201,6 +207,11 @@ class Links:
         address = self._places.known(slot)
         wire = None if address is None else self._wires.get(address)
         return wire if wire is not None and wire.alive else None
+
+    def undisturbed(self, slot: int) -> Wire | None:
+        """The same, if the last call was answered, though it may be lost since: whoever takes it has no outage to tell of."""
+        address = self._places.known(slot) if self._down_since is None else None
+        return None if address is None else self._wires.get(address)
 
     async def _address(self, slot: int) -> Address:
         known = self._places.known(slot)

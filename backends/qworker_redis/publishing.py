@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from functools import partial
 from typing import Any, cast
 
-from qworker.errors import PublishFailed
+from qworker.errors import BackendUnavailable, PublishFailed
 from qworker_redis.codec import PlainDraft
 from qworker_redis.durable import BATCH, BATCH_BYTES, durable
 from qworker_redis.lanes import Lane, Mark
-from qworker_redis.links import Attempt, Links
+from qworker_redis.links import Links
 from qworker_redis.options import Options
 from qworker_redis.replies import ConnectionLost, Reply
 from qworker_redis.topology import slot_of
@@ -27,56 +27,48 @@ class Publishing:
         links: its connections.
         holder: this instance's name, unique in the world.
         stored_in: told after each batch: the queue, and whether the batch made it.
+        listed: the queues that need not be told of; one plain message for them has a script of its own.
     """
 
     def __init__(
-        self, options: Options, links: Links, holder: str, stored_in: Callable[[str, bool], Awaitable[None]]
+        self,
+        options: Options,
+        links: Links,
+        holder: str,
+        stored_in: Callable[[str, bool], Awaitable[None]],
+        *,
+        listed: Collection[str],
     ) -> None:
         self._options = options
         self._links = links
         self._holder = holder
         self._stored_in = stored_in
+        self._listed = listed
         self._lanes: dict[str, Lane[PlainDraft, str]] = {}
 
-    async def publish(self, queue: str, items: Sequence[PlainDraft]) -> list[str]:
+    def publish(self, queue: str, items: Sequence[PlainDraft]) -> Awaitable[list[str]]:
         """Store messages; the ids of the stored ones, in order."""
-        return await self._publisher(queue).submit(items)
+        return self._publisher(queue).submit(items)
 
     def _publisher(self, queue: str) -> Lane[PlainDraft, str]:
         lane = self._lanes.get(queue)
         if lane is None:
-            send = partial(self._send_publish, queue, Mark(f"{self._holder}:p"))
+            send = partial(self._send, queue, Mark(f"{self._holder}:p"))
             lane = self._lanes[queue] = Lane(send, lambda item: 1 + len(item[2]) // BATCH_BYTES, BATCH)
         return lane
 
-    async def _send_publish(self, queue: str, mark: Mark, batch: Sequence[PlainDraft]) -> list[str]:
-        # The first of several with one id is stored, as it would be over several calls.
-        unique: dict[str, PlainDraft] = {}
-        for item in batch:
-            unique.setdefault(item[0], item)
-        kept = list(unique.values())
-        arguments: list[Argument] = [part for item in kept for part in item]
+    async def _send(self, queue: str, mark: Mark, batch: Sequence[PlainDraft]) -> list[str]:
         sequence, key = mark.next(), mark.key
-
-        def attempt(wire: Wire, again: bool) -> Awaitable[Reply]:
-            return durable(
-                self._options, self._links, wire, "publish", queue, (sequence, int(again), *arguments), (key,)
-            )
-
-        new, *instead = cast("list[Any]", await self._answer(queue, attempt, mark))
-        await self._stored_in(queue, bool(new))
-        ids = [item[0] for item in batch]
-        if instead:
-            others: dict[str, str] = {
-                kept[n - 1][0]: name.decode() for n, name in zip(instead[::2], instead[1::2], strict=True)
-            }
-            ids = [others.get(name, name) for name in ids]
-        return ids
-
-    async def _answer(self, queue: str, attempt: Attempt, mark: Mark) -> Reply:
-        """The answer to a publish."""
+        sent = False
         try:
-            return await self._links.repeat(slot_of(queue), attempt)
+            if len(batch) == 1 and (wire := self._short_way(queue, batch[0])) is not None:
+                message_id, _, rest = batch[0]
+                try:
+                    if not await self._links.evaluate(wire, "publish_one", queue, (sequence, message_id, rest), (key,)):
+                        return [message_id]
+                except BackendUnavailable as error:
+                    sent = isinstance(error, ConnectionLost) and error.sent
+            return await self._send_batch(queue, sequence, key, batch, sent)
         except ConnectionLost as error:
             mark.keep()
             if error.sent:
@@ -85,3 +77,35 @@ class Publishing:
         except BaseException:
             mark.keep()
             raise
+
+    def _short_way(self, queue: str, item: PlainDraft) -> Wire | None:
+        """The connection for a message that needs nothing but to be stored, in a first attempt."""
+        if item[1] or queue not in self._listed or self._options.replicas:
+            return None
+        return self._links.undisturbed(slot_of(queue))
+
+    async def _send_batch(
+        self, queue: str, sequence: str, key: str, batch: Sequence[PlainDraft], sent: bool
+    ) -> list[str]:
+        # The first of several with one id is stored, as it would be over several calls.
+        unique: dict[str, PlainDraft] = {}
+        for item in batch:
+            unique.setdefault(item[0], item)
+        kept = list(unique.values())
+        arguments: list[Argument] = [part for item in kept for part in item]
+
+        def attempt(wire: Wire, again: bool) -> Awaitable[Reply]:
+            return durable(
+                self._options, self._links, wire, "publish", queue, (sequence, int(again), *arguments), (key,)
+            )
+
+        reply = await self._links.repeat(slot_of(queue), attempt, sent=sent)
+        new, *instead = cast("list[Any]", reply)
+        await self._stored_in(queue, bool(new))
+        ids = [item[0] for item in batch]
+        if instead:
+            others: dict[str, str] = {
+                kept[n - 1][0]: name.decode() for n, name in zip(instead[::2], instead[1::2], strict=True)
+            }
+            ids = [others.get(name, name) for name in ids]
+        return ids

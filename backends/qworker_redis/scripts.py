@@ -14,14 +14,16 @@ from importlib.resources import files
 __all__ = ["NATIVE", "SCRIPTS", "Script", "ScriptSet", "queue_key", "script"]
 
 _KEYS = re.compile(r"^-- KEYS: (.+)$", re.MULTILINE)
-# Where a script has what all share, unless that comes first.
-_COMMON = "-- COMMON\n"
+
+# Scripts that do without what the others share, whose making takes as long as a call or two.
+_ALONE = frozenset({"publish_one"})
 
 # Scripts, and whether Redis may refuse them when its memory is full: whatever only drains must go on.
-_DENIED_WHEN_FULL = frozenset({"publish", "publish_staged", "stage"})
+_DENIED_WHEN_FULL = frozenset({"publish", "publish_one", "publish_staged", "stage"})
 
 SCRIPTS = (
     "create",
+    "discard",
     "extend",
     "finish",
     "giveback",
@@ -30,6 +32,7 @@ SCRIPTS = (
     "look",
     "peek",
     "publish",
+    "publish_one",
     "publish_staged",
     "reap",
     "remove",
@@ -55,7 +58,7 @@ class Script:
             first = "#!lua\n" if name in _DENIED_WHEN_FULL else "#!lua flags=allow-oom\n"
         self.name = name
         self.keys = tuple(found[1].split())
-        body = text.replace(_COMMON, common, 1) if _COMMON in text else f"{common}\n{text}"
+        body = text if name in _ALONE else f"{common}\n{text}"
         self.source = f"{first}{body}".encode()
         # Redis names scripts by this digest; nothing is secured by it.
         self.sha = hashlib.sha1(self.source, usedforsecurity=False).hexdigest().encode()

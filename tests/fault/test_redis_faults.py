@@ -17,6 +17,7 @@ from qworker.registry import open_backend
 from qworker.testing.until import until
 from qworker.url import BackendURL
 from qworker_redis.doctor import doctor
+from qworker_redis.scripts import queue_key
 from tests.proxy import LossyProxy
 from tests.servers import PROGRAMS, RedisServer
 
@@ -58,6 +59,42 @@ async def test_500_publishes_store_500_when_answers_are_lost(server: RedisServer
     await direct.aclose()
     assert sorted(s.message.id for s in stored) == sorted(ids)
     assert sorted(int(s.message.body) for s in stored) == list(range(500))
+
+
+@pytest.mark.parametrize(
+    "drafts",
+    [
+        pytest.param([Draft(body=b"x")], id="one"),
+        pytest.param([Draft(body=b"x", key="k")], id="one with a key"),
+        pytest.param([Draft(body=b"x"), Draft(body=b"y")], id="two"),
+    ],
+)
+async def test_what_ran_before_its_publish_is_repeated_is_not_stored_again(
+    server: RedisServer, drafts: list[Draft]
+) -> None:
+    with server.client() as client:
+        async with LossyProxy(str(server.socket)) as proxy:
+            backend = open_backend(proxy.url("?patience=50"))
+            # A publisher that is at work: its queue is there, and the scripts are known.
+            for _ in range(2):
+                await backend.publish(QUEUE, [Draft(body=b"before")])
+
+            def lose(data: bytes) -> bool:
+                if proxy.resets:
+                    return False
+                assert client.hlen(queue_key(QUEUE, "msg").decode()) == 2 + len(drafts)
+                client.delete(*(queue_key(QUEUE, part).decode() for part in ("msg", "ready", "keys")))
+                return True
+
+            proxy.lose = lose
+            ids = await backend.publish(QUEUE, drafts)
+            assert proxy.resets == 1
+            assert len(ids) == len(drafts)
+            assert await backend.browse(QUEUE, State.READY) == []
+            # The next ones are stored.
+            assert len(await backend.publish(QUEUE, drafts)) == len(drafts)
+            assert len(await backend.browse(QUEUE, State.READY)) == len(drafts)
+            await backend.aclose()
 
 
 async def test_every_message_runs_once_and_every_ack_counts_when_answers_are_lost(server: RedisServer) -> None:

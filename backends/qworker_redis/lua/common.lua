@@ -110,10 +110,12 @@ local function too_new(version)
   return redis.error_reply('QWTOONEW the queue has format ' .. version)
 end
 
--- What an earlier attempt of the same call answered, kept under `mark` for clients that lost the reply.
+-- What an earlier attempt of the same call answered, kept under `mark` for clients that lost the reply. A sequence number alone is
+-- `publish_one`'s.
 local function answered(mark, sequence)
   local kept = call('GET', mark)
-  if kept then
+  if kept == sequence then return {0} end
+  if kept and string.byte(kept) > 127 then
     kept = cmsgpack.unpack(kept)
     if kept[1] == sequence then return kept[2] end
   end

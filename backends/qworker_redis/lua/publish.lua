@@ -5,20 +5,6 @@
 --     priority (1), big-endian, and the key
 --   rest: the value without its tries and order
 -- RETURNS: [1 if the queue is new, then pairs of a message's number and the id that is stored instead of it]
-
--- One message with nothing unusual, in a queue that is there: what most calls are. It spares the calls for batches, and the making
--- of the shared functions, which costs as much as two calls.
-if #ARGV == 5 and ARGV[2] ~= '1' and ARGV[4] == '' and redis.call('HGET', KEYS[1], 'version') == '1' then
-  local call = redis.call
-  local id, now = ARGV[3], call('TIME')
-  if call('HSETNX', KEYS[2], id, struct.pack('>I2I8', 0, now[1] * 1000000 + now[2] + 1) .. ARGV[5]) == 1 then
-    call('RPUSH', KEYS[3], id)
-    if call('LLEN', KEYS[9]) == 0 then call('RPUSH', KEYS[9], '1') end
-  end
-  call('SET', KEYS[10], cmsgpack.pack({ARGV[1], {0}}), 'PX', 3600000)
-  return {0}
-end
--- COMMON
 local meta, msg, ready, sorted, delayed, leased, claims, keys, wake, mark = unpack(KEYS)
 local sequence = ARGV[1]
 if ARGV[2] == '1' then
