@@ -17,7 +17,7 @@ from qworker_redis.options import Address, Options
 from qworker_redis.replies import ConnectionLost, NoScript, Redirected, Reply
 from qworker_redis.scripts import NATIVE, ScriptSet
 from qworker_redis.topology import Topology, slot_of
-from qworker_redis.wire import Argument, Wire, connect
+from qworker_redis.wire import Argument, Wire, connect, pack
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -38,6 +38,14 @@ def _head(scripts: ScriptSet, name: str, queue: str, flags: bool, extra: int) ->
     found = scripts.get(name, flags=flags)
     keys = [scripts.key(queue, part) for part in found.keys[: len(found.keys) - extra]]
     return ("EVALSHA", found.sha, len(found.keys), *keys)
+
+
+@lru_cache(4096)
+def _packed_head(scripts: ScriptSet, name: str, queue: str, flags: bool, mark: str, arguments: int) -> bytes:
+    """A command up to its arguments, packed."""
+    head = (*_head(scripts, name, queue, flags, 1), scripts.key(queue, mark))
+    # Its first line counts what follows.
+    return b"*%d\r\n%b" % (len(head) + arguments, pack(head).partition(b"\r\n")[2])
 
 
 class Links:
@@ -112,6 +120,17 @@ class Links:
         except NoScript:
             source = self._scripts.get(name, flags=not (0, 0) < wire.version < (7, 0)).source
             return await wire.send("EVAL", source, *command[2:])
+
+    async def evaluate_marked(
+        self, wire: Wire, name: str, queue: str, mark: str, arguments: tuple[bytes, ...]
+    ) -> Reply:
+        """`evaluate` for small calls that come one by one: what is the same in those of one `mark` is packed once."""
+        flags = not (0, 0) < wire.version < (7, 0)
+        command = _packed_head(self._scripts, name, queue, flags, mark, len(arguments))
+        try:
+            return await wire.send_packed(command + b"".join([b"$%d\r\n%b\r\n" % (len(a), a) for a in arguments]))
+        except NoScript:
+            return await self.evaluate(wire, name, queue, arguments, (mark,))
 
     def command_of(
         self, wire: Wire, name: str, queue: str, arguments: Sequence[Argument], extra: Sequence[str]

@@ -64,7 +64,8 @@ class Publishing:
             if len(batch) == 1 and (wire := self._short_way(queue, batch[0])) is not None:
                 message_id, _, rest = batch[0]
                 try:
-                    if not await self._links.evaluate(wire, "publish_one", queue, (sequence, message_id, rest), (key,)):
+                    arguments = sequence.encode(), message_id.encode(), rest
+                    if not await self._links.evaluate_marked(wire, "publish_one", queue, key, arguments):
                         return [message_id]
                 except BackendUnavailable as error:
                     sent = isinstance(error, ConnectionLost) and error.sent
@@ -80,9 +81,8 @@ class Publishing:
 
     def _short_way(self, queue: str, item: PlainDraft) -> Wire | None:
         """The connection for a message that needs nothing but to be stored, in a first attempt."""
-        if item[1] or queue not in self._listed or self._options.replicas:
-            return None
-        return self._links.undisturbed(slot_of(queue))
+        plain = not item[1] and queue in self._listed and not self._options.replicas
+        return self._links.undisturbed(slot_of(queue)) if plain else None
 
     async def _send_batch(
         self, queue: str, sequence: str, key: str, batch: Sequence[PlainDraft], sent: bool

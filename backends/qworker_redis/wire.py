@@ -74,12 +74,16 @@ class Wire(asyncio.Protocol):
         Raises:
             ConnectionLost: nothing was sent.
         """
+        return self.send_packed(pack(arguments), within)
+
+    def send_packed(self, command: bytes, within: float = 0.0) -> asyncio.Future[Reply]:
+        """`send` for a command that is packed already."""
         transport = self._transport
         if self._lost is not None or transport is None:
             raise ConnectionLost(self._lost or f"no connection to {self.address}", sent=False)
         future: asyncio.Future[Reply] = self._loop.create_future()
         self._pending.append((future, self._loop.time() + self._timeout + within))
-        transport.write(pack(arguments))
+        transport.write(command)
         return future
 
     def close(self, reason: str = "closed") -> None:
