@@ -128,7 +128,8 @@ class Links:
         flags = not (0, 0) < wire.version < (7, 0)
         command = _packed_head(self._scripts, name, queue, flags, mark, len(arguments))
         try:
-            return await wire.send_packed(command + b"".join([b"$%d\r\n%b\r\n" % (len(a), a) for a in arguments]))
+            packed = b"".join([b"$%d\r\n%b\r\n" % (len(argument), argument) for argument in arguments])
+            return await wire.polling.answer(wire.send_packed(command + packed))
         except NoScript:
             return await self.evaluate(wire, name, queue, arguments, (mark,))
 

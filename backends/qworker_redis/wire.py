@@ -15,6 +15,7 @@ from hiredis import ProtocolError, Reader, ReplyError
 
 from qworker.errors import BackendError, BackendUnavailable
 from qworker_redis.options import Address, Options, UnixAddress
+from qworker_redis.polling import Polling
 from qworker_redis.replies import ConnectionLost, Reply, meaning
 
 __all__ = ["Argument", "Wire", "connect", "greeted", "greeting", "pack", "why"]
@@ -49,6 +50,7 @@ class Wire(asyncio.Protocol):
         self.address = address
         # What the server said of itself in its greeting.
         self.version = (0, 0)
+        self.polling = Polling()
         self._timeout = timeout
         self._loop = asyncio.get_running_loop()
         self._reader = Reader(protocolError=ProtocolError, replyError=ReplyError)
