@@ -28,6 +28,7 @@ from qworker.health.outlet import Outlet, of_worker
 from qworker.health.watch import Reporter, Watch
 from qworker.logs import configure
 from qworker.outage import Outage
+from qworker.supervisor.collector import leave_alone_what_is_loaded
 from qworker.supervisor.control import Command, ControlEnd, Ready
 from qworker.supervisor.loops import loop_factory
 from qworker.supervisor.reach import reached
@@ -154,6 +155,7 @@ class _Single:
     async def _work(self, backend: Backend) -> bool:
         if self._settings.workers != (1, 1) and not backend.shared:
             raise UsageError(f"{backend.describe()}: its queues live in one process only: leave --workers out")
+        leave_alone_what_is_loaded()
         if self._control is not None:
             queues = list(self._settings.queues or self._tasks.queue_names())
             self._control.send(Ready(self._tasks.url, queues, self._settings.concurrency))

@@ -15,7 +15,7 @@ import pytest
 from tests.e2e.processes import Process, started, until
 
 APP = '''
-import asyncio, os, sys, threading, time
+import asyncio, gc, os, sys, threading, time
 from contextlib import asynccontextmanager
 from qworker import Backoff, Context, Tasks
 
@@ -54,6 +54,12 @@ def held_up() -> None:
 @tasks.task
 async def later(name: str) -> None:
     say("later", name)
+
+loaded = []
+
+@tasks.task
+async def collected() -> None:
+    say("collected", any(found is loaded for found in gc.get_objects()))
 '''
 
 
@@ -190,6 +196,13 @@ def test_a_burst_ends_without_waiting_for_what_is_due_later(folder: Path) -> Non
         assert process.end() == 0, process.text
         assert sum("noted" in line for line in process.lines) == 5
     assert len(names(folder, "delay")) == 1
+
+
+def test_the_garbage_collector_does_not_go_through_what_is_loaded(folder: Path) -> None:
+    enqueue(("collected", []))
+    with worker(folder, "--burst") as process:
+        process.line("collected False")
+        assert process.end() == 0, process.text
 
 
 def test_max_messages_replaces_the_process_and_drops_none(folder: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from qworker import Draft, Tasks
 from qworker.logs import configure
 from qworker.run import Run
+from qworker.supervisor.collector import leave_alone_what_is_loaded
 from qworker.supervisor.loops import loop_factory
 from qworker.task import Call
 from qworker.worker import Worker, WorkerOptions
@@ -95,7 +96,7 @@ class Finished:
 
 
 async def work_off(tasks: Tasks, count: int, concurrency: int) -> tuple[float, float]:
-    """Let a worker settle `count` messages; the seconds and the seconds of CPU from its start to the last settlement.
+    """Let a worker settle `count` messages, in a process as `qworker run` has it; the seconds, and those of CPU, to the last settlement.
 
     Raises:
         RuntimeError: a message failed: whatever was measured, it was not the work.
@@ -103,6 +104,7 @@ async def work_off(tasks: Tasks, count: int, concurrency: int) -> tuple[float, f
     worker = Worker(tasks, WorkerOptions(concurrency=concurrency))
     watch = Finished(count)
     worker.observers.append(watch)
+    leave_alone_what_is_loaded()
     wall, cpu = time.perf_counter(), time.process_time()
     running = asyncio.create_task(worker.run())
     waiting = asyncio.create_task(watch.all.wait())

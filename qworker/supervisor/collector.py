@@ -1,0 +1,16 @@
+"""The garbage collector of a worker's process."""
+
+from __future__ import annotations
+
+import gc
+
+__all__ = ["leave_alone_what_is_loaded"]
+
+
+def leave_alone_what_is_loaded() -> None:
+    """Take what is in memory by now, imported modules above all, out of the collector's sight for good.
+
+    A full pass goes through all of it, for tens of milliseconds in which no handler begins, and finds that nothing of it has gone.
+    """
+    gc.collect()
+    gc.freeze()
