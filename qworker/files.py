@@ -33,6 +33,7 @@ __all__ = [
     "FileSystem",
     "GroupCommit",
     "boot_id",
+    "close_all",
     "has_writer",
     "is_finished",
     "list_names",
@@ -141,6 +142,20 @@ def read_all(fd: int, size: int) -> bytes:
         body = os.read(fd, 1 << 20)
         parts.append(body)
     return b"".join(parts)
+
+
+def close_all(fds: list[int]) -> None:
+    """Close descriptors that nothing was written to, so that no error is left to be told, and empty the list.
+
+    Neighbours take one call, which is half of the cost.
+    """
+    fds.sort()
+    first = 0
+    for last, fd in enumerate(fds):
+        if last + 1 == len(fds) or fds[last + 1] != fd + 1:
+            os.closerange(fds[first], fd + 1)
+            first = last + 1
+    fds.clear()
 
 
 async def list_names(directory: int) -> list[str]:

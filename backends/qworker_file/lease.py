@@ -276,8 +276,17 @@ def extend(lease: FileLease, visibility: float, expiries: Expiries, clock: Clock
 # -- ending ----------------------------------------------------------------------------------------------------------
 
 
-def settle(settlement: Settlement, lease: FileLease, now: float, *, keep_done: bool) -> frozenset[int] | None:
+def settle(
+    settlement: Settlement, lease: FileLease, now: float, finished: list[int], *, keep_done: bool
+) -> frozenset[int] | None:
     """End a lease; the descriptors of the directories that changed, or None when it is lost.
+
+    Args:
+        settlement: how it ends.
+        lease: what ends.
+        now: Unix seconds, by the store's clock.
+        finished: gets the descriptors of acked files, which the caller closes (`close_all`): nobody waits for their locks.
+        keep_done: whether acked files are kept in done/.
 
     Raises:
         OSError: it is held as before, or ended, which a repetition tells.
@@ -294,7 +303,10 @@ def settle(settlement: Settlement, lease: FileLease, now: float, *, keep_done: b
         lease.lost = True
     else:
         lease.ended = settlement
-    lease.close(gone=settlement.how is Settle.ACK and changed is not None)
+        if settlement.how is Settle.ACK and lease.fd >= 0:
+            finished.append(lease.fd)
+            lease.fd = -1
+    lease.close()
     return changed
 
 
@@ -432,4 +444,4 @@ _STEPS: dict[Settle, _Step] = {
 
 def give_back(lease: FileLease, now: float) -> None:
     """Undo a claim that nobody will hear of."""
-    settle(Settlement(lease=lease, how=Settle.RELEASE), lease, now, keep_done=True)
+    settle(Settlement(lease=lease, how=Settle.RELEASE), lease, now, [], keep_done=True)

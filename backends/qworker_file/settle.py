@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Sequence
 
+from qworker.files import close_all
 from qworker.message import Settlement
 from qworker_file.lease import FileLease, settle
 from qworker_file.store import Store
@@ -46,18 +47,23 @@ async def _settle(
     keep_done = store.options.keep_done.any
     now = store.clock.time()
     turn_ends = time.perf_counter() + _TURN
-    for settlement in settlements:
-        lease = settlement.lease
-        assert isinstance(lease, FileLease)
-        directories = settle(settlement, lease, now, keep_done=keep_done)
-        if directories is None:
-            refused.append(settlement)
-        else:
-            changed |= directories
-            if lease.reason_fd >= 0:
-                reasons.append(lease.reason_fd)
-                lease.reason_fd = -1
-        store.ended(settlement)
-        if time.perf_counter() > turn_ends:
-            await asyncio.sleep(0)
-            turn_ends = time.perf_counter() + _TURN
+    finished: list[int] = []
+    try:
+        for settlement in settlements:
+            lease = settlement.lease
+            assert isinstance(lease, FileLease)
+            directories = settle(settlement, lease, now, finished, keep_done=keep_done)
+            if directories is None:
+                refused.append(settlement)
+            else:
+                changed |= directories
+                if lease.reason_fd >= 0:
+                    reasons.append(lease.reason_fd)
+                    lease.reason_fd = -1
+            store.ended(settlement)
+            if time.perf_counter() > turn_ends:
+                close_all(finished)
+                await asyncio.sleep(0)
+                turn_ends = time.perf_counter() + _TURN
+    finally:
+        close_all(finished)

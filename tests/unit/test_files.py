@@ -1,4 +1,4 @@
-"""Telling a file that is still being written: a writer who opens it in the middle of the question is neither missed nor held up."""
+"""Files that directory backends share: telling one that is still being written, and closing many."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from qworker.files import close_all
 
 # A writer: says how its open went, keeps the file open until it is told, and appends.
 WRITER = """
@@ -81,3 +83,18 @@ def test_a_writer_that_comes_with_the_question_ends_nobody_and_waits_for_nobody(
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines() == said
+
+
+def test_closing_many_closes_those_and_no_neighbour() -> None:
+    fds = [os.open("/dev/null", os.O_RDONLY) for _ in range(12)]
+    kept = [fds[0], fds[4], fds[5], fds[11]]
+    closed = [fd for fd in fds if fd not in kept]
+    given = list(reversed(closed))
+    close_all(given)
+    assert given == []
+    for fd in closed:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(fd)
+    for fd in kept:
+        os.close(fd)
+    close_all([])
