@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 from qworker_file.ahead import ReadAhead
 
@@ -24,26 +27,31 @@ class _Names:
         return self.names[:count]
 
 
-def test_claims_of_the_usual_time_read_nothing_ahead(tmp_path: Path) -> None:
-    names, directory = _Names(tmp_path, 3), os.open(tmp_path, os.O_RDONLY)
+@pytest.fixture
+def directory(tmp_path: Path) -> Iterator[int]:
+    fd = os.open(tmp_path, os.O_RDONLY)
+    yield fd
+    os.close(fd)
+
+
+def test_claims_of_the_usual_time_read_nothing_ahead(tmp_path: Path, directory: int) -> None:
+    names = _Names(tmp_path, 3)
     ahead = ReadAhead(directory, names.following)
     for _ in range(1000):
         ahead.claimed(_HOT)
     assert names.asked == []
-    os.close(directory)
 
 
-def test_one_slow_claim_among_fast_ones_reads_nothing_ahead(tmp_path: Path) -> None:
-    names, directory = _Names(tmp_path, 3), os.open(tmp_path, os.O_RDONLY)
+def test_one_slow_claim_among_fast_ones_reads_nothing_ahead(tmp_path: Path, directory: int) -> None:
+    names = _Names(tmp_path, 3)
     ahead = ReadAhead(directory, names.following)
     for number in range(1000):
         ahead.claimed(_COLD if number % 4 == 0 else _HOT)
     assert names.asked == []
-    os.close(directory)
 
 
-def test_each_file_of_a_cold_backlog_is_asked_for_once(tmp_path: Path) -> None:
-    names, directory = _Names(tmp_path, 200), os.open(tmp_path, os.O_RDONLY)
+def test_each_file_of_a_cold_backlog_is_asked_for_once(tmp_path: Path, directory: int) -> None:
+    names = _Names(tmp_path, 200)
     ahead = ReadAhead(directory, names.following)
     ahead.claimed(_HOT)
     for _ in range(3):
@@ -55,21 +63,21 @@ def test_each_file_of_a_cold_backlog_is_asked_for_once(tmp_path: Path) -> None:
     for _ in range(3):
         ahead.claimed(_COLD)
     assert len(names.asked) == 2
-    os.close(directory)
 
 
-def test_a_machine_that_is_slow_without_waiting_for_its_disk_is_seldom_asked_in_vain(tmp_path: Path) -> None:
-    names, directory = _Names(tmp_path, 3), os.open(tmp_path, os.O_RDONLY)
+def test_a_machine_that_is_slow_without_waiting_for_its_disk_is_seldom_asked_in_vain(
+    tmp_path: Path, directory: int
+) -> None:
+    names = _Names(tmp_path, 3)
     ahead = ReadAhead(directory, names.following)
     ahead.claimed(_HOT)
     for _ in range(20_000):
         ahead.claimed(_COLD)
     assert 2 <= len(names.asked) <= 12, "asked again now and then, and not for every few claims"
-    os.close(directory)
 
 
-def test_asking_that_helped_is_done_as_readily_again(tmp_path: Path) -> None:
-    names, directory = _Names(tmp_path, 3), os.open(tmp_path, os.O_RDONLY)
+def test_asking_that_helped_is_done_as_readily_again(tmp_path: Path, directory: int) -> None:
+    names = _Names(tmp_path, 3)
     ahead = ReadAhead(directory, names.following)
     ahead.claimed(_HOT)
     for time in range(1, 6):
@@ -78,11 +86,10 @@ def test_asking_that_helped_is_done_as_readily_again(tmp_path: Path) -> None:
         assert len(names.asked) == time
         for _ in range(names.asked[-1]):
             ahead.claimed(_HOT)
-    os.close(directory)
 
 
-def test_what_is_no_readable_file_is_left_to_its_claim(tmp_path: Path) -> None:
-    names, directory = _Names(tmp_path, 1), os.open(tmp_path, os.O_RDONLY)
+def test_what_is_no_readable_file_is_left_to_its_claim(tmp_path: Path, directory: int) -> None:
+    names = _Names(tmp_path, 1)
     os.symlink("/etc/hostname", tmp_path / "link")
     os.mkfifo(tmp_path / "fifo")
     names.names += ["link", "fifo", "gone"]
@@ -91,4 +98,3 @@ def test_what_is_no_readable_file_is_left_to_its_claim(tmp_path: Path) -> None:
     for _ in range(3):
         ahead.claimed(_COLD)
     assert len(names.asked) == 1
-    os.close(directory)
