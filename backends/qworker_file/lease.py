@@ -65,15 +65,11 @@ class FileLease(Lease, kw_only=True, eq=False):
     # Its reason, open until it is on the disk; -1 without one.
     reason_fd: int = -1
 
-    def close(self, *, gone: bool = False) -> None:
-        """Let go of the file. Idempotent.
-
-        Args:
-            gone: nobody will ever open it again; else the lock is freed for every process that shares the descriptor, too.
-        """
+    def close(self) -> None:
+        """Let go of the file, and of its lock for every process that shares the descriptor. Idempotent."""
         fd, self.fd = self.fd, -1
         if fd >= 0:
-            if self.locked and not gone:
+            if self.locked:
                 fcntl.flock(fd, fcntl.LOCK_UN)
             os.close(fd)
 
