@@ -75,10 +75,24 @@ def test_a_required_keyword_is_required():
         made(work)
 
 
-@given(st.lists(st.integers(), max_size=5), st.dictionaries(st.sampled_from("abcd"), st.integers()))
-def test_check_agrees_with_python(args, kwargs):
-    def work(a, /, b, c=1, *, d=2) -> None: ...
+def plain(a, b): ...
 
+
+def mixed(a, /, b, c=1, *, d=2): ...
+
+
+def named_only(*, a, b=1): ...
+
+
+def surplus(a, *b, c=1, **d): ...
+
+
+def shadowing(a, /, b=1, **c): ...
+
+
+@pytest.mark.parametrize("work", [plain, mixed, named_only, surplus, shadowing])
+@given(args=st.lists(st.integers(), max_size=5), kwargs=st.dictionaries(st.sampled_from("abcd"), st.integers()))
+def test_check_agrees_with_python(work, args, kwargs):
     try:
         work(*args, **kwargs)
     except TypeError:
