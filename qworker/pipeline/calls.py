@@ -2,31 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
 import msgspec
 import pyarrow as pa
 
 from qworker.errors import BadArguments
-from qworker.pipeline.drafts import REASON
 from qworker.signature import Signature
 
-__all__ = ["CALL", "CallMaker", "made_columns"]
-
-# What it says of its own types is half of it.
-_arrow: Any = pa
+__all__ = ["CALL", "CallMaker"]
 
 # The struct column of a row's arguments.
 CALL = "_call"
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(dict[str, Any]).decode
-
-
-def made_columns(names: Iterable[str]) -> tuple[str, ...]:
-    """The columns that `CallMaker` makes of these."""
-    return ("body", "task", REASON, *[name for name in names if name != CALL])
 
 
 class CallMaker:
@@ -40,33 +31,25 @@ class CallMaker:
     """
 
     def __init__(self, task: str, signature: Signature | None, names: Sequence[str], *, text: bool = False) -> None:
+        self.task = task
         self._text = text
-        self._task = task
         self._signature = signature
         self._names = tuple(names)
         self._head = b'{"task":' + _encode(task) + b',"args":[],"kwargs":'
         # Where a null cannot be the argument but the parameter has a default, the argument is left out.
         self._optional = [] if signature is None else [name for name in names if signature.refuses_none(name)]
 
-    def make(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Bodies, or the reasons why rows have none; all columns but the arguments stay as they are."""
+    def make(self, batch: pa.RecordBatch) -> tuple[list[bytes | None], list[tuple[int, str]]]:
+        """The rows' bodies; and the numbers of the rows that have none, with the reasons."""
         bodies: list[bytes | None] = []
-        reasons: list[str | None] = []
-        for call in self._calls(batch):
+        bad: list[tuple[int, str]] = []
+        for number, call in enumerate(self._calls(batch)):
             try:
                 bodies.append(self._body(call))
-                reasons.append(None)
             except BadArguments as error:
                 bodies.append(None)
-                reasons.append(str(error))
-        made: list[Any] = [
-            pa.array(bodies, pa.binary()),
-            _arrow.repeat(pa.scalar(self._task, pa.string()), batch.num_rows),
-            pa.array(reasons, pa.string()),
-        ]
-        names = made_columns(batch.schema.names)
-        made += [batch.column(name) for name in names[len(made) :]]
-        return cast("pa.RecordBatch", _arrow.RecordBatch.from_arrays(made, names=list(names)))
+                bad.append((number, str(error)))
+        return bodies, bad
 
     def _calls(self, batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
         if not self._names:

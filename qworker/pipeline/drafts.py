@@ -10,8 +10,9 @@ import pyarrow as pa
 
 from qworker.errors import BadArguments, UsageError
 from qworker.message import Draft
+from qworker.pipeline.calls import CALL, CallMaker
 
-__all__ = ["COLUMNS", "REASON", "SOURCE", "RowReader", "check_columns"]
+__all__ = ["COLUMNS", "SOURCE", "RowReader", "check_columns"]
 
 # What a DataFrame may hold, with the Spark types that each of them may have.
 COLUMNS: Mapping[str, tuple[str, ...]] = {
@@ -23,8 +24,8 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
     "priority": ("tinyint", "smallint", "int", "bigint"),
     "key": ("string",),
 }
-# Of rows that were found to be bad already: why, and what they were.
-REASON, SOURCE = "_reason", "_source"
+# The struct column of what a row was, for the table of those that cannot be enqueued.
+SOURCE = "_source"
 
 _json = msgspec.json.Encoder().encode
 _check_args = msgspec.json.Decoder(list[msgspec.Raw]).decode
@@ -41,7 +42,7 @@ def check_columns(types: Mapping[str, str]) -> None:
         UsageError: says which column is missing, unknown or of the wrong type.
     """
     for name, found in types.items():
-        if name in {REASON, SOURCE}:
+        if name == SOURCE:
             continue
         wanted = COLUMNS.get(name)
         if wanted is None:
@@ -59,32 +60,34 @@ class RowReader:
 
     Args:
         names: the columns.
+        maker: makes calls of the rows; None: they are calls.
     """
 
-    def __init__(self, names: Sequence[str]) -> None:
-        self._names = frozenset(names)
+    def __init__(self, names: Sequence[str], maker: CallMaker | None = None) -> None:
+        self._names = frozenset(names) - {SOURCE, CALL}
+        self._maker = maker
         self._heads: dict[str, bytes] = {}
-        self._plain = self._names <= {"body", REASON, SOURCE}
 
     def read(self, batch: pa.RecordBatch) -> tuple[list[Draft], list[tuple[int, str]]]:
         """The drafts of a batch; and the numbers of its rows that are none, with the reasons."""
-        columns = {name: self._values(batch, name) for name in self._names if name != SOURCE}
+        columns: dict[str, list[Any]] = {name: self._values(batch, name) for name in self._names}
         bad: list[tuple[int, str]] = []
-        reasons = columns.pop(REASON, None)
-        if reasons is not None:
-            bad = [(number, reason) for number, reason in enumerate(reasons) if reason is not None]
+        task: str | None = None
+        if self._maker is not None:
+            task = self._maker.task
+            bodies, bad = self._maker.make(batch)
+            columns.update(body=bodies)
+        if columns.keys() == {"body"} and None not in columns["body"]:
+            return [Draft(body=body, task=task) for body in columns["body"]], bad
         drafts: list[Draft] = []
-        if self._plain and not bad and not batch.column("body").null_count:
-            drafts = [Draft(body=body) for body in columns["body"]]
-        else:
-            refused = {number for number, _ in bad}
-            for number in range(batch.num_rows):
-                if number in refused:
-                    continue
-                try:
-                    drafts.append(self._draft({name: values[number] for name, values in columns.items()}))
-                except BadArguments as error:
-                    bad.append((number, str(error)))
+        refused = {number for number, _ in bad}
+        for number in range(batch.num_rows):
+            if number in refused:
+                continue
+            try:
+                drafts.append(self._draft({name: values[number] for name, values in columns.items()}, task))
+            except BadArguments as error:
+                bad.append((number, str(error)))
         return drafts, bad
 
     @staticmethod
@@ -95,8 +98,8 @@ class RowReader:
             return [None if value is None else value / 1e6 for value in micro]
         return cast("list[Any]", column.to_pylist())
 
-    def _draft(self, row: Mapping[str, Any]) -> Draft:
-        body, task = row.get("body"), row.get("task")
+    def _draft(self, row: Mapping[str, Any], task: str | None) -> Draft:
+        body, task = row.get("body"), task or row.get("task")
         if body is None:
             if not task:
                 raise BadArguments("it has neither a task nor a body")

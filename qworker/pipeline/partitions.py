@@ -18,7 +18,7 @@ from pyspark.sql.datasource import WriterCommitMessage
 from qworker.errors import BackendError, BadArguments, PublishFailed, UsageError
 from qworker.message import Draft
 from qworker.names import check_queue
-from qworker.pipeline.calls import CallMaker, made_columns
+from qworker.pipeline.calls import CallMaker
 from qworker.pipeline.drafts import RowReader
 from qworker.pipeline.options import checked_url
 from qworker.pipeline.rejects import RejectsFile, RejectsTable
@@ -137,10 +137,9 @@ class PartWriter:
     def _drafts(
         self, iterator: Iterator[pa.RecordBatch], part: int, rejects: RejectsFile | None
     ) -> Iterator[list[Draft]]:
-        reader = RowReader(self._names if self._maker is None else made_columns(self._names))
+        reader = RowReader(self._names, self._maker)
         row = 0
-        for given in iterator:
-            batch = given if self._maker is None else self._maker.make(given)
+        for batch in iterator:
             drafts, bad = reader.read(batch)
             if bad and rejects is None:
                 number, reason = bad[0]

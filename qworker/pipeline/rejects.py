@@ -15,7 +15,7 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
 from qworker.errors import BackendError, UsageError
-from qworker.pipeline.drafts import REASON, SOURCE
+from qworker.pipeline.drafts import SOURCE
 from qworker.staging import Manifest, StagedPart
 
 __all__ = ["REASON_COLUMN", "RejectsFile", "RejectsTable"]
@@ -122,6 +122,6 @@ class RejectsFile:
 def _source(rows: pa.RecordBatch) -> dict[str, Any]:
     """The columns of the rows as they were: what `load` says of them, or all of them."""
     if SOURCE not in rows.schema.names:
-        return {name: rows.column(name) for name in rows.schema.names if name != REASON}
+        return {name: rows.column(name) for name in rows.schema.names}
     source = cast("Any", rows.column(SOURCE))
     return {field.name: values for field, values in zip(source.type, source.flatten(), strict=True)}
