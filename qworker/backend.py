@@ -17,7 +17,7 @@ from qworker.history.event import Event
 from qworker.history.store import NO_HISTORY, HistoryStore
 from qworker.message import Draft, Finished, Lease, QueueStats, Settlement, State, StoredMessage
 from qworker.parts import pages
-from qworker.staging.contract import Staging
+from qworker.staging.contract import HalfPublished, Staging
 from qworker.url import BackendURL
 
 __all__ = ["Backend"]
@@ -118,6 +118,17 @@ class Backend(abc.ABC):
         from qworker.staging.spool import SpooledStaging
 
         return SpooledStaging(self, queue, job, folder)
+
+    async def half_published(self, queue: str, *, folder: Path | None = None) -> list[HalfPublished]:
+        """Jobs of `staging` whose commit began and has not ended, the oldest first: their other half waits for the same job's next run.
+
+        Args:
+            queue: where their messages go.
+            folder: what `staging` was given.
+        """
+        from qworker.staging.spool import half_spooled
+
+        return await half_spooled(self, queue, folder)
 
     # -- consuming ---------------------------------------------------------------------------------------------------
 

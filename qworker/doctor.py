@@ -8,15 +8,18 @@ from __future__ import annotations
 import platform
 import resource
 import sys
-from collections.abc import Awaitable, Callable, Iterable
+import time
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from enum import StrEnum
 from importlib.metadata import PackageNotFoundError, entry_points, version
 from typing import cast
 
 import msgspec
 
+from qworker.backend import Backend
 from qworker.errors import QworkerError
 from qworker.registry import backend_class, open_backend, schemes
+from qworker.staging import HalfPublished
 from qworker.url import BackendURL
 
 __all__ = ["GROUP", "Check", "Doctor", "Health", "examine"]
@@ -139,11 +142,32 @@ async def _reachable(url: str) -> list[Check]:
         return [
             Check("reachable", Health.OK, f"{backend.describe()}, {len(queues)} queues"),
             Check("durability", *_durability(backend.durability)),
+            *await _bulk_writes(backend, queues),
         ]
     except QworkerError as error:
         return [Check("reachable", Health.BROKEN, str(error), "see that it runs, and that its URL is right")]
     finally:
         await backend.aclose()
+
+
+async def _bulk_writes(backend: Backend, queues: Sequence[str]) -> list[Check]:
+    """Jobs of which a part of the messages may wait unseen, for as long as nobody runs them again."""
+    found = [(queue, half) for queue in queues for half in await backend.half_published(queue)]
+    if not found:
+        return [Check("bulk writes", Health.OK, "none is half published")]
+    return [
+        Check(
+            f"bulk write {half.job}",
+            Health.WARN,
+            f"to {queue}: {half.manifest.rows:,} messages, of which not all are published since {_moment(half)}",
+            "if nothing is at work on it now, run the same job again: it publishes the rest",
+        )
+        for queue, half in found
+    ]
+
+
+def _moment(half: HalfPublished) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(half.manifest.sealed_at))
 
 
 def _durability(level: str) -> tuple[Health, str, str]:

@@ -15,7 +15,8 @@ from qworker.history.directory import DirectoryHistory
 from qworker.message import Draft, Finished, Lease, QueueStats, Settlement, State, StoredMessage
 from qworker.names import check_queue
 from qworker.parts import Share, shares
-from qworker.staging import Staging
+from qworker.staging import HalfPublished, Staging
+from qworker.staging.folder import half_published
 from qworker.url import BackendURL
 from qworker_file import admin, looks, parts
 from qworker_file.lease import Expiries, FileLease, extend, resume
@@ -117,6 +118,12 @@ class FileBackend(Backend):
     def staging(self, queue: str, job: str, *, folder: Path | None = None) -> Staging:
         """Staged under the queue's own tmp/: `folder` is not needed."""
         return FileStaging(self._opened, queue, job)
+
+    async def half_published(self, queue: str, *, folder: Path | None = None) -> list[HalfPublished]:
+        """Look for seals under tmp/."""
+        with store_errors(f"look for the jobs of {queue!r}"):
+            local = self._opened().queue(check_queue(queue))
+            return [] if local is None else half_published(local.files.tmp, local.files.names)
 
     # -- consuming ---------------------------------------------------------------------------------------------------
 

@@ -79,10 +79,13 @@ class Administration(Backend):
 
     async def _delete_staged(self, queue: str) -> None:
         """Remove what bulk writes have sealed; what they have not is forgotten by itself."""
-        seals = cast("list[bytes]", await self._command(slot_of(queue), "HGETALL", queue_key(queue, "seals")))
-        keys = staged_keys(queue, seals)
+        keys = staged_keys(queue, await self._sealed(queue))
         for first in range(0, len(keys), _BATCH):
             await self._command(slot_of(queue), "UNLINK", *keys[first : first + _BATCH])
+
+    async def _sealed(self, queue: str) -> list[bytes]:
+        """The hash of seals: names and manifests in turns."""
+        return cast("list[bytes]", await self._command(slot_of(queue), "HGETALL", queue_key(queue, "seals")))
 
     async def _command(self, slot: int, *arguments: Argument) -> Reply:
         async def attempt(wire: Wire, again: bool) -> Reply:

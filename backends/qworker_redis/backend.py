@@ -18,7 +18,7 @@ from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.errors import BackendError, BackendUnavailable
 from qworker.message import Draft, Lease, Settle, Settlement
 from qworker.names import check_id, check_queue, new_ids
-from qworker.staging import Staging
+from qworker.staging import HalfPublished, Staging
 from qworker.url import BackendURL
 from qworker_redis.bulk import BulkReading
 from qworker_redis.claims import DETACHED, RedisLease, resumed
@@ -32,7 +32,7 @@ from qworker_redis.renewals import Renewals
 from qworker_redis.replies import ConnectionLost, Redirected, Reply
 from qworker_redis.scripts import NATIVE, ScriptSet
 from qworker_redis.settling import Settling, grouped
-from qworker_redis.staging import RedisStaging
+from qworker_redis.staging import RedisStaging, half_published
 from qworker_redis.topology import slot_of, topology
 from qworker_redis.waiting import Overslept, Waiting
 from qworker_redis.wire import Argument, Wire
@@ -135,10 +135,12 @@ class RedisBackend(BulkReading):
             await self._register(queue)
 
     def staging(self, queue: str, job: str, *, folder: Path | None = None) -> Staging:
-        """Staged in the queue's own slot, where the protocol has a place for it: `folder` is not needed then."""
-        if "stage" not in self.scripts.names:
-            return super().staging(queue, job, folder=folder)
-        return RedisStaging(self._options, self._links, queue, job, self._stored_in)
+        """Staged in the queue's own slot: `folder` is not needed."""
+        return RedisStaging(self._options, self._links, queue, job, create=self.create, stored_in=self._stored_in)
+
+    async def half_published(self, queue: str, *, folder: Path | None = None) -> list[HalfPublished]:
+        """Read the seals."""
+        return half_published(await self._sealed(check_queue(queue)))
 
     # -- consuming ---------------------------------------------------------------------------------------------------
 

@@ -13,14 +13,14 @@ from __future__ import annotations
 
 import struct
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import cast
 
 import msgspec
 
 from qworker.errors import BackendError
 from qworker.message import Draft
-from qworker.staging import Manifest, Published, StagedPart, Staging
+from qworker.staging import HalfPublished, Manifest, Published, StagedPart, Staging
 from qworker.staging.contract import message_id, missing, order_of
 from qworker_redis.codec import encode
 from qworker_redis.durable import BATCH, BATCH_BYTES, durable
@@ -31,7 +31,7 @@ from qworker_redis.scripts import queue_key
 from qworker_redis.topology import slot_of
 from qworker_redis.wire import Argument, Wire
 
-__all__ = ["RedisStaging", "staged_keys"]
+__all__ = ["RedisStaging", "half_published", "staged_keys"]
 
 _LIFE_MS = 36 * 3600 * 1000
 _LENGTH = struct.Struct(">H")
@@ -51,15 +51,24 @@ class RedisStaging(Staging):
         links: its connections.
         queue: where the messages go.
         job: the job's name.
+        create: makes a queue.
         stored_in: told when something was published: the queue, and whether that made it.
     """
 
     def __init__(
-        self, options: Options, links: Links, queue: str, job: str, stored_in: Callable[[str, bool], Awaitable[None]]
+        self,
+        options: Options,
+        links: Links,
+        queue: str,
+        job: str,
+        *,
+        create: Callable[[str], Awaitable[None]],
+        stored_in: Callable[[str, bool], Awaitable[None]],
     ) -> None:
         super().__init__(queue, job)
         self._options = options
         self._links = links
+        self._create = create
         self._stored_in = stored_in
 
     async def done(self, step: int) -> Published | None:
@@ -118,6 +127,8 @@ class RedisStaging(Staging):
 
     async def seal(self, step: int, parts: Sequence[StagedPart]) -> Manifest | None:
         """Make the seal, hold its lists, then let it count."""
+        # First: what is sealed is looked for in the queues that are listed.
+        await self._create(self.queue)
         ours = _encode(Manifest(step=step, sealed_at=time.time(), parts=order_of(parts)))
         while True:
             mark, seal = await self._seal(step, _HELD + ours)
@@ -196,6 +207,16 @@ class RedisStaging(Staging):
         return self._list(f"{part.run}/{part.part}.{part.attempt}")
 
 
+def half_published(fields: Sequence[bytes]) -> list[HalfPublished]:
+    """The jobs that are sealed.
+
+    Args:
+        fields: of a queue's hash `seals`: names and manifests in turns.
+    """
+    found = [seal for seal, kind in _seals(fields) if kind == _SEALED]
+    return sorted(found, key=lambda each: each.manifest.sealed_at)
+
+
 def staged_keys(queue: str, fields: Sequence[bytes]) -> list[bytes]:
     """The keys of everything that seals keep from being forgotten, for the end of a queue.
 
@@ -204,14 +225,20 @@ def staged_keys(queue: str, fields: Sequence[bytes]) -> list[bytes]:
         fields: of its hash `seals`: names and manifests in turns.
     """
     keys: set[bytes] = set()
-    for field, seal in zip(fields[::2], fields[1::2], strict=True):
-        job = field.decode().rpartition("/")[0]
-        for part in _read_manifest(seal[1:]).parts:
+    for seal, _ in _seals(fields):
+        for part in seal.manifest.parts:
             keys |= {
-                queue_key(queue, f"stage:{job}/{part.run}"),
-                queue_key(queue, f"stage:{job}/{part.run}/{part.part}.{part.attempt}"),
+                queue_key(queue, f"stage:{seal.job}/{part.run}"),
+                queue_key(queue, f"stage:{seal.job}/{part.run}/{part.part}.{part.attempt}"),
             }
     return sorted(keys)
+
+
+def _seals(fields: Sequence[bytes]) -> Iterator[tuple[HalfPublished, bytes]]:
+    """Each seal, and whether it counts."""
+    for field, seal in zip(fields[::2], fields[1::2], strict=True):
+        job = field.decode().rpartition("/")[0]
+        yield HalfPublished(job=job, manifest=_read_manifest(seal[1:])), seal[:1]
 
 
 def _row(draft: Draft) -> bytes:

@@ -27,7 +27,7 @@ def command(url: str | None, json: bool) -> int:
     r"""Try what queues need: the backend at URL, limits, versions, installed backends, settings.
 
     On a directory: rename, link, fsync, flock, inotify, the clock, space, inodes and permissions are really tried. Says which
-    durability is in force. Exit status 1: something is broken.
+    durability is in force, and which bulk writes are half published. Exit status 1: something is broken.
 
     \b
     Examples:

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from qworker.staging.contract import Manifest, Published, StagedPart, Staging, check_job, message_id
+from qworker.staging.contract import HalfPublished, Manifest, Published, StagedPart, Staging, check_job, message_id
 
-__all__ = ["Manifest", "Published", "StagedPart", "Staging", "check_job", "message_id"]
+__all__ = ["HalfPublished", "Manifest", "Published", "StagedPart", "Staging", "check_job", "message_id"]

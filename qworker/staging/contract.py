@@ -24,7 +24,17 @@ from qworker.errors import BackendError, BadName
 from qworker.message import Draft
 from qworker.names import check_queue, printable
 
-__all__ = ["Manifest", "Published", "StagedPart", "Staging", "check_job", "message_id", "missing", "order_of"]
+__all__ = [
+    "HalfPublished",
+    "Manifest",
+    "Published",
+    "StagedPart",
+    "Staging",
+    "check_job",
+    "message_id",
+    "missing",
+    "order_of",
+]
 
 _JOB = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
@@ -78,6 +88,13 @@ class Published(msgspec.Struct, frozen=True, kw_only=True):
     rejected: int = 0
     # Unix seconds.
     at: float = 0.0
+
+
+class HalfPublished(msgspec.Struct, frozen=True, kw_only=True):
+    """A job whose publishing has begun and not ended: somebody is at it, or died over it."""
+
+    job: str
+    manifest: Manifest
 
 
 def check_job(name: str) -> str:

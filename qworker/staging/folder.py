@@ -22,9 +22,9 @@ import msgspec
 
 from qworker.errors import BackendError
 from qworker.files import CREATE, DIRECTORY, READ, read_all, write_all
-from qworker.staging.contract import Manifest, Published
+from qworker.staging.contract import HalfPublished, Manifest, Published
 
-__all__ = ["GONE", "RUN", "STAGED", "JobFolder", "names_in", "remove_empty", "remove_tree"]
+__all__ = ["GONE", "RUN", "STAGED", "JobFolder", "half_published", "names_in", "remove_empty", "remove_tree"]
 
 STAGED = "staged"
 RUN, _SEAL, GONE = "run-", "seal-", "gone-"
@@ -135,6 +135,11 @@ class JobFolder:
             os.unlink(written, dir_fd=self._parent)
         return self.sealed(manifest.step)
 
+    def unfinished(self) -> list[Manifest]:
+        """The seals of steps that are not done."""
+        # In this order: see the module.
+        return [manifest for manifest in self._seals() if self.done(manifest.step) is None]
+
     def clean(self, manifest: Manifest) -> None:
         """Remove what is left of a step that is done. Takes as long as it takes to remove the files of attempts that did not count."""
         for run in manifest.runs:
@@ -225,6 +230,21 @@ class JobFolder:
                 os.fsync(fd)
             finally:
                 os.close(fd)
+
+
+def half_published(parent: int, marks: int) -> list[HalfPublished]:
+    """The jobs of a directory that are sealed and not done.
+
+    Raises:
+        OSError: a file cannot be read.
+        BackendError: a seal or a mark is damaged.
+    """
+    found = [
+        HalfPublished(job=job, manifest=manifest)
+        for job in names_in(STAGED, parent)
+        for manifest in JobFolder(parent, marks, job, mode=0o700, durable=False).unfinished()
+    ]
+    return sorted(found, key=lambda each: each.manifest.sealed_at)
 
 
 def _repeated(step: Callable[[], T]) -> T:

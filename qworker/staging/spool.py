@@ -24,12 +24,21 @@ from qworker.backend import Backend
 from qworker.errors import BackendError, BadURL, UsageError
 from qworker.files import CREATE, DIRECTORY, READ, store_errors, write_all
 from qworker.message import Draft
-from qworker.staging.contract import Manifest, Published, StagedPart, Staging, message_id, missing, order_of
-from qworker.staging.folder import JobFolder
+from qworker.staging.contract import (
+    HalfPublished,
+    Manifest,
+    Published,
+    StagedPart,
+    Staging,
+    message_id,
+    missing,
+    order_of,
+)
+from qworker.staging.folder import JobFolder, half_published
 from qworker.staging.sweep import sweep_staged
 from qworker.url import BackendURL
 
-__all__ = ["SpooledStaging"]
+__all__ = ["SpooledStaging", "half_spooled"]
 
 # Messages published at once: what may be doubled at most, by a store that keeps no given ids.
 BATCH = 100
@@ -65,7 +74,7 @@ class SpooledStaging(Staging):
     def __init__(self, backend: Backend, queue: str, job: str, folder: Path | None) -> None:
         super().__init__(queue, job)
         self._backend = backend
-        self._folder = (folder or _beside(backend)) / self.queue
+        self._folder = _place(backend, self.queue, folder)
         self._takes_ids = "given_ids" not in backend.deviations
 
     async def done(self, step: int) -> Published | None:
@@ -101,6 +110,8 @@ class SpooledStaging(Staging):
     async def seal(self, step: int, parts: Sequence[StagedPart]) -> Manifest | None:
         """Link the seal into its place."""
         manifest = Manifest(step=step, sealed_at=time.time(), parts=order_of(parts))
+        # First: what is sealed is looked for in the queues that are there.
+        await self._backend.create(self.queue)
         with self._job() as job:
             if job.sealed(step) is None and job.done(step) is None:
                 for part in manifest.parts:
@@ -206,6 +217,28 @@ class SpooledStaging(Staging):
             yield
         finally:
             os.close(fd)
+
+
+async def half_spooled(backend: Backend, queue: str, folder: Path | None) -> list[HalfPublished]:
+    """The jobs that are sealed and not published through; see `Backend.half_published`."""
+    try:
+        place = _place(backend, queue, folder)
+    except UsageError:
+        # Nor can anything be staged without one.
+        return []
+    with store_errors(f"look into the staging folder {place}"):
+        try:
+            fd = os.open(place, DIRECTORY)
+        except FileNotFoundError:
+            return []
+        try:
+            return half_published(fd, fd)
+        finally:
+            os.close(fd)
+
+
+def _place(backend: Backend, queue: str, folder: Path | None) -> Path:
+    return (folder or _beside(backend)) / queue
 
 
 def _beside(backend: Backend) -> Path:

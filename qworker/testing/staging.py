@@ -46,6 +46,18 @@ class StagingContract(Contract):
         assert await case.lease(1) == []
         assert await staging.done(0) is None
 
+    async def test_a_half_published_job_is_found_until_it_is_completed(self, case: Case, tmp_path: Path) -> None:
+        dead = case.backend.staging(case.queue, "job", folder=tmp_path)
+        parts = await _stage(dead, "dead")
+        other = await case.open()
+        assert await other.half_published(case.queue, folder=tmp_path) == []
+        manifest = await dead.seal(0, parts)
+        [half] = await other.half_published(case.queue, folder=tmp_path)
+        assert (half.job, half.manifest) == ("job", manifest)
+        assert case.queue in await other.queues()
+        await other.staging(case.queue, "job", folder=tmp_path).publish(half.manifest)
+        assert await other.half_published(case.queue, folder=tmp_path) == []
+
     async def test_the_first_seal_counts_and_anybody_publishes_it(self, case: Case, tmp_path: Path) -> None:
         dead, others = case.backend.staging(case.queue, "job", folder=tmp_path), [await case.open() for _ in range(2)]
         assert await dead.seal(0, await _stage(dead, "dead")) is not None

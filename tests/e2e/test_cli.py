@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import itertools
 import json
@@ -18,6 +19,8 @@ import pytest
 
 from qworker.cli.main import COMMANDS, cli, main
 from qworker.cli.output import Progress
+from qworker.message import Draft
+from qworker.registry import open_backend
 from tests.e2e.processes import PATIENCE, environment
 
 URL = "file://./spool"
@@ -316,6 +319,25 @@ def test_doctor_tries_the_directory_and_says_what_is_broken(qworker: Any, ok: An
     assert status == 1
     assert "BROKEN directory" in out
     assert "chmod o-rwx" in out
+
+
+async def _sealed(url: str) -> None:
+    """A bulk write that dies before its first message is published."""
+    backend = open_backend(url)
+    try:
+        staging = backend.staging("thumbs", "orders-7")
+        assert await staging.seal(0, [await staging.stage("run", 0, "only", [[Draft(body=b"a"), Draft(body=b"b")]])])
+    finally:
+        await backend.aclose()
+
+
+@pytest.mark.parametrize("url", [URL, "vsqs://./spool"])
+def test_doctor_names_bulk_writes_whose_rest_waits_for_another_run(ok: Any, url: str) -> None:
+    asyncio.run(_sealed(url))
+    checks = {check["name"]: check for check in json.loads(ok("doctor", url, "--json"))}
+    assert checks["bulk write orders-7"]["health"] == "warn"
+    assert "to thumbs: 2 messages" in checks["bulk write orders-7"]["detail"]
+    assert "run the same job again" in ok("doctor", url)
 
 
 def test_doctor_finds_settings_that_no_option_has(ok: Any, folder: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from qworker.message import Settle, Settlement
 from qworker.registry import open_backend
+from qworker.staging import HalfPublished
 from tests.fault.harness import KILL, LOSE, QUEUE, Launcher, fault, strays
 from tests.servers import RedisServer
 
@@ -39,6 +40,14 @@ async def _take(url: str) -> list[str]:
     return taken
 
 
+async def _half_published(url: str) -> list[HalfPublished]:
+    backend = open_backend(url)
+    try:
+        return [half for queue in await backend.queues() for half in await backend.half_published(queue)]
+    finally:
+        await backend.aclose()
+
+
 def _grow_old(root: Path) -> None:
     """What a dead run staged was staged long ago."""
     long_ago = time.time() - 40 * 3600
@@ -53,7 +62,10 @@ def _die_and_resume(
     arguments = ("bulk", url, ledger, PARTS, ROWS)
     status = launcher.run(*arguments, *([call] if call else []), fault=die)
     taken = asyncio.run(_take(url))
+    if taken and len(taken) < len(EVERY_ROW):
+        assert asyncio.run(_half_published(url)), "messages wait, and nobody can tell"
     assert launcher.run(*arguments) == 0, launcher.errors()
+    assert asyncio.run(_half_published(url)) == []
     return status, taken + asyncio.run(_take(url))
 
 

@@ -14,7 +14,7 @@ from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.errors import BackendError, BadName
 from qworker.message import Draft, Lease, State
 from qworker.names import check_id, check_queue, printable
-from qworker.staging import Staging
+from qworker.staging import HalfPublished, Staging
 from qworker.url import BackendURL
 from qworker_redis.backend import RedisBackend
 from qworker_redis.claims import DETACHED, RedisLease
@@ -86,6 +86,10 @@ class RfqBackend(RfqAdministration, RedisBackend):
     def staging(self, queue: str, job: str, *, folder: Path | None = None) -> Staging:
         """Spooled to files: the keyspace is shared with programs that would see what is staged there."""
         return Backend.staging(self, queue, job, folder=folder)
+
+    async def half_published(self, queue: str, *, folder: Path | None = None) -> list[HalfPublished]:
+        """Look where `staging` spools."""
+        return await Backend.half_published(self, queue, folder=folder)
 
     # -- consuming ---------------------------------------------------------------------------------------------------
 
