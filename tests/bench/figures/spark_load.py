@@ -6,6 +6,7 @@ import random
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ from harness.report import median, spread
 from harness.server import redis_server
 
 ROOT = Path(__file__).parents[3]
-MASTER = "local[2,4]"
+_TASKS = 2
+MASTER = f"local[{_TASKS},4]"
 # Bodies have 100 bytes, envelope and all.
 TEXT = "rpad(cast(id as string), 45, 'x')"
 KILLS = 20
@@ -23,7 +25,10 @@ KILLS = 20
 def measure(bench: Bench) -> list[Figure]:
     """Rows per second into both stores, and what 20 killed task processes lose and double."""
     rows, rounds = bench.size(1_000_000, 2_000), 1 if bench.quick else 3
-    into_files = [_into_files(bench, rows) for _ in range(rounds)]
+    into_files, bare = [], []
+    for _ in range(rounds):
+        into_files.append(_into_files(bench, load_rows, rows))
+        bare.append(_into_files(bench, bare_rows, rows))
     awaited = [bench.call(enqueue, url=bench.url(bench.fresh(), "full"), count=bench.size(3_000, 50)) for _ in range(3)]
     with redis_server(bench.fresh()) as server:
         into_redis = [_into_redis(bench, server, rows) for _ in range(rounds)]
@@ -35,6 +40,13 @@ def measure(bench: Bench) -> list[Figure]:
     bench.discard(folder)
     return [
         _figure(f"load {rows:,} rows into file:, sync=full", 20_000, into_files, "/s"),
+        Figure(
+            figure="spark_load",
+            what="the last / its bare system calls",
+            measured=median([ours / calls for ours, calls in zip(into_files, bare, strict=True)]),
+            unit="x",
+            note=f"{median(bare):,.0f}/s",
+        ),
         _figure(
             "load into file: / a loop of awaited enqueues",
             8,
@@ -66,9 +78,11 @@ def _none(what: str, count: int, aborted: int) -> Figure:
     return Figure(figure="spark_load", what=what, asked=0, measured=count, unit="", note=note)
 
 
-def _into_files(bench: Bench, rows: int) -> float:
+def _into_files(bench: Bench, function: Callable[[dict[str, Any]], float], rows: int) -> float:
     folder = bench.fresh()
-    rate: float = bench.call(load_rows, url=bench.url(folder, "full"), source=str(folder / "rows"), rows=rows)
+    rate: float = bench.call(
+        function, folder=str(folder), url=bench.url(folder, "full"), source=str(folder / "rows"), rows=rows
+    )
     bench.discard(folder)
     return rate
 
@@ -127,6 +141,26 @@ def load_rows(given: dict[str, Any]) -> float:
         raise RuntimeError(f"{found.enqueued} of {rows} rows were enqueued")
     spark.stop()
     return rows / taken
+
+
+def bare_rows(given: dict[str, Any]) -> float:
+    """Rows per second of nothing but the system calls of such a load, by as many processes."""
+    from multiprocessing import Process
+
+    from harness.bare import BareBulk
+
+    share = given["rows"] // _TASKS
+    began = time.perf_counter()
+    bulk = BareBulk(Path(given["folder"]))
+    writers = [Process(target=bulk.write, args=(part, share, b"x" * 100)) for part in range(_TASKS)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+        if writer.exitcode:
+            raise RuntimeError(f"a writer ended with {writer.exitcode}")
+    bulk.move()
+    return _TASKS * share / (time.perf_counter() - began)
 
 
 def kill(given: dict[str, Any]) -> dict[str, int]:

@@ -7,8 +7,13 @@ import os
 import time
 from pathlib import Path
 
-__all__ = ["BareQueue"]
+from qworker.files import sync_file_system
 
+__all__ = ["BareBulk", "BareQueue"]
+
+_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+# Files of one staging directory.
+_CHUNK = 128
 _TAKE = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOATIME
 
 
@@ -31,7 +36,7 @@ class BareQueue:
         """Write one message elsewhere and move it to its place; its name."""
         self._count += 1
         name = f"_20261121071038_{self._count:09d}_4242_host-7f3a0000_0_noop"
-        file = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=self._tmp)
+        file = os.open(name, _CREATE, 0o600, dir_fd=self._tmp)
         os.write(file, body)
         if durable:
             os.fsync(file)
@@ -56,3 +61,43 @@ class BareQueue:
         """Remove one message."""
         os.unlink(held, dir_fd=self._lease)
         os.close(file)
+
+
+class BareBulk:
+    """A bulk write: files in small directories, by several processes at once; then one process moves them all to one directory.
+
+    Args:
+        folder: empty.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._staged, self._queue = folder / "staged", folder / "queue"
+        for path in (self._staged, self._queue):
+            path.mkdir()
+
+    def write(self, part: int, count: int, body: bytes) -> None:
+        """Write `count` messages, and put them on the disk."""
+        staged = os.open(self._staged, os.O_RDONLY)
+        for first in range(0, count, _CHUNK):
+            path = self._staged / f"{part}.{first:09d}"
+            path.mkdir()
+            directory = os.open(path, os.O_RDONLY)
+            for row in range(first, min(count, first + _CHUNK)):
+                file = os.open(f"{row:09d}.0_0_noop", _CREATE, 0o600, dir_fd=directory)
+                os.write(file, body)
+                os.close(file)
+            os.close(directory)
+        sync_file_system(staged)
+
+    def move(self) -> None:
+        """Move what all processes have written, and put the names on the disk."""
+        queue = os.open(self._queue, os.O_RDONLY)
+        for path in sorted(self._staged.iterdir()):
+            directory, part = os.open(path, os.O_RDONLY), path.stem
+            for name in sorted(os.listdir(directory)):
+                row = name[:9]
+                item = f"_20261121071038_{row}_0_~bench:0:{part}:{row}_0_noop"
+                os.rename(name, item, src_dir_fd=directory, dst_dir_fd=queue)
+            os.close(directory)
+            path.rmdir()
+        os.fsync(queue)
