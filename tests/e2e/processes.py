@@ -25,7 +25,7 @@ def environment(**more: str) -> dict[str, str]:
 
 
 class Process:
-    """A started `python -m qworker ...`."""
+    """A started `python -m qworker ...`, or another program."""
 
     def __init__(
         self,
@@ -33,11 +33,12 @@ class Process:
         *arguments: str,
         env: dict[str, str] | None = None,
         program: Sequence[str] = ("-m", "qworker"),
+        executable: str = sys.executable,
     ) -> None:
         self.lines: list[str] = []
         self._changed = threading.Condition()
         self.popen = subprocess.Popen(
-            [sys.executable, *program, *arguments],
+            [executable, *program, *arguments],
             cwd=folder,
             env=environment(**(env or {})),
             stdin=subprocess.DEVNULL,

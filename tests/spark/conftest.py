@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from qworker.pipeline.session import start_session
+from tests.spark.java import QUICK_JAVA
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -26,7 +27,6 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
             "spark.sql.warehouse.dir": str(scratch / "warehouse"),
             "spark.sql.codegen.wholeStage": "false",
             "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-            # What compiles once and runs for a second is not worth the best compiler.
             "spark.driver.extraJavaOptions": _java_options(scratch),
         },
     )
@@ -39,4 +39,4 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 def _java_options(scratch: Path) -> str:
     from qworker.pipeline.session import QUIET_OPTION
 
-    return f"{QUIET_OPTION} -XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Djava.io.tmpdir={scratch}"
+    return f"{QUIET_OPTION} {QUICK_JAVA} -Djava.io.tmpdir={scratch}"

@@ -13,12 +13,10 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.processes import environment
+from tests.spark.java import QUICK_JAVA
 
 # Not of the group that shares a session: each starts a Spark of its own, or none.
 pytestmark = pytest.mark.timeout(300)
-
-# What compiles once and runs for a second is not worth the best compiler.
-QUICK_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
 def test_a_terminal_shows_progress_and_nothing_of_spark(tmp_path: Path) -> None:
