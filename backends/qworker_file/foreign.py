@@ -10,8 +10,9 @@ from qworker.files import CREATE, READ, read_all, write_all
 from qworker.names import new_id, printable
 from qworker_file.layout import QueueDir
 from qworker_file.names import MAX_OWN, Item, alias_of, alias_target, item_name, parse_item, reason_name
+from qworker_file.reasons import write_reason
 
-__all__ = ["Claim", "arguments", "own_name", "put_aside", "read_reason", "write_reason"]
+__all__ = ["Claim", "arguments", "own_name", "put_aside"]
 
 
 class Claim(Enum):
@@ -93,8 +94,7 @@ def put_aside(files: QueueDir, source: int, name: str, why: str) -> Claim:
         OSError: it cannot be moved.
     """
     item, _ = own_name(files, name, None)
-    fd = write_reason(files, item, f"{printable(name)}: {why}\n")
-    os.close(fd)
+    os.close(write_reason(files.fail, reason_name(item), f"{printable(name)}: {why}\n", mode=files.item_mode))
     try:
         os.rename(name, item, src_dir_fd=source, dst_dir_fd=files.fail)
     except OSError as error:
@@ -103,32 +103,3 @@ def put_aside(files: QueueDir, source: int, name: str, why: str) -> Claim:
             return Claim.GONE
         raise
     return Claim.ASIDE
-
-
-def write_reason(files: QueueDir, item: str, reason: str) -> int:
-    """Write why an item failed, beside it; the open descriptor, for a sync."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-    fd = os.open(reason_name(item), flags, files.item_mode, dir_fd=files.fail)
-    try:
-        write_all(fd, reason.encode(errors="surrogatepass"))
-    except BaseException:
-        os.close(fd)
-        os.unlink(reason_name(item), dir_fd=files.fail)
-        raise
-    return fd
-
-
-def read_reason(files: QueueDir, item: str) -> str | None:
-    """Why an item failed; None where nobody said."""
-    try:
-        fd = os.open(reason_name(item), READ, dir_fd=files.fail)
-    except FileNotFoundError:
-        return None
-    try:
-        raw = read_all(fd, os.fstat(fd).st_size)
-    finally:
-        os.close(fd)
-    try:
-        return raw.decode(errors="surrogatepass")
-    except UnicodeDecodeError:
-        return raw.decode(errors="replace")

@@ -33,6 +33,7 @@ from qworker_file.names import (
     size_of,
     with_tries,
 )
+from qworker_file.reasons import write_reason
 
 __all__ = ["Expiries", "FileLease", "claim", "extend", "give_back", "resume", "settle"]
 
@@ -329,7 +330,7 @@ def _failed(settlement: Settlement, lease: FileLease, now: float) -> frozenset[i
             os.stat(lease.path, dir_fd=files.lease, follow_symlinks=False)
         except FileNotFoundError:
             return None
-        lease.reason_fd = foreign.write_reason(files, lease.item, settlement.error)
+        lease.reason_fd = write_reason(files.fail, reason_name(lease.item), settlement.error, mode=files.item_mode)
     changed = _finish(lease, files.fail, now)
     if changed is None and settlement.error is not None:
         _unlink_reason(files, lease.item)

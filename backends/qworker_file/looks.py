@@ -13,9 +13,10 @@ import msgspec
 
 from qworker.files import READ, list_names, read_all
 from qworker.message import Message, QueueStats, State, StoredMessage
-from qworker_file.foreign import arguments, read_reason
+from qworker_file.foreign import arguments
 from qworker_file.layout import QueueDir
-from qworker_file.names import id_of, parse_delay, parse_item, parse_lease
+from qworker_file.names import id_of, parse_delay, parse_item, parse_lease, reason_name
+from qworker_file.reasons import read_reason
 
 __all__ = ["Entry", "browse", "count", "delayed_entry", "entries", "find", "leased_entry", "look", "message_id"]
 
@@ -186,7 +187,7 @@ def look(files: QueueDir, entry: Entry, *, local: bool) -> StoredMessage | None:
         expires_at=entry.at if state is State.LEASED else None,
         finished_at=status.st_mtime if state in {State.DONE, State.FAIL} else None,
         holder=entry.holder,
-        error=read_reason(files, entry.item) if state is State.FAIL else None,
+        error=read_reason(files.fail, reason_name(entry.item)) if state is State.FAIL else None,
         place=entry.name if state in {State.DONE, State.FAIL} else None,
     )
 

@@ -17,10 +17,10 @@ import os
 import stat
 from enum import Enum, auto
 
-from qworker.files import READ, read_all, write_all
-from qworker.names import printable
+from qworker.files import READ, read_all
 from qworker_file.fsq.layout import QueueDir
 from qworker_file.fsq.names import MAX_NAME, Item, Malformed, parse, with_tries
+from qworker_file.reasons import write_reason
 
 __all__ = [
     "Claimed",
@@ -29,10 +29,8 @@ __all__ = [
     "due_at",
     "mark_due",
     "read_origin",
-    "read_reason",
     "reason_name",
     "write_origin",
-    "write_reason",
 ]
 
 # The last digits of a modification time that is a due time: the standard has no delays, and other programs see none.
@@ -292,7 +290,7 @@ def fail_item(files: QueueDir, name: str, reason: str | None) -> bool:
         return False
     target = _free_name(files, name)
     if reason is not None:
-        write_reason(files, target, reason)
+        os.close(write_reason(files.fail, reason_name(target), reason, mode=files.constants.item_mode))
     if _moved(name, target, files.queue, files.fail, inode):
         return True
     if reason is not None:
@@ -362,29 +360,3 @@ def reason_name(name: str) -> str:
     if len(os.fsencode(hidden)) <= MAX_NAME:
         return hidden
     return f".{hashlib.sha256(os.fsencode(name)).hexdigest()}.reason"
-
-
-def write_reason(files: QueueDir, name: str, reason: str) -> None:
-    """Keep why an item fails."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-    fd = os.open(reason_name(name), flags, files.constants.item_mode, dir_fd=files.fail)
-    try:
-        write_all(fd, reason.encode(errors="surrogatepass"))
-    finally:
-        os.close(fd)
-
-
-def read_reason(files: QueueDir, name: str) -> str | None:
-    """Why an item failed; None where nobody said."""
-    try:
-        fd = os.open(reason_name(name), READ, dir_fd=files.fail)
-    except FileNotFoundError:
-        return None
-    try:
-        raw = read_all(fd, os.fstat(fd).st_size)
-    finally:
-        os.close(fd)
-    try:
-        return raw.decode(errors="surrogatepass")
-    except UnicodeDecodeError:
-        return printable(raw.decode(errors="replace"))

@@ -12,11 +12,12 @@ import msgspec
 
 from qworker.files import READ, list_names, read_all
 from qworker.message import Message, QueueStats, State, StoredMessage
-from qworker_file.fsq.claim import due_at, read_origin, read_reason
+from qworker_file.fsq.claim import due_at, read_origin, reason_name
 from qworker_file.fsq.layout import QueueDir
 from qworker_file.fsq.lease import FsqLease
 from qworker_file.fsq.locks import holders
 from qworker_file.fsq.names import Malformed, message_id, parse
+from qworker_file.reasons import read_reason
 
 __all__ = ["Entry", "Look", "directory_of"]
 
@@ -189,7 +190,7 @@ class Look:
             expires_at=entry.at or None if state is State.LEASED else None,
             finished_at=entry.at if state in {State.DONE, State.FAIL} else None,
             holder=entry.holder,
-            error=read_reason(self._files, entry.name) if state is State.FAIL else None,
+            error=read_reason(self._files.fail, reason_name(entry.name)) if state is State.FAIL else None,
             place=entry.name if state in {State.DONE, State.FAIL} else None,
         )
 

@@ -12,10 +12,11 @@ import msgspec
 from qworker.files import DIRECTORY
 from qworker.scan import Ended, Exits, ScanDown, ScanError, ScanOptions
 from qworker.url import BackendURL
-from qworker_file.fsq.claim import Claimed, NotClaimed, claim, exhausted, read_reason
+from qworker_file.fsq.claim import Claimed, NotClaimed, claim, exhausted, reason_name
 from qworker_file.fsq.constants import Constants
 from qworker_file.fsq.layout import QueueDir, open_queue
 from qworker_file.fsq.options import FsqOptions, check_host, root_of
+from qworker_file.reasons import read_reason
 
 __all__ = ["FsqSource", "open_scan"]
 
@@ -138,7 +139,7 @@ class FsqSource:
         if isinstance(claimed, Claimed):
             return claimed
         if claimed is NotClaimed.FAILED:
-            say(f"{read_reason(files, name) or 'failed'} for item {name}; failed permanently")
+            say(f"{read_reason(files.fail, reason_name(name)) or 'failed'} for item {name}; failed permanently")
         elif claimed is NotClaimed.REFUSED:
             say(f"{name}: Permission denied")
         return None

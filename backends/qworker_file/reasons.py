@@ -1,0 +1,53 @@
+"""Why a message failed: a hidden file beside it in fail/, under a name that each protocol chooses."""
+
+from __future__ import annotations
+
+import os
+
+from qworker.files import READ, read_all, write_all
+from qworker.names import printable
+
+__all__ = ["read_reason", "write_reason"]
+
+_WRITE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def write_reason(fail: int, name: str, reason: str, *, mode: int) -> int:
+    """Keep a reason.
+
+    Args:
+        fail: the open directory.
+        name: of the hidden file.
+        reason: any text.
+        mode: of the file.
+
+    Returns:
+        The open descriptor, for a sync.
+
+    Raises:
+        OSError: and nothing of it is left.
+    """
+    fd = os.open(name, _WRITE, mode, dir_fd=fail)
+    try:
+        write_all(fd, reason.encode(errors="surrogatepass"))
+    except BaseException:
+        os.close(fd)
+        os.unlink(name, dir_fd=fail)
+        raise
+    return fd
+
+
+def read_reason(fail: int, name: str) -> str | None:
+    """A reason that was kept, by anybody; None where nobody said."""
+    try:
+        fd = os.open(name, READ, dir_fd=fail)
+    except FileNotFoundError:
+        return None
+    try:
+        raw = read_all(fd, os.fstat(fd).st_size)
+    finally:
+        os.close(fd)
+    try:
+        return raw.decode(errors="surrogatepass")
+    except UnicodeDecodeError:
+        return printable(raw.decode(errors="replace"))
