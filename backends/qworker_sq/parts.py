@@ -10,7 +10,7 @@ from qworker.message import Finished, State, StoredMessage
 from qworker.parts import PAGE_MESSAGES, pages
 from qworker.segments.format import HEADER_SIZE, position, split
 from qworker.segments.log import Damaged, Log
-from qworker_sq import administer
+from qworker_sq import contents
 from qworker_sq.channel import Channel
 from qworker_sq.consume import make_message
 
@@ -90,14 +90,14 @@ async def held(channel: Channel, state: State, now: float) -> AsyncIterator[list
     ledger.make_due(now)
     places = list(ledger.failed) if state is State.FAIL else list(ledger.in_state(state))
     if state is State.DELAYED:
-        places += administer.ahead_delayed(channel, now)
-    async for page in pages(administer.stored(channel, place, now) for place in places):
+        places += contents.ahead_delayed(channel, now)
+    async for page in pages(contents.stored(channel, place, now) for place in places):
         yield [one for one in page if one.state is state]
 
 
 async def ready_in(channel: Channel, stretch: Stretch, now: float) -> AsyncIterator[list[StoredMessage]]:
     """The ready messages of a stretch that are not handed out."""
-    waiting = set(administer.ahead_delayed(channel, now))
+    waiting = set(contents.ahead_delayed(channel, now))
     # The log ahead as it is now: what is handed out meanwhile may be given or not.
     cursor, skipped = channel.ledger.cursor, channel.ledger.skipped
     queue_end = channel.end()
@@ -115,7 +115,7 @@ def failed_as_found(channel: Channel, found: Sequence[Finished]) -> list[int]:
     """The places of messages that failed, and are still as they were found."""
     places: list[int] = []
     for one in found:
-        place = administer.locate(channel, one.id) if one.state is State.FAIL else None
+        place = contents.locate(channel, one.id) if one.state is State.FAIL else None
         failed = None if place is None else channel.ledger.failed.get(place)
         if place is not None and failed is not None and one.is_from(failed.at):
             places.append(place)

@@ -1,0 +1,172 @@
+"""Queues as administrators see them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+import shutil
+from collections.abc import AsyncIterator, Iterable, Sequence
+
+from qworker.files import store_errors
+from qworker.message import Finished, QueueStats, State, StoredMessage
+from qworker.names import check_queue, is_queue_name
+from qworker.parts import Share, pages, shares
+from qworker_vsqs import contents
+from qworker_vsqs.contents import Row
+from qworker_vsqs.folder import Folder
+from qworker_vsqs.folders import VsqsFolders
+from qworker_vsqs.names import Unit, parse
+
+__all__ = ["VsqsAdministration"]
+
+
+class VsqsAdministration(VsqsFolders):
+    """The part of the backend that makes, deletes, counts and looks."""
+
+    async def queues(self) -> list[str]:
+        """The directories that can be queues."""
+        await self.open()
+        with store_errors(f"list {self._path}"):
+            return sorted(name for name in os.listdir(self._root) if is_queue_name(name) and self._is_queue(name))
+
+    async def create(self, queue: str) -> None:
+        """Make a directory."""
+        await self._found(queue, make=True)
+
+    async def delete(self, queue: str) -> None:
+        """Remove a directory with all that is in it."""
+        await self.open()
+        check_queue(queue)
+        folder = self._folders.pop(queue, None)
+        if folder is not None:
+            folder.close()
+        if not self._is_queue(queue):
+            return
+        gone = f".{secrets.token_hex(8)}.gone"
+        with store_errors(f"delete the queue {queue}"):
+            try:
+                os.rename(queue, gone, src_dir_fd=self._root, dst_dir_fd=self._root)
+            except FileNotFoundError:
+                # Another deletion was faster.
+                return
+            os.fsync(self._root)
+            await asyncio.to_thread(shutil.rmtree, f"{self._path}/{gone}")
+
+    async def _look(self, folder: Folder) -> dict[State, list[Row]]:
+        return await contents.look(folder, self._unit.ticks(self._clock.time()))
+
+    async def _unlink(self, folder: Folder, rows: list[tuple[State, Row]]) -> int:
+        count = contents.unlink(folder, rows)
+        if count:
+            await self._sync(folder, [])
+        return count
+
+    async def stats(self, queue: str) -> QueueStats:
+        """Count by listing."""
+        folder = await self._existing(queue)
+        with store_errors(f"count {queue}"):
+            found = await self._look(folder)
+        ready = found[State.READY]
+        oldest = min((note.enqueued_at or Unit.enqueued_at(number) for number, _, note in ready), default=None)
+        return QueueStats(
+            queue=queue,
+            ready=len(ready),
+            leased=len(found[State.LEASED]),
+            delayed=len(found[State.DELAYED]),
+            fail=len(found[State.FAIL]),
+            oldest_age=None if oldest is None else max(0.0, self._clock.time() - oldest),
+            down=self._paused(folder),
+            retention=self.history.retention,
+        )
+
+    async def browse(self, queue: str, state: State, limit: int = 100, offset: int = 0) -> list[StoredMessage]:
+        """Look at messages."""
+        folder = await self._existing(queue)
+        with store_errors(f"browse {queue}"):
+            rows = (await self._look(folder))[state]
+            seen = (contents.stored(folder, self._unit, state, row) for row in rows[offset : offset + limit])
+            return [one for one in seen if one is not None]
+
+    async def find(self, queue: str, message_id: str) -> StoredMessage | None:
+        """Look at one message."""
+        folder = await self._existing(queue)
+        parsed = parse(message_id)
+        if parsed is None or parsed[1] is not None:
+            return None
+        with store_errors(f"look into {queue}"):
+            for state, rows in (await self._look(folder)).items():
+                for row in rows:
+                    if row[0] == parsed[0]:
+                        return contents.stored(folder, self._unit, state, row)
+        return None
+
+    async def browse_parts(self, queue: str, state: State, wanted: int) -> list[str]:
+        """Shares of the ids."""
+        await self._existing(queue)
+        return shares(wanted)
+
+    async def browse_part(self, queue: str, state: State, part: str) -> AsyncIterator[list[StoredMessage]]:
+        """Look at one share."""
+        folder = await self._existing(queue)
+        share = Share.parse(part)
+        with store_errors(f"browse {queue}"):
+            rows = [row for row in (await self._look(folder))[state] if share.has(str(row[0]))]
+            async for page in pages(contents.stored(folder, self._unit, state, row) for row in rows):
+                yield page
+
+    async def discard(self, queue: str, found: Sequence[Finished]) -> int:
+        """Delete failed messages that are as they were found."""
+        folder = await self._existing(queue)
+        with store_errors(f"remove from {queue}"):
+            return await self._unlink(folder, contents.as_found(folder, found))
+
+    async def requeue(self, queue: str, ids: Iterable[str] | None = None) -> int:
+        """Make failed messages ready."""
+        folder = await self._existing(queue)
+        wanted = None if ids is None else set(ids)
+        with store_errors(f"requeue in {queue}"):
+            failed = [row[0] for row in (await self._look(folder))[State.FAIL]]
+            chosen = [number for number in failed if wanted is None or str(number) in wanted]
+            async with folder.locked():
+                files = contents.requeue(folder, chosen)
+            if chosen:
+                await self._sync(folder, files)
+        self._wake()
+        return len(chosen)
+
+    async def remove(self, queue: str, ids: Iterable[str]) -> int:
+        """Delete messages, whoever holds them."""
+        folder = await self._existing(queue)
+        wanted = set(ids)
+        with store_errors(f"remove from {queue}"):
+            found = await self._look(folder)
+            return await self._unlink(
+                folder, [(state, row) for state, rows in found.items() for row in rows if str(row[0]) in wanted]
+            )
+
+    async def purge(self, queue: str, state: State | None = None) -> int:
+        """Delete messages by state."""
+        states = {State.READY, State.DELAYED, State.FAIL} if state is None else {state}
+        folder = await self._existing(queue)
+        with store_errors(f"purge {queue}"):
+            found = await self._look(folder)
+            return await self._unlink(folder, [(state, row) for state in states for row in found[state]])
+
+    async def down(self, queue: str) -> None:
+        """Pause a queue for qworker's consumers; the protocol has nothing that others would heed."""
+        folder = await self._existing(queue)
+        with store_errors(f"pause {queue}"):
+            flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+            os.close(os.open("down", flags, 0o600, dir_fd=folder.side))
+            await self._sync(folder, [])
+
+    async def up(self, queue: str) -> None:
+        """Resume a queue."""
+        folder = await self._existing(queue)
+        with store_errors(f"resume {queue}"):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink("down", dir_fd=folder.side)
+            await self._sync(folder, [])
+        self._wake()
