@@ -75,13 +75,7 @@ class Signature:
         Raises:
             BadArguments: an argument is missing, unknown or given twice.
         """
-        if (
-            not kwargs
-            and not self._keyword_only_required
-            and self._required <= len(args) <= len(self._positional_types)
-        ):
-            return
-        if kwargs and self._fits(args, kwargs):
+        if self._fits(args, kwargs):
             return
         try:
             self._signature.bind(*args, **kwargs)
@@ -90,6 +84,8 @@ class Signature:
 
     def _fits(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
         """Whether a call without surplus arguments fits; `bind`, which takes ten times as long, knows the rest, and what is wrong."""
+        if not kwargs:
+            return not self._keyword_only_required and self._required <= len(args) <= len(self._positional_types)
         by_position = self._positional_names[: len(args)]
         return (
             len(by_position) == len(args)
