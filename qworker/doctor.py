@@ -152,9 +152,13 @@ async def _reachable(url: str) -> list[Check]:
 
 async def _bulk_writes(backend: Backend, queues: Sequence[str]) -> list[Check]:
     """Jobs of which a part of the messages may wait unseen, for as long as nobody runs them again."""
-    found = [(queue, half) for queue in queues for half in await backend.half_published(queue)]
+    name = "bulk writes"
+    try:
+        found = [(queue, half) for queue in queues for half in await backend.half_published(queue)]
+    except QworkerError as error:
+        return [Check(name, Health.BROKEN, str(error), "mend what it names, and run the job again")]
     if not found:
-        return [Check("bulk writes", Health.OK, "none is half published")]
+        return [Check(name, Health.OK, "none is half published")]
     return [
         Check(
             f"bulk write {half.job}",

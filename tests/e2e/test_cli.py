@@ -340,6 +340,16 @@ def test_doctor_names_bulk_writes_whose_rest_waits_for_another_run(ok: Any, url:
     assert "run the same job again" in ok("doctor", url)
 
 
+def test_doctor_tells_a_damaged_bulk_write_from_a_store_that_cannot_be_reached(qworker: Any, folder: Path) -> None:
+    asyncio.run(_sealed(URL))
+    [seal] = (folder / "spool").glob("thumbs/tmp/staged/orders-7/seal-*")
+    seal.write_bytes(b"{")
+    status, out, _ = qworker("doctor", URL)
+    assert status == 1
+    assert "ok     reachable" in out
+    assert "BROKEN bulk writes: the seal staged/orders-7/seal-0 is damaged" in out
+
+
 def test_doctor_finds_settings_that_no_option_has(ok: Any, folder: Path) -> None:
     (folder / "pyproject.toml").write_text("[tool.qworker]\nconcurency = 5\nshutdown-timeout = 3\n")
     checks = {check["name"]: check for check in json.loads(ok("doctor", "--json"))}
