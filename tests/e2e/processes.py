@@ -112,11 +112,13 @@ def started(folder: Path, *arguments: str, **options: Any) -> Iterator[Process]:
         process.popen.stdout.close()
 
 
-def until(condition: Callable[[], Any], what: str, show: Callable[[], str] = lambda: "") -> Any:
+def until(
+    condition: Callable[[], Any], what: str, show: Callable[[], str] = lambda: "", patience: float = PATIENCE
+) -> Any:
     """Wait for a condition, and return what it returned."""
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + patience
     while not (result := condition()):
-        assert time.monotonic() < deadline, f"{what}: not within {PATIENCE} s\n{show()[-3000:]}"
+        assert time.monotonic() < deadline, f"{what}: not within {patience} s\n{show()[-3000:]}"
         time.sleep(0.02)
     return result
 

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pyarrow.dataset as arrow_dataset
@@ -68,8 +67,8 @@ def test_a_cluster_loads_and_archives_each_row_once_though_an_executor_is_killed
             *("--job", "pictures", "--conf", "spark.sql.files.openCostInBytes=100000000"),
         )
         staged = tmp_path / "spool" / "jobs" / "tmp" / "staged" / "pictures"
-        while load.poll() is None and not any(staged.glob("run-*/*")):
-            time.sleep(0.02)
+        until(lambda: load.poll() is not None or any(staged.glob("run-*/*")), "rows are staged", patience=200.0)
+        assert load.poll() is None, load.communicate()[1]
         os.kill(cluster.executors()[0], signal.SIGKILL)
         assert _ended(load)["enqueued"] == ROWS
         until(lambda: cluster.launched() == 3, "another executor was started")

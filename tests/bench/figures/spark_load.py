@@ -38,13 +38,15 @@ def measure(bench: Bench) -> list[Figure]:
         kill, url=bench.url(folder, "full"), source=str(folder / "rows"), rows=bench.size(20_000, 1_000), kills=kills
     )
     bench.discard(folder)
+    shares = [ours / calls for ours, calls in zip(into_files, bare, strict=True)]
     return [
         _figure(f"load {rows:,} rows into file:, sync=full", 20_000, into_files, "/s"),
         Figure(
             figure="spark_load",
             what="the last / its bare system calls",
-            measured=median([ours / calls for ours, calls in zip(into_files, bare, strict=True)]),
+            measured=median(shares),
             unit="x",
+            rounds=shares,
             note=f"{median(bare):,.0f}/s",
         ),
         _figure(
