@@ -48,8 +48,8 @@ class VsqsBackend(VsqsAdministration):
 
     # -- consuming ---------------------------------------------------------------------------------------------------
 
-    async def _refresh(self, folder: Folder) -> None:
-        """See to it that the window may be believed, and that nothing in it has expired."""
+    async def _refresh(self, folder: Folder) -> int:
+        """See to it that the window may be believed, and that nothing in it has expired; how much had."""
         if self._events is not None:
             self._events.drain()
         async with folder.refreshing:
@@ -58,7 +58,7 @@ class VsqsBackend(VsqsAdministration):
                 folder.window.fill(await list_names(folder.fd), began)
                 if self._events is not None:
                     self._events.drain()
-            await self._requeue_expired(folder)
+            return await self._requeue_expired(folder)
 
     async def _requeue_expired(self, folder: Folder) -> int:
         expired = folder.window.expired(self._unit.ticks(self._clock.time()))
@@ -162,13 +162,7 @@ class VsqsBackend(VsqsAdministration):
         if folder is None:
             return 0
         with store_errors(f"reap {queue}"):
-            if self._events is not None:
-                self._events.drain()
-            async with folder.refreshing:
-                if not folder.window.fresh:
-                    began = time.monotonic()
-                    folder.window.fill(await list_names(folder.fd), began)
-                count = await self._requeue_expired(folder)
+            count = await self._refresh(folder)
         if count:
             self._wake()
         return count
