@@ -16,6 +16,7 @@ import errno
 import fcntl
 import os
 import queue
+import secrets
 import signal
 import stat
 import threading
@@ -35,10 +36,12 @@ __all__ = [
     "boot_id",
     "close_all",
     "has_writer",
+    "hide_directory",
     "is_finished",
     "list_names",
     "raise_store_error",
     "read_all",
+    "read_file",
     "store_error",
     "store_errors",
     "sync_file_system",
@@ -142,6 +145,33 @@ def read_all(fd: int, size: int) -> bytes:
         body = os.read(fd, 1 << 20)
         parts.append(body)
     return b"".join(parts)
+
+
+def read_file(name: str, directory: int) -> bytes | None:
+    """The content of a small file; None where there is none."""
+    try:
+        fd = os.open(name, READ, dir_fd=directory)
+    except FileNotFoundError:
+        return None
+    try:
+        return read_all(fd, os.fstat(fd).st_size)
+    finally:
+        os.close(fd)
+
+
+def hide_directory(name: str, parent: int) -> str | None:
+    """Take a directory out of sight for good, by one rename, so that nobody sees half of it while it is removed.
+
+    Returns:
+        Its name from now on, which no queue can have; None where it is gone: somebody else was faster.
+    """
+    hidden = f".{secrets.token_hex(8)}.gone"
+    try:
+        os.rename(name, hidden, src_dir_fd=parent, dst_dir_fd=parent)
+    except FileNotFoundError:
+        return None
+    os.fsync(parent)
+    return hidden
 
 
 def close_all(fds: list[int]) -> None:

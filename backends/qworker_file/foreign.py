@@ -6,7 +6,7 @@ import errno
 import os
 from enum import Enum, auto
 
-from qworker.files import CREATE, READ, read_all, write_all
+from qworker.files import CREATE, read_file, write_all
 from qworker.names import new_id, printable
 from qworker_file.layout import QueueDir
 from qworker_file.names import MAX_OWN, Item, alias_of, alias_target, item_name, parse_item, reason_name
@@ -74,15 +74,11 @@ def arguments(files: QueueDir, item: Item) -> tuple[str, ...]:
     key = alias_target(item.arguments)
     if key is None:
         return item.arguments
-    try:
-        fd = os.open(key, READ, dir_fd=files.names)
-    except FileNotFoundError:
+    kept = read_file(key, files.names)
+    if kept is None:
         # Somebody cleared names/: the message is still one.
         return item.arguments
-    try:
-        name = os.fsdecode(read_all(fd, os.fstat(fd).st_size))
-    finally:
-        os.close(fd)
+    name = os.fsdecode(kept)
     original = parse_item(name)
     return (name,) if original is None else original.arguments
 

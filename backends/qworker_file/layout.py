@@ -8,7 +8,7 @@ import secrets
 import stat
 
 from qworker.errors import BackendError, FormatTooNew
-from qworker.files import CREATE, DIRECTORY, READ, read_all, write_all
+from qworker.files import CREATE, DIRECTORY, read_file, write_all
 
 __all__ = ["FORMAT", "QueueDir", "create_queue", "fsync_directory", "is_queue", "open_queue"]
 
@@ -226,15 +226,10 @@ def _is_gone(name: str, directory: int) -> bool:
 
 
 def _check_format(opened: QueueDir) -> None:
-    try:
-        fd = os.open(_FORMAT_FILE, READ, dir_fd=opened.base)
-    except FileNotFoundError:
+    text = read_file(_FORMAT_FILE, opened.base)
+    if text is None:
         # Made by an fsq program. The format it has is the first one.
         return
-    try:
-        text = read_all(fd, os.fstat(fd).st_size)
-    finally:
-        os.close(fd)
     version = text.rpartition(b" ")[2].strip()
     if not text.startswith(b"qworker directory ") or not version.isdigit():
         raise BackendError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from qworker.files import READ, read_all, write_all
+from qworker.files import read_file, write_all
 from qworker.names import printable
 
 __all__ = ["read_reason", "write_reason"]
@@ -39,14 +39,9 @@ def write_reason(fail: int, name: str, reason: str, *, mode: int) -> int:
 
 def read_reason(fail: int, name: str) -> str | None:
     """A reason that was kept, by anybody; None where nobody said."""
-    try:
-        fd = os.open(name, READ, dir_fd=fail)
-    except FileNotFoundError:
+    raw = read_file(name, fail)
+    if raw is None:
         return None
-    try:
-        raw = read_all(fd, os.fstat(fd).st_size)
-    finally:
-        os.close(fd)
     try:
         return raw.decode(errors="surrogatepass")
     except UnicodeDecodeError:

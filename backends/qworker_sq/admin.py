@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-import secrets
 import shutil
 from collections.abc import AsyncIterator, Iterable, Sequence
 
+from qworker.files import hide_directory
 from qworker.message import Finished, QueueStats, State, StoredMessage
 from qworker.names import check_queue, is_queue_name
 from qworker.segments.disk import store_errors
@@ -41,14 +41,10 @@ class SqAdministration(SqTopics):
             await held.finish()
         if not self._is_queue(queue):
             return
-        gone = f".{secrets.token_hex(8)}.gone"
         with store_errors(f"deleting the queue {queue}"):
-            try:
-                os.rename(queue, gone, src_dir_fd=self._root, dst_dir_fd=self._root)
-            except FileNotFoundError:
-                return
-            os.fsync(self._root)
-            await asyncio.get_running_loop().run_in_executor(self._pool, shutil.rmtree, f"{self._path}/{gone}")
+            hidden = hide_directory(queue, self._root)
+            if hidden is not None:
+                await asyncio.get_running_loop().run_in_executor(self._pool, shutil.rmtree, f"{self._path}/{hidden}")
 
     async def delete_channel(self, queue: str) -> None:
         """Remove our channel from a topic, so that it holds no segments any more. Idempotent.

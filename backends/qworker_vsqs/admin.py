@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import secrets
 import shutil
 from collections.abc import AsyncIterator, Iterable, Sequence
 
-from qworker.files import store_errors
+from qworker.files import hide_directory, store_errors
 from qworker.message import Finished, QueueStats, State, StoredMessage
 from qworker.names import check_queue, is_queue_name
 from qworker.parts import Share, pages, shares
@@ -44,15 +43,10 @@ class VsqsAdministration(VsqsFolders):
             folder.close()
         if not self._is_queue(queue):
             return
-        gone = f".{secrets.token_hex(8)}.gone"
         with store_errors(f"delete the queue {queue}"):
-            try:
-                os.rename(queue, gone, src_dir_fd=self._root, dst_dir_fd=self._root)
-            except FileNotFoundError:
-                # Another deletion was faster.
-                return
-            os.fsync(self._root)
-            await asyncio.to_thread(shutil.rmtree, f"{self._path}/{gone}")
+            hidden = hide_directory(queue, self._root)
+            if hidden is not None:
+                await asyncio.to_thread(shutil.rmtree, f"{self._path}/{hidden}")
 
     async def _look(self, folder: Folder) -> dict[State, list[Row]]:
         return await contents.look(folder, self._unit.ticks(self._clock.time()))

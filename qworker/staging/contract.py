@@ -168,7 +168,7 @@ class Staging(abc.ABC):
 
     @abc.abstractmethod
     async def seal(self, step: int, parts: Sequence[StagedPart]) -> Manifest | None:
-        """Say which attempts are the step, once and for all.
+        """Say which attempts are the step, once and for all. The queue is made before: what is half published is looked for in queues.
 
         Returns:
             The seal: this one, or an earlier one by another run, in which case these parts do not count and can be discarded. None: the

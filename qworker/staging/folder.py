@@ -21,7 +21,7 @@ from typing import TypeVar
 import msgspec
 
 from qworker.errors import BackendError
-from qworker.files import CREATE, DIRECTORY, READ, read_all, write_all
+from qworker.files import CREATE, DIRECTORY, read_file, write_all
 from qworker.staging.contract import HalfPublished, Manifest, Published
 
 __all__ = ["GONE", "RUN", "STAGED", "JobFolder", "half_published", "names_in", "remove_empty", "remove_tree"]
@@ -153,7 +153,7 @@ class JobFolder:
         return [manifest for manifest in found if manifest is not None]
 
     def _seal(self, name: str) -> Manifest | None:
-        text = _read(f"{self._path}/{name}", self._parent)
+        text = read_file(f"{self._path}/{name}", self._parent)
         if text is None:
             return None
         try:
@@ -165,7 +165,7 @@ class JobFolder:
 
     def done(self, step: int) -> Published | None:
         """The mark, if this step or a later one is done."""
-        text = _read(self._mark, self._marks)
+        text = read_file(self._mark, self._marks)
         if text is None:
             return None
         try:
@@ -306,17 +306,6 @@ def remove_empty(name: str, parent: int) -> bool:
             raise
         return False
     return True
-
-
-def _read(name: str, directory: int) -> bytes | None:
-    try:
-        fd = os.open(name, READ, dir_fd=directory)
-    except FileNotFoundError:
-        return None
-    try:
-        return read_all(fd, os.fstat(fd).st_size)
-    finally:
-        os.close(fd)
 
 
 def _unlink(name: str, directory: int) -> None:
