@@ -71,7 +71,7 @@ def test_a_cluster_loads_and_archives_each_row_once_though_an_executor_is_killed
         assert load.poll() is None, load.communicate()[1]
         os.kill(cluster.executors()[0], signal.SIGKILL)
         assert _ended(load)["enqueued"] == ROWS
-        until(lambda: cluster.launched() == 3, "another executor was started")
+        until(lambda: cluster.killed() == 1, "the worker has noticed the death")
         paths = [json.loads(body)["kwargs"]["path"] for body in bodies(url, State.READY)]
         assert sorted(paths) == sorted(f"{row}.png" for row in range(ROWS))
 
