@@ -105,6 +105,10 @@ done
 say "installing ${missing[*]} ..."
 requested=$(requirements "$@")
 mapfile -t arguments <<<"$requested"
+# The distribution had the name of its package once. Beside the new one it would bring every entry point a second time.
+if "$venv/bin/python" -c 'from importlib.metadata import version; version("qworker")' 2>/dev/null; then
+    "$venv/bin/python" -m pip uninstall -qq --disable-pip-version-check --yes qworker
+fi
 "$venv/bin/python" -m pip install -qq --disable-pip-version-check --no-input "${arguments[@]}"
 
 touch "$stamp"

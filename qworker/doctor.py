@@ -16,6 +16,7 @@ from typing import cast
 
 import msgspec
 
+from qworker import __version__
 from qworker.backend import Backend
 from qworker.errors import QworkerError
 from qworker.registry import backend_class, open_backend, schemes
@@ -81,8 +82,12 @@ def _doctors(scheme: str) -> Iterable[Doctor]:
 
 
 def _versions() -> Check:
-    found = [f"Python {platform.python_version()}", f"{platform.system()} {platform.release()}"]
-    for package in ("qworker", *_PACKAGES):
+    found = [
+        f"Python {platform.python_version()}",
+        f"{platform.system()} {platform.release()}",
+        f"qworker {__version__}",
+    ]
+    for package in _PACKAGES:
         try:
             found.append(f"{package} {version(package)}")
         except PackageNotFoundError:

@@ -84,7 +84,11 @@ class MissingExtra(UsageError):
     """An optional dependency that is not installed."""
 
     def __init__(self, extra: str, needed_for: str) -> None:
-        super().__init__(f"{needed_for} needs the extra {extra!r}: pip install 'qworker[{extra}]'")
+        # The package index has another project under the name qworker: no advice may lead there.
+        super().__init__(
+            f"{needed_for} needs the extra {extra!r}: "
+            f"in a checkout of qworker run pip install '.[{extra}]', elsewhere pip install 'WHEEL_FILE[{extra}]'"
+        )
         self.extra = extra
 
 

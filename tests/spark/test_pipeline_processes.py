@@ -83,4 +83,4 @@ def test_who_has_no_spark_is_told_the_mend(tmp_path: Path, lacks: str) -> None:
     )
     assert (done.returncode, done.stdout) == (2, "")
     assert len(done.stderr.splitlines()) == 1
-    assert ("openjdk-17" if lacks == "java" else "pip install 'qworker[spark]'") in done.stderr
+    assert ("openjdk-17" if lacks == "java" else "pip install '.[spark]'") in done.stderr

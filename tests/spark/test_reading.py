@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from qworker.errors import UsageError
+from qworker.errors import MissingExtra, UsageError
 from qworker.message import Settle
 from qworker.pipeline.options import ReadOptions
 from qworker.pipeline.reading import FilteredMessagesReader
@@ -176,7 +176,7 @@ def test_a_package_without_the_extra_is_told_so_in_one_line() -> None:
         "except MissingExtra as error: print(error)\n"
     )
     told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert told.stdout == "the pipeline needs the extra 'spark': pip install 'qworker[spark]'\n"
+    assert told.stdout == f"{MissingExtra('spark', 'the pipeline')}\n"
 
 
 def test_python_workers_run_on_the_interpreter_that_started_the_session(spark: SparkSession) -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import configparser
+import fnmatch
 import json
 import os
 import re
 import runpy
 import shutil
 import subprocess
+import sys
 import threading
+import tomllib
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -23,7 +26,8 @@ from click.testing import CliRunner
 from qworker.cli.run import command as run_command
 from qworker.worker import Worker, WorkerOptions
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "kubernetes"
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "examples" / "kubernetes"
 MANIFESTS = sorted(EXAMPLE.rglob("*.yaml"))
 DEPLOYMENTS = sorted(EXAMPLE.rglob("deployment.yaml"))
 # What a worker needs beyond its grace period to cancel, release and leave; docs/cli.md says it too.
@@ -208,11 +212,31 @@ def test_the_image_is_small_and_not_root() -> None:
     assert all(int(part) > 0 for part in user.split(":"))
     assert {str(pod(path)["securityContext"]["runAsUser"]) for path in DEPLOYMENTS} == {user.split(":")[0]}
     assert 'ENTRYPOINT ["qworker"]' in last
-    for line in lines:
-        if line.startswith("COPY ") and "--from" not in line:
-            for name in line.split()[1:-1]:
-                assert (EXAMPLE / name).is_file()
-                assert f"!{name}" in (EXAMPLE / ".dockerignore").read_text().splitlines()
+
+
+def copied() -> list[tuple[list[str], str]]:
+    """What the Dockerfile takes from the checkout, each with where it puts it."""
+    lines = [line.split() for line in (EXAMPLE / "Dockerfile").read_text().splitlines() if line.startswith("COPY ")]
+    return [(words[1:-1], words[-1]) for words in lines if not words[1].startswith("--from")]
+
+
+def test_the_image_has_the_wheel_of_this_checkout_and_no_other(tmp_path: Path) -> None:
+    sent = {line[1:] for line in (EXAMPLE / "Dockerfile.dockerignore").read_text().splitlines() if line.startswith("!")}
+    assert sent == {name for names, _ in copied() for name in names}
+    for name in sorted(sent):
+        source, target = ROOT / name, tmp_path / "src" / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        copy = shutil.copytree if source.is_dir() else shutil.copyfile
+        copy(source, target)
+    # What is copied is enough to build it.
+    code = "from hatchling.build import build_wheel; print(build_wheel('..'))"
+    built = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path / "src", capture_output=True, text=True, timeout=50, check=True
+    ).stdout.split()[-1]
+    (pattern, extras) = re.findall(r'/wheels/(\S+\.whl)\)\[(.*)\]"', (EXAMPLE / "Dockerfile").read_text())[0]
+    assert fnmatch.fnmatch(built, pattern)
+    known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert set(extras.split(",")) <= set(known)
 
 
 def test_systemd_waits_for_the_drain() -> None:

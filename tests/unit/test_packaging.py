@@ -143,7 +143,7 @@ def test_every_module_says_what_it_exports(package: str) -> None:
 def test_the_version_is_one_everywhere() -> None:
     newest = re.search(r"^## (\d+\.\d+\.\d+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert newest is not None
-    assert newest.group(1) == qworker.__version__ == PROJECT["project"]["version"] == version("qworker")
+    assert newest.group(1) == qworker.__version__ == PROJECT["project"]["version"] == version("qworker-tasks")
 
 
 def test_the_build_backend_is_the_one_that_the_project_names() -> None:
