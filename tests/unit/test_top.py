@@ -323,6 +323,8 @@ def test_on_a_terminal_without_the_extra_one_line_says_what_to_install(tmp_path:
     )
     assert done.returncode == 2
     assert done.stderr.splitlines() == [
-        "qworker: qworker top on a terminal (all but --once) needs the extra 'tui': "
-        "in a checkout of qworker run pip install '.[tui]', elsewhere pip install 'WHEEL_FILE[tui]'"
+        (
+            "qworker: qworker top on a terminal (all but --once) needs the extra 'tui': "
+            "in a checkout of qworker run pip install '.[tui]', elsewhere pip install 'WHEEL_FILE[tui]'"
+        )
     ]
