@@ -15,6 +15,7 @@ from qworker.pipeline.options import ReadOptions
 from qworker.pipeline.reading import FilteredMessagesReader
 from qworker.pipeline.schema import MESSAGES, column_names
 from qworker.pipeline.session import check_installation
+from tests.exports import check_exports
 from tests.spark.stores import QUEUE, ask, file_url, finish, publish, work_off
 
 if TYPE_CHECKING:
@@ -165,6 +166,10 @@ def test_a_java_that_is_too_old_is_told_so(monkeypatch: pytest.MonkeyPatch, tmp_
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     with pytest.raises(UsageError, match=r"17 or newer, and .* is 11"):
         check_installation()
+
+
+def test_every_module_of_the_pipeline_says_what_it_exports() -> None:
+    assert check_exports("qworker.pipeline") > 20
 
 
 def test_a_package_without_the_extra_is_told_so_in_one_line() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import pkgutil
 import re
 import subprocess
 import sys
@@ -21,6 +20,7 @@ import qworker
 from qworker.backend import Backend
 from qworker.registry import GROUP
 from tests.archives import unpack
+from tests.exports import check_exports
 
 # Building and starting interpreters takes its time on a busy machine.
 pytestmark = pytest.mark.timeout(300)
@@ -132,12 +132,8 @@ def test_every_exported_name_exists_and_is_sorted() -> None:
 
 @pytest.mark.parametrize("package", [package.name for package in PACKAGES])
 def test_every_module_says_what_it_exports(package: str) -> None:
-    for module in pkgutil.walk_packages(importlib.import_module(package).__path__, prefix=f"{package}."):
-        if module.name.endswith("__main__") or module.name.startswith("qworker.testing"):
-            continue
-        loaded = importlib.import_module(module.name)
-        for name in getattr(loaded, "__all__", ()):
-            assert hasattr(loaded, name), f"{module.name}.__all__ has {name!r}, which does not exist"
+    # The pipeline needs the extra `spark`: tests/spark checks it.
+    assert check_exports(package, leave_out=frozenset({"qworker.pipeline", "qworker.testing"}))
 
 
 def test_the_version_is_one_everywhere() -> None:
