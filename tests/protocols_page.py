@@ -46,7 +46,7 @@ def _backends() -> dict[str, Mapping[str, str]]:
     schemes: dict[type[Backend], list[str]] = {}
     for point in entry_points(group=GROUP):
         # Only what this distribution brings: the page is about nothing else.
-        if point.dist is not None and point.dist.name == "qworker":
+        if point.dist is not None and point.dist.name == "qworker-tasks":
             schemes.setdefault(backend_class(point.name), []).append(point.name)
     first = ("memory", "file", "redis")
     found = {min(names, key=lambda name: (name not in _PAGES, len(name))): k.deviations for k, names in schemes.items()}
