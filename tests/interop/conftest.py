@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.interop.fsq_peer import install_fsq
+from tests.interop.fsq_release import install_fsq, interpreters
 
 
-@pytest.fixture(scope="session")
-def fsq() -> tuple[str, Path]:
-    """A Python 2.7 and the folder that has fsq 0.2.5."""
-    return install_fsq()
+@pytest.fixture(scope="session", params=interpreters())
+def fsq(request: pytest.FixtureRequest) -> tuple[str, Path]:
+    """A Python and the folder that has fsq 0.2.5 for it."""
+    return install_fsq(request.param)

@@ -1,4 +1,4 @@
-"""A `file:` queue shared live with fsq 0.2.5, the released program, under Python 2.7."""
+"""A `file:` queue shared live with fsq 0.2.5, the released program."""
 
 from __future__ import annotations
 

@@ -285,7 +285,7 @@ async def test_a_trigger_wakes_the_other(fsq: tuple[str, Path], root: Path) -> N
     peer = Fsq(fsq, root)
     root.mkdir()
     assert (await peer.run("install", "-t", QUEUE))[0] == 0
-    code = f"import fsq\nfor item in fsq.scan_forever({QUEUE!r}):\n    print(item.item.read())\n    fsq.success(item); break"
+    code = f"import fsq\nfor item in fsq.scan_forever({QUEUE!r}):\n    print(item.item.read().decode())\n    fsq.success(item); break"
     listening = asyncio.create_task(peer.python(code))
     backend = open_backend(f"fsq://{root}")
     try:

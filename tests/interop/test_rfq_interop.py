@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
-import hashlib
 import json
 import os
 import re
 import signal
 import subprocess
 import sys
-import tempfile
-import venv
 from collections import Counter
 from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
@@ -26,6 +22,7 @@ from qworker.cli.main import cli
 from qworker.message import Draft, Lease, Settle, Settlement, State
 from qworker.registry import open_backend
 from qworker.testing.until import until
+from tests.installed import environment
 from tests.servers import RedisServer, free_port
 
 FIXTURE = Path(__file__).parents[1] / "fixtures" / "rfq.keyspace.json"
@@ -42,19 +39,12 @@ pytestmark = pytest.mark.timeout(120, func_only=True)
 @pytest.fixture(scope="session")
 def peer_python() -> Path:
     """A Python with rfq 1.4.0, made once per machine and shared by parallel test processes."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or tempfile.gettempdir()) / "qworker-tests"
-    cache.mkdir(parents=True, exist_ok=True)
-    key = hashlib.sha256("\n".join((*REQUIREMENTS, sys.version)).encode()).hexdigest()[:12]
-    home = cache / f"rfq-{key}"
-    python = home / "bin" / "python"
-    with open(cache / f"rfq-{key}.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (home / "complete").exists():
-            venv.create(home, clear=True, with_pip=True)
-            install = [python, "-m", "pip", "install", "-q", "--disable-pip-version-check", *REQUIREMENTS]
-            subprocess.run(install, check=True, timeout=240)
-            (home / "complete").touch()
-    return python
+    install = ("-m", "pip", "install", "-q", "--disable-pip-version-check", *REQUIREMENTS)
+    return environment(
+        "rfq",
+        "\n".join((*REQUIREMENTS, sys.version)),
+        lambda python: subprocess.run([python, *install], check=True, timeout=240),
+    )
 
 
 @pytest.fixture(scope="module")

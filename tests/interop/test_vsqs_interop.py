@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
-import hashlib
-import os
 import subprocess
 import sys
-import tempfile
-import venv
 from pathlib import Path
 
 import pytest
@@ -19,6 +14,7 @@ from qworker.message import Draft, Settle, Settlement, State
 from qworker.registry import open_backend
 from qworker.testing.until import until
 from tests.archives import unpack
+from tests.installed import environment
 
 FIXTURE = Path(__file__).parents[1] / "fixtures" / "vsqs.tar.gz"
 PEER = Path(__file__).with_name("vsqs_peer.py")
@@ -28,20 +24,13 @@ REQUIREMENTS = ("vsqs==0.3", "watchdog>=4,<7", "setuptools<81")
 @pytest.fixture(scope="session")
 def peer_python() -> Path:
     """A Python with vsqs 0.3, made once per machine and shared by parallel test processes."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or tempfile.gettempdir()) / "qworker-tests"
-    cache.mkdir(parents=True, exist_ok=True)
-    key = hashlib.sha256("\n".join((*REQUIREMENTS, sys.version)).encode()).hexdigest()[:12]
-    home = cache / f"vsqs-{key}"
-    python = home / "bin" / "python"
-    with open(cache / f"vsqs-{key}.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (home / "complete").exists():
-            venv.create(home, clear=True, with_pip=True)
-            install = [python, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-build-isolation"]
-            subprocess.run([*install[:-1], "setuptools<81", "wheel"], check=True, timeout=240)
-            subprocess.run([*install, *REQUIREMENTS], check=True, timeout=240)
-            (home / "complete").touch()
-    return python
+
+    def fill(python: Path) -> None:
+        install = [python, "-m", "pip", "install", "-q", "--disable-pip-version-check"]
+        subprocess.run([*install, "setuptools<81", "wheel"], check=True, timeout=240)
+        subprocess.run([*install, "--no-build-isolation", *REQUIREMENTS], check=True, timeout=240)
+
+    return environment("vsqs", "\n".join((*REQUIREMENTS, sys.version)), fill)
 
 
 class Peer:

@@ -12,7 +12,7 @@ from typing import Any
 from harness import Bench, Figure
 from harness.bench import child_environment
 from harness.report import median
-from peers import python2
+from peers import fsq as released
 
 ASKED = 3
 _SCRIPT = Path(__file__).parents[1] / "peers" / "fsq_peer.py"
@@ -92,27 +92,20 @@ def _enqueued(bench: Bench, count: int) -> dict[str, float]:
     return found
 
 
-def _python2() -> tuple[str, dict[str, str]]:
-    two = python2("fsq==0.2.5")
-    if two is None:
-        raise RuntimeError("fsq 0.2.5 needs a Python 2.7")
-    return two
-
-
 def _theirs(what: str, folder: Path, count: int) -> float:
-    python, variables = _python2()
+    python, variables = released()
     command = [python, str(_SCRIPT), what, str(folder), str(count)]
     return float(subprocess.run(command, stdout=subprocess.PIPE, check=True, env=variables).stdout)
 
 
 def _fsq(program: str) -> list[str]:
-    python, variables = _python2()
+    python, variables = released()
     return [python, str(Path(variables["PYTHONPATH"]) / "libexec" / "fsq" / f"{program}.py")]
 
 
 def _scan(command: list[str], folder: Path, seconds: float) -> float:
     """Microseconds a program, of as many as a scan runs in some seconds."""
-    variables = {**_python2()[1], "FSQ_ROOT": str(folder)} if "qworker" not in command else child_environment()
+    variables = {**released()[1], "FSQ_ROOT": str(folder)} if "qworker" not in command else child_environment()
     done = folder / "bench" / "done"
     before = len(os.listdir(done))
     began = time.perf_counter()

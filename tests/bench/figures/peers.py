@@ -12,7 +12,7 @@ from figures.depth import fill
 from harness import Bench, Figure
 from harness.bench import child_environment
 from harness.report import median
-from peers import environment, python2
+from peers import environment, fsq
 
 REQUIREMENTS = ["huey", "persist-queue", "litequeue", "dirq", "vsqs"]
 # Synced before a publish returns; the others may lose what they have acknowledged at a power cut.
@@ -82,10 +82,7 @@ class PeerFailed(Exception):
 def _peer(bench: Bench, name: str, depth: int) -> float:
     python, variables = str(environment("queues", REQUIREMENTS)), child_environment()
     if name == "fsq":
-        two = python2("fsq==0.2.5")
-        if two is None:
-            raise PeerFailed("it needs Python 2.7")
-        python, variables = two
+        python, variables = fsq()
     folder = bench.fresh()
     seconds = bench.size(5, 2)
     command = [python, str(_SCRIPT), name, str(folder), str(depth), str(bench.size(2_000, 100)), str(seconds)]

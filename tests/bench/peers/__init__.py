@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
-__all__ = ["cache_directory", "environment", "python2"]
+__all__ = ["cache_directory", "environment", "fsq"]
+
+_ROOT = Path(__file__).parents[3]
 
 
 def cache_directory() -> Path:
@@ -32,23 +34,11 @@ def environment(name: str, requirements: list[str]) -> Path:
     return python
 
 
-def python2(requirement: str) -> tuple[str, dict[str, str]] | None:
-    """A Python 2.7 and the environment in which it has `requirement`; None where there is none."""
-    found = shutil.which("python2.7")
-    if found is None or _fails(found, "-c", "pass"):
-        # pyenv puts a stub on the path whether or not the version is selected.
-        candidates = sorted(Path.home().glob(".pyenv/versions/2.7.*/bin/python2.7"))
-        if not candidates:
-            return None
-        found = str(candidates[-1])
-    folder = cache_directory() / "python2"
-    if not (folder / "installed").exists():
-        print(f"peers: installing {requirement} for Python 2.7 ...", flush=True)
-        if _fails(found, "-m", "pip", "install", "-q", "--target", str(folder), requirement):
-            return None
-        (folder / "installed").write_text(requirement)
-    return found, {**os.environ, "PYTHONPATH": str(folder)}
+@functools.cache
+def fsq() -> tuple[str, dict[str, str]]:
+    """A Python and the environment in which it has fsq 0.2.5: Python 2.7, for which it was made, where there is one."""
+    sys.path.insert(0, str(_ROOT))
+    from tests.interop.fsq_release import install_fsq, interpreters
 
-
-def _fails(*command: str) -> bool:
-    return subprocess.run(command, capture_output=True, check=False).returncode != 0
+    python, folder = install_fsq(interpreters()[-1])
+    return python, {**os.environ, "PYTHONPATH": str(folder)}

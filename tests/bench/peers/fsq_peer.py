@@ -1,4 +1,4 @@
-"""fsq 0.2.5 under Python 2.7: `fsq_peer.py enqueue|drain ROOT COUNT`; prints microseconds an item."""
+"""fsq 0.2.5, under Python 2.7 or 3: `fsq_peer.py enqueue|drain ROOT COUNT`; prints microseconds an item."""
 
 import os
 import sys
@@ -16,7 +16,7 @@ def enqueue(fsq, count):
 def drain(fsq, count):
     items = fsq.scan(QUEUE)
     for _ in range(count):
-        item = items.next()
+        item = next(items)
         assert item.item.read()
         fsq.success(item)
 

@@ -1,6 +1,6 @@
 """Other file and SQLite queues, each at its documented best: `queues.py PEER FOLDER DEPTH COUNT SECONDS`.
 
-Runs in an environment of the peers' own, fsq's part under Python 2.7; prints microseconds per publish and per take + ack, with
+Runs in an environment of the peers' own, fsq's part under Python 2.7 too; prints microseconds per publish and per take + ack, with
 DEPTH messages waiting. Each half stops after COUNT messages or SECONDS.
 """
 
