@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import ClassVar, Self
 
 from qworker.clock import SYSTEM_CLOCK, Clock
+from qworker.errors import QueueNotFound, StoreNotFound
 from qworker.history.batch import EventBatch
 from qworker.history.event import Event
 from qworker.history.store import NO_HISTORY, HistoryStore
@@ -65,6 +66,8 @@ class Backend(abc.ABC):
     async def open(self) -> None:
         """Reach the store now. Idempotent.
 
+        A directory that is not there is made, as it is by what publishes and consumes; what only looks makes none (see `missing`).
+
         Raises:
             BackendUnavailable: it does not answer.
             StorePermission: it refuses this user.
@@ -78,6 +81,18 @@ class Backend(abc.ABC):
     @abc.abstractmethod
     def describe(self) -> str:
         """The URL with any password masked, for people and logs."""
+
+    @property
+    def missing(self) -> str | None:
+        """The absolute path of the store's directory while there is none; None: it is there, or the store is no directory.
+
+        A missing store has no queues, and what looks into one of them raises `StoreNotFound`.
+        """
+        return None
+
+    def not_found(self, queue: str) -> QueueNotFound:
+        """The error that says why there is no such queue."""
+        return QueueNotFound(queue) if self.missing is None else StoreNotFound(self.missing, queue)
 
     @property
     @abc.abstractmethod

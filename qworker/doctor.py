@@ -142,10 +142,12 @@ def _inotify_instances() -> Check:
 async def _reachable(url: str) -> list[Check]:
     backend = open_backend(url)
     try:
-        await backend.open()
+        if backend.missing is None:
+            await backend.open()
         queues = await backend.queues()
+        found = f"{len(queues)} queues" if backend.missing is None else "which is not there yet"
         return [
-            Check("reachable", Health.OK, f"{backend.describe()}, {len(queues)} queues"),
+            Check("reachable", Health.OK, f"{backend.describe()}, {found}"),
             Check("durability", *_durability(backend.durability)),
             *await _bulk_writes(backend, queues),
         ]

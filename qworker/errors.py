@@ -13,6 +13,7 @@ QworkerError
 ├── BackendError             the store said no
 │   ├── BackendUnavailable   the store cannot be reached (exit status 3 at start)
 │   ├── QueueNotFound        no such queue
+│   │   └── StoreNotFound    no such directory, and so no queue in it
 │   ├── QueueFull            the queue is at its capacity
 │   ├── StorageFull          no space, no inodes, or no memory left in the store
 │   ├── PublishFailed        outcome unknown: perhaps stored; publish again with the same id
@@ -46,6 +47,7 @@ __all__ = [
     "QworkerError",
     "Retry",
     "StorageFull",
+    "StoreNotFound",
     "StorePermission",
     "UnknownTask",
     "UsageError",
@@ -113,6 +115,25 @@ class QueueNotFound(BackendError):
 
     def __init__(self, queue: str) -> None:
         super().__init__(f"there is no queue {queue!r}: create it with `qworker install URL {queue}`")
+        self.queue = queue
+
+
+class StoreNotFound(QueueNotFound):
+    """No such directory, and so no queue in it.
+
+    Args:
+        directory: the absolute path at which the store would be.
+        queue: the queue that was asked for; empty: none in particular.
+    """
+
+    def __init__(self, directory: str, queue: str = "") -> None:
+        what = (
+            f"there is no queue {queue!r}, and no directory {directory}"
+            if queue
+            else f"there is no directory {directory}"
+        )
+        BackendError.__init__(self, f"{what}: check the URL, or create it with `qworker install`, `enqueue` or `run`")
+        self.directory = directory
         self.queue = queue
 
 

@@ -9,8 +9,8 @@ from typing import ClassVar, Self
 
 from qworker.backend import Backend
 from qworker.clock import SYSTEM_CLOCK, Clock
-from qworker.errors import BackendUnavailable, QueueNotFound
-from qworker.files import FileSystem, store_errors
+from qworker.errors import BackendUnavailable
+from qworker.files import FileSystem, missing_directory, store_errors
 from qworker.history.directory import DirectoryHistory
 from qworker.message import Draft, Finished, Lease, QueueStats, Settlement, State, StoredMessage
 from qworker.names import check_queue
@@ -77,9 +77,18 @@ class FileBackend(Backend):
         with store_errors(f"open {self._directory}"):
             return "disk" if FileSystem.of(self._directory).keeps_renames else "process"
 
+    @property
+    def missing(self) -> str | None:
+        """The root, while there is none."""
+        return None if self._store is not None else missing_directory(self._directory)
+
     async def open(self) -> None:
         """Open the root directory, or make it."""
         self._opened()
+
+    def _present(self) -> Store | None:
+        """The open store; None where its directory was not made yet."""
+        return self._opened() if self.missing is None else None
 
     def _opened(self) -> Store:
         if self._store is None:
@@ -122,7 +131,7 @@ class FileBackend(Backend):
     async def half_published(self, queue: str, *, folder: Path | None = None) -> list[HalfPublished]:
         """Look for seals under tmp/."""
         with store_errors(f"look for the jobs of {queue!r}"):
-            local = self._opened().queue(check_queue(queue))
+            local = self._queue(queue)
             return [] if local is None else half_published(local.files.tmp, local.files.names)
 
     # -- consuming ---------------------------------------------------------------------------------------------------
@@ -244,7 +253,8 @@ class FileBackend(Backend):
     async def queues(self) -> list[str]:
         """The queues."""
         with store_errors(f"list {self._directory}"):
-            return self._opened().names()
+            store = self._present()
+            return [] if store is None else store.names()
 
     async def create(self, queue: str) -> None:
         """Make a queue."""
@@ -253,18 +263,23 @@ class FileBackend(Backend):
 
     async def delete(self, queue: str) -> None:
         """Delete a queue."""
-        store = self._opened()
         with store_errors(f"delete {queue!r}"):
-            local = store.queue(check_queue(queue))
+            local = self._queue(queue)
             if local is not None:
+                store = self._opened()
                 await admin.delete_queue(store.root, queue, local.files)
                 await store.commit({store.root})
                 store.drop_deleted(queue)
 
+    def _queue(self, queue: str) -> LocalQueue | None:
+        """A queue that is there; no directory is made for it."""
+        name, store = check_queue(queue), self._present()
+        return None if store is None else store.queue(name)
+
     def _found(self, queue: str) -> LocalQueue:
-        local = self._opened().queue(check_queue(queue))
+        local = self._queue(queue)
         if local is None:
-            raise QueueNotFound(queue)
+            raise self.not_found(queue)
         return local
 
     async def stats(self, queue: str) -> QueueStats:
@@ -311,9 +326,8 @@ class FileBackend(Backend):
 
     async def requeue(self, queue: str, ids: Iterable[str] | None = None) -> int:
         """Make failed messages ready."""
-        store = self._opened()
         with store_errors(f"requeue in {queue!r}"):
-            local = self._found(queue)
+            local, store = self._found(queue), self._opened()
             moved = await admin.requeue(local.files, ids, self._clock.time())
             await store.commit({local.files.fail, local.files.queue} if moved else set())
         local.added(moved, [], returned=True)
@@ -323,9 +337,8 @@ class FileBackend(Backend):
 
     async def remove(self, queue: str, ids: Iterable[str]) -> int:
         """Delete messages by id."""
-        store = self._opened()
         with store_errors(f"remove from {queue!r}"):
-            local = self._found(queue)
+            local, store = self._found(queue), self._opened()
             gone = await admin.remove(local.files, ids, self._clock.time)
             local.lose([entry.item for entry in gone if entry.state is State.LEASED])
             await store.commit({entry.directory for entry in gone})
@@ -333,10 +346,9 @@ class FileBackend(Backend):
 
     async def purge(self, queue: str, state: State | None = None) -> int:
         """Delete messages by state."""
-        store = self._opened()
         states = (State.READY, State.DELAYED, State.FAIL) if state is None else (state,)
         with store_errors(f"purge {queue!r}"):
-            local = self._found(queue)
+            local, store = self._found(queue), self._opened()
             gone = [entry for one in states for entry in await admin.purge(local.files, one, self._clock.time())]
             local.lose([entry.item for entry in gone if entry.state is State.LEASED])
             await store.commit({entry.directory for entry in gone})
@@ -351,9 +363,8 @@ class FileBackend(Backend):
 
     async def up(self, queue: str) -> None:
         """Resume."""
-        store = self._opened()
         with store_errors(f"resume {queue!r}"):
-            local = self._found(queue)
+            local, store = self._found(queue), self._opened()
             admin.resume_queue(local.files)
             await store.commit({local.files.base})
         store.notify(local)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 import time
 from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Self, TypeVar
@@ -17,7 +18,7 @@ import msgspec
 from qworker.backend import Backend
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.errors import BackendUnavailable
-from qworker.files import store_errors
+from qworker.files import missing_directory, store_errors
 from qworker.history.directory import directory_history
 from qworker.history.store import HISTORY_OPTIONS
 from qworker.message import Draft, Finished, Lease, QueueStats, Settle, Settlement, State, StoredMessage
@@ -86,8 +87,20 @@ class MqBackend(Backend):
             delay=float(url.integer("delay", 30)),
         )
 
+    @property
+    def missing(self) -> str | None:
+        """The root, while there is none."""
+        return None if self._store is not None else missing_directory(os.fspath(self._path))
+
     async def open(self) -> None:
         """Open, and if need be make, the directories."""
+        self._opened()
+
+    def _existing(self, queue: str) -> None:
+        """Open the directories to look at a queue; no root is made for it."""
+        check_queue(queue)
+        if self.missing is not None:
+            raise self.not_found(queue)
         self._opened()
 
     def _opened(self) -> Store:
@@ -323,6 +336,8 @@ class MqBackend(Backend):
     async def queues(self) -> list[str]:
         """The queues."""
         with store_errors(self._doing):
+            if self.missing is not None:
+                return []
             self._opened()
             self._mover.sweep_new()
             return await self._admin.queues()
@@ -337,76 +352,78 @@ class MqBackend(Backend):
     async def delete(self, queue: str) -> None:
         """Remove a queue."""
         with store_errors(self._doing):
-            self._opened()
-            await self._whole(self._admin.delete(queue))
+            check_queue(queue)
+            if self.missing is None:
+                self._opened()
+                await self._whole(self._admin.delete(queue))
 
     async def stats(self, queue: str) -> QueueStats:
         """Count."""
         with store_errors(self._doing):
-            self._opened()
+            self._existing(queue)
             found = await self._admin.stats(queue)
         return msgspec.structs.replace(found, retention=self.history.retention)
 
     async def browse(self, queue: str, state: State, limit: int = 100, offset: int = 0) -> list[StoredMessage]:
         """Look at messages."""
         with store_errors(self._doing):
-            self._opened()
+            self._existing(queue)
             return await self._admin.browse(queue, state, limit, offset)
 
     async def find(self, queue: str, message_id: str) -> StoredMessage | None:
         """Look at one message."""
         with store_errors(self._doing):
-            self._opened()
+            self._existing(queue)
             return await self._admin.find(queue, message_id)
 
     async def browse_parts(self, queue: str, state: State, wanted: int) -> list[str]:
         """Shares of the ids."""
         with store_errors(self._doing):
-            self._opened()
+            self._existing(queue)
             self._admin.check(queue)
         return shares(wanted)
 
     async def browse_part(self, queue: str, state: State, part: str) -> AsyncIterator[list[StoredMessage]]:
         """Look at one share."""
         with store_errors(self._doing):
-            self._opened()
+            self._existing(queue)
             async for page in self._admin.browse_share(queue, state, Share.parse(part)):
                 yield page
 
     async def discard(self, queue: str, found: Sequence[Finished]) -> int:
         """Delete failed messages that are as they were found."""
         with store_errors(self._doing):
-            self._opened()
+            self._existing(queue)
             return await self._whole(self._admin.discard(queue, found))
 
     async def requeue(self, queue: str, ids: Iterable[str] | None = None) -> int:
         """Make failed messages ready."""
         with store_errors(self._doing):
-            self._opened()
+            self._existing(queue)
             return await self._whole(self._admin.requeue(queue, ids))
 
     async def remove(self, queue: str, ids: Iterable[str]) -> int:
         """Delete messages by id."""
         with store_errors(self._doing):
-            self._opened()
+            self._existing(queue)
             return await self._whole(self._admin.remove(queue, ids))
 
     async def purge(self, queue: str, state: State | None = None) -> int:
         """Delete messages by state."""
         with store_errors(self._doing):
-            self._opened()
+            self._existing(queue)
             return await self._whole(self._admin.purge(queue, state))
 
     async def down(self, queue: str) -> None:
         """Pause."""
         with store_errors(self._doing):
-            self._opened()
+            self._existing(queue)
             await self._admin.down(queue)
 
     async def up(self, queue: str) -> None:
         """Resume."""
         with store_errors(self._doing):
-            self._opened()
+            self._existing(queue)
             await self._admin.up(queue)
 
 

@@ -24,7 +24,8 @@ class SqAdministration(SqTopics):
 
     async def queues(self) -> list[str]:
         """The topics."""
-        await self.open()
+        if not self._open(make=False):
+            return []
         with store_errors(f"listing {self._path}"):
             return sorted(name for name in os.listdir(self._root) if is_queue_name(name) and self._is_queue(name))
 
@@ -34,8 +35,9 @@ class SqAdministration(SqTopics):
 
     async def delete(self, queue: str) -> None:
         """Remove a topic, with all of its channels."""
-        await self.open()
         check_queue(queue)
+        if not self._open(make=False):
+            return
         held = self._queues.pop(queue, None)
         if held is not None:
             await held.finish()

@@ -13,7 +13,8 @@ from typing import Self
 
 from qworker.backend import Backend
 from qworker.clock import SYSTEM_CLOCK, Clock
-from qworker.errors import BadName, BadURL, QueueNotFound
+from qworker.errors import BadName, BadURL
+from qworker.files import missing_directory
 from qworker.history.directory import directory_history
 from qworker.history.store import HISTORY_OPTIONS
 from qworker.inotify import Watcher
@@ -108,15 +109,27 @@ class SqTopics(Backend):
             clock=clock,
         )
 
+    @property
+    def missing(self) -> str | None:
+        """The root, while there is none."""
+        return None if self._root >= 0 else missing_directory(self._path)
+
     async def open(self) -> None:
         """Make the directory where it is absent, and open it."""
+        self._open(make=True)
+
+    def _open(self, *, make: bool) -> bool:
+        """Open the directory, which may be made; False where it is not there."""
         if self._root >= 0:
-            return
+            return True
+        if not make and self.missing is not None:
+            return False
         with store_errors(f"opening {self._path}"):
             os.makedirs(self._path, mode=0o700, exist_ok=True)
             self._root = open_directory(self._path)
         self._pool = ThreadPoolExecutor(2, thread_name_prefix="sq-sync")
         self._watcher = Watcher(self._changed.set)
+        return True
 
     async def aclose(self) -> None:
         """Finish what is being written, and close; other processes may lease from now on."""
@@ -150,7 +163,8 @@ class SqTopics(Backend):
         held = self._queues.get(queue)
         if held is not None and held.channel is not None and held.topic.alive():
             return held
-        await self.open()
+        if not self._open(make=make):
+            return None
         async with self._opening:
             return await self._open_queue(queue, make)
 
@@ -228,7 +242,7 @@ class SqTopics(Backend):
         except BadName:
             held = None
         if held is None:
-            raise QueueNotFound(queue)
+            raise self.not_found(queue)
         return held
 
     @contextlib.asynccontextmanager

@@ -26,7 +26,8 @@ class VsqsAdministration(VsqsFolders):
 
     async def queues(self) -> list[str]:
         """The directories that can be queues."""
-        await self.open()
+        if not self._open(make=False):
+            return []
         with store_errors(f"list {self._path}"):
             return sorted(name for name in os.listdir(self._root) if is_queue_name(name) and self._is_queue(name))
 
@@ -36,8 +37,9 @@ class VsqsAdministration(VsqsFolders):
 
     async def delete(self, queue: str) -> None:
         """Remove a directory with all that is in it."""
-        await self.open()
         check_queue(queue)
+        if not self._open(make=False):
+            return
         folder = self._folders.pop(queue, None)
         if folder is not None:
             folder.close()

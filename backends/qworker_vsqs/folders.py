@@ -10,8 +10,8 @@ from typing import Self
 
 from qworker.backend import Backend
 from qworker.clock import SYSTEM_CLOCK, Clock
-from qworker.errors import BadName, BadURL, QueueNotFound
-from qworker.files import FileSystem, GroupCommit, store_errors
+from qworker.errors import BadName, BadURL
+from qworker.files import FileSystem, GroupCommit, missing_directory, store_errors
 from qworker.history.directory import directory_history
 from qworker.history.store import HISTORY_OPTIONS
 from qworker.names import check_queue
@@ -80,10 +80,21 @@ class VsqsFolders(Backend):
             clock=clock,
         )
 
+    @property
+    def missing(self) -> str | None:
+        """The root, while there is none."""
+        return None if self._root >= 0 else missing_directory(self._path)
+
     async def open(self) -> None:
         """Make the directory where it is absent, and open it."""
+        self._open(make=True)
+
+    def _open(self, *, make: bool) -> bool:
+        """Open the directory, which may be made; False where it is not there."""
         if self._root >= 0:
-            return
+            return True
+        if not make and self.missing is not None:
+            return False
         with store_errors(f"open {self._path}"):
             os.makedirs(self._path, mode=0o700, exist_ok=True)
             self._root = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -99,6 +110,7 @@ class VsqsFolders(Backend):
             commit=self._commit,
             changed=self._changed,
         )
+        return True
 
     async def aclose(self) -> None:
         """Let go of everything; leases last until they expire."""
@@ -149,7 +161,8 @@ class VsqsFolders(Backend):
                 return folder
             del self._folders[queue]
             folder.close()
-        await self.open()
+        if not self._open(make=make):
+            return None
         with store_errors(f"open the queue {queue}"):
             if not self._is_queue(queue):
                 if not make:
@@ -171,7 +184,7 @@ class VsqsFolders(Backend):
         except BadName:
             folder = None
         if folder is None:
-            raise QueueNotFound(queue)
+            raise self.not_found(queue)
         return folder
 
     def _came(self, watch: int, name: str) -> None:

@@ -131,7 +131,8 @@ async def opened(url: str) -> AsyncGenerator[Backend]:
     """A store for a while."""
     backend = open_backend(url)
     try:
-        await backend.open()
+        if backend.missing is None:
+            await backend.open()
         yield backend
     finally:
         await backend.aclose()

@@ -12,8 +12,8 @@ from typing import ClassVar, Self
 
 from qworker.backend import Backend
 from qworker.clock import SYSTEM_CLOCK, Clock
-from qworker.errors import BackendUnavailable, QueueNotFound
-from qworker.files import FileSystem, store_errors
+from qworker.errors import BackendUnavailable
+from qworker.files import FileSystem, missing_directory, store_errors
 from qworker.history.directory import directory_history
 from qworker.message import Draft, Finished, Lease, QueueStats, Settlement, State, StoredMessage
 from qworker.names import check_queue
@@ -80,9 +80,18 @@ class FsqBackend(Backend):
         with store_errors(f"open {self._directory}"):
             return "disk" if FileSystem.of(self._directory).keeps_renames else "process"
 
+    @property
+    def missing(self) -> str | None:
+        """The root, while there is none."""
+        return None if self._store is not None else missing_directory(self._directory)
+
     async def open(self) -> None:
         """Open the root directory, or make it."""
         self._opened()
+
+    def _present(self) -> Store | None:
+        """The open store; None where its directory was not made yet."""
+        return self._opened() if self.missing is None else None
 
     def _opened(self) -> Store:
         if self._store is None:
@@ -225,7 +234,8 @@ class FsqBackend(Backend):
     async def queues(self) -> list[str]:
         """The queues."""
         with store_errors(f"list {self._directory}"):
-            return self._opened().names()
+            store = self._present()
+            return [] if store is None else store.names()
 
     async def create(self, queue: str) -> None:
         """Install a queue."""
@@ -234,14 +244,13 @@ class FsqBackend(Backend):
 
     async def delete(self, queue: str) -> None:
         """Delete a queue; with a host, its sub-queue."""
-        store = self._opened()
-        check_queue(queue)
         where = place(queue, self._options.host, self._options.constants)
         parent, _, last = where.rpartition("/")
         hidden = os.path.join(parent, f".{last}{secrets.token_hex(4)}")
         with store_errors(f"delete {queue!r}"):
-            if store.queue(queue) is None:
+            if self._queue(queue) is None:
                 return
+            store = self._opened()
             try:
                 os.rename(where, hidden, src_dir_fd=store.root, dst_dir_fd=store.root)
             except FileNotFoundError:
@@ -251,10 +260,15 @@ class FsqBackend(Backend):
             await store.commit({store.root})
             store.drop_deleted(queue)
 
+    def _queue(self, queue: str) -> LocalQueue | None:
+        """A queue that is there; no directory is made for it."""
+        name, store = check_queue(queue), self._present()
+        return None if store is None else store.queue(name)
+
     def _found(self, queue: str) -> LocalQueue:
-        local = self._opened().queue(check_queue(queue))
+        local = self._queue(queue)
         if local is None:
-            raise QueueNotFound(queue)
+            raise self.not_found(queue)
         return local
 
     def _look(self, local: LocalQueue) -> Look:
@@ -312,9 +326,8 @@ class FsqBackend(Backend):
 
     async def requeue(self, queue: str, ids: Iterable[str] | None = None) -> int:
         """Make failed messages ready."""
-        store = self._opened()
         with store_errors(f"requeue in {queue!r}"):
-            local = self._found(queue)
+            local, store = self._found(queue), self._opened()
             look = self._look(local)
             entries = await look.entries(State.FAIL) if ids is None else await look.matching(frozenset(ids), State.FAIL)
             local.let_go()
@@ -388,9 +401,8 @@ class FsqBackend(Backend):
 
     async def up(self, queue: str) -> None:
         """Resume."""
-        store = self._opened()
         with store_errors(f"resume {queue!r}"):
-            local = self._found(queue)
+            local, store = self._found(queue), self._opened()
             local.files.up()
             await store.commit({local.files.base})
             store.notify(local, trigger=True)
