@@ -22,7 +22,7 @@ import msgspec
 from qworker.context import Context
 from qworker.envelope import Envelope, open_envelope
 from qworker.errors import Fail, Retry, UsageError
-from qworker.failure import failure_text
+from qworker.failure import error_type, failure_text, outcome_of
 from qworker.message import Message
 from qworker.signature import Signature
 from qworker.task import Handler
@@ -53,6 +53,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     # Whether the handler takes the message itself, not an envelope's arguments.
     raw: bool
     message: Message
+    # The message's, which may come from names of files: no text is sent that has no UTF-8.
+    arguments: tuple[bytes, ...] = ()
     token: int
     # Unix seconds.
     deadline: float | None
@@ -130,31 +132,36 @@ def _run(handlers: _Handlers, request: Request, parent: socket.socket) -> Reply:
     try:
         function, signature = handlers.found(request.module, request.qualname)
         _send(parent, Reply(how="begun"))
-        _call(function, signature, request)
-    except Retry as error:
-        return Reply(how="retry", reason=error.reason, delay=error.delay)
-    except Fail as error:
-        return Reply(how="fail", reason=error.reason)
+        return _outcome(function, signature, request)
     except BaseException as error:  # noqa: BLE001 - whatever a handler raises is its message's outcome
-        return Reply(how="raised", reason=failure_text(error), error_type=type(error).__name__)
+        return Reply(how="raised", reason=failure_text(error), error_type=error_type(error))
+
+
+def _outcome(function: Callable[..., Any], signature: Signature, request: Request) -> Reply:
+    try:
+        _call(function, signature, request)
+    except (Retry, Fail) as error:
+        reason, delay = outcome_of(error)
+        return Reply(how="retry" if isinstance(error, Retry) else "fail", reason=reason, delay=delay)
     return Reply(how="returned")
 
 
 def _call(function: Callable[..., Any], signature: Signature, request: Request) -> None:
-    args: list[Any] = [request.message]
+    message = msgspec.structs.replace(request.message, arguments=tuple(map(os.fsdecode, request.arguments)))
+    args: list[Any] = [message]
     kwargs: dict[str, Any] = {}
     headers: Mapping[str, str] = {}
     if not request.raw:
-        envelope = open_envelope(request.message.body)
+        envelope = open_envelope(message.body)
         if not isinstance(envelope, Envelope):
-            raise UsageError(f"the message {request.message.id} is no envelope")
+            raise UsageError(f"the message {message.id} is not an envelope")
         headers = envelope.headers
         args, kwargs = signature.convert(envelope.args, envelope.kwargs)
     if signature.takes_injected:
         args.insert(
             0,
             Context(
-                message=request.message,
+                message=message,
                 task=request.name,
                 token=request.token,
                 deadline=request.deadline,

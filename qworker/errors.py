@@ -27,6 +27,10 @@ QworkerError
 
 from __future__ import annotations
 
+import math
+from datetime import timedelta
+from typing import SupportsFloat
+
 __all__ = [
     "AppImportError",
     "BackendError",
@@ -52,6 +56,9 @@ __all__ = [
     "UnknownTask",
     "UsageError",
 ]
+
+# Seconds, ten years: a later time is not stored. The names and numbers of every backend have room for it.
+MOST_DELAY = 10 * 365 * 86400.0
 
 
 class QworkerError(Exception):
@@ -162,26 +169,104 @@ class LeaseLost(QworkerError):
 
 
 class Outcome(QworkerError):
-    """Raised by a handler to choose what happens to its message."""
+    """Raised by a handler to choose what happens to its message.
+
+    Attributes:
+        reason: what is kept of it.
+    """
+
+    # On the class too: a subclass need not call this `__init__`.
+    reason: str = ""
+
+    def __init__(self, reason: str | BaseException) -> None:
+        super().__init__(reason_text(reason, type(self).__name__))
+        self.reason = self.args[0]
+        if isinstance(reason, BaseException):
+            # Its traceback is kept, as with `raise ... from`.
+            self.__cause__ = reason
 
 
 class Retry(Outcome):
     """Run the message again later (fail_tmp).
 
     Args:
-        reason: what to keep as the message's last error.
-        delay: seconds until it may run again; None takes the task's backoff.
+        reason: what to keep as the message's last error: text, or an exception, of which the type and the first line are kept.
+        delay: seconds until it may run again, or a timedelta, at most ten years; below 0 is 0. None takes the task's backoff.
+
+    Raises:
+        UsageError: the reason or the delay cannot be kept.
     """
 
-    def __init__(self, reason: str = "the handler asked for a retry", *, delay: float | None = None) -> None:
+    reason = "the handler asked for a retry"
+    delay: float | None = None
+
+    def __init__(self, reason: str | BaseException = reason, *, delay: float | timedelta | None = None) -> None:
         super().__init__(reason)
-        self.reason = reason
-        self.delay = delay
+        self.delay = None if delay is None else delay_seconds(delay, type(self).__name__)
 
 
 class Fail(Outcome):
-    """Keep the message in `fail`, with a reason, and never run it again (fail_perm)."""
+    """Keep the message in `fail`, with a reason, and never run it again (fail_perm).
 
-    def __init__(self, reason: str = "the handler failed the message for good") -> None:
+    Args:
+        reason: text, or an exception, of which the type and the first line are kept.
+
+    Raises:
+        UsageError: the reason is neither.
+    """
+
+    reason = "the handler failed the message for good"
+
+    def __init__(self, reason: str | BaseException = reason) -> None:
         super().__init__(reason)
-        self.reason = reason
+
+
+def reason_text(reason: object, owner: str) -> str:
+    """The text of a reason.
+
+    Raises:
+        UsageError: it is neither text nor an exception.
+    """
+    if isinstance(reason, str):
+        return reason
+    if isinstance(reason, BaseException):
+        # Imported late: this module is the root of all.
+        from qworker.failure import summary_of
+
+        return summary_of(reason)
+    raise UsageError(f"{owner}: the reason must be text or an exception (got {_shown(reason)})")
+
+
+def delay_seconds(delay: object, owner: str) -> float:
+    """A delay in seconds, from 0 to MOST_DELAY.
+
+    Raises:
+        UsageError: it is not a number of seconds or a timedelta, or is too long.
+    """
+    try:
+        seconds = _seconds(delay)
+    except Exception:  # noqa: BLE001 - `float` runs code of whatever was given
+        seconds = math.nan
+    if not math.isfinite(seconds):
+        raise UsageError(f"{owner}: delay must be a number of seconds or a timedelta (got {_shown(delay)})")
+    if seconds > MOST_DELAY:
+        raise UsageError(f"{owner}: delay must be at most {MOST_DELAY:.0f} seconds (got {_shown(delay)})")
+    return max(0.0, seconds)
+
+
+def _seconds(delay: object) -> float:
+    if isinstance(delay, timedelta):
+        return delay.total_seconds()
+    if isinstance(delay, bool) or not isinstance(delay, SupportsFloat):
+        return math.nan
+    return float(delay)
+
+
+def _shown(value: object) -> str:
+    """A value in an error's one line."""
+    try:
+        text = repr(value)
+    except Exception:  # noqa: BLE001 - it runs code of whatever was given
+        text = "?"
+    text = " ".join(text.split())
+    return f"{type(value).__name__} {text[:60]}"

@@ -12,11 +12,12 @@ from qworker.app import Tasks
 from qworker.clock import Clock
 from qworker.context import Context
 from qworker.envelope import Envelope, open_envelope
-from qworker.errors import BadArguments, Fail, Retry
-from qworker.failure import failure_text
+from qworker.errors import MOST_DELAY, BadArguments, Fail, Retry
+from qworker.failure import failure_text, outcome_of, summary_of
 from qworker.message import Settle
 from qworker.names import printable
 from qworker.parcel import unpack
+from qworker.retry import DEFAULT_BACKOFF, Backoff
 from qworker.run import Observer, Run, Stop
 from qworker.task import Handler
 
@@ -76,7 +77,11 @@ class Executor:
 
     def prepare(self, run: Run) -> bool:
         """Resolve and validate; False: nothing is to be run, and the settlement is decided."""
-        return self._resolve(run) and self._has_tries_left(run)
+        try:
+            return self._resolve(run) and self._has_tries_left(run)
+        except BaseException as problem:  # noqa: BLE001 - an annotation's own code, a body that no memory is left for
+            self._contain(run, problem)
+            return False
 
     def last_chance(self, run: Run) -> bool:
         """Whether one more failure is the last: if this message kills workers, it must not take neighbours along."""
@@ -159,8 +164,11 @@ class Executor:
         timer = None if timeout is None else consumer.get_loop().call_later(timeout, run.cancel, Stop.TIMEOUT)
         try:
             run.error = await self._call(run, handler)
-        except asyncio.CancelledError as error:
-            # Of a call that waits for a thread or process, or a stray one: see `absorb_cancels`.
+        except GeneratorExit:
+            # The loop has closed under the consumer.
+            raise
+        except BaseException as error:  # noqa: BLE001 - no thread or process is to be had: its message's outcome
+            # Or a cancellation of a call that waits for one, or a stray one: see `absorb_cancels`.
             run.error = error
         finally:
             run.consumer = None
@@ -175,7 +183,7 @@ class Executor:
             run.context = self._context(run, handler)
             run.args.insert(0, run.context)
         if handler.kind == "async":
-            return _Isolated(handler.function(*run.args, **run.kwargs))
+            return _Isolated(handler.function, run.args, run.kwargs)
         return self._runners[handler.kind].run(run)
 
     def _context(self, run: Run, handler: Handler) -> Context:
@@ -195,21 +203,36 @@ class Executor:
                 observer.started(run)
             except Exception as problem:  # noqa: BLE001 - whoever watches must not stop the work
                 self._log.error(
-                    events.OBSERVER_FAILED, **{events.ERROR_TYPE: type(problem).__name__, events.ERROR: str(problem)}
+                    events.OBSERVER_FAILED,
+                    **{events.ERROR_TYPE: type(problem).__name__, events.ERROR: summary_of(problem)},
                 )
 
     # -- after -------------------------------------------------------------------------------------------------------
 
     def _decide(self, run: Run) -> None:
+        try:
+            self._settle(run)
+        except BaseException as problem:  # noqa: BLE001 - of a subclass of Retry, or a backoff: the message fails, not its neighbours
+            self._contain(run, problem)
+
+    def _contain(self, run: Run, problem: BaseException) -> None:
+        """What goes wrong beside a handler is a failure of its message."""
+        if run.error is not None and problem.__context__ is None:
+            problem.__context__ = run.error
+        run.error = problem
+        self._fail(run, failure_text(problem), DEFAULT_BACKOFF)
+
+    def _settle(self, run: Run) -> None:
         error = run.error
         if run.stop is not None:
             self._decide_stopped(run, run.stop)
         elif error is None:
             run.settle(Settle.ACK)
         elif isinstance(error, Fail):
-            run.settle(Settle.FAIL_PERM, error=error.reason)
+            run.settle(Settle.FAIL_PERM, error=outcome_of(error)[0])
         elif isinstance(error, Retry):
-            self._fail(run, error.reason, delay=error.delay)
+            reason, delay = outcome_of(error)
+            self._fail(run, reason, delay=delay)
         else:
             self._fail(run, failure_text(error))
 
@@ -221,7 +244,7 @@ class Executor:
             # Nothing that a handler returns after its cancellation counts: it may have been cut short.
             run.settle(Settle.RELEASE)
 
-    def _fail(self, run: Run, reason: str, *, delay: float | None = None) -> None:
+    def _fail(self, run: Run, reason: str, backoff: Backoff | None = None, *, delay: float | None = None) -> None:
         if run.handler is None:
             run.settle(Settle.FAIL_PERM, error=reason)
             return
@@ -231,8 +254,8 @@ class Executor:
             run.settle(Settle.FAIL_PERM, error=reason)
             return
         if delay is None:
-            delay = options.backoff.delay(tries, self._draw())
-        run.settle(Settle.FAIL_TMP, delay=max(0.0, delay), error=reason)
+            delay = (backoff or options.backoff).delay(tries, self._draw())
+        run.settle(Settle.FAIL_TMP, delay=min(max(0.0, delay), MOST_DELAY), error=reason)
 
 
 async def absorb_cancels(consumer: asyncio.Task[None]) -> None:
@@ -247,20 +270,27 @@ async def absorb_cancels(consumer: asyncio.Task[None]) -> None:
 
 
 class _Isolated:
-    """Runs a handler's coroutine inside the consumer's task, in a copy of its context, and returns what it raised.
+    """Calls a handler, runs its coroutine inside the consumer's task, in a copy of its context, and returns what it raised.
 
     A task per message would do the same and cost several times as much. Context variables that a handler sets are gone with it.
     """
 
-    __slots__ = ("_coroutine",)
+    __slots__ = ("_args", "_function", "_kwargs")
 
-    def __init__(self, coroutine: Coroutine[Any, Any, Any]) -> None:
-        self._coroutine = coroutine
+    def __init__(
+        self, function: Callable[..., Coroutine[Any, Any, Any]], args: list[Any], kwargs: dict[str, Any]
+    ) -> None:
+        self._function = function
+        self._args = args
+        self._kwargs = kwargs
 
     def __await__(self) -> Generator[Any, Any, BaseException | None]:
-        coroutine = self._coroutine
         enter = contextvars.copy_context().run
-        step: Callable[[Any], Any] = coroutine.send
+        try:
+            coroutine = enter(self._function, *self._args, **self._kwargs)
+            step: Callable[[Any], Any] = coroutine.send
+        except BaseException as error:  # noqa: BLE001 - whatever a handler raises is its message's outcome
+            return error
         sent: Any = None
         while True:
             try:

@@ -12,6 +12,7 @@ import structlog
 
 from qworker import events
 from qworker.errors import UsageError
+from qworker.failure import summary
 from qworker.names import printable
 
 __all__ = ["configure", "configured", "debug_enabled", "one_line"]
@@ -66,9 +67,8 @@ def debug_enabled() -> bool:
 
 
 def one_line(text: str) -> str:
-    """The last line of `text` that says something, short and printable: an error's message out of its traceback."""
-    lines = [line for line in text.splitlines() if line.strip()]
-    return printable(lines[-1].strip()[:_LONGEST_LINE]) if lines else ""
+    """What went wrong, short and printable: see `failure.summary`."""
+    return printable(summary(text)[:_LONGEST_LINE])
 
 
 def _console() -> structlog.dev.ConsoleRenderer:

@@ -21,7 +21,7 @@ from qworker import logs
 from qworker.child import Reply, Request, Setup
 from qworker.clock import Clock
 from qworker.errors import Fail, Retry, UsageError
-from qworker.failure import RemoteFailure
+from qworker.failure import RemoteFailure, error_type
 from qworker.run import Run, Stop
 from qworker.task import Handler, RawHandler
 
@@ -178,13 +178,17 @@ class ProcessRunner:
             qualname=handler.function.__qualname__,
             name=handler.name,
             raw=isinstance(handler, RawHandler),
-            message=run.lease.message,
+            message=msgspec.structs.replace(run.lease.message, arguments=()),
+            arguments=tuple(os.fsencode(argument) for argument in run.lease.message.arguments),
             token=run.lease.token,
             deadline=None if timeout is None else self._clock.time() + timeout,
         )
 
     async def _run(self, request: Request, begun: Callable[[], None]) -> BaseException | None:
-        child = self._free_child()
+        try:
+            child = self._free_child()
+        except OSError as error:
+            return RemoteFailure(error_type(error), f"the handler's process cannot be started: {error.strerror}")
         try:
             reply = await child.ask(request, begun)
         except (OSError, EOFError):

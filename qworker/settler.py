@@ -12,7 +12,7 @@ from typing import Any
 from qworker import events
 from qworker.backend import Backend
 from qworker.clock import Clock
-from qworker.failure import error_type
+from qworker.failure import error_type, summary_of
 from qworker.logs import one_line
 from qworker.message import Settle, Settlement
 from qworker.outage import BACKEND_ERRORS, Outage
@@ -247,5 +247,6 @@ class Settler:
                 observer.finished(run, outcome, error, run.duration)
             except Exception as problem:  # noqa: BLE001 - whoever watches must not stop the work
                 self._log.error(
-                    events.OBSERVER_FAILED, **{events.ERROR_TYPE: type(problem).__name__, events.ERROR: str(problem)}
+                    events.OBSERVER_FAILED,
+                    **{events.ERROR_TYPE: type(problem).__name__, events.ERROR: summary_of(problem)},
                 )

@@ -55,10 +55,9 @@ class ThreadRunner:
         """What the handler raised, or None. Cancelled, it leaves the thread to itself, and `run.leftover` tells its end."""
         loop = self._loop = asyncio.get_running_loop()
         ticket = _Ticket(run, loop.create_future())
+        if self._busy >= self._threads and self._threads < self._limit:
+            self._begin_thread()
         self._busy += 1
-        if self._busy > self._threads and self._threads < self._limit:
-            self._threads += 1
-            threading.Thread(target=self._work_on, name=f"qworker-handler-{self._threads}", daemon=True).start()
         self._work.put(ticket)
         try:
             await ticket.done
@@ -71,6 +70,17 @@ class ThreadRunner:
         """Let every thread end after its call."""
         for _ in range(self._threads):
             self._work.put(None)
+
+    def _begin_thread(self) -> None:
+        thread = threading.Thread(target=self._work_on, name=f"qworker-handler-{self._threads + 1}", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:
+            # The system gives no more: those that are there do the work.
+            if not self._threads:
+                raise
+        else:
+            self._threads += 1
 
     def _work_on(self) -> None:
         while (ticket := self._work.get()) is not None:

@@ -44,6 +44,8 @@ def test_debug_is_off_until_asked_for():
         logs.configure(level="loud")
 
 
-def test_one_line_is_the_last_that_says_something():
-    assert logs.one_line("Traceback\n  File\nValueError: x\x07\n\n") == "ValueError: x?"
+def test_one_line_says_what_went_wrong():
+    text = "Traceback (most recent call last):\n  File\nValueError: x\x07\nsee https://example.org\n\n"
+    assert logs.one_line(text) == "ValueError: x?"
+    assert logs.one_line("told to slow down\n\n" + text) == "told to slow down"
     assert logs.one_line("") == ""

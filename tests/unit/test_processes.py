@@ -1,13 +1,16 @@
 """Handlers in processes of their own: data goes in and out, and a death concerns one message."""
 
+import errno
 import importlib.util
 import os
+import subprocess
 import sys
 
 import pytest
 
 from qworker import Draft, State
 from qworker.errors import UsageError
+from qworker.failure import summary
 from qworker.testing.until import until
 from qworker.worker import Worker
 
@@ -17,7 +20,7 @@ from qworker import Context, Fail, Message, Retry, Backoff
 
 def register(tasks):
     options = {"process": True, "max_tries": 2, "backoff": Backoff(base=0.0)}
-    for function in (write, retry, fail, boom, die):
+    for function in (write, retry, fail, boom, die, soon, late, odd, unsayable, because):
         tasks.task(**options)(function)
     tasks.task(process=True, max_tries=1, timeout=0.2)(hang)
     tasks.handler(queue="raw", process=True)(raw)
@@ -34,6 +37,26 @@ def fail() -> None:
 def boom() -> None:
     raise ValueError("boom")
 
+def soon() -> None:
+    raise Retry("again", delay="30")
+
+def late() -> None:
+    error = Retry("again")
+    error.delay = "x"
+    raise error
+
+def odd() -> None:
+    raise Fail({"a": 1})
+
+def unsayable() -> None:
+    raise ValueError("\\udc80")
+
+def because() -> None:
+    try:
+        int("no number")
+    except ValueError as error:
+        raise Fail("bad input") from error
+
 def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -41,7 +64,7 @@ def hang() -> None:
     time.sleep(3600)
 
 def raw(message: Message) -> None:
-    open(os.fsdecode(message.body), "w").write(message.queue)
+    open(os.fsdecode(message.body), "w").write(f"{message.queue} {message.arguments}")
 """
 
 
@@ -67,7 +90,7 @@ async def test_every_outcome_comes_back_and_a_death_concerns_one_message(app, fu
     await app.store.publish("raw", [Draft(body=str(raw).encode())])
     worker = await app.burst(concurrency=2)
     assert written.read_text() == f"{os.getpid()} write 0 hello"
-    assert raw.read_text() == "raw"
+    assert raw.read_text() == "raw ()"
     errors = {stored.message.body: stored.error for stored in await app.found(State.FAIL)}
     assert errors[b'{"task":"fail","args":[]}'] == "never"
     assert errors[b'{"task":"boom","args":[]}'].endswith("ValueError: boom")
@@ -75,6 +98,49 @@ async def test_every_outcome_comes_back_and_a_death_concerns_one_message(app, fu
     assert errors[b'{"task":"hang","args":[]}'] == "timed out after 0.2 seconds"
     assert [stored.error for stored in await app.found(State.DELAYED)] == ["again"]
     assert worker.counts.acked == 2
+
+
+async def test_what_a_handler_raises_never_ends_its_process(app, functions):
+    functions.register(app)
+    expected = {
+        "soon": "UsageError: Retry: delay must be a number of seconds or a timedelta (got str '30')",
+        "late": "UsageError: Retry: delay must be a number of seconds or a timedelta (got str 'x')",
+        "odd": "UsageError: Fail: the reason must be text or an exception (got dict {'a': 1})",
+        "unsayable": "ValueError: ?",
+        "because": "bad input",
+    }
+    for name in expected:
+        await app[name].enqueue()
+    worker = await app.burst(concurrency=1)
+    assert (worker.counts.retried, worker.counts.failed) == (4, 5)
+    errors = {stored.message.body: stored.error for stored in await app.found(State.FAIL)}
+    assert {name: summary(errors[f'{{"task":"{name}","args":[]}}'.encode()]) for name in expected} == expected
+    assert "Traceback" in errors[b'{"task":"because","args":[]}']
+
+
+async def test_arguments_of_no_encoding_reach_a_process(app, functions, tmp_path):
+    functions.register(app)
+    written = tmp_path / "written"
+    await app.store.publish("raw", [Draft(body=os.fsencode(written), arguments=("\udcff", "a"))])
+    assert (await app.burst()).counts.acked == 1
+    assert written.read_text() == "raw ('\\udcff', 'a')"
+
+
+async def test_a_process_that_cannot_be_started_fails_its_message_alone(app, functions, monkeypatch):
+    def refuse(*_args, **_options):
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    @app.task
+    async def beside() -> None: ...
+
+    functions.register(app)
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    await app["hang"].enqueue()
+    await beside.enqueue()
+    worker = await app.burst()
+    assert (worker.counts.acked, worker.counts.failed) == (1, 1)
+    (failed,) = await app.found(State.FAIL)
+    assert failed.error == "the handler's process cannot be started: Too many open files"
 
 
 async def test_abort_kills_the_process_and_releases_the_message(app, functions):
