@@ -6,6 +6,8 @@ While a batch is on its way the next one gathers, and at most two are on their w
 from __future__ import annotations
 
 import asyncio
+import errno
+from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -153,18 +155,34 @@ class Settler:
                 self._idle.set()
 
     async def _send(self, batch: list[Run]) -> None:
-        while batch:
+        """What fails is sent again in halves, after the others: one settlement that the store cannot take holds up no other."""
+        batches = deque([batch] if batch else [])
+        while batches:
+            batch = batches.popleft()
             at = self._clock.time()
             try:
                 refused = await self._tell(batch)
             except BACKEND_ERRORS as error:
                 pause = self._outage.failed(error)
                 batch = self._abandon_expired(batch, error)
+                if len(batch) == 1 and _is_final(error):
+                    batch = self._instead(batch[0], error)
+                half = (len(batch) + 1) // 2
+                batches += [part for part in (batch[:half], batch[half:]) if part]
                 await asyncio.sleep(pause)
                 continue
             self._outage.over()
             self._end(batch, refused, at)
-            return
+
+    def _instead(self, run: Run, error: BaseException) -> list[Run]:
+        """Fail a message of which the store can never take the outcome; without one, its lease is left to expire."""
+        settlement = run.settlement
+        if settlement is None or settlement.how is Settle.FAIL_PERM:
+            self._abandon([run], error)
+            return []
+        why = f"its outcome ({settlement.how.value}) cannot be stored: {one_line(str(error))}"
+        run.settle(Settle.FAIL_PERM, error=why if settlement.error is None else f"{why}\n\n{settlement.error}")
+        return [run]
 
     async def _tell(self, batch: list[Run]) -> list[Settlement]:
         settlements = [run.settlement for run in batch if run.settlement is not None]
@@ -178,13 +196,15 @@ class Settler:
 
     def _abandon_expired(self, batch: list[Run], error: BaseException) -> list[Run]:
         now = self._clock.monotonic()
-        expired = [run for run in batch if run.expires <= now]
-        for run in expired:
+        self._abandon([run for run in batch if run.expires <= now], error)
+        return [run for run in batch if run.expires > now]
+
+    def _abandon(self, runs: list[Run], error: BaseException) -> None:
+        for run in runs:
             self._held.discard(run)
             self._end_lost(run, events.SETTLEMENT_ABANDONED, one_line(str(error)))
-        if expired:
+        if runs:
             self._settled()
-        return [run for run in batch if run.expires > now]
 
     def _end(self, batch: list[Run], refused: list[Settlement], at: float) -> None:
         held = self._held
@@ -250,3 +270,9 @@ class Settler:
                     events.OBSERVER_FAILED,
                     **{events.ERROR_TYPE: type(problem).__name__, events.ERROR: summary_of(problem)},
                 )
+
+
+def _is_final(error: BaseException) -> bool:
+    """Whether it is of the settlement and not of the store, and a repetition ends the same."""
+    cause = error if isinstance(error, OSError) else error.__cause__
+    return isinstance(cause, OSError) and cause.errno == errno.ENAMETOOLONG

@@ -1,11 +1,16 @@
 """Outcomes reach the store in batches, through outages, and never beside an extension of the same lease."""
 
 import asyncio
+import errno
+import os
 import threading
 
 import structlog
 
-from qworker import Context, State
+from qworker import Context, Fail, State
+from qworker.errors import BackendUnavailable
+from qworker.failure import summary
+from qworker.message import Settle
 from qworker.testing.until import until
 
 
@@ -53,6 +58,64 @@ async def test_what_cannot_be_settled_before_its_lease_expires_is_given_up_loudl
             # The store makes it ready again, and it runs to its end.
             await until(lambda: worker.counts.acked == 1)
     assert {line["log_level"] for line in logs if line["event"] == "settlement_abandoned"} == {"error"}
+
+
+def refuse(store, monkeypatch, number: int, *hows: Settle) -> None:
+    """Let the store of a test refuse batches with a settlement of these kinds."""
+    settle = store.settle
+
+    async def refusing(settlements):
+        if any(settlement.how in hows for settlement in settlements):
+            raise BackendUnavailable("cannot settle") from OSError(number, os.strerror(number))
+        return await settle(settlements)
+
+    monkeypatch.setattr(store, "settle", refusing)
+
+
+async def test_an_outcome_that_the_store_can_never_take_fails_its_message_and_holds_up_no_other(app, monkeypatch):
+    @app.task
+    async def bad() -> None:
+        raise ValueError("no luck")
+
+    @app.task
+    async def beside() -> None: ...
+
+    refuse(app.store, monkeypatch, errno.ENAMETOOLONG, Settle.FAIL_TMP)
+    await app.enqueue_many(task.call() for task in (bad, *[beside] * 20, bad))
+    worker = await app.burst()
+    assert (worker.counts.acked, worker.counts.failed) == (20, 2)
+    for failed in await app.found(State.FAIL):
+        assert summary(failed.error) == "its outcome (fail_tmp) cannot be stored: cannot settle"
+        assert "ValueError: no luck" in failed.error
+
+
+async def test_a_message_that_the_store_can_end_in_no_way_is_given_up_loudly(app, monkeypatch):
+    @app.task
+    async def bad() -> None:
+        raise ValueError("no luck")
+
+    refuse(app.store, monkeypatch, errno.ENAMETOOLONG, Settle.FAIL_TMP, Settle.FAIL_PERM)
+    await bad.enqueue()
+    with structlog.testing.capture_logs() as logs:
+        async with app.working() as (worker, _):
+            await until(lambda: worker.counts.lost == 1)
+    assert [line["log_level"] for line in logs if line["event"] == "settlement_abandoned"] == ["error"]
+
+
+async def test_one_settlement_that_the_store_does_not_take_now_holds_up_no_other(app, monkeypatch):
+    @app.task
+    async def bad() -> None:
+        raise Fail("never")
+
+    @app.task
+    async def beside() -> None: ...
+
+    refuse(app.store, monkeypatch, errno.EACCES, Settle.FAIL_PERM)
+    await app.enqueue_many(task.call() for task in (bad, *[beside] * 20))
+    async with app.working() as (worker, _):
+        await until(lambda: worker.counts.acked == 20)
+        monkeypatch.undo()
+        await until(lambda: worker.counts.failed == 1)
 
 
 async def test_a_stale_holder_can_settle_nothing_and_says_so(app):
