@@ -10,7 +10,8 @@ from importlib.metadata import EntryPoint, entry_points
 
 from qworker.backend import Backend
 from qworker.clock import SYSTEM_CLOCK, Clock
-from qworker.errors import BadURL, MissingExtra
+from qworker.errors import BadURL
+from qworker.extras import not_installed
 from qworker.url import BackendURL
 
 __all__ = ["GROUP", "backend_class", "open_backend", "schemes"]
@@ -41,11 +42,7 @@ def backend_class(scheme: str) -> type[Backend]:
     try:
         found = point.load()
     except ModuleNotFoundError as error:
-        if error.name in {"redis", "hiredis"}:
-            raise MissingExtra("redis", f"{scheme}:") from error
-        if error.name in {"starlette", "uvicorn", "h11"}:
-            raise MissingExtra("http", f"{scheme}:") from error
-        raise BadURL(f"the backend for {scheme}: cannot be imported: {error}") from error
+        raise not_installed(error, f"{scheme}:") from error
     except (ImportError, AttributeError) as error:
         raise BadURL(f"the backend for {scheme}: {point.value} cannot be imported: {error}") from error
     if not (isinstance(found, type) and issubclass(found, Backend)):

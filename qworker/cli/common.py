@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+import difflib
+import importlib
 import os
 import sys
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping
 from contextlib import asynccontextmanager
-from typing import Any, TypeVar, cast
+from typing import Any, ClassVar, TypeVar, cast
 
 import click
 
 from qworker.backend import Backend
-from qworker.errors import BadURL, UsageError
+from qworker.errors import BadURL, MissingExtra, UsageError
+from qworker.extras import not_installed
 from qworker.message import State
 from qworker.registry import open_backend
 from qworker.settings import file_settings, setting
 
 __all__ = [
     "Command",
+    "Group",
     "URLCommand",
+    "Unavailable",
+    "did_you_mean",
     "item_limit_options",
     "json_option",
+    "load_command",
     "opened",
     "positive",
     "run",
@@ -35,6 +42,81 @@ F = TypeVar("F", bound=Callable[..., Any])
 R = TypeVar("R")
 
 _ENVIRONMENT_PREFIX = "QWORKER"
+
+
+class Group(click.Group):
+    """A command with commands of its own, in the order in which a newcomer meets them."""
+
+    # Words for its commands that people bring from other programs.
+    synonyms: ClassVar[Mapping[str, str]] = {}
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.help = unwrapped(self.help)
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Their names, as they were added."""
+        return list(self.commands)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The command of a name.
+
+        Raises:
+            UsageError: there is none; names the one that may have been meant.
+        """
+        name = args[0]
+        if name.startswith("-") or self.get_command(ctx, name) is not None:
+            return super().resolve_command(ctx, args)
+        meant = self.synonyms.get(name) or did_you_mean(name, self.list_commands(ctx))
+        path = ctx.command_path
+        raise UsageError(f"there is no command {path} {name}: {meant or f'see {path} --help'}")
+
+
+class Unavailable(click.Command):
+    """A command that cannot be imported: it is listed with the reason, and calling it, even for help, raises that.
+
+    Args:
+        name: what is typed for it.
+        error: why it cannot be imported.
+    """
+
+    def __init__(self, name: str, error: UsageError) -> None:
+        reason = f"needs the extra {error.extra!r}" if isinstance(error, MissingExtra) else "cannot be imported"
+        super().__init__(name, short_help=f"({reason})", add_help_option=False)
+        self._error = error
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        """Raise the reason."""
+        raise self._error
+
+
+def load_command(place: str, name: str) -> click.Command:
+    """Import the command at `module:attribute`; one that cannot be imported is `Unavailable`.
+
+    Args:
+        place: where it is.
+        name: what is typed for it, after `qworker`.
+    """
+    module, _, attribute = place.partition(":")
+    try:
+        command = getattr(importlib.import_module(module), attribute)
+    except ModuleNotFoundError as error:
+        return Unavailable(name, not_installed(error, f"qworker {name}"))
+    except Exception as error:  # noqa: BLE001 - another package's: it must not take the list of commands with it
+        return Unavailable(name, UsageError(f"qworker {name}: {place} cannot be imported: {error!r}"))
+    if not isinstance(command, click.Command):
+        return Unavailable(name, UsageError(f"qworker {name}: {place} is not a click command"))
+    return command
+
+
+def did_you_mean(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
+    """`did you mean X?` with the most similar of `known`; empty where none is."""
+    found = difflib.get_close_matches(word, known, 1, cutoff)
+    return f"did you mean {found[0]}?" if found else ""
 
 
 class Command(click.Command):

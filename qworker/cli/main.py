@@ -5,20 +5,18 @@ Exit status: 0 clean, 1 crash, 2 usage or import error, 3 the backend cannot be 
 
 from __future__ import annotations
 
-import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import entry_points
-from typing import Any
+from typing import ClassVar
 
 import click
 
 from qworker import __version__
-from qworker.cli.common import silence_stdout, unwrapped
+from qworker.cli.common import Group, load_command, silence_stdout
 from qworker.errors import (
     BackendUnavailable,
     FormatTooNew,
-    MissingExtra,
     QueueNotFound,
     QworkerError,
     StorePermission,
@@ -67,12 +65,26 @@ COMMANDS = {
 GROUP = "qworker.commands"
 
 
-class _Commands(click.Group):
-    """The commands, in the order in which a newcomer meets them."""
+class _Commands(Group):
+    """The commands."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.help = unwrapped(self.help)
+    synonyms: ClassVar[Mapping[str, str]] = {
+        **dict.fromkeys(("worker", "start", "work", "consume"), "did you mean run?"),
+        **dict.fromkeys(("list", "queues"), "did you mean ls?"),
+        **dict.fromkeys(("status", "info", "count"), "did you mean stats?"),
+        "inspect": "did you mean browse (the messages) or top (the queues, live)?",
+        **dict.fromkeys(("show", "peek"), "did you mean browse, or explain for one message?"),
+        **dict.fromkeys(("flush", "clear", "delete", "empty", "remove"), "did you mean purge?"),
+        "retry": "did you mean requeue?",
+        **dict.fromkeys(("send", "call", "submit", "push-task", "apply"), "did you mean enqueue?"),
+        **dict.fromkeys(("pause", "stop"), "did you mean down, which pauses a queue? A worker is stopped by SIGTERM"),
+        "resume": "did you mean up?",
+        **dict.fromkeys(("events", "log", "logs"), "did you mean history?"),
+        **dict.fromkeys(("check", "ping"), "did you mean doctor?"),
+        **dict.fromkeys(
+            ("beat", "scheduler", "schedule", "cron"), "qworker has no scheduler: run `qworker enqueue` from cron"
+        ),
+    }
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [*COMMANDS, *sorted(entry_points(group=GROUP).names - COMMANDS.keys())]
@@ -80,31 +92,8 @@ class _Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         place = COMMANDS.get(cmd_name)
         if place is None:
-            return _brought(cmd_name)
-        module, _, attribute = place.partition(":")
-        command = getattr(importlib.import_module(module), attribute)
-        if not isinstance(command, click.Command):
-            raise TypeError(f"{place} is no command")
-        return command
-
-
-def _brought(name: str) -> click.Command | None:
-    """A command by an entry point.
-
-    Raises:
-        MissingExtra: the driver of the backend that it belongs to is not installed.
-    """
-    for point in entry_points(group=GROUP, name=name):
-        try:
-            command = point.load()
-        except ModuleNotFoundError as error:
-            if error.name in {"redis", "hiredis"}:
-                raise MissingExtra("redis", f"qworker {name}") from error
-            raise
-        if not isinstance(command, click.Command):
-            raise TypeError(f"{point.value} is no command")
-        return command
-    return None
+            place = next((point.value for point in entry_points(group=GROUP, name=cmd_name)), None)
+        return None if place is None else load_command(place, cmd_name)
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})

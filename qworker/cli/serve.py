@@ -10,7 +10,8 @@ import structlog
 
 from qworker import logs
 from qworker.cli.common import URLCommand, positive
-from qworker.errors import BadURL, MissingExtra, UsageError
+from qworker.errors import BadURL, UsageError
+from qworker.extras import not_installed
 from qworker.registry import open_backend
 from qworker.supervisor.loops import loop_factory
 
@@ -47,7 +48,7 @@ def command(url: str, host: str, port: int, visibility: float, body_limit: int, 
         from qworker.http.protocol import bounded
         from qworker.http.server import bind, check_exposure, serve
     except ModuleNotFoundError as error:
-        raise MissingExtra("http", "qworker serve") from error
+        raise not_installed(error, "qworker serve") from error
     token = os.environ.get(_TOKEN)
     if token == "":
         raise UsageError(f"{_TOKEN} is empty: set a token, or unset it")

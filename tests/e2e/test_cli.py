@@ -179,7 +179,7 @@ def test_arguments_are_checked_before_anything_is_stored(qworker: Any, app: str)
         (["run", "x:tasks", "-w", "3:2"], "between two and eight"),
         (["run", "x:tasks", "--burst", "--reload"], "leave one of them out"),
         (["run", "x:tasks", "-c", "0"], "--concurrency"),
-        (["frobnicate"], "No such command"),
+        (["frobnicate"], "there is no command qworker frobnicate"),
     ],
 )
 def test_a_users_mistake_is_told_without_a_traceback(qworker: Any, arguments: list[str], said: str) -> None:

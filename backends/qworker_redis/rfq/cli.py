@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast
 import click
 
 from qworker import __version__
-from qworker.cli.common import Command, run, unwrapped
+from qworker.cli.common import Command, Group, run
 from qworker.cli.output import print_json, say
 from qworker.errors import BadURL, UsageError
 from qworker.message import Lease, Settle, Settlement
@@ -27,17 +27,6 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _VISIBILITY = 30.0
 _WAIT = 5.0
-
-
-class _Group(click.Group):
-    """rfq's commands, in its order."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.help = unwrapped(self.help)
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(self.commands)
 
 
 def _topic(function: F) -> F:
@@ -90,7 +79,7 @@ def _print_lines(lines: list[str], as_json: bool) -> None:
         say(line)
 
 
-@click.group("rfq", cls=_Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.group("rfq", cls=Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 def command() -> None:
     r"""Do what the rfq package's command does, on the same Redis.
 

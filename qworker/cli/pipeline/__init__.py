@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
-
 import click
 
-from qworker.cli.common import unwrapped
+from qworker.cli.common import Group, load_command
 
 __all__ = ["JOBS", "command"]
 
@@ -21,25 +18,15 @@ JOBS = {
 }
 
 
-class _Jobs(click.Group):
+class _Jobs(Group):
     """The jobs, in the order in which messages meet them."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.help = unwrapped(self.help)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(JOBS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         place = JOBS.get(cmd_name)
-        if place is None:
-            return None
-        module, _, attribute = place.partition(":")
-        found = getattr(importlib.import_module(module), attribute)
-        if not isinstance(found, click.Command):
-            raise TypeError(f"{place} is no command")
-        return found
+        return None if place is None else load_command(place, f"pipeline {cmd_name}")
 
 
 @click.group("pipeline", cls=_Jobs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})

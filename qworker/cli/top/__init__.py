@@ -11,7 +11,7 @@ from qworker.cli.common import URLCommand, json_option, opened, run
 from qworker.cli.output import print_json, print_table, say
 from qworker.cli.top.cells import COLUMNS, cells, heading
 from qworker.cli.top.look import Look, Looker
-from qworker.errors import MissingExtra
+from qworker.extras import not_installed
 from qworker.names import check_queue
 
 __all__ = ["command"]
@@ -62,9 +62,7 @@ def command(url: str, queue: str | None, interval: float, health: tuple[str, ...
     try:
         from qworker.cli.top.screen import TopScreen
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in {"textual", "rich"}:
-            raise
-        raise MissingExtra("tui", "qworker top on a terminal (all but --once)") from error
+        raise not_installed(error, "qworker top on a terminal (all but --once)") from error
 
     async def watch() -> None:
         async with opened(url) as backend:

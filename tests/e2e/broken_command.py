@@ -1,0 +1,3 @@
+"""A command that another package brings, and that cannot be imported."""
+
+raise RuntimeError("broken")
