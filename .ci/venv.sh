@@ -1,17 +1,29 @@
 #!/usr/bin/env bash
 # Make .venv, or bring it up to date with pyproject.toml, and install qworker into it (editable).
 #
-#   .ci/venv.sh                 the package alone: all that `make demo` needs
-#   .ci/venv.sh test check      also the extras and these dependency groups of pyproject.toml
+#   .ci/venv.sh                     the package alone: all that `make demo` needs
+#   .ci/venv.sh test check          also the extras and these dependency groups of pyproject.toml
+#   .ci/venv.sh --no-spark test     without the extra `spark`, which is 400 MB
+#   .ci/venv.sh --lowest test       the lowest versions that pyproject.toml allows, and the newest of what these depend on
+#   .ci/venv.sh --wheel             what a user has: the wheel of this tree, made anew, and no extras
 #
-# Needs nothing but a python3 of at least 3.11 that can make virtual environments ($PYTHON names another one). What is
-# installed for which pyproject.toml is kept in .venv/.installed, so that a second call costs nothing.
+# Needs nothing but a python3 of at least 3.11 that can make virtual environments: $PYTHON names another one, $VENV another folder.
+# What is installed for which pyproject.toml is kept in .venv/.installed, so that a second call costs nothing.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 export PATH
-venv=.venv
+venv=${VENV:-.venv}
 stamp=$venv/.installed
+spark=yes lowest="" wheel="" groups=()
+for word in "$@"; do
+    case $word in
+        --no-spark) spark="" ;;
+        --lowest) lowest=yes ;;
+        --wheel) wheel=yes ;;
+        *) groups+=("$word") ;;
+    esac
+done
 
 say() { printf 'venv: %s\n' "$*"; }
 
@@ -56,13 +68,18 @@ make_venv() {
 
 # Everything that a set of groups means, one requirement a line: the package with its extras, then the groups.
 requirements() {
-    "$venv/bin/python" - "$@" <<'PYTHON'
+    SPARK=$spark LOWEST=$lowest "$venv/bin/python" - "$@" <<'PYTHON'
+import os
+import re
 import sys
 import tomllib
 from pathlib import Path
 
-project = tomllib.loads(Path("pyproject.toml").read_text())
-groups = project["dependency-groups"]
+file = tomllib.loads(Path("pyproject.toml").read_text())
+project, groups = file["project"], file["dependency-groups"]
+extras = {name: needs for name, needs in project["optional-dependencies"].items() if name != "all"}
+if not os.environ["SPARK"]:
+    del extras["spark"]
 
 
 def group(name):
@@ -77,39 +94,46 @@ wanted = sys.argv[1:]
 unknown = [name for name in wanted if name not in groups]
 if unknown:
     sys.exit(f"venv: no dependency group {unknown[0]!r} in pyproject.toml; there are: {', '.join(sorted(groups))}")
-# Spark is 400 MB: it comes only once there is something here that uses it.
-extras = [
-    name
-    for name in project["project"]["optional-dependencies"]
-    if name != "all" and (name != "spark" or Path("qworker/pipeline").is_dir())
-]
 # The package alone for `make demo`, and with every extra for what checks and tests it. Docs need neither.
+complete = bool({"test", "check"} & set(wanted))
 print("-e")
-print(f".[{','.join(extras)}]" if {"test", "check"} & set(wanted) else ".")
+print(f".[{','.join(extras)}]" if complete else ".")
 for name in wanted:
     print("\n".join(group(name)))
+if os.environ["LOWEST"]:
+    for need in [*project["dependencies"], *(need for needs in extras.values() for need in needs)]:
+        name, lowest = re.match(r"([\w.-]+)>=([\w.]+)", need).groups()
+        print(f"{name}=={lowest}")
 PYTHON
 }
 
+install() { "$venv/bin/python" -m pip install -qq --disable-pip-version-check --no-input "$@"; }
+
 "$venv/bin/python" -c 'import pip, sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || make_venv
 
-# What decides whether an installation is current: the project file, the interpreter, and where this tree lies.
-state=$({ cat pyproject.toml; "$venv/bin/python" -c 'import sys; print(sys.version)'; pwd; } | cksum)
+if [ -n "$wheel" ]; then
+    say "installing the wheel of this tree into $venv ..."
+    folder=$(mktemp -d)
+    trap 'rm -rf "$folder"' EXIT
+    "$venv/bin/python" -m pip wheel -qq --disable-pip-version-check --no-deps --wheel-dir "$folder" .
+    "$venv/bin/python" -m pip uninstall -qq --disable-pip-version-check -y qworker-tasks 2>/dev/null
+    install "$folder"/*.whl
+    exit 0
+fi
+
+# What decides whether an installation is current: the project file, the interpreter, what was asked for, and where this tree lies.
+state=$({ cat pyproject.toml; "$venv/bin/python" -c 'import sys; print(sys.version)'; echo "$spark$lowest"; pwd; } | cksum)
 
 missing=()
-for group in package "$@"; do
+for group in package "${groups[@]}"; do
     grep -qxF "$group $state" "$stamp" 2>/dev/null || missing+=("$group")
 done
 [ ${#missing[@]} -gt 0 ] || exit 0
 
-say "installing ${missing[*]} ..."
-requested=$(requirements "$@")
+say "installing ${missing[*]} into $venv ..."
+requested=$(requirements "${groups[@]}")
 mapfile -t arguments <<<"$requested"
-# The distribution had the name of its package once. Beside the new one it would bring every entry point a second time.
-if "$venv/bin/python" -c 'from importlib.metadata import version; version("qworker")' 2>/dev/null; then
-    "$venv/bin/python" -m pip uninstall -qq --disable-pip-version-check --yes qworker
-fi
-"$venv/bin/python" -m pip install -qq --disable-pip-version-check --no-input "${arguments[@]}"
+install "${arguments[@]}"
 
 touch "$stamp"
 kept=$(grep -F " $state" "$stamp" || true)

@@ -8,6 +8,9 @@ import pytest
 import structlog
 
 from qworker import logs
+from tests.noskip import pytest_make_collect_report, pytest_runtest_makereport
+
+__all__ = ["pytest_make_collect_report", "pytest_runtest_makereport"]
 
 
 @pytest.fixture(autouse=True)

@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import configparser
 import fnmatch
-import json
-import os
 import re
 import runpy
 import shutil
 import subprocess
 import sys
-import threading
 import tomllib
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +23,8 @@ from qworker.worker import Worker, WorkerOptions
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "kubernetes"
-MANIFESTS = sorted(EXAMPLE.rglob("*.yaml"))
+MANIFESTS = sorted(path for path in EXAMPLE.rglob("*.yaml") if path.name != "kustomization.yaml")
+README = (EXAMPLE / "README.md").read_text()
 DEPLOYMENTS = sorted(EXAMPLE.rglob("deployment.yaml"))
 # What a worker needs beyond its grace period to cancel, release and leave; docs/cli.md says it too.
 MARGIN = 15.0
@@ -57,83 +53,68 @@ def test_kubernetes_schemas_accept_every_manifest(path: Path) -> None:
         kubernetes_validate.validate(document, VERSION, strict=True)
 
 
-@pytest.fixture
-def api_server() -> Iterator[str]:
-    """What kubectl asks a cluster before it says what it would do: which kinds there are; and none of the objects is there yet."""
-    kinds = {(d["apiVersion"], d["kind"]) for path in MANIFESTS for d in documents(path)}
-
-    def answer(path: str) -> dict[str, Any] | None:
-        groups = sorted({version for version, _ in kinds if "/" in version})
-        if path == "/api":
-            return {"kind": "APIVersions", "versions": ["v1"]}
-        if path == "/apis":
-            found = [
-                (name.partition("/")[0], {"groupVersion": name, "version": name.partition("/")[2]}) for name in groups
-            ]
-            return {
-                "kind": "APIGroupList",
-                "apiVersion": "v1",
-                "groups": [{"name": name, "versions": [at], "preferredVersion": at} for name, at in found],
-            }
-        place = path.removeprefix("/apis/").removeprefix("/api/")
-        if place in {version for version, _ in kinds}:
-            names = [
-                (kind, re.sub("y$", "ie", kind.lower()) + "s") for version, kind in sorted(kinds) if version == place
-            ]
-            return {
-                "kind": "APIResourceList",
-                "apiVersion": "v1",
-                "groupVersion": place,
-                "resources": [
-                    {
-                        "name": name,
-                        "singularName": "",
-                        "namespaced": True,
-                        "kind": kind,
-                        "verbs": ["create", "get", "patch"],
-                    }
-                    for kind, name in names
-                ],
-            }
-        return None
-
-    class Answers(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            found = answer(self.path.partition("?")[0])
-            body = json.dumps(
-                found or {"kind": "Status", "apiVersion": "v1", "reason": "NotFound", "code": 404}
-            ).encode()
-            self.send_response(404 if found is None else 200)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Answers) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-        thread.join()
+def resolved(folder: Path) -> list[dict[str, Any]]:
+    """What `kubectl apply -k FOLDER` would apply; of kustomize these examples need `resources` alone."""
+    (kustomization,) = documents(folder / "kustomization.yaml")
+    assert kustomization.pop("apiVersion") == "kustomize.config.k8s.io/v1beta1"
+    assert kustomization.pop("kind") == "Kustomization"
+    assert list(kustomization) == ["resources"]
+    found: list[dict[str, Any]] = []
+    for name in kustomization["resources"]:
+        path = folder / name
+        found += resolved(path) if path.is_dir() else documents(path)
+    return found
 
 
-@pytest.mark.skipif(shutil.which("kubectl") is None, reason="without kubectl the schemas alone decide")
-def test_kubectl_would_apply_every_manifest(api_server: str, tmp_path: Path) -> None:
-    how = ["--dry-run=client", "--validate=false", "--output=name", "--recursive"]
-    done = subprocess.run(
-        ["kubectl", f"--server={api_server}", "apply", *how, f"--filename={EXAMPLE}"],
-        env={"HOME": str(tmp_path), "PATH": os.environ["PATH"]},
-        capture_output=True,
-        text=True,
-        timeout=50,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    wanted = sorted(d["kind"].lower() for path in MANIFESTS for d in documents(path))
-    assert sorted(re.split(r"[./]", line)[0] for line in done.stdout.split()) == wanted
+def identity(document: dict[str, Any]) -> tuple[str, str, str]:
+    return document["apiVersion"], document["kind"], document["metadata"]["name"]
+
+
+def secrets(part: Any) -> set[tuple[str, str]]:
+    """The secrets that a document refers to, each as name and key."""
+    if isinstance(part, list):
+        return set().union(*map(secrets, part))
+    if not isinstance(part, dict):
+        return set()
+    found = {(entry["name"], entry["key"]) for entry in part.get("secretTargetRef", [])}
+    if reference := part.get("secretKeyRef"):
+        found.add((reference["name"], reference["key"]))
+    return found.union(*map(secrets, part.values()))
+
+
+@pytest.mark.parametrize("queue", ["redis", "directory"])
+def test_a_kustomization_applies_everything_that_its_queue_needs_and_all_of_it_fits_together(queue: str) -> None:
+    found = resolved(EXAMPLE / queue)
+    assert len({identity(document) for document in found}) == len(found), "one object would replace another"
+    common = {path for path in (EXAMPLE / "base").glob("*.yaml") if path in MANIFESTS}
+    own = {path for path in (EXAMPLE / queue).glob("*.yaml") if path in MANIFESTS}
+    assert sorted(map(identity, found)) == sorted(identity(d) for path in common | own for d in documents(path))
+    # All in the namespace that `kubectl` is told, or in none by name: the URL that KEDA asks is the exception.
+    assert all("namespace" not in document["metadata"] for document in found)
+    kinds = {document["kind"]: document for document in found}
+    pods = kinds["Deployment"]["spec"]["template"]
+    selectors = [
+        kinds["Deployment"]["spec"]["selector"]["matchLabels"],
+        kinds["PodDisruptionBudget"]["spec"]["selector"]["matchLabels"],
+        kinds["NetworkPolicy"]["spec"]["podSelector"]["matchLabels"],
+        kinds["Service"]["spec"]["selector"],
+    ]
+    assert all(selector and selector.items() <= pods["metadata"]["labels"].items() for selector in selectors)
+    ports = {port["name"] for container in pods["spec"]["containers"] for port in container["ports"]}
+    assert {port["targetPort"] for port in kinds["Service"]["spec"]["ports"]} <= ports
+    claims = {v["persistentVolumeClaim"]["claimName"] for v in pods["spec"]["volumes"] if "persistentVolumeClaim" in v}
+    assert claims == {document["metadata"]["name"] for document in found if document["kind"] == "PersistentVolumeClaim"}
+    # The README makes the one secret, with these keys.
+    (made,) = re.findall(r"kubectl create secret generic (\S+) (.*?)\n[a-z]", README, re.DOTALL)
+    known = {(made[0], key) for key in re.findall(r"--from-literal=(\w+)=", made[1])}
+    assert set().union(*map(secrets, found)) <= known
+
+
+def test_the_page_and_the_readme_apply_what_there_is() -> None:
+    page = (ROOT / "docs" / "howto" / "kubernetes.md").read_text()
+    for text in (README, page):
+        named = set(re.findall(r"(?<!\w)-k (\w+)", text))
+        assert named == {path.parent.name for path in EXAMPLE.rglob("kustomization.yaml")} - {"base"}
 
 
 def test_the_schemas_would_refuse_a_misspelt_field() -> None:
