@@ -99,6 +99,11 @@ class Backend(abc.ABC):
     def durability(self) -> str:
         """`none`, `process`, `disk` or `replicated`: what a successful publish or settle survives."""
 
+    @property
+    def most_leases(self) -> int | None:
+        """How many leases this process can hold at once, once it is open; None: as many as it likes. `lease` gives no more."""
+        return None
+
     # -- producing ---------------------------------------------------------------------------------------------------
 
     @abc.abstractmethod

@@ -8,6 +8,7 @@ from __future__ import annotations
 __all__ = [
     "BACKEND_RECOVERED",
     "BACKEND_UNAVAILABLE",
+    "CONCURRENCY_LIMITED",
     "DURATION_S",
     "ERROR",
     "ERROR_TYPE",
@@ -69,6 +70,8 @@ WORKER_QUIET = "worker_quiet"
 WORKER_DRAINING = "worker_draining"
 WORKER_ABORTING = "worker_aborting"
 WORKER_STOPPED = "worker_stopped"
+# warning, at the start: the store lets this process hold fewer leases than messages were to run at once.
+CONCURRENCY_LIMITED = "concurrency_limited"
 BACKEND_UNAVAILABLE = "backend_unavailable"
 BACKEND_RECOVERED = "backend_recovered"
 OBSERVER_FAILED = "observer_failed"

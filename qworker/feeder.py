@@ -21,6 +21,8 @@ T = TypeVar("T")
 _LONGEST_WAIT = 1.0
 # Between two looks of a burst that may be at its end.
 _BURST_PAUSE = 0.05
+# A wait that ends within so many seconds and gives nothing was for nothing; the second one in a row is followed by a pause of as many.
+_AT_ONCE = 0.001
 
 
 class Feeder:
@@ -69,6 +71,8 @@ class Feeder:
         self._interrupted = False
         # The last lease gave as much as was asked for: there may be more.
         self._more = True
+        # Waits in a row that ended at once and gave nothing.
+        self._in_vain = 0
         # Queues whose last lease was refused, while others may do well.
         self._failing: set[str] = set()
 
@@ -112,12 +116,16 @@ class Feeder:
             await self._wake.wait()
             return True
         began = self._clock.monotonic()
-        leases = await self._lease(room) if self._more else await self._wait_and_lease(room)
+        waited = not self._more
+        leases = await self._wait_and_lease(room) if waited else await self._lease(room)
         self._more = len(leases) >= room
         if leases:
             self._feed(leases, began)
-            # The consumers first: beginning the next wait costs a store more than beginning a handler.
-            await asyncio.sleep(0)
+        # The consumers first: beginning the next wait costs a store more than beginning a handler. And always, and not too often:
+        # a store may say at once that it has something, and give nothing.
+        in_vain = waited and not leases and self._clock.monotonic() - began < _AT_ONCE
+        self._in_vain = self._in_vain + 1 if in_vain else 0
+        await asyncio.sleep(_AT_ONCE if self._in_vain > 1 else 0)
         return bool(leases)
 
     async def _lease(self, room: int) -> list[Lease]:

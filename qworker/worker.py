@@ -182,11 +182,12 @@ class Worker:
     def _start(self, backend: Backend, state: Any) -> Crew:
         # The lifespan may have configured it.
         self.observers.extend(telemetry.observers())
+        options = self._within_limits(backend)
         crew = self._crew = Crew(
             self._tasks,
             backend,
             self.queues,
-            self._options,
+            options,
             state=state,
             counts=self.counts,
             observers=self.observers,
@@ -203,10 +204,22 @@ class Worker:
             events.WORKER_STARTED,
             backend=backend.describe(),
             queues=list(self.queues),
-            concurrency=self._options.concurrency,
-            visibility=self._options.visibility,
+            concurrency=options.concurrency,
+            visibility=options.visibility,
         )
         return crew
+
+    def _within_limits(self, backend: Backend) -> WorkerOptions:
+        wanted, most = self._options.concurrency, backend.most_leases
+        if most is None or wanted <= most:
+            return self._options
+        self._log.warning(
+            events.CONCURRENCY_LIMITED,
+            wanted=wanted,
+            concurrency=most,
+            reason="each running message keeps a file open: raise the limit of open files (ulimit -n, LimitNOFILE=)",
+        )
+        return msgspec.structs.replace(self._options, concurrency=most)
 
     def _told_to(self, backend: Backend, held: AbstractSet[Run]) -> Recorder | None:
         if backend.history.on:

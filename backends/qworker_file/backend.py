@@ -82,6 +82,11 @@ class FileBackend(Backend):
         """The root, while there is none."""
         return None if self._store is not None else missing_directory(self._directory)
 
+    @property
+    def most_leases(self) -> int | None:
+        """Half of the files that this process may have open."""
+        return None if self._store is None else self._store.most_held
+
     async def open(self) -> None:
         """Open the root directory, or make it."""
         self._opened()
@@ -195,6 +200,9 @@ class FileBackend(Backend):
 
     async def _next_events(self, store: Store, waiter: Waiter) -> tuple[float, float]:
         """Seconds until a queue has work, as far as is known, and until the next look at them; work now is 0."""
+        if store.is_full():
+            # The end of a lease wakes the waiter.
+            return float("inf"), float("inf")
         due, look = float("inf"), store.absent_pause
         for name in waiter.queues:
             local = store.queue(check_queue(name))

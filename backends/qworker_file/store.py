@@ -64,7 +64,10 @@ class Store:
         self._hearing = False
         self._pruned_at: dict[str, float] = {}
         self.settling = asyncio.Lock()
-        self._most_held = raise_file_limit() // 2
+        # Every lease holds a file open; the other half is for everything else.
+        self.most_held = max(1, raise_file_limit() // 2)
+        # Whether somebody waits for room.
+        self._cramped = False
 
     @property
     def durability(self) -> str:
@@ -79,7 +82,12 @@ class Store:
 
     def room(self) -> int:
         """How many more leases may hold a file open."""
-        return max(0, self._most_held - sum(len(local.own) for local in self._queues.values()))
+        return max(0, self.most_held - sum(len(local.own) for local in self._queues.values()))
+
+    def is_full(self) -> bool:
+        """Whether there is no room for a lease; whoever waits is woken when there is."""
+        self._cramped = self.room() <= 0
+        return self._cramped
 
     # -- queues ------------------------------------------------------------------------------------------------------
 
@@ -176,10 +184,17 @@ class Store:
             return
         if local.own.get(lease.item) is lease:
             del local.own[lease.item]
+            if self._cramped:
+                self._make_room()
         if lease.ended is settlement and settlement.how in {Settle.RELEASE, Settle.FAIL_TMP}:
             left = [] if lease.left is None else [lease.left]
             local.added(left if lease.left_ready else [], [] if lease.left_ready else left, returned=True)
             self.notify(local)
+
+    def _make_room(self) -> None:
+        self._cramped = False
+        for waiter in self._waiters:
+            waiter.wake()
 
     def notify(self, local: LocalQueue) -> None:
         """A queue may have work: wake our own waiters, or else one idle worker."""

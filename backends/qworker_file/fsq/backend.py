@@ -85,6 +85,11 @@ class FsqBackend(Backend):
         """The root, while there is none."""
         return None if self._store is not None else missing_directory(self._directory)
 
+    @property
+    def most_leases(self) -> int | None:
+        """Half of the files that this process may have open."""
+        return None if self._store is None else self._store.most_held
+
     async def open(self) -> None:
         """Open the root directory, or make it."""
         self._opened()
@@ -168,6 +173,9 @@ class FsqBackend(Backend):
 
     async def _next_events(self, store: Store, queues: Sequence[str]) -> tuple[float, float]:
         """Seconds until a queue has work, as far as is known, and until the next look at them; work now is 0."""
+        if store.is_full():
+            # The end of a lease wakes the waiter.
+            return float("inf"), float("inf")
         due, look = float("inf"), ABSENT_PAUSE
         for name in queues:
             local = store.queue(name)

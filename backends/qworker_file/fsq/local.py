@@ -18,14 +18,14 @@ from qworker_file.fsq.lease import FsqLease, Limits, make_message
 from qworker_file.wake import Inotify
 from qworker_file.window import Window
 
-__all__ = ["LocalQueue"]
+__all__ = ["MOST_LINGERING", "LocalQueue"]
 
 _TURN = 0.002
 # Seconds until a locked item is tried again: the first time, and at most.
 _BUSY_FIRST, _BUSY_LAST = 0.02, 1.0
 # Seconds for which a finished item stays locked, and how many at most: an fsq program that opened it before it was finished, and
 # locks it only now, would work on it once more.
-_LINGER, _MOST_LINGERING = 0.1, 2000
+_LINGER, MOST_LINGERING = 0.1, 2000
 
 
 class _Tokens:
@@ -49,6 +49,7 @@ class LocalQueue:
         inotify: where to be told of changes.
         local_disk: whether no other machine sees the directory.
         rescan: seconds after which the queue is listed again although nothing was told, with and without inotify.
+        most_lingering: finished items that may stay open for a moment.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class LocalQueue:
         *,
         local_disk: bool,
         rescan: tuple[float, float],
+        most_lingering: int,
     ) -> None:
         self.files = files
         # Our leases, by name in queue/.
@@ -80,6 +82,7 @@ class LocalQueue:
         self._pauses: dict[str, float] = {}
         self._watches: list[int] = []
         self._in_use = self._watched = False
+        self._most_lingering = most_lingering
         # Finished, and still locked: (the loop's time of the end, item).
         self._lingering: deque[tuple[float, Claimed]] = deque()
         self._timer: asyncio.TimerHandle | None = None
@@ -314,7 +317,7 @@ class LocalQueue:
     def _linger(self, claimed: Claimed) -> None:
         loop = asyncio.get_running_loop()
         self._lingering.append((loop.time(), claimed))
-        while len(self._lingering) > _MOST_LINGERING:
+        while len(self._lingering) > self._most_lingering:
             self._lingering.popleft()[1].close(gone=True)
         if self._timer is None:
             self._timer = loop.call_later(_LINGER, self._end_lingering)

@@ -55,6 +55,7 @@ def _settle_one(store: Store, settlement: Settlement, now: float) -> frozenset[i
         stays = directories is not None and settlement.how in {Settle.RELEASE, Settle.FAIL_TMP}
         due = now + settlement.delay if settlement.delay > 0 else None
         local.ended(lease, name, stays=stays, due=due)
+        store.make_room()
         if stays:
             store.notify(local)
     return directories

@@ -7,10 +7,11 @@ import os
 from collections.abc import Collection
 
 from qworker.clock import Clock
+from qworker.errors import BackendError
 from qworker.files import FileSystem, GroupCommit, list_names
 from qworker.names import is_queue_name
 from qworker_file.fsq.layout import QueueExists, install, install_host, is_queue, open_queue
-from qworker_file.fsq.local import LocalQueue
+from qworker_file.fsq.local import MOST_LINGERING, LocalQueue
 from qworker_file.fsq.options import FsqOptions
 from qworker_file.fsq.publish import Publisher
 from qworker_file.root import open_root, raise_file_limit
@@ -22,6 +23,8 @@ __all__ = ["ABSENT_PAUSE", "Store"]
 _RESCAN = (30.0, 1.0)
 # Seconds between two looks at whether an absent queue was made.
 ABSENT_PAUSE = 1.0
+# A queue that others delete and make all the time is made so many times.
+_ATTEMPTS = 10
 # Seconds between two looks at what is kept too long, and how long a file may stand in tmp/ unfinished.
 _PRUNING, _UNFINISHED = 60.0, 36 * 3600.0
 
@@ -51,7 +54,10 @@ class Store:
         self._queues: dict[str, LocalQueue] = {}
         self._waiters: dict[asyncio.Event, frozenset[str]] = {}
         self._listening: set[int] = set()
-        self._most_held = raise_file_limit() // 2
+        # Every lease holds a file open; the other half is for everything else.
+        self.most_held = max(1, raise_file_limit() // 2)
+        # Whether somebody waits for room.
+        self._cramped = False
 
     @property
     def durability(self) -> str:
@@ -60,7 +66,19 @@ class Store:
 
     def room(self) -> int:
         """How many more leases may hold a file open."""
-        return max(0, self._most_held - sum(len(local.own) for local in self._queues.values()))
+        return max(0, self.most_held - sum(len(local.own) for local in self._queues.values()))
+
+    def is_full(self) -> bool:
+        """Whether there is no room for a lease; whoever waits is woken when there is."""
+        self._cramped = self.room() <= 0
+        return self._cramped
+
+    def make_room(self) -> None:
+        """A lease is over: wake whoever waits for its end."""
+        if self._cramped:
+            self._cramped = False
+            for event in self._waiters:
+                event.set()
 
     # -- queues ------------------------------------------------------------------------------------------------------
 
@@ -75,10 +93,13 @@ class Store:
 
         Raises:
             OSError: it cannot be made or opened.
+            BackendError: a part of it is missing.
         """
         options = self.options
         local = self.queue(name)
-        while local is None:
+        for _ in range(_ATTEMPTS):
+            if local is not None:
+                return local
             try:
                 if not is_queue(self.root, name, None, options.constants):
                     install(self.root, name, options.constants, durable=options.sync)
@@ -89,6 +110,11 @@ class Store:
                 if not is_queue(self.root, name, options.host, options.constants):
                     raise
             local = self.queue(name)
+        if local is None:
+            parts = " ".join(
+                (options.constants.tmp, options.constants.queue, options.constants.done, options.constants.fail)
+            )
+            raise BackendError(f"the queue {name!r} is not whole: make its missing directory ({parts}), or delete it")
         return local
 
     def queue(self, name: str) -> LocalQueue | None:
@@ -106,7 +132,13 @@ class Store:
         if files is None:
             return None
         local = self._queues[name] = LocalQueue(
-            files, self.clock, self.limits, self._inotify, local_disk=self.system.is_local, rescan=_RESCAN
+            files,
+            self.clock,
+            self.limits,
+            self._inotify,
+            local_disk=self.system.is_local,
+            rescan=_RESCAN,
+            most_lingering=min(MOST_LINGERING, self.most_held // 4),
         )
         return local
 

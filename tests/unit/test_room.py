@@ -1,0 +1,100 @@
+"""A store with no room for another lease, or nothing to give: a worker waits, and never spins."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog
+
+from qworker.backend import Backend
+from qworker.errors import BackendError
+from qworker.message import Draft, Settle, Settlement
+from qworker.registry import open_backend
+from qworker.testing import until
+from qworker.worker import Worker, WorkerOptions
+
+
+@pytest.fixture(params=["file", "fsq"])
+async def backend(request, tmp_path: Path) -> AsyncIterator[Backend]:
+    backend = open_backend(f"{request.param}://{tmp_path}/root?sync=off")
+    await backend.create("q")
+    await backend.publish("q", [Draft(body=b"x")] * 4)
+    yield backend
+    await backend.aclose()
+
+
+@pytest.mark.parametrize("how", [Settle.ACK, Settle.FAIL_PERM, Settle.RELEASE])
+async def test_a_full_store_waits_until_a_lease_ends(backend, how):
+    backend._store.most_held = 2
+    held = await backend.lease("q", 10, 30.0)
+    assert len(held) == backend.most_leases == 2
+    # Longer than the test may take: only the end of a lease ends it.
+    waiting = asyncio.create_task(backend.wait_and_lease("q", 10, 30.0, 3600.0))
+    await asyncio.wait([waiting], timeout=0.05)
+    assert not waiting.done()
+    assert await backend.settle([Settlement(lease=held[0], how=how, error="e")]) == []
+    async with asyncio.timeout(30):
+        assert len(await waiting) == 1
+
+
+async def test_a_store_that_says_it_has_something_and_gives_nothing_does_not_keep_the_loop_busy(app, monkeypatch):
+    turns = 0
+
+    async def at_once(*_args: Any) -> list[Any]:
+        nonlocal turns
+        turns += 1
+        if turns > 5000:
+            # The loop has never turned: nothing else would end this.
+            raise RuntimeError("it spins")
+        return []
+
+    @app.task
+    async def work() -> None: ...
+
+    for name in ("lease", "wait", "wait_and_lease"):
+        monkeypatch.setattr(app.store, name, at_once)
+    async with app.working(queues=("a", "default")) as (worker, running):
+        await until(lambda: turns > 20)
+        worker.drain()
+        await running
+    assert turns < 5000
+
+
+async def test_a_worker_runs_no_more_at_once_than_its_store_can_hold_and_says_so(app, monkeypatch):
+    together, most = 0, 0
+
+    @app.task
+    async def work() -> None:
+        nonlocal together, most
+        together += 1
+        most = max(most, together)
+        await asyncio.sleep(0.001)
+        together -= 1
+
+    monkeypatch.setattr(type(app.store), "most_leases", 3)
+    await app.enqueue_many(work.call() for _ in range(20))
+    with structlog.testing.capture_logs() as logs:
+        worker = Worker(app, WorkerOptions(burst=True, concurrency=10))
+        assert await worker.run()
+    assert (worker.counts.acked, most) == (20, 3)
+    assert [(line["wanted"], line["concurrency"]) for line in logs if line["event"] == "concurrency_limited"] == [
+        (10, 3)
+    ]
+
+
+async def test_an_fsq_queue_that_is_not_whole_is_an_error_and_no_endless_loop(tmp_path):
+    root = tmp_path / "root"
+    backend = open_backend(f"fsq://{root}")
+    try:
+        await backend.create("q")
+        await backend.aclose()
+        shutil.rmtree(root / "q" / "tmp")
+        with pytest.raises(BackendError, match=r"'q' is not whole: make its missing directory .*tmp"):
+            await backend.publish("q", [Draft(body=b"x")])
+    finally:
+        await backend.aclose()
