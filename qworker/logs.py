@@ -14,6 +14,7 @@ from qworker import events
 from qworker.errors import UsageError
 from qworker.failure import summary
 from qworker.names import printable
+from qworker.streams import ERROR_STREAM
 
 __all__ = ["configure", "configured", "debug_enabled", "one_line"]
 
@@ -48,7 +49,7 @@ def configure(json: bool | None = None, level: str = "info") -> None:
             structlog.processors.JSONRenderer(serializer=_to_json) if as_json else _console(),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(number),
-        logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
+        logger_factory=structlog.WriteLoggerFactory(file=ERROR_STREAM),
         cache_logger_on_first_use=False,
     )
     _configured[:] = [(json, level)]

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import difflib
 import importlib
-import os
-import sys
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, ClassVar, TypeVar, cast
@@ -19,6 +17,7 @@ from qworker.extras import not_installed
 from qworker.message import State
 from qworker.registry import open_backend
 from qworker.settings import file_settings, setting
+from qworker.streams import flush_output, silence_stdout
 
 __all__ = [
     "Command",
@@ -32,7 +31,6 @@ __all__ = [
     "opened",
     "positive",
     "run",
-    "silence_stdout",
     "state_option",
     "unwrapped",
     "url_option",
@@ -155,7 +153,7 @@ class Command(click.Command):
         """Run it; a reader of standard output that has gone away is the end of the work, and no error."""
         try:
             result = super().invoke(ctx)
-            sys.stdout.flush()
+            flush_output()
         except BrokenPipeError:
             silence_stdout()
             return 0
@@ -241,15 +239,6 @@ async def opened(url: str) -> AsyncGenerator[Backend]:
 def run(coroutine: Coroutine[Any, Any, R]) -> R:
     """Run a command's coroutine on a loop of its own."""
     return asyncio.run(coroutine)
-
-
-def silence_stdout() -> None:
-    """Let the interpreter's last flush of standard output, whose reader is gone, go nowhere."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    try:
-        os.dup2(nowhere, sys.stdout.fileno())
-    finally:
-        os.close(nowhere)
 
 
 def positive(value: float, name: str) -> float:

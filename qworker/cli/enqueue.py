@@ -12,7 +12,7 @@ import msgspec
 from qworker.app import Tasks
 from qworker.cli.common import Command, json_option, run, url_option
 from qworker.cli.loader import load_app
-from qworker.cli.output import Progress, print_json, say
+from qworker.cli.output import Progress, print_json, reporting, say
 from qworker.errors import BadArguments, UsageError
 from qworker.task import BoundTask, Call, Job, Task
 
@@ -80,7 +80,8 @@ def command(
                 "--many takes every argument from its lines: leave out arguments, --kwargs, --key and --id"
             )
         jobs = run(_enqueue(tasks, _calls(chosen, bound, many)))
-    _report(jobs, chosen, many is not None, json)
+    with reporting("what was enqueued is stored"):
+        _report(jobs, chosen, many is not None, json)
 
 
 def _report(jobs: list[Job], task: _AnyTask, many: bool, json: bool) -> None:

@@ -12,6 +12,7 @@ import click
 
 from qworker.app import Tasks
 from qworker.errors import AppImportError, UsageError
+from qworker.streams import ERROR_STREAM
 
 __all__ = ["load_app"]
 
@@ -67,7 +68,7 @@ def _broken(name: str, error: Exception) -> AppImportError:
     lines = traceback.TracebackException.from_exception(error)
     while lines.stack and _is_ours(lines.stack[0].filename):
         del lines.stack[0]
-    click.echo("".join(lines.format()), err=True, nl=False)
+    click.echo("".join(lines.format()), file=ERROR_STREAM, nl=False)
     return AppImportError(f"the module {name!r} cannot be imported: see the {type(error).__name__} above")
 
 

@@ -5,7 +5,6 @@ Exit status: 0 clean, 1 crash, 2 usage or import error, 3 the backend cannot be 
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from importlib.metadata import entry_points
 from typing import ClassVar
@@ -13,7 +12,8 @@ from typing import ClassVar
 import click
 
 from qworker import __version__
-from qworker.cli.common import Group, load_command, silence_stdout
+from qworker.cli.common import Group, load_command
+from qworker.cli.output import say
 from qworker.errors import (
     BackendUnavailable,
     FormatTooNew,
@@ -22,7 +22,7 @@ from qworker.errors import (
     StorePermission,
     UsageError,
 )
-from qworker.names import printable
+from qworker.streams import ERROR_STREAM, flush_all, flush_output, is_of_output, prepare, silence_stdout
 from qworker.url import mask
 
 __all__ = ["COMMANDS", "cli", "complain", "main"]
@@ -118,17 +118,25 @@ def cli() -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status."""
+    prepare()
+    try:
+        return _run(arguments)
+    finally:
+        flush_all()
+
+
+def _run(arguments: Sequence[str] | None) -> int:
     try:
         result: object = cli.main(
             args=None if arguments is None else list(arguments), prog_name="qworker", standalone_mode=False
         )
-        sys.stdout.flush()
+        flush_output()
     except click.exceptions.Exit as leaving:
         return leaving.exit_code
     except click.Abort:
         return EXIT_INTERRUPTED
     except click.ClickException as error:
-        error.show()
+        error.show(ERROR_STREAM)
         return EXIT_USAGE
     except QworkerError as error:
         complain(str(error))
@@ -136,12 +144,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         silence_stdout()
         return 0
+    except OSError as error:
+        if not is_of_output(error):
+            raise
+        silence_stdout()
+        complain(f"cannot write to standard output: {error.strerror}")
+        return EXIT_CRASH
     return result if isinstance(result, int) else 0
 
 
 def complain(text: str) -> None:
     """Say on standard error, in one line without passwords and control characters, what is wrong."""
-    click.echo(f"qworker: {printable(mask(' '.join(text.split())))}", err=True)
+    say(f"qworker: {mask(' '.join(text.split()))}", err=True)
 
 
 def exit_status(error: QworkerError) -> int:

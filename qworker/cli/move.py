@@ -7,8 +7,8 @@ from typing import TextIO
 import click
 
 from qworker.cli.common import Command, json_option, opened, run
-from qworker.cli.output import Progress, print_json, say
-from qworker.errors import UsageError
+from qworker.cli.output import Progress, print_json, reporting, say
+from qworker.errors import QworkerError, UsageError
 from qworker.move import Moved, move
 from qworker.names import check_queue, printable
 
@@ -43,11 +43,12 @@ def command(source: str, target: str, queues: tuple[str, ...], failed: bool, ids
     if source == target:
         raise UsageError("SOURCE and TARGET are the same: there is nothing to move")
     moved = run(_move(source, target, queues, failed, ids))
-    if json:
-        print_json(moved)
-        return
-    for one in moved:
-        say(_summary(one))
+    with reporting("what was moved is stored"):
+        if json:
+            print_json(moved)
+        else:
+            for one in moved:
+                say(_summary(one))
 
 
 async def _move(
@@ -55,7 +56,12 @@ async def _move(
 ) -> list[Moved]:
     def renamed(old: str, new: str) -> None:
         if ids is not None:
-            print(printable(old), printable(new), file=ids)
+            try:
+                print(printable(old), printable(new), file=ids, flush=True)
+            except OSError as error:
+                raise QworkerError(
+                    f"--ids {ids.name}: {error.strerror}: nothing is lost: move the rest with another file"
+                ) from error
 
     async with opened(source_url) as source, opened(target_url) as target:
         names = list(queues) or await source.queues()

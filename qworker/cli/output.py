@@ -3,30 +3,68 @@
 from __future__ import annotations
 
 import base64
+import json
+import os
+import re
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TextIO
 
 import click
 import msgspec
 
 from qworker.message import StoredMessage
 from qworker.names import printable
+from qworker.streams import ERROR_STREAM, flush_output, silence_stdout
 
-__all__ = ["Progress", "as_data", "body_preview", "clock_time", "print_json", "print_table", "say", "span"]
+__all__ = [
+    "Progress",
+    "as_data",
+    "body_preview",
+    "clock_time",
+    "has_escapes",
+    "print_json",
+    "print_table",
+    "reporting",
+    "say",
+    "span",
+]
+
+_NOT_ASCII = re.compile(r"[^\x00-\x7f]+")
 
 
 def say(text: str, *, err: bool = False) -> None:
     """Print one line, without the control characters that a stored message could smuggle into a terminal."""
-    click.echo(printable(text), err=err)
+    click.echo(printable(text), file=ERROR_STREAM if err else None)
 
 
 def print_json(data: Any) -> None:
-    """Print `data` as one JSON document on one line."""
-    click.echo(msgspec.json.encode(data).decode())
+    """Print `data` as one JSON document on one line; in ASCII where the encoding of standard output is not UTF-8."""
+    text = msgspec.json.encode(data).decode()
+    if (sys.stdout.encoding or "").lower().replace("-", "") != "utf8":
+        text = _NOT_ASCII.sub(lambda found: json.dumps(found[0])[1:-1], text)
+    click.echo(text)
+
+
+@contextmanager
+def reporting(done: str) -> Generator[None]:
+    """Print in the body what was done. That it cannot be printed is no failure: the command would be run again, and do it twice.
+
+    Args:
+        done: what was done, as the beginning of a line.
+    """
+    try:
+        yield
+        flush_output()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        silence_stdout()
+        say(f"qworker: {done}; the report cannot be written to standard output: {error.strerror}", err=True)
 
 
 def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -96,6 +134,11 @@ def as_data(stored: StoredMessage) -> dict[str, Any]:
     return data
 
 
+def has_escapes(stream: TextIO) -> bool:
+    """Whether a stream is a terminal that understands escape codes."""
+    return stream.isatty() and os.environ.get("TERM") != "dumb"
+
+
 class Progress:
     """A count that moves on standard error while many messages are handled; silent where that is no terminal."""
 
@@ -104,7 +147,7 @@ class Progress:
     def __init__(self, verb: str) -> None:
         self.count = 0
         self._verb = verb
-        self._shown = sys.stderr.isatty()
+        self._shown = has_escapes(sys.stderr)
         self._started = self._last = time.monotonic()
 
     def __enter__(self) -> Self:
@@ -121,7 +164,8 @@ class Progress:
 
     def _show(self, now: float, end: str = "") -> None:
         rate = self.count / max(now - self._started, 1e-9)
-        print(f"\r\x1b[K{self._verb} {self.count:,} ({rate:,.0f}/s)", end=end, file=sys.stderr, flush=True)
+        text = f"\r\x1b[K{self._verb} {self.count:,} ({rate:,.0f}/s)"
+        print(text, end=end, file=ERROR_STREAM, flush=True)
 
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None

@@ -9,7 +9,7 @@ from typing import BinaryIO
 import click
 
 from qworker.cli.common import URLCommand, json_option, opened, run
-from qworker.cli.output import Progress, print_json, say
+from qworker.cli.output import Progress, print_json, reporting, say
 from qworker.errors import UsageError
 from qworker.message import Draft
 from qworker.names import check_id, check_key, check_queue
@@ -74,6 +74,11 @@ def command(
     bodies = _bodies(file, body, lines)
     drafts = (Draft(body=b, id=id, delay=delay, priority=priority, key=key, arguments=arguments) for b in bodies)
     ids = run(_publish(url, queue, drafts))
+    with reporting("what was published is stored"):
+        _report(queue, ids, lines, json)
+
+
+def _report(queue: str, ids: list[str], lines: bool, json: bool) -> None:
     if json:
         print_json({"queue": queue, "count": len(ids), "ids": ids})
     elif lines:

@@ -12,6 +12,8 @@ import sys
 from types import FrameType
 from typing import NoReturn
 
+from qworker.streams import flush_all
+
 __all__ = ["DRAIN_SIGNALS", "command_line", "deliver_signals", "hold_signals", "replace_process", "took_over"]
 
 DRAIN_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -62,6 +64,5 @@ def replace_process(*, worked: bool = False) -> NoReturn:
     if worked:
         os.environ[_TOOK_OVER] = "1"
     hold_signals()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    flush_all()
     os.execv(sys.executable, command_line())

@@ -10,7 +10,6 @@ import asyncio
 import os
 import random
 import signal
-import sys
 import threading
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
@@ -28,6 +27,7 @@ from qworker.health.outlet import Outlet, of_worker
 from qworker.health.watch import Reporter, Watch
 from qworker.logs import configure
 from qworker.outage import Outage
+from qworker.streams import flush_all
 from qworker.supervisor.collector import leave_alone_what_is_loaded
 from qworker.supervisor.control import Command, ControlEnd, Ready
 from qworker.supervisor.loops import loop_factory
@@ -201,7 +201,11 @@ class _Single:
     def _report(self, frame: FrameType | None) -> None:
         if self._loop is not None:
             # One unbuffered write: this runs between any two instructions, perhaps inside another write to stderr.
-            os.write(2, report(self._worker.running(), self._loop, frame).encode())
+            try:
+                os.write(2, report(self._worker.running(), self._loop, frame).encode())
+            except OSError:
+                # A handler was interrupted for this: that standard error is gone must not end it.
+                pass
 
     def _listen(self, loop: asyncio.AbstractEventLoop) -> None:
         if self._control is None:
@@ -291,6 +295,5 @@ def _resident_mb() -> float:
 def _leave_threads_behind(status: Exit) -> None:
     """End now if a handler's thread still runs: it cannot be cancelled, and its message is released or left to expire."""
     if status is Exit.DRAIN_TIMED_OUT:
-        sys.stdout.flush()
-        sys.stderr.flush()
+        flush_all()
         os._exit(status)

@@ -13,7 +13,7 @@ import click
 
 from qworker import __version__
 from qworker.cli.common import Command, Group, run
-from qworker.cli.output import print_json, say
+from qworker.cli.output import print_json, reporting, say
 from qworker.errors import BadURL, UsageError
 from qworker.message import Lease, Settle, Settlement
 from qworker.names import check_queue
@@ -193,7 +193,9 @@ def publish_command(topic: str, message: str, front: bool, url: str, json: bool)
         async with _opened(url) as backend:
             return await backend.publish_fields(topic, fields, front=front)
 
-    _print_lines([run(published())], json)
+    message_id = run(published())
+    with reporting("the message is stored"):
+        _print_lines([message_id], json)
 
 
 def _fields(text: str) -> dict[str, str]:

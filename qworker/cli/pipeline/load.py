@@ -5,17 +5,21 @@ from __future__ import annotations
 import hashlib
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from qworker.cli.common import URLCommand, json_option
 from qworker.cli.loader import load_app
-from qworker.cli.output import print_json, say
+from qworker.cli.output import print_json, reporting, say
 from qworker.cli.pipeline.session import read_source, session, source_format, spark_options
 from qworker.errors import UsageError
 from qworker.names import check_queue
 from qworker.pipeline.places import absolute_url
 from qworker.url import mask
+
+if TYPE_CHECKING:
+    from qworker.pipeline.load import LoadResult
 
 __all__ = ["command", "content"]
 
@@ -108,6 +112,11 @@ def command(
             text=text,
             **beside,
         )
+    with reporting("the calls are stored"):
+        _report(result, task, json)
+
+
+def _report(result: LoadResult, task: str, json: bool) -> None:
     if json:
         print_json(result)
         return

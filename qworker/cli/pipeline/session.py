@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 
 import click
 
+from qworker.cli.output import has_escapes
 from qworker.errors import UsageError
+from qworker.streams import ERROR_STREAM
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -135,7 +137,7 @@ class _Progress:
     def __init__(self, name: str) -> None:
         self._name = name
         self._what = "working"
-        self._shown = sys.stderr.isatty()
+        self._shown = has_escapes(sys.stderr)
         self._started = time.monotonic()
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
@@ -170,7 +172,7 @@ class _Progress:
         print(
             f"\r\x1b[K{self._name}: {what}, {time.monotonic() - self._started:.0f} s",
             end="",
-            file=sys.stderr,
+            file=ERROR_STREAM,
             flush=True,
         )
 
@@ -182,4 +184,4 @@ class _Progress:
             self._thread = None
         if self._shown:
             self._shown = False
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+            print("\r\x1b[K", end="", file=ERROR_STREAM, flush=True)
