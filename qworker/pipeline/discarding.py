@@ -15,6 +15,7 @@ from qworker.errors import QueueNotFound
 from qworker.message import Finished, State
 from qworker.pipeline.reading import opened
 from qworker.pipeline.schema import PLACE
+from qworker.pipeline.session import map_in_arrow
 
 # The stubs of pyarrow leave the types of elements open.
 # pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
@@ -28,7 +29,7 @@ __all__ = ["discard_rows", "forget"]
 def discard_rows(found: DataFrame, url: str) -> int:
     """Remove the messages that rows tell of; how many were there still."""
     rows = found.select("queue", "state", "id", "finished_at", PLACE)
-    counts = rows.mapInArrow(partial(_discard, url), "removed bigint").groupBy().sum("removed").collect()
+    counts = map_in_arrow(rows, partial(_discard, url), "removed bigint").groupBy().sum("removed").collect()
     return int(counts[0][0] or 0)
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import importlib
 from collections.abc import Awaitable, Callable, Iterator
-from typing import Any, cast
+from typing import Any
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
 from qworker.backend import Backend
-from qworker.pipeline.session import own_interpreter
+from qworker.pipeline.session import map_in_arrow, own_interpreter
 from qworker.registry import open_backend
 
 __all__ = ["find", "remove", "requeue"]
@@ -74,9 +74,7 @@ def _each(ids: DataFrame, url: str, queue: str, call: _Call) -> DataFrame:
             yield arrow.RecordBatch.from_pydict({"id": found, "yes": told})
 
     with own_interpreter(ids.sparkSession):
-        # Its types are unknown to strict checkers.
-        column: Any = ids.select("id")
-        return cast("DataFrame", column.mapInArrow(work, "id string, yes boolean"))
+        return map_in_arrow(ids.select("id"), work, "id string, yes boolean")
 
 
 async def _in_batches(url: str, queue: str, ids: list[str], call: _Call) -> list[bool]:

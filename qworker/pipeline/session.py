@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import warnings
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,13 +18,14 @@ from qworker.errors import BackendUnavailable, MissingExtra, UsageError
 
 if TYPE_CHECKING:
     from pyspark import SparkConf, SparkContext
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 __all__ = [
     "QUIET_OPTION",
     "check_installation",
     "context_of",
     "hands_filters_down",
+    "map_in_arrow",
     "own_interpreter",
     "parallelism",
     "register",
@@ -223,3 +225,15 @@ def own_interpreter(spark: SparkSession) -> Generator[None]:
         yield
     finally:
         context.pythonExec = before
+
+
+def map_in_arrow(rows: DataFrame, work: Callable[[Any], Any], schema: str) -> DataFrame:
+    """Return the frame that `work` makes of the rows' record batches.
+
+    PySpark warns of pandas 3 here, because it asks for pandas' version. Record batches never meet pandas.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
+        # Its types are unknown to strict checkers.
+        untyped: Any = rows
+        return cast("DataFrame", untyped.mapInArrow(work, schema))

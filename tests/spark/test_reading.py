@@ -14,7 +14,7 @@ from qworker.message import Settle
 from qworker.pipeline.options import ReadOptions
 from qworker.pipeline.reading import FilteredMessagesReader
 from qworker.pipeline.schema import MESSAGES, column_names
-from qworker.pipeline.session import check_installation
+from qworker.pipeline.session import check_installation, map_in_arrow
 from tests.exports import check_exports
 from tests.spark.stores import QUEUE, ask, file_url, finish, publish, work_off
 
@@ -166,6 +166,14 @@ def test_a_java_that_is_too_old_is_told_so(monkeypatch: pytest.MonkeyPatch, tmp_
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     with pytest.raises(UsageError, match=r"17 or newer, and .* is 11"):
         check_installation()
+
+
+def test_pandas_3_makes_no_warning_where_no_pandas_is_used(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pandas.__version__", "3.0.0")
+    frame = spark.range(3)
+    assert map_in_arrow(frame, lambda batches: batches, "id bigint").count() == 3
 
 
 def test_every_module_of_the_pipeline_says_what_it_exports() -> None:

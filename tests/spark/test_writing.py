@@ -19,6 +19,7 @@ import pytest
 
 from qworker.errors import BackendError, BadArguments, NotSupported, QworkerError, UsageError
 from qworker.message import Settle, Settlement, State, StoredMessage
+from qworker.pipeline.session import map_in_arrow
 from qworker.pipeline.told import plain
 from qworker.registry import open_backend
 from tests.servers import RedisServer
@@ -218,7 +219,7 @@ def test_a_task_that_is_tried_again_after_it_has_staged_everything_doubles_nothi
         os.kill(os.getpid(), signal.SIGKILL)
 
     df = bodies(spark, 2_000)
-    write(df.mapInArrow(rows, df.schema), url, job="retried")
+    write(map_in_arrow(df, rows, "body binary"), url, job="retried")
     assert first.exists()
     assert sorted(take(url)) == numbers(2_000)
 
