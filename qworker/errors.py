@@ -153,7 +153,7 @@ class StorageFull(BackendError):
 
 
 class PublishFailed(BackendError):
-    """The outcome of a publish is unknown: perhaps stored. Publishing again with the same id stores it once."""
+    """The outcome of a publish is unknown: perhaps stored. Publish again with the same id: no second message beside a stored one."""
 
 
 class FormatTooNew(BackendError):

@@ -53,7 +53,13 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Job(msgspec.Struct, frozen=True):
-    """An enqueued call."""
+    """An enqueued call.
+
+    Attributes:
+        id: The message's id. While the message is stored, enqueueing again under the id stores nothing. When the message
+            is done, its id is free again, unless the store keeps what is done (the URL option `keep_done`).
+        queue: The queue that it is in.
+    """
 
     id: str
     queue: str
@@ -169,7 +175,7 @@ class Task(Handler, Generic[P, R]):
             due_at: Unix seconds at which it may run, instead of `delay`.
             priority: 0 (default) to 9 (first).
             key: while a call with this key waits or runs, another is not stored.
-            id: the message's id; enqueueing again under a stored id stores nothing.
+            id: the message's id; enqueueing again under it stores nothing while that message is stored.
             queue: another queue than the task's own.
             headers: strings that travel with the call.
 

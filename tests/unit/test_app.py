@@ -5,9 +5,11 @@ import threading
 
 import pytest
 
-from qworker import Context, State, Tasks
+from qworker import Context, Fail, State, Tasks
 from qworker.errors import BadArguments, BadName, BadURL, DuplicateTask, UnknownTask, UsageError
 from qworker.message import Message
+from qworker.worker import Worker, WorkerOptions
+from tests.servers import RedisServer
 
 
 @pytest.fixture
@@ -177,3 +179,32 @@ def test_no_url_and_an_unknown_one_are_told_with_the_mend(monkeypatch, tmp_path)
         asyncio.run(Tasks("nothing:x").backend())
     monkeypatch.setenv("QWORKER_URL", "memory://from-the-environment")
     assert Tasks().url == "memory://from-the-environment"
+
+
+@pytest.fixture(params=["file", "redis"])
+def store_url(request, tmp_path):
+    if request.param == "file":
+        yield f"file://{tmp_path}/spool"
+    else:
+        with RedisServer() as server:
+            yield server.url
+
+
+@pytest.mark.parametrize(("kept", "runs"), [("", 2), ("keep_done=1h", 1)])
+async def test_an_id_is_free_once_its_message_is_done_unless_the_store_keeps_it(store_url, kept, runs):
+    tasks, ran = Tasks(f"{store_url}?{kept}"), []
+
+    @tasks.task(max_tries=1)
+    async def charge(amount: int) -> None:
+        ran.append(amount)
+        if amount < 0:
+            raise Fail("less than nothing")
+
+    for _ in range(2):
+        # While it is stored, the id stores nothing more; a failed message is stored.
+        await charge.using(id="order-1").enqueue(5)
+        await charge.using(id="order-1").enqueue(5)
+        await charge.using(id="order-2").enqueue(-1)
+        assert await Worker(tasks, WorkerOptions(burst=True)).run()
+    assert (ran.count(5), ran.count(-1)) == (runs, 1)
+    await tasks.aclose()

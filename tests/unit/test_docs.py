@@ -1,168 +1,333 @@
-"""The pages that a newcomer types from really run, and the site builds without a dangling link.
+"""Every block of every page is proved, outside of the checkout; and links lead somewhere.
 
-In README.md and docs/quickstart.md, a Python block that begins with `# <name>.py` is that file, and a `console` block is a session: each
-line after `$ ` is run by a shell in the same folder, and the lines under it must appear in what it prints, in their order, where
-`...` stands for anything. A `qworker run` without `--burst` runs until its lines have appeared, and is then stopped as Ctrl-C would.
+What proves a block depends on its language (see tests/pages.py). A block that nothing here understands fails its page's test.
 """
 
 from __future__ import annotations
 
-import os
+import asyncio
+import configparser
+import json
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import click
 import pytest
+import yaml
 
-ROOT = Path(__file__).parents[2]
-PAGES = ["README.md", "docs/quickstart.md"]
-BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+from qworker.cli.main import cli, main
+from qworker.cli.run import command as run_command
+from qworker.message import Draft, Settle, Settlement
+from qworker.registry import open_backend
+from tests.pages import ROOT, Block, blocks, commands, environment, pages, parsed, sessions, shown
+from tests.servers import RedisServer
+
 PATIENCE = 120.0
+# What a page's files lie beside.
+BESIDE = {"docs/howto/services.md": "examples/django_service"} | {
+    page: str(Path(page).parent) for page in pages() if page.startswith("examples/")
+}
+# Pages whose Python needs Spark: tests/spark runs it.
+SPARK = "docs/pipeline/"
+# Programs of others.
+_PROGRAMS = """
+. apt-get cat convert-to-thumbnail cp curl docker echo find hostname kubectl ls mv openssl pip pkill printf pytest rfq rm sed seq sh
+spark-submit uvicorn
+"""
+PROGRAMS = set(_PROGRAMS.split())
+# Commands of qworker that end by themselves, and need nothing but a store: they are run.
+_RUN = "browse doctor down enqueue explain history install ls move publish purge requeue stats up"
+RUN = set(_RUN.split())
+# What those find: an app, and queues with messages in them.
+APP = """\
+from qworker import Tasks
 
-# Each of these starts a dozen interpreters, perhaps beside many others.
+tasks = Tasks("file://./spool")
+
+
+@tasks.task(queue="thumbs")
+def thumbnail(path: str, width: int = 100) -> None: ...
+
+
+@tasks.task
+def square(number: int) -> None: ...
+"""
+# What a module of a Django site needs before it can be imported.
+DJANGO = "import os, django; os.environ['DJANGO_SETTINGS_MODULE'] = 'shop.settings'; django.setup(); "
+FAILED = "20261121071038_123456789_4242_host-7f3a9b21"
+
+# A page starts a dozen interpreters, perhaps beside many others.
 pytestmark = pytest.mark.timeout(900)
 
 
-def blocks(page: str) -> list[tuple[str, str]]:
-    return [
-        (language, text)
-        for language, text in BLOCK.findall((ROOT / page).read_text())
-        if language in {"python", "console"}
-    ]
+class Reader:
+    """Somebody in an empty folder, who does what a page shows."""
 
+    def __init__(self, page: str, folder: Path) -> None:
+        self.page = page
+        self.folder = folder
+        self.ran = 0
+        if page in BESIDE:
+            shutil.copytree(ROOT / BESIDE[page], folder, dirs_exist_ok=True)
 
-def sessions(text: str) -> list[tuple[str, list[str]]]:
-    """The commands of a console block, each with the lines that it must print."""
-    found: list[tuple[str, list[str]]] = []
-    for line in text.splitlines():
-        if line.startswith("$ "):
-            found.append((line[2:], []))
-        elif line:
-            found[-1][1].append(line)
-    return found
+    def do(self, block: Block) -> None:
+        """Do what a block shows, and check what is to be seen."""
+        do = getattr(self, f"_{block.language}", None)
+        assert do is not None, f"{self.page}:{block.line}: nothing here proves a block of {block.language!r}"
+        if block.file is not None:
+            path = self.folder / block.file
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(block.text)
+        try:
+            do(block)
+        except Exception as error:
+            error.add_note(f"{self.page}:{block.line}")
+            raise
 
+    def _python(self, block: Block) -> None:
+        assert block.file is not None, "a Python block begins with `# NAME.py`, because it is run as that file"
+        compile(block.text, block.file, "exec", dont_inherit=True)
+        if not self.page.startswith(SPARK):
+            module = block.file.removesuffix(".py").replace("/", ".")
+            first = DJANGO if (self.folder / "manage.py").exists() else ""
+            self._run([sys.executable, "-W", "error", "-c", f"{first}import {module}"])
 
-def shown(expected: list[str], output: str) -> bool:
-    """Whether a page's lines stand in what was printed; the widths of columns may differ."""
-    wanted, found = (re.sub(" +", " ", text) for text in ("\n".join(expected), output))
-    return re.search("[^\\0]*?".join(re.escape(part) for part in wanted.split("...")), found) is not None
+    def _console(self, block: Block) -> None:
+        for command, expected in sessions(block.text):
+            if command.startswith("qworker run") and "--burst" not in command:
+                self._run_until_shown(command, expected)
+            else:
+                output = self._run(["bash", "-c", command])
+                assert shown(expected, output), f"$ {command}\n{output}\nlacks {expected}"
 
+    def _sh(self, block: Block) -> None:
+        for command in commands(block.text):
+            program, *arguments = command
+            if program == "qworker":
+                parsed(arguments)
+            elif program == "make":
+                assert re.search(rf"^{arguments[0]}:", (ROOT / "Makefile").read_text(), re.MULTILINE), command
+            elif program.startswith("python"):
+                self._names_a_program(arguments)
+            elif "/" in program:
+                assert (self.folder / program).exists() or (ROOT / program).exists() or ".venv" in program, command
+            else:
+                assert program in PROGRAMS, f"is {command} right? tests/unit/test_docs.py does not know it"
 
-def environment() -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("QWORKER_")}
-    return {**kept, "PATH": f"{Path(sys.executable).parent}:{kept['PATH']}", "PYTHONUNBUFFERED": "1"}
+    _bash = _sh
 
+    def _names_a_program(self, arguments: list[str]) -> None:
+        if arguments[0] == "-m":
+            assert find_spec(arguments[1]) is not None, arguments
+        else:
+            assert (self.folder / arguments[0]).is_file(), arguments
 
-def run_to_its_end(command: str, expected: list[str], folder: Path) -> None:
-    done = subprocess.run(
-        command,
-        shell=True,
-        cwd=folder,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=False,
-    )
-    assert done.returncode == 0, f"$ {command}\n{done.stdout}{done.stderr}"
-    assert shown(expected, done.stdout), f"$ {command}\n{done.stdout}{done.stderr}\nlacks {expected}"
+    def _toml(self, block: Block) -> None:
+        tomllib.loads(block.text)
 
+    def _ini(self, block: Block) -> None:
+        configparser.RawConfigParser(strict=False).read_string(block.text)
 
-def run_until_shown(command: str, expected: list[str], folder: Path) -> None:
-    log = folder / "output.log"
-    with log.open("w") as output:
-        started = subprocess.Popen(
-            command.split(),
-            cwd=folder,
+    def _yaml(self, block: Block) -> None:
+        assert list(yaml.safe_load_all(block.text))
+
+    def _json(self, block: Block) -> None:
+        json.loads(block.text)
+
+    def _text(self, block: Block) -> None:
+        """Prose, in columns."""
+
+    def _run(self, command: list[str]) -> str:
+        done = subprocess.run(
+            command,
+            cwd=self.folder,
             env=environment(),
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+            check=False,
         )
-    try:
-        deadline = time.monotonic() + PATIENCE
-        while not shown(expected, log.read_text()):
-            assert started.poll() is None, f"$ {command}\nended with {started.returncode}:\n{log.read_text()}"
-            assert time.monotonic() < deadline, f"$ {command}\n{log.read_text()}\nlacks {expected}"
-            time.sleep(0.02)
-        started.send_signal(signal.SIGINT)
-        assert started.wait(PATIENCE) == 0, f"$ {command}\n{log.read_text()}"
-    finally:
-        if started.poll() is None:
-            os.killpg(started.pid, signal.SIGKILL)
-            started.wait()
+        self.ran += 1
+        assert done.returncode == 0, f"$ {command}\n{done.stdout}{done.stderr}"
+        return done.stdout
+
+    def _run_until_shown(self, command: str, expected: list[str]) -> None:
+        """Run a worker until its lines have appeared, and stop it as Ctrl-C would."""
+        self.ran += 1
+        log = self.folder / "output.log"
+        with log.open("w") as output:
+            started = subprocess.Popen(
+                command.split(),
+                cwd=self.folder,
+                env=environment(),
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        try:
+            deadline = time.monotonic() + PATIENCE
+            while not shown(expected, log.read_text()):
+                assert started.poll() is None, f"$ {command}\nended with {started.returncode}:\n{log.read_text()}"
+                assert time.monotonic() < deadline, f"$ {command}\n{log.read_text()}\nlacks {expected}"
+                time.sleep(0.02)
+            started.send_signal(signal.SIGINT)
+            assert started.wait(PATIENCE) == 0, f"$ {command}\n{log.read_text()}"
+        finally:
+            if started.poll() is None:
+                started.kill()
+                started.wait()
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_what_a_page_shows_is_what_happens(page: str, tmp_path: Path) -> None:
-    commands = 0
-    for language, text in blocks(page):
-        if language == "python":
-            name = re.match(r"# (\w+\.py)\n", text)
-            assert name, f"{page}: a Python block that is no file cannot be run:\n{text}"
-            (tmp_path / name.group(1)).write_text(text)
-            continue
-        for command, expected in sessions(text):
-            commands += 1
-            forever = command.startswith("qworker run") and "--burst" not in command
-            (run_until_shown if forever else run_to_its_end)(command, expected, tmp_path)
-    assert commands >= 2
-
-
-def test_the_tests_on_the_page_about_testing_pass(tmp_path: Path) -> None:
-    names = []
-    for _, text in blocks("docs/howto/testing.md"):
-        name = re.match(r"# (\w+\.py)\n", text)
-        assert name
-        names.append(name.group(1))
-        (tmp_path / name.group(1)).write_text(text)
-    assert names == ["conftest.py", "app.py", "test_app.py"]
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-o", "asyncio_mode=auto", "-p", "no:cacheprovider", "-p", "no:anyio"],
-        cwd=tmp_path,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "4 passed" in done.stdout
-    assert not (tmp_path / "spool").exists()
+@pytest.mark.parametrize("page", pages())
+def test_a_page_does_what_it_shows_in_an_empty_folder(page: str, tmp_path: Path) -> None:
+    reader = Reader(page, tmp_path)
+    for block in blocks(page):
+        reader.do(block)
 
 
 @pytest.mark.parametrize(
-    "page", [*sorted(str(p.relative_to(ROOT)) for p in ROOT.glob("docs/**/*.md")), "README.md", "CONTRIBUTING.md"]
+    ("page", "least"),
+    [("README.md", 2), ("docs/quickstart.md", 10), ("docs/howto/retries.md", 4), ("docs/howto/testing.md", 1)],
 )
-def test_every_relative_link_and_every_python_block_is_sound(page: str) -> None:
-    text = (ROOT / page).read_text()
-    for target in re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", text):
+def test_a_newcomers_page_is_a_session_that_is_run(page: str, least: int) -> None:
+    consoles = [block for block in blocks(page) if block.language == "console"]
+    assert sum(len(sessions(block.text)) for block in consoles) >= least
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("```python\nprint(1)\n```\n", "begins with"),
+        ("```rust\nfn main() {}\n```\n", "nothing here proves"),
+        ("```sh\nqworker stat file://./spool\n```\n", "there is no command"),
+        ("```sh\nqworker stats file://./spool --jsonl\n```\n", "[Nn]o such option"),
+        ("```sh\necho a | qwroker publish\n```\n", "does not know it"),
+        ("```console\n$ echo a\nb\n```\n", "lacks"),
+        ("```json\n{'a': 1}\n```\n", "Expecting property name"),
+        ("Type\n\n    qworker run app:tasks\n", "without a fence"),
+    ],
+)
+def test_a_block_that_is_wrong_or_new_fails_its_page(text: str, problem: str, tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(text)
+
+    def read() -> None:
+        for block in blocks(str(page)):
+            Reader(str(page), tmp_path).do(block)
+
+    with pytest.raises((AssertionError, ValueError, click.UsageError)) as raised:
+        read()
+    assert re.search(problem, getattr(raised.value, "message", str(raised.value)))
+
+
+# -- commands that are shown, and can be run ---------------------------------------------------------------------------
+
+
+def runnable(page: str) -> list[list[str]]:
+    """The commands of a page that end by themselves and need no input."""
+    found = [command for block in blocks(page) if block.language in {"sh", "bash"} for command in commands(block.text)]
+    return [
+        arguments
+        for program, *arguments in found
+        if program == "qworker"
+        and arguments[0] in RUN
+        and not {"-", "-f", "--follow", "--app", "-A"} & set(arguments)
+        and (arguments[0] != "purge" or "--yes" in arguments)
+    ]
+
+
+async def fill(url: str) -> None:
+    """Make queues in which there is something to see."""
+    backend = open_backend(url)
+    await backend.publish("thumbs", [Draft(body=b"bad", id=FAILED)])
+    for lease in await backend.lease("thumbs", 1, 60.0):
+        await backend.settle([Settlement(lease=lease, how=Settle.FAIL_PERM, error="no such picture")])
+    for queue in ("thumbs", "inbox", "default"):
+        await backend.publish(queue, [Draft(body=b"x")])
+    await backend.aclose()
+
+
+@pytest.fixture
+def _no_modules_of_the_page() -> Iterator[None]:
+    """Forget what a page's commands import: another page has another `app`."""
+    path, before = list(sys.path), set(sys.modules)
+    yield
+    sys.path[:] = path
+    for name in set(sys.modules) - before:
+        if name in {"app", "shop"}:
+            del sys.modules[name]
+
+
+@pytest.mark.usefixtures("_no_modules_of_the_page")
+@pytest.mark.parametrize("page", [page for page in pages() if runnable(page)])
+def test_the_commands_of_a_page_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "app.py").write_text(APP)
+    asyncio.run(fill("file://./spool"))
+    asyncio.run(fill(f"file://{tmp_path}/var/spool/app"))
+    with RedisServer() as server:
+        asyncio.run(fill(server.url))
+        for arguments in runnable(page):
+            found = [FAILED if word == "ID" else word for word in arguments]
+            found = [re.sub(r"redis://[\w.-]+/\d", server.url, word) for word in found]
+            found = [word.replace(":///var/", f"://{tmp_path}/var/") for word in found]
+            assert main(found) == 0, f"{page}: qworker {arguments}"
+
+
+def test_the_systemd_unit_of_the_quickstart_gives_the_drain_its_time() -> None:
+    (text,) = [block.text for block in blocks("docs/quickstart.md") if block.language == "ini"]
+    unit = configparser.RawConfigParser(strict=False)
+    unit.optionxform = str  # type: ignore[assignment,method-assign]
+    unit.read_string(text)
+    service = unit["Service"]
+    program, *arguments = service["ExecStart"].split()
+    assert program.endswith("/qworker")
+    parsed(arguments)
+    default = next(p.default for p in run_command.params if p.name == "shutdown_timeout")
+    assert float(service["TimeoutStopSec"]) >= default + 15
+    assert service["KillMode"] == "mixed"
+
+
+@pytest.mark.parametrize("page", pages())
+def test_every_relative_link_leads_somewhere(page: str) -> None:
+    for target in re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", (ROOT / page).read_text()):
         assert ((ROOT / page).parent / target).exists(), f"{page} links to {target}, which does not exist"
-    for language, block in BLOCK.findall(text):
-        if language == "python":
-            compile(block, page, "exec", dont_inherit=True)
 
 
-def commands(group: click.Group, context: click.Context, prefix: str = "") -> Iterator[tuple[str, click.Command]]:
+def every_command(group: click.Group, context: click.Context, prefix: str = "") -> Iterator[tuple[str, click.Command]]:
     """Every command by what is typed for it, and those of groups by their own names."""
     for name in group.list_commands(context):
         command = group.get_command(context, name)
         assert command is not None
         yield prefix + name, command
         if isinstance(command, click.Group):
-            yield from commands(command, context)
+            yield from every_command(command, context)
+
+
+def test_the_examples_in_the_help_of_every_command_are_understood() -> None:
+    found = 0
+    for _, command in every_command(cli, click.Context(cli), "qworker "):
+        shown = [
+            line for line in (command.help or "").splitlines() if re.match(r" *(\w+=\S+ |[^:]*\| )?qworker ", line)
+        ]
+        for program, *arguments in commands("\n".join(re.sub(" {3,}.*", "", line.strip()) for line in shown)):
+            if program == "qworker":
+                parsed(arguments)
+                found += 1
+    assert found > 60
 
 
 def test_every_command_and_every_option_of_the_command_line_is_in_its_page() -> None:
-    from qworker.cli.main import cli
-
     page = (ROOT / "docs" / "cli.md").read_text()
-    for name, command in commands(cli, click.Context(cli), "qworker "):
+    for name, command in every_command(cli, click.Context(cli), "qworker "):
         assert name in page, f"docs/cli.md does not have `{name}`"
         for option in (parameter for parameter in command.params if isinstance(parameter, click.Option)):
             longest = max(option.opts, key=len)

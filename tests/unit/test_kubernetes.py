@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import configparser
 import fnmatch
 import re
 import runpy
@@ -218,17 +217,6 @@ def test_the_image_has_the_wheel_of_this_checkout_and_no_other(tmp_path: Path) -
     assert fnmatch.fnmatch(built, pattern)
     known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     assert set(extras.split(",")) <= set(known)
-
-
-def test_systemd_waits_for_the_drain() -> None:
-    unit = configparser.RawConfigParser(strict=False)
-    unit.optionxform = str
-    unit.read(EXAMPLE / "qworker.service")
-    service = unit["Service"]
-    arguments = service["ExecStart"].split()
-    assert float(service["TimeoutStopSec"]) >= float(option(arguments, "--shutdown-timeout")) + MARGIN
-    assert service["KillMode"] == "mixed"
-    assert arguments[1:3] == ["run", "app:tasks"]
 
 
 async def test_the_app_of_the_example_runs() -> None:

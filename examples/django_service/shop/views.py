@@ -16,8 +16,8 @@ def create(request: HttpRequest) -> HttpResponse:
     item = request.POST.get("item", "")
     with transaction.atomic():
         order = Order.objects.create(item=item)
-        # After the commit: a worker must not look for an order that is not there yet, or never will be. The id makes a
-        # repetition harmless.
+        # After the commit: a worker must not look for an order that is not there yet, or never will be. The id prevents a
+        # second message while the first one is stored.
         transaction.on_commit(lambda: confirm.using(id=f"order-{order.pk}").enqueue_sync(order.pk))
         if not item:
             transaction.set_rollback(True)
