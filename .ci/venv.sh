@@ -133,6 +133,10 @@ done
 say "installing ${missing[*]} into $venv ..."
 requested=$(requirements "${groups[@]}")
 mapfile -t arguments <<<"$requested"
+# The distribution had the package's name once. Beside the new one it would bring each entry point a second time.
+if "$venv/bin/python" -c 'from importlib.metadata import version; version("qworker")' 2>/dev/null; then
+    "$venv/bin/python" -m pip uninstall -qq --disable-pip-version-check -y qworker
+fi
 install "${arguments[@]}"
 
 touch "$stamp"
