@@ -42,7 +42,9 @@ _AnyTask = Task[..., Any]
     help="0 (the default) to 9 (first), where the backend has priorities.",
 )
 @click.option("--key", help="Enqueue nothing while a call with this key waits or runs.")
-@click.option("--id", "id", help="The message's id. While that message is stored, enqueueing under the id stores nothing.")
+@click.option(
+    "--id", "id", help="The message's id. While that message is stored, enqueueing under the id stores nothing."
+)
 @url_option
 @json_option
 def command(

@@ -37,7 +37,9 @@ _BATCH = 1000
     help="0 to 9 (first), where the backend has priorities.",
 )
 @click.option("--key", help="Publish nothing while a message with this key waits or runs.")
-@click.option("--id", "id", help="The message's id. While that message is stored, publishing under the id stores nothing.")
+@click.option(
+    "--id", "id", help="The message's id. While that message is stored, publishing under the id stores nothing."
+)
 @json_option
 def command(
     url: str,
