@@ -55,7 +55,7 @@ def _show(found: list[StoredMessage]) -> None:
         (s.state.value, s.message.id, str(s.message.tries), clock_time(s.message.enqueued_at), _note(s), _body(s))
         for s in found
     ]
-    print_table(("state", "id", "tries", "enqueued", "", "body"), rows)
+    print_table(("state", "id", "tries", "enqueued", "", "body"), rows, texts=("", "body"))
 
 
 def _body(stored: StoredMessage) -> str:

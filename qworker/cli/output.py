@@ -8,6 +8,7 @@ import os
 import re
 import sys
 import time
+import unicodedata
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -34,6 +35,8 @@ __all__ = [
     "span",
 ]
 
+# Columns below which a text is not worth showing in a table.
+_SHORTEST_TEXT = 12
 _NOT_ASCII = re.compile(r"[^\x00-\x7f]+")
 
 
@@ -67,19 +70,93 @@ def reporting(done: str) -> Generator[None]:
         say(f"qworker: {done}; the report cannot be written to standard output: {error.strerror}", err=True)
 
 
-def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print rows under headings; columns of numbers stand to the right."""
+def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]], *, texts: Sequence[str] = ()) -> None:
+    """Print rows under headings, as wide as the terminal; columns of numbers stand to the right.
+
+    Where that is too narrow even for short texts, each row becomes a few lines, one for each cell.
+
+    Args:
+        headings: one for each column.
+        rows: their cells.
+        texts: the headings of columns that may be cut; names and numbers are never.
+    """
     cells = [[printable(cell) for cell in row] for row in rows]
-    widths = [max(len(heading), *(len(row[i]) for row in cells)) for i, heading in enumerate(headings)]
+    widths = [max(_columns(heading), *(_columns(row[i]) for row in cells)) for i, heading in enumerate(headings)]
     right = [bool(cells) and all(_is_number(row[i]) for row in cells) for i in range(len(headings))]
+    width = _terminal_width()
+    if width is not None:
+        fitted = _fitted(widths, [heading in texts for heading in headings], width)
+        if fitted is None:
+            _print_records(headings, cells, width)
+            return
+        widths = fitted
 
     def line(row: Sequence[str]) -> str:
-        padded = [c.rjust(w) if r else c.ljust(w) for c, w, r in zip(row, widths, right, strict=True)]
+        padded = [_padded(_cut(c, w), w, r) for c, w, r in zip(row, widths, right, strict=True)]
         return "  ".join(padded).rstrip()
 
     click.echo(line(headings))
     for row in cells:
         click.echo(line(row))
+
+
+def _terminal_width() -> int | None:
+    """The columns of `COLUMNS` or of the terminal; None: there is no limit."""
+    given = os.environ.get("COLUMNS", "")
+    if given.isdecimal():
+        return int(given) or None
+    return os.get_terminal_size(sys.stdout.fileno()).columns or None if sys.stdout.isatty() else None
+
+
+def _fitted(widths: list[int], may_be_cut: list[bool], width: int) -> list[int] | None:
+    """Widths whose sum fits: the widest texts give way first; None: they would be too short to read."""
+    fitted = list(widths)
+    surplus = sum(widths) + 2 * (len(widths) - 1) - width
+    while surplus > 0:
+        widest = max((i for i, text in enumerate(may_be_cut) if text), key=lambda i: fitted[i], default=None)
+        if widest is None or fitted[widest] <= _SHORTEST_TEXT:
+            return None
+        fitted[widest] -= 1
+        surplus -= 1
+    return fitted
+
+
+def _print_records(headings: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> None:
+    margin = max(len(heading or "note") for heading in headings) + 2
+    room = max(width - margin, _SHORTEST_TEXT)
+    for number, row in enumerate(rows):
+        if number:
+            click.echo("")
+        for heading, cell in zip(headings, row, strict=True):
+            label, rest = heading or "note", cell
+            while rest:
+                part = _taken(rest, room)
+                click.echo(f"{label.ljust(margin)}{part}")
+                label, rest = "", rest[len(part) :]
+
+
+def _columns(text: str) -> int:
+    """How many columns of a terminal a text takes: two for each wide character."""
+    return len(text) if text.isascii() else len(text) + sum(unicodedata.east_asian_width(c) in "WF" for c in text)
+
+
+def _taken(text: str, width: int) -> str:
+    """As much of a text as fits into so many columns, and at least one character."""
+    if text.isascii():
+        return text[:width]
+    taken = text[:width]
+    while len(taken) > 1 and _columns(taken) > width:
+        taken = taken[:-1]
+    return taken
+
+
+def _cut(text: str, width: int) -> str:
+    return text if _columns(text) <= width else _taken(text, width - 1) + "…"
+
+
+def _padded(text: str, width: int, right: bool) -> str:
+    blank = " " * (width - _columns(text))
+    return blank + text if right else text + blank
 
 
 def _is_number(cell: str) -> bool:

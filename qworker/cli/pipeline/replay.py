@@ -68,7 +68,7 @@ def command(
 def _show(result: ReplayResult) -> None:
     if result.chosen:
         rows = [(one.act, one.task or "-", f"{one.messages:,}", one.error or "-") for one in result.chosen]
-        print_table(("what", "task", "messages", "error"), rows)
+        print_table(("what", "task", "messages", "error"), rows, texts=("error",))
         say("")
     verb = "would requeue" if result.dry_run else "requeued"
     other = "would enqueue" if result.dry_run else "enqueued"
