@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shutil
 import signal
@@ -31,6 +32,10 @@ _CONCURRENCY = 4
 # Seconds for each step on a machine that is busy with other things; a free one needs a few seconds for all of them.
 _PATIENCE_S = 60.0
 _EXIT_FAILED = 1
+# Not `-m`: inside a zipapp only this process knows where qworker is.
+_START = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv.pop(1)); from qworker.cli.main import main; sys.exit(main())"
+)
 
 
 class _DemoError(QworkerError):
@@ -154,7 +159,7 @@ class _Demo:
     def _start_worker(self) -> subprocess.Popen[bytes]:
         arguments = ["run", "qworker.cli.demo_app:tasks", "--concurrency", str(_CONCURRENCY), "--log-level", "error"]
         self._worker = subprocess.Popen(
-            [sys.executable, "-m", "qworker", *arguments],
+            [sys.executable, "-c", _START, json.dumps(sys.path), *arguments],
             env={**os.environ, "QWORKER_URL": self._url, LEDGER: self._ledger},
             stdin=subprocess.DEVNULL,
         )
@@ -204,7 +209,7 @@ class _Demo:
         counts = (now.ready, now.leased, now.delayed, now.fail)
         last = self._last
         if last is None or counts != (last.ready, last.leased, last.delayed, last.fail):
-            bar = "█" * now.ready + "▒" * now.leased + "░" * now.delayed
+            bar = "".join(mark * count for mark, count in zip(_marks(), counts, strict=False))
             self._say(
                 f"  ready {now.ready:2}  leased {now.leased:2}  delayed {now.delayed:2}  fail {now.fail:2}  {bar}"
             )
@@ -212,3 +217,12 @@ class _Demo:
 
     def _say(self, text: str) -> None:
         say(f"{time.monotonic() - self._began:6.2f} s  {text}")
+
+
+def _marks() -> str:
+    """What bars are made of: ready, leased and delayed."""
+    try:
+        "█▒░".encode(sys.stdout.encoding or "ascii")
+    except UnicodeEncodeError:
+        return "#=."
+    return "█▒░"
