@@ -44,6 +44,9 @@ class Backend(abc.ABC):
     # True: messages outlive every process (`memory:` does not; its worker must be the process that publishes).
     shared: ClassVar[bool] = True
 
+    # True: the error of a message that failed for a while is kept whole while it waits; otherwise its history has it.
+    keeps_errors: ClassVar[bool] = True
+
     # True, set before `open`: leases outlive this process and end by time alone, for those who hold them are elsewhere (the clients
     # of an HTTP server). Otherwise a store that can tell takes back a dead process's leases at once.
     detached: bool = False

@@ -14,6 +14,7 @@ from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.envelope import Envelope, open_envelope
 from qworker.errors import BackendError, BadArguments
 from qworker.history.event import Event
+from qworker.logs import one_line
 from qworker.message import QueueStats, State, StoredMessage
 from qworker.parcel import unpack
 
@@ -65,6 +66,8 @@ class Explanation(msgspec.Struct, frozen=True):
     stored: StoredMessage | None = None
     # What workers have told of it, oldest first; none where no history is kept.
     history: list[Event] = []
+    # Its last failure, whole, as far as it is kept; None where it has not failed.
+    error: str | None = None
 
 
 async def explain(
@@ -87,14 +90,22 @@ async def explain(
     history, unreadable = await _history(backend, queue, message_id)
     if stored is None:
         reason = _gone(history[-1]) if history else _not_found(stats)
-        return Explanation(message_id, queue, None, [reason, *unreadable], None, history)
-    reasons = [*await _by_state(backend, stored, stats, clock.time()), *unreadable]
+        return Explanation(message_id, queue, None, [reason, *unreadable], None, history, _told_error(history))
+    error = stored.error
+    if stored.state is not State.FAIL and stored.message.tries and not backend.keeps_errors:
+        error = _told_error(history) or error
+    reasons = [*await _by_state(backend, stored, stats, error, clock.time()), *unreadable]
     if stored.state in {State.READY, State.DELAYED, State.LEASED}:
         if stats.down and stored.state is not State.LEASED:
             reasons.insert(0, Reason("paused", f"{queue} is down: nobody leases from it until `qworker up`"))
         if tasks is not None:
             reasons += _by_app(stored, tasks)
-    return Explanation(message_id, queue, stored.state, reasons, stored, history)
+    return Explanation(message_id, queue, stored.state, reasons, stored, history, error)
+
+
+def _told_error(history: list[Event]) -> str | None:
+    """The last failure that workers have told of."""
+    return next((event.text or event.error for event in reversed(history) if event.error), None)
 
 
 async def _history(backend: Backend, queue: str, message_id: str) -> tuple[list[Event], list[Reason]]:
@@ -128,12 +139,14 @@ def _not_found(stats: QueueStats) -> Reason:
     )
 
 
-async def _by_state(backend: Backend, stored: StoredMessage, stats: QueueStats, now: float) -> list[Reason]:
+async def _by_state(
+    backend: Backend, stored: StoredMessage, stats: QueueStats, error: str | None, now: float
+) -> list[Reason]:
     match stored.state:
         case State.READY:
             return await _ready(backend, stored, stats, now)
         case State.DELAYED:
-            return [_delayed(stored, now)]
+            return [_delayed(stored, error, now)]
         case State.LEASED:
             return [_leased(stored, now)]
         case State.FAIL:
@@ -179,11 +192,11 @@ async def _browse_ready(backend: Backend, queue: str) -> AsyncIterator[str]:
             return
 
 
-def _delayed(stored: StoredMessage, now: float) -> Reason:
+def _delayed(stored: StoredMessage, error: str | None, now: float) -> Reason:
     due = stored.due_at or now
     when = f"in {due - now:.1f} s{_at(stored.due_at)}" if due > now else "now: the next worker that looks takes it"
     if stored.message.tries:
-        why = f"; last error: {_last_line(stored.error)}" if stored.error else ""
+        why = f"; last error: {one_line(error)}" if error else ""
         return Reason("retrying", f"it has failed {_times(stored.message.tries)} and is due {when}{why}")
     return Reason("delayed", f"it is delayed, due {when}")
 
@@ -200,7 +213,7 @@ def _leased(stored: StoredMessage, now: float) -> Reason:
 
 
 def _failed(stored: StoredMessage) -> Reason:
-    why = _last_line(stored.error) or "no reason was kept"
+    why = one_line(stored.error or "") or "no reason was kept"
     tries = f" after {_times(stored.message.tries)}" if stored.message.tries else ""
     return Reason("failed", f"it failed for good{_at(stored.finished_at)}{tries}: {why}; `qworker requeue` tries again")
 
@@ -240,8 +253,3 @@ def _at(seconds: float | None) -> str:
     if seconds is None:
         return ""
     return f" at {datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%SZ}"
-
-
-def _last_line(error: str | None) -> str:
-    lines = (error or "").strip().splitlines()
-    return lines[-1] if lines else ""

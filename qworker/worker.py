@@ -223,7 +223,15 @@ class Worker:
 
     def _told_to(self, backend: Backend, held: AbstractSet[Run]) -> Recorder | None:
         if backend.history.on:
-            self._recorder = Recorder(backend.record, held, self.queues, self.name, clock=self._clock, log=self._log)
+            self._recorder = Recorder(
+                backend.record,
+                held,
+                self.queues,
+                self.name,
+                clock=self._clock,
+                log=self._log,
+                texts=not backend.keeps_errors,
+            )
         return self._recorder
 
     # The order of the end. `_finish` is the way of a drained worker, `_stop` also that of one whose loop has failed.

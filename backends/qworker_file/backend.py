@@ -39,6 +39,8 @@ class FileBackend(Backend):
         options: what the URL says.
     """
 
+    keeps_errors: ClassVar[bool] = False
+
     deviations: ClassVar[Mapping[str, str]] = {
         "priority": "a directory is listed in one order: priorities come with redis:",
         "key": "a directory has no place for keys: give messages ids, or use redis:",

@@ -44,6 +44,8 @@ _UNSETTLED = 0.05
 class MqBackend(Backend):
     """Queues in an mq directory; see the module."""
 
+    keeps_errors: ClassVar[bool] = False
+
     deviations: ClassVar[Mapping[str, str]] = {
         "priority": "mq has no priorities",
         "key": "mq has no keys",

@@ -12,6 +12,8 @@ import os
 
 import msgspec
 
+from qworker.failure import summary
+
 __all__ = ["Record", "Records"]
 
 _LENGTH = 2048
@@ -42,7 +44,7 @@ class Record(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True):
             tries=self.tries if tries is None else tries,
             token=self.token,
             # The record's length is bounded, and with it the text: the full reason of a failure has a file of its own.
-            error=self.error if error is None else error[:200],
+            error=self.error if error is None else summary(error)[:200],
             origin=self.origin,
         )
 

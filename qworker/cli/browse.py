@@ -9,6 +9,7 @@ import msgspec
 
 from qworker.cli.common import URLCommand, json_option, opened, run, state_option
 from qworker.cli.output import as_data, body_preview, clock_time, print_json, print_table, say, span
+from qworker.logs import one_line
 from qworker.message import State, StoredMessage
 from qworker.names import check_queue
 
@@ -72,11 +73,5 @@ def _note(stored: StoredMessage) -> str:
     if stored.state is State.LEASED:
         return f"by {stored.holder or 'somebody'} until {clock_time(stored.expires_at)}"
     if stored.state is State.FAIL:
-        return last_line(stored.error)
+        return one_line(stored.error or "")[:80]
     return ""
-
-
-def last_line(error: str | None) -> str:
-    """The line of a traceback that says what went wrong."""
-    lines = (error or "").strip().splitlines()
-    return lines[-1][:80] if lines else ""

@@ -21,6 +21,7 @@ from qworker.cli.common import Command, run
 from qworker.cli.demo_app import LEDGER, hopeless, long, short, stumbling, tasks
 from qworker.cli.output import say
 from qworker.errors import QworkerError
+from qworker.logs import one_line
 from qworker.message import QueueStats, State
 from qworker.registry import open_backend
 
@@ -144,11 +145,11 @@ class _Demo:
         if not clip or min(clip) < 1:
             raise _DemoError("`clip` should have failed once and then succeeded")
         failed = await backend.browse(_QUEUE, State.FAIL)
-        reasons = [(stored.error or "").strip().splitlines()[-1:] for stored in failed]
+        reasons = [one_line(stored.error or "") for stored in failed]
         if len(failed) != 1 or "is no picture" not in str(reasons):
             raise _DemoError(f"exactly one message should have failed for good, not {len(failed)}: {reasons}")
         self._say("`clip` failed once (the other side hung up) and succeeded when it ran again")
-        self._say(f"`text` failed for good and is kept with its reason: {reasons[0][0]}")
+        self._say(f"`text` failed for good and is kept with its reason: {reasons[0]}")
         twice = sum(n.event == "begin" for n in notes) - len(ended) - 2
         self._say(
             f"all {len(ended)} others ended; {twice} had been in the killed worker's hands and began twice. All as promised."

@@ -22,8 +22,9 @@ _EXIT_NOT_FOUND = 1
 @click.argument("queue", type=check_queue)
 @click.argument("id", type=check_id)
 @click.option("--app", metavar="MODULE:ATTRIBUTE", help="The app that should run it: says whether it can.")
+@click.option("--full", is_flag=True, help="Also print the whole of its last error, with the traceback.")
 @json_option
-def command(url: str, queue: str, id: str, app: str | None, json: bool) -> int:  # noqa: A002
+def command(url: str, queue: str, id: str, app: str | None, full: bool, json: bool) -> int:  # noqa: A002
     r"""Say why the message with ID in QUEUE is not running yet, or what happened to it.
 
     Waiting behind how many, delayed until when, leased by whom, paused, failed because of what, unknown to the app; and what workers have
@@ -33,6 +34,7 @@ def command(url: str, queue: str, id: str, app: str | None, json: bool) -> int: 
     Examples:
       qworker explain file://./spool thumbs 20261121071038_123456789_4242_host-7f3a9b21
       qworker explain file://./spool thumbs 20261121071038_123456789_4242_host-7f3a9b21 --app app:tasks
+      qworker explain file://./spool thumbs 20261121071038_123456789_4242_host-7f3a9b21 --full
     """
     tasks = None if app is None else load_app(app)
     found = run(_explain(url, queue, id, tasks))
@@ -40,12 +42,16 @@ def command(url: str, queue: str, id: str, app: str | None, json: bool) -> int: 
         message = None if found.stored is None else as_data(found.stored)
         reasons = [{"code": reason.code, "text": reason.text} for reason in found.reasons]
         about = {"id": found.id, "queue": found.queue, "state": found.state, "reasons": reasons, "message": message}
-        print_json({**about, "history": found.history})
+        print_json({**about, "error": found.error, "history": found.history})
     else:
         for reason in found.reasons:
             say(reason.text)
         for event in found.history:
             say(f"  {event_line(event)}")
+        if full and found.error:
+            say("")
+            for line in found.error.splitlines():
+                say(line)
     return 0 if found.state is not None else _EXIT_NOT_FOUND
 
 

@@ -41,6 +41,8 @@ class EventBatch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     # Microseconds that the handler ran.
     duration_us: int | list[int | None] | None = None
     error: str | list[str | None] | None = None
+    # The whole of the error, where the store does not keep it.
+    text: str | list[str | None] | None = None
     # True: the messages' leases (at `leased_at`) are told by this record too, and before them the publish of those without tries.
     begins: bool = False
     leased_at: float | list[float | None] | None = None
@@ -48,14 +50,14 @@ class EventBatch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     def events(self) -> list[Event]:
         """The transitions, each message's in their order."""
         found: list[Event] = []
-        for at, name, task, tries, token, enqueued_at, duration, error, leased_at in self._rows():
+        for at, name, task, tries, token, enqueued_at, duration, error, text, leased_at in self._rows():
             known = _Known(self.queue, self.worker, name, task, tries, enqueued_at)
             if self.begins and tries == 0 and enqueued_at:
                 found.append(known.event("enqueued", enqueued_at))
             if self.begins and self.event != "leased" and leased_at is not None:
                 found.append(known.event("leased", leased_at, token))
             seconds = None if duration is None else duration / 1e6
-            found.append(known.event(self.event, at, token, seconds, error))
+            found.append(known.event(self.event, at, token, seconds, error, text))
         return found
 
     def _rows(
@@ -70,6 +72,7 @@ class EventBatch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
             float | None,
             int | None,
             str | None,
+            str | None,
             float | None,
         ]
     ]:
@@ -82,6 +85,7 @@ class EventBatch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
             self._column(self.enqueued_at),
             self._column(self.duration_us),
             self._column(self.error),
+            self._column(self.text),
             self._column(self.leased_at),
             strict=False,
         )
@@ -107,7 +111,13 @@ class _Known(msgspec.Struct, frozen=True, gc=False):
     enqueued_at: float | None
 
     def event(
-        self, kind: Kind, at: float, token: int | None = None, duration_s: float | None = None, error: str | None = None
+        self,
+        kind: Kind,
+        at: float,
+        token: int | None = None,
+        duration_s: float | None = None,
+        error: str | None = None,
+        text: str | None = None,
     ) -> Event:
         return Event(
             event=kind,
@@ -121,6 +131,7 @@ class _Known(msgspec.Struct, frozen=True, gc=False):
             duration_s=duration_s,
             enqueued_at=self.enqueued_at,
             error=error,
+            text=text,
         )
 
 
@@ -144,6 +155,7 @@ def batches_of(events: Iterable[Event]) -> list[EventBatch]:
                     enqueued_at=[row.enqueued_at for row in some],
                     duration_us=[None if row.duration_s is None else round(row.duration_s * 1e6) for row in some],
                     error=[row.error for row in some],
+                    text=[row.text for row in some] if any(row.text for row in some) else None,
                 )
             )
     return batches
@@ -161,7 +173,11 @@ def encode_batch(batch: EventBatch) -> bytes:
         # A name from outside that is no text.
         return _encode(
             msgspec.structs.replace(
-                batch, id=[_text(name) for name in batch.id], task=_cleaned(batch.task), error=_cleaned(batch.error)
+                batch,
+                id=[_text(name) for name in batch.id],
+                task=_cleaned(batch.task),
+                error=_cleaned(batch.error),
+                text=_cleaned(batch.text),
             )
         )
 

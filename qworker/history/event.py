@@ -38,3 +38,5 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     enqueued_at: float | None = None
     # Why, in one line and bounded, of retried, failed and lost; the whole of it is beside the failed message.
     error: str | None = None
+    # The whole of it, of retried, where the store does not keep it beside a message that waits.
+    text: str | None = None

@@ -26,8 +26,9 @@ __all__ = ["Recorder"]
 # Seconds between two hand-overs, and messages after which there is one at once.
 _EVERY = 0.25
 _ENOUGH = 512
-# Messages in one record.
+# Messages in one record, and in one with whole errors.
 _MOST = 512
+_MOST_WITH_TEXT = 16
 # Characters of an error.
 _MOST_ERROR = 300
 
@@ -50,6 +51,7 @@ class Recorder:
         worker: its name.
         clock: the wall clock.
         log: the worker's logger.
+        texts: whether the whole error of a message that is retried is told.
     """
 
     def __init__(
@@ -61,7 +63,9 @@ class Recorder:
         *,
         clock: Clock,
         log: Any,
+        texts: bool = False,
     ) -> None:
+        self._texts = texts
         self._record = record
         self._held = held
         self._one_queue = queues[0] if len(queues) == 1 else None
@@ -146,9 +150,10 @@ class Recorder:
         """Gather one transition of some runs; `at` is that of their leases where it is None."""
         # What was gathered before comes first.
         self._move_acks()
+        most = _MOST_WITH_TEXT if self._texts and kind == "retried" else _MOST
         for _, some in by_queue(runs):
             self._ready += [
-                self._batch(kind, at, some[first : first + _MOST], begins, why) for first in range(0, len(some), _MOST)
+                self._batch(kind, at, some[first : first + most], begins, why) for first in range(0, len(some), most)
             ]
         if len(self._ready) >= _ENOUGH:
             self.flush()
@@ -169,6 +174,7 @@ class Recorder:
             enqueued_at=[message.enqueued_at for message in messages],
             duration_us=[int(run.duration * 1e6) if run.started else None for run in runs] if ended else None,
             error=[_why(run, why) for run in runs] if kind in _WITH_ERROR else None,
+            text=_text_column(runs) if self._texts and kind == "retried" else None,
             begins=begins,
             leased_at=[*leased_at] if begins and ended else None,
         )
@@ -219,3 +225,10 @@ class _UnlessBroken:
 def _why(run: Run, why: str | None) -> str | None:
     error = why if why is not None else None if run.settlement is None else run.settlement.error
     return one_line(error)[:_MOST_ERROR] if error else None
+
+
+def _text_column(runs: Sequence[Run]) -> str | list[str | None] | None:
+    """The errors that one line does not hold; where many failed of the same, once."""
+    errors = [None if run.settlement is None else run.settlement.error for run in runs]
+    texts = [error if error and "\n" in error else None for error in errors]
+    return texts[0] if len(set(texts)) == 1 else texts

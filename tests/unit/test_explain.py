@@ -62,11 +62,13 @@ async def test_each_state_has_its_reason(backend: MemoryBackend, clock: FakeCloc
     assert await now() == ["expired"]
     await backend.reap(QUEUE)
     [lease] = await backend.lease(QUEUE, 1, 30)
-    await backend.settle([Settlement(lease=lease, how=Settle.FAIL_TMP, delay=5, error="Traceback\nValueError: no")])
+    error = "Traceback (most recent call last):\n  File\nValueError: no\nmore"
+    await backend.settle([Settlement(lease=lease, how=Settle.FAIL_TMP, delay=5, error=error)])
     found = await explain(backend, QUEUE, "m", clock=clock)
     assert codes(found) == ["retrying"]
     assert "failed 2 times" in found.reasons[0].text
-    assert "ValueError: no" in found.reasons[0].text
+    assert found.reasons[0].text.endswith("ValueError: no")
+    assert found.error == error
     clock.advance(6)
     [lease] = await backend.lease(QUEUE, 1, 30)
     await backend.settle([Settlement(lease=lease, how=Settle.FAIL_PERM, error="worn out")])

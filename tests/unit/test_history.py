@@ -159,7 +159,7 @@ async def test_what_is_cancelled_at_the_end_is_told_as_released_and_a_lost_lease
 async def test_the_tasks_of_strangers_and_raw_messages_are_told_bounded(app) -> None:
     @app.task
     async def known() -> None:
-        raise Fail("a\n" * 10_000 + "b" * 1000)
+        raise Fail("b" * 1000 + "\na" * 10_000)
 
     unknown = json.dumps({"task": "t" * 5000, "args": [], "kwargs": {}, "headers": {}}).encode()
     ids = await app.store.publish("default", [known.call().draft, Draft(body=unknown), Draft(body=b"raw")])

@@ -44,6 +44,8 @@ class FsqBackend(Backend):
         clock: gives the times in names.
     """
 
+    keeps_errors: ClassVar[bool] = False
+
     deviations: ClassVar[Mapping[str, str]] = {
         "priority": "items are taken in the order of their names",
         "key": "the standard has no keys",
