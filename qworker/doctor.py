@@ -18,7 +18,8 @@ import msgspec
 
 from qworker import __version__
 from qworker.backend import Backend
-from qworker.errors import QworkerError
+from qworker.errors import BackendUnavailable, MissingExtra, QworkerError
+from qworker.files import store_error
 from qworker.registry import backend_class, open_backend, schemes
 from qworker.staging import HalfPublished
 from qworker.url import BackendURL
@@ -99,13 +100,19 @@ def _versions() -> Check:
 
 
 def _entry_points() -> Iterable[Check]:
+    without: dict[str, list[str]] = {}
     for scheme in schemes():
         try:
             found = backend_class(scheme)
+        except MissingExtra as error:
+            without.setdefault(error.extra, []).append(scheme)
         except QworkerError as error:
             yield Check(f"backend {scheme}", Health.WARN, str(error))
         else:
             yield Check(f"backend {scheme}", Health.OK, f"{found.__module__}.{found.__qualname__}")
+    if without:
+        names = (f"{', '.join(names)} (extra {extra})" for extra, names in without.items())
+        yield Check("not installed", Health.OK, "; ".join(names))
 
 
 def _limits() -> Iterable[Check]:
@@ -130,7 +137,10 @@ def _inotify_instances() -> Check:
             most = int(file.read())
     except OSError as error:
         return Check(
-            name, Health.WARN, f"unknown: {error}", "without inotify, foreign writers are noticed by rescans only"
+            name,
+            Health.WARN,
+            f"unknown: {store_error(error, 'look')}",
+            "without inotify, foreign writers are noticed by rescans only",
         )
     if most < _ENOUGH_INOTIFY:
         return Check(
@@ -152,7 +162,9 @@ async def _reachable(url: str) -> list[Check]:
             *await _bulk_writes(backend, queues),
         ]
     except QworkerError as error:
-        return [Check("reachable", Health.BROKEN, str(error), "see that it runs, and that its URL is right")]
+        # Whatever refuses says itself what to do.
+        mend = "check that it runs, and that its URL is right" if isinstance(error, BackendUnavailable) else ""
+        return [Check("reachable", Health.BROKEN, str(error), mend)]
     finally:
         await backend.aclose()
 
@@ -191,7 +203,7 @@ def _durability(level: str) -> tuple[Health, str, str]:
             return (
                 Health.WARN,
                 "process: what was published or settled survives the death of processes, and not a loss of power",
-                "see the backend's page in the docs for what would make it `disk`",
+                "a synced directory on a file system with a journal, or a Redis with appendfsync always, survives that too",
             )
         case _:
             return (

@@ -22,25 +22,31 @@ import stat
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
-from typing import NoReturn, Self
+from typing import Self
 
 from qworker.errors import BackendError, BackendUnavailable, StorageFull, StorePermission
+from qworker.mounts import Mount, ext4_options, find_mount
 
 __all__ = [
     "CREATE",
     "DIRECTORY",
     "FULL",
+    "NETWORK",
     "READ",
     "FileSystem",
     "GroupCommit",
+    "Unsupported",
     "boot_id",
+    "change_mode",
     "close_all",
+    "durability_at",
     "has_writer",
     "hide_directory",
     "is_finished",
+    "link_file",
     "list_names",
+    "make_fifo",
     "missing_directory",
-    "raise_store_error",
     "read_all",
     "read_file",
     "store_error",
@@ -61,13 +67,35 @@ _SLICE = 1000
 
 # No room on the disk, or none for this user.
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
-_REFUSED = frozenset({errno.EACCES, errno.EPERM})
-# Not errors of a message: the process has no descriptors left, the server or disk is in trouble. Try again later.
-_LATER = frozenset({errno.EMFILE, errno.ENFILE, errno.ESTALE, errno.EIO, errno.ENOMEM, errno.EAGAIN, errno.EINTR})
-_LATER_TOO = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.ENOTCONN, errno.EBUSY})
+# What to make of the kernel's errors: what is wrong, where it does not say it well itself, and what to do. All others may be over at
+# the next try.
+_MEANING: dict[int, tuple[type[BackendError], str, str]] = {
+    **dict.fromkeys(FULL, (StorageFull, "", "free some space, or purge what is done")),
+    errno.EFBIG: (StorageFull, "", "a file of this size is not allowed by the file system, or by `ulimit -f`"),
+    **dict.fromkeys(
+        (errno.EACCES, errno.EPERM), (StorePermission, "", "run as the directory's owner, or let its group write to it")
+    ),
+    errno.EROFS: (
+        StorePermission,
+        "the file system is mounted read-only",
+        "remount it, or choose another directory",
+    ),
+    **dict.fromkeys(
+        (errno.ENOTDIR, errno.EEXIST),
+        (BackendUnavailable, "there is a file where a directory should be", "check the URL"),
+    ),
+    errno.ELOOP: (BackendUnavailable, "", "check the URL, and links in its path"),
+    errno.ENAMETOOLONG: (BackendUnavailable, "", "check the URL"),
+    **dict.fromkeys(
+        (errno.EMFILE, errno.ENFILE),
+        (BackendUnavailable, "", "raise the limit of open files (`ulimit -n`), or publish fewer messages at once"),
+    ),
+}
 
 # No leases on this file system, or not on somebody else's file.
 _NO_LEASES = frozenset({errno.EINVAL, errno.EACCES, errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK})
+# How a file system says that it has no such thing.
+_NOT_THERE = frozenset({errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EMLINK})
 # Seconds without a change after which a file is finished, where the kernel does not tell.
 _QUIET = 1.0
 
@@ -76,35 +104,41 @@ _libc.syncfs.argtypes = [ctypes.c_int]
 _libc.sync_file_range.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint]
 _WAIT_BEFORE, _WRITE, _WAIT_AFTER = 1, 2, 4
 
-_NETWORK = frozenset({"nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "glusterfs", "lustre", "afs", "virtiofs"})
+NETWORK = frozenset({"nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "glusterfs", "lustre", "afs", "virtiofs"})
 _JOURNALED = frozenset({"xfs", "btrfs", "f2fs", "zfs", "bcachefs", "jfs"})
+# Mount options of ext4, xfs and btrfs; of ext3; of reiserfs; of f2fs.
+_NO_BARRIERS = frozenset({"nobarrier", "barrier=0", "barrier=none", "fsync_mode=nobarrier"})
 
 
 # -- errors ----------------------------------------------------------------------------------------------------------
 
 
-def store_error(error: OSError, doing: str) -> BackendError:
-    """The error of the tree that an `OSError` of the store is; attach the cause with `raise ... from error`."""
-    reason = f"cannot {doing}: {error.strerror or error}"
-    if error.errno in FULL:
-        return StorageFull(f"{reason}: free some space, or purge what is done")
-    if error.errno in _REFUSED:
-        return StorePermission(f"{reason}: run as the directory's owner, or let its group write to it")
-    if error.errno in _LATER or error.errno in _LATER_TOO:
-        return BackendUnavailable(reason)
-    return BackendError(reason)
+class Unsupported(OSError):
+    """The file system cannot do what a queue needs.
 
-
-def raise_store_error(error: OSError, doing: str) -> NoReturn:
-    """Raise `error` as one of the tree.
-
-    Raises:
-        StorageFull: no space, inodes or quota are left.
-        StorePermission: this user may not.
-        BackendUnavailable: worth repeating later.
-        BackendError: everything else, such as a read-only file system.
+    Args:
+        what: it has not, in the plural.
     """
-    raise store_error(error, doing) from error
+
+    def __init__(self, what: str) -> None:
+        super().__init__(errno.EOPNOTSUPP, f"this file system has no {what}")
+
+
+def store_error(error: OSError, doing: str) -> BackendError:
+    """The error of the tree that an `OSError` of the store is; attach the cause with `raise ... from error`.
+
+    Returns:
+        `StorageFull`: no space, inodes or quota are left. `StorePermission`: the directory cannot be used by this user, or at all.
+        `BackendUnavailable`: everything else, for it may be over at the next try.
+    """
+    if isinstance(error.filename, str) and error.filename.startswith("/proc/"):
+        return BackendUnavailable(f"{error.filename} cannot be read: mount /proc")
+    if isinstance(error, Unsupported):
+        what = f"{error.strerror}: put the queues on another one (`qworker doctor URL` tries what they need)"
+        return StorePermission(f"cannot {doing}: {what}")
+    kind, what, advice = _MEANING.get(error.errno or 0, (BackendUnavailable, "", ""))
+    reason = f"cannot {doing}: {what or error.strerror or error}"
+    return kind(f"{reason}: {advice}" if advice else reason)
 
 
 class store_errors:  # noqa: N801 - reads as a statement: `with store_errors("list the queue"):`
@@ -185,6 +219,55 @@ def hide_directory(name: str, parent: int) -> str | None:
         return None
     os.fsync(parent)
     return hidden
+
+
+def link_file(source: str, target: str, source_dir: int, target_dir: int) -> None:
+    """Give a file a second name, never over another one's; a link is not followed.
+
+    Raises:
+        Unsupported: the file system has no hard links.
+        OSError: it cannot be done; `FileExistsError`: the name is taken.
+    """
+    try:
+        os.link(source, target, src_dir_fd=source_dir, dst_dir_fd=target_dir, follow_symlinks=False)
+    except OSError as error:
+        if error.errno in _NOT_THERE:
+            found = os.stat(source, dir_fd=source_dir, follow_symlinks=False)
+            # A directory has one name only, and another user's file is protected, on every file system.
+            if stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid():
+                raise Unsupported("hard links") from error
+        raise
+
+
+def change_mode(directory: int, mode: int) -> None:
+    """Give a new directory of ours a mode, whatever the umask says.
+
+    Raises:
+        Unsupported: the file system keeps no such modes.
+        OSError: it cannot be done.
+    """
+    try:
+        os.fchmod(directory, mode)
+    except PermissionError as error:
+        if os.fstat(directory).st_uid == os.geteuid():
+            raise Unsupported(f"modes like {mode:04o}") from error
+        raise
+
+
+def make_fifo(name: str, mode: int, directory: int) -> None:
+    """Make a named pipe.
+
+    Raises:
+        Unsupported: the file system has none.
+        OSError: it cannot be made; `FileExistsError`: the name is taken.
+    """
+    try:
+        os.mkfifo(name, mode, dir_fd=directory)
+    except OSError as error:
+        # EIO is the answer of file systems that are programs.
+        if error.errno in _NOT_THERE or error.errno == errno.EIO:
+            raise Unsupported("named pipes") from error
+        raise
 
 
 def close_all(fds: list[int]) -> None:
@@ -272,7 +355,11 @@ def is_finished(name: str, directory: int) -> bool | None:
 
 
 def boot_id() -> str:
-    """What names this start of the machine; the same in all its containers."""
+    """What names this start of the machine; the same in all its containers.
+
+    Raises:
+        OSError: /proc is not mounted.
+    """
     with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
         return file.read().strip()
 
@@ -281,20 +368,30 @@ def boot_id() -> str:
 
 
 class FileSystem:
-    """The file system that a directory is on, and what a sync on it is worth."""
+    """The file system that a directory is on, and what a sync on it is worth; `kind` is empty where the kernel does not show it."""
 
-    __slots__ = ("is_local", "is_ordered", "keeps_renames", "kind")
+    __slots__ = ("has_barriers", "is_local", "is_ordered", "keeps_renames", "kind", "source")
 
     def __init__(self, directory: int) -> None:
-        device = os.fstat(directory).st_dev
-        self.kind, name = _mounted(f"{os.major(device)}:{os.minor(device)}")
-        options = _ext4_options(name) if self.kind in {"ext4", "ext3"} else frozenset[str]()
+        mount = _mount_of(directory)
+        self.kind = "" if mount is None else mount.kind
+        self.source = "" if mount is None else mount.source
+        options = frozenset[str]() if mount is None else mount.options
+        if self.kind in {"ext4", "ext3"}:
+            options |= ext4_options(os.fstat(directory).st_dev, self.source)
         journal = {option for option in options if option.startswith("data=")}
         # A synced rename is found after a power cut. Without a journal a torn one can lose a file that was there.
         self.keeps_renames = bool(journal) or self.kind in _JOURNALED
+        # A sync waits until the disk has emptied its cache. Without it a sync survives the system, and not a power cut.
+        self.has_barriers = options.isdisjoint(_NO_BARRIERS)
         # ext4 in its usual mode: a journal commit carries everything that was allocated before it (`GroupCommit.data`).
         self.is_ordered = "data=ordered" in journal
-        self.is_local = self.kind not in _NETWORK and not self.kind.startswith("fuse")
+        self.is_local = self.kind not in NETWORK and not self.kind.startswith("fuse")
+
+    @property
+    def survives_power_loss(self) -> bool:
+        """Whether what was synced is found after a power cut, as far as the file system is concerned."""
+        return self.keeps_renames and self.has_barriers
 
     @classmethod
     def of(cls, path: str) -> Self:
@@ -312,24 +409,24 @@ class FileSystem:
             os.close(fd)
 
 
-def _mounted(device: str) -> tuple[str, str]:
-    """The type and the device name of a mounted device, from mountinfo; empty where it is not shown."""
-    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as lines:
-        for line in lines:
-            fields = line.split()
-            if fields[2] == device:
-                after = fields.index("-")
-                return fields[after + 1], fields[after + 2].rpartition("/")[2]
-    return "", ""
+def durability_at(path: str, *, sync: bool) -> str:
+    """The `Backend.durability` of a directory: `disk` if it is synced on a file system that keeps what was synced, else `process`.
+
+    Raises:
+        BackendError: it cannot be looked at.
+    """
+    if not sync:
+        return "process"
+    with store_errors(f"open {path}"):
+        return "disk" if FileSystem.of(path).survives_power_loss else "process"
 
 
-def _ext4_options(name: str) -> frozenset[str]:
+def _mount_of(directory: int) -> Mount | None:
     try:
-        with open(f"/proc/fs/ext4/{name}/options", encoding="ascii") as file:
-            return frozenset(file.read().split())
-    except FileNotFoundError:
-        # A device under another name (a mapper, a container): as good as unknown, so nothing is promised.
-        return frozenset()
+        return find_mount(os.readlink(f"/proc/self/fd/{directory}"))
+    except OSError:
+        # Without /proc nothing is known, and nothing promised: `qworker doctor` gives the reason.
+        return None
 
 
 # -- group commit ----------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from typing import ClassVar, Self
 from qworker.backend import Backend
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.errors import BackendUnavailable
-from qworker.files import FileSystem, missing_directory, store_errors
+from qworker.files import durability_at, missing_directory, store_errors
 from qworker.history.directory import DirectoryHistory
 from qworker.message import Draft, Finished, Lease, QueueStats, Settlement, State, StoredMessage
 from qworker.names import check_queue
@@ -70,14 +70,8 @@ class FileBackend(Backend):
 
     @property
     def durability(self) -> str:
-        """`disk` with sync=full on a file system with a journal, else `process`."""
-        if not self._options.sync:
-            return "process"
-        if self._store is not None:
-            return self._store.durability
-        # Asked before it is opened: look, and leave nothing open.
-        with store_errors(f"open {self._directory}"):
-            return "disk" if FileSystem.of(self._directory).keeps_renames else "process"
+        """`disk` with sync=full on a file system with a journal and barriers, else `process`."""
+        return durability_at(self._directory, sync=self._options.sync)
 
     @property
     def missing(self) -> str | None:

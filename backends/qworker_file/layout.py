@@ -5,10 +5,11 @@ from __future__ import annotations
 import errno
 import os
 import secrets
+import shutil
 import stat
 
 from qworker.errors import BackendError, FormatTooNew
-from qworker.files import CREATE, DIRECTORY, read_file, write_all
+from qworker.files import CREATE, DIRECTORY, change_mode, make_fifo, read_file, write_all
 
 __all__ = ["FORMAT", "QueueDir", "create_queue", "fsync_directory", "is_queue", "open_queue"]
 
@@ -103,19 +104,18 @@ def create_queue(root: int, name: str, mode: int, *, durable: bool) -> None:
     _make_directory(hidden, mode, root)
     base = os.open(hidden, DIRECTORY | os.O_NOFOLLOW, dir_fd=root)
     try:
-        for part in _PARTS:
-            _make_directory(part, mode, base)
-        _make_trigger(base, mode)
-        _write_format(base, mode, durable=durable)
-        if durable:
-            os.fsync(base)
         try:
+            for part in _PARTS:
+                _make_directory(part, mode, base)
+            _make_trigger(base, mode)
+            _write_format(base, mode, durable=durable)
+            if durable:
+                os.fsync(base)
             os.rename(hidden, name, src_dir_fd=root, dst_dir_fd=root)
         except OSError as error:
             # A hidden name that is gone is a lost reply: the queue is there, whole.
             if not _is_gone(hidden, root):
-                _remove_new(base)
-                os.rmdir(hidden, dir_fd=root)
+                shutil.rmtree(hidden, dir_fd=root)
                 if error.errno not in {errno.ENOTEMPTY, errno.EEXIST} or not is_queue(root, name):
                     raise
         if durable:
@@ -167,8 +167,11 @@ def _make_directory(name: str, mode: int, parent: int) -> None:
         os.mkdir(name, mode, dir_fd=parent)
     except FileExistsError:
         return
-    # What was asked for, whatever the umask says.
-    os.chmod(name, mode, dir_fd=parent)
+    fd = os.open(name, DIRECTORY | os.O_NOFOLLOW, dir_fd=parent)
+    try:
+        change_mode(fd, mode)
+    finally:
+        os.close(fd)
 
 
 def _open_part(base: int, part: str, mode: int) -> int:
@@ -183,7 +186,7 @@ def _open_part(base: int, part: str, mode: int) -> int:
 
 def _make_trigger(base: int, mode: int) -> None:
     try:
-        os.mkfifo(_TRIGGER, mode & 0o666, dir_fd=base)
+        make_fifo(_TRIGGER, mode & 0o666, base)
     except FileExistsError:
         return
     os.chmod(_TRIGGER, mode & 0o666, dir_fd=base)
@@ -239,10 +242,3 @@ def _check_format(opened: QueueDir) -> None:
         raise FormatTooNew(
             f"the queue {opened.name!r} has format {int(version)}, and this release knows {FORMAT}: upgrade qworker"
         )
-
-
-def _remove_new(base: int) -> None:
-    for part in _PARTS:
-        os.rmdir(part, dir_fd=base)
-    os.unlink(_TRIGGER, dir_fd=base)
-    os.unlink(_FORMAT_FILE, dir_fd=base)

@@ -14,7 +14,7 @@ import msgspec
 
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.errors import NotSupported, PublishFailed, StorageFull
-from qworker.files import CREATE, DIRECTORY, READ, GroupCommit, list_names, write_all
+from qworker.files import CREATE, DIRECTORY, READ, GroupCommit, link_file, list_names, write_all
 from qworker.message import Draft
 from qworker.names import check_id, new_id, new_ids
 from qworker_file.index import try_lock_index, unlock_index
@@ -327,7 +327,7 @@ class Publisher:
             stored.add(plan.given)
             return True
         try:
-            os.link(plan.temporary, index, src_dir_fd=files.tmp, dst_dir_fd=files.names)
+            link_file(plan.temporary, index, files.tmp, files.names)
         except OSError:
             # A lost reply: the link is there all the same.
             if os.fstat(plan.fd).st_nlink < 2:

@@ -7,7 +7,7 @@ import os
 from collections.abc import Collection, Sequence
 
 from qworker.clock import Clock
-from qworker.files import FileSystem, GroupCommit
+from qworker.files import FileSystem, GroupCommit, boot_id
 from qworker.message import Settle, Settlement
 from qworker.names import is_queue_name
 from qworker_file.holder import Holder
@@ -45,6 +45,8 @@ class Store:
     absent_pause = 1.0
 
     def __init__(self, directory: str, clock: Clock, options: FileOptions, *, detached: bool) -> None:
+        # No lease can be taken without it: better no store than a worker that waits for ever.
+        boot_id()
         self.clock = clock
         self.options = options
         self.root = open_root(directory, options.mode)
@@ -68,11 +70,6 @@ class Store:
         self.most_held = max(1, raise_file_limit() // 2)
         # Whether somebody waits for room.
         self._cramped = False
-
-    @property
-    def durability(self) -> str:
-        """What a successful call survives."""
-        return "disk" if self._group is not None and self._system.keeps_renames else "process"
 
     async def settled(self) -> None:
         """Wait until the settlements that were asked for are made, though perhaps not yet on the disk."""

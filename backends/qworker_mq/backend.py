@@ -18,7 +18,7 @@ import msgspec
 from qworker.backend import Backend
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.errors import BackendUnavailable
-from qworker.files import missing_directory, store_errors
+from qworker.files import durability_at, missing_directory, store_errors
 from qworker.history.directory import directory_history
 from qworker.history.store import HISTORY_OPTIONS
 from qworker.message import Draft, Finished, Lease, QueueStats, Settle, Settlement, State, StoredMessage
@@ -130,9 +130,8 @@ class MqBackend(Backend):
 
     @property
     def durability(self) -> str:
-        """`disk`; `process` with `sync=off`, and on a file system without a journal once it is open."""
-        kept = self._store is None or self._store.keeps_renames
-        return "disk" if self._sync and kept else "process"
+        """`disk`; `process` with `sync=off`, and on a file system without a journal or barriers."""
+        return durability_at(os.fspath(self._path), sync=self._sync)
 
     async def _whole(self, work: Coroutine[Any, Any, T]) -> T:
         """Run to the end what must not be cut in two by a cancellation."""

@@ -9,18 +9,9 @@ import fcntl
 import os
 import secrets
 
+from qworker.files import boot_id
+
 __all__ = ["LifeSign", "is_dead"]
-
-_BOOT_ID = "/proc/sys/kernel/random/boot_id"
-
-
-def _boot_id() -> bytes:
-    try:
-        with open(_BOOT_ID, "rb") as file:
-            return file.read(64).strip()
-    except FileNotFoundError:
-        # No Linux: nobody's death is noticed before its leases expire.
-        return b""
 
 
 class LifeSign:
@@ -38,7 +29,7 @@ class LifeSign:
             self.holder, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=tmp
         )
         try:
-            os.write(self._fd, _boot_id())
+            os.write(self._fd, boot_id().encode())
             # Locked before it is visible, so that nobody sees it free.
             fcntl.flock(self._fd, fcntl.LOCK_EX)
             os.rename(self.holder, self.holder, src_dir_fd=tmp, dst_dir_fd=workers)
@@ -87,8 +78,7 @@ def is_dead(workers: int, holder: str) -> bool:
     except FileNotFoundError:
         return True
     try:
-        boot_id = os.read(fd, 64)
-        if not boot_id or boot_id != _boot_id():
+        if os.read(fd, 64) != boot_id().encode():
             return False
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from qworker.clock import Clock
 from qworker.errors import QueueNotFound
-from qworker.files import FileSystem, GroupCommit
+from qworker.files import FileSystem, GroupCommit, boot_id
 from qworker.inotify import Watcher
 from qworker.names import check_queue
 from qworker_mq.claims import Claims
@@ -56,13 +56,13 @@ class Store:
     """
 
     def __init__(self, path: Path, clock: Clock, *, peers: int, sync: bool, plain: float) -> None:
+        # No lease can be taken without it: better no store than a worker that waits for ever.
+        boot_id()
         self.clock = clock
         self.root = Root(path)
         self.records = Records(self.root.lease)
         self.claims = Claims(self.root, self.records, clock, plain=plain)
         system = FileSystem(self.root.root)
-        # Whether a synced rename is found after a power cut.
-        self.keeps_renames = system.keeps_renames
         self._commit = GroupCommit(self.root.root, system) if sync else None
         self._peers = peers
         self._held: dict[str, Held] = {}

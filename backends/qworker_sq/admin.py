@@ -7,10 +7,9 @@ import os
 import shutil
 from collections.abc import AsyncIterator, Iterable, Sequence
 
-from qworker.files import hide_directory
+from qworker.files import hide_directory, store_errors
 from qworker.message import Finished, QueueStats, State, StoredMessage
 from qworker.names import check_queue, is_queue_name
-from qworker.segments.disk import store_errors
 from qworker_sq import consume, contents, parts
 from qworker_sq.channel import Channel
 from qworker_sq.ledger import Row
@@ -26,7 +25,7 @@ class SqAdministration(SqTopics):
         """The topics."""
         if not self._open(make=False):
             return []
-        with store_errors(f"listing {self._path}"):
+        with store_errors(f"list {self._path}"):
             return sorted(name for name in os.listdir(self._root) if is_queue_name(name) and self._is_queue(name))
 
     async def create(self, queue: str) -> None:
@@ -43,7 +42,7 @@ class SqAdministration(SqTopics):
             await held.finish()
         if not self._is_queue(queue):
             return
-        with store_errors(f"deleting the queue {queue}"):
+        with store_errors(f"delete the queue {queue}"):
             hidden = hide_directory(queue, self._root)
             if hidden is not None:
                 await asyncio.get_running_loop().run_in_executor(self._pool, shutil.rmtree, f"{self._path}/{hidden}")
@@ -57,7 +56,7 @@ class SqAdministration(SqTopics):
         held = await self._existing(queue)
         self._queues.pop(queue, None)
         index = held.topic.state.find(self._name.encode())
-        with store_errors(f"deleting the channel {self._name} of {queue}"):
+        with store_errors(f"delete the channel {self._name} of {queue}"):
             if held.channel is not None:
                 await held.channel.finish()
             async with held.topic.locked():
@@ -73,7 +72,7 @@ class SqAdministration(SqTopics):
         async with self.channel(queue) as channel:
             pass
         held = self._queues[queue]
-        with store_errors(f"the queue {queue}"):
+        with store_errors(f"use the queue {queue}"):
             ahead = await held.ahead.count(channel)
             async with channel.section():
                 now = self._clock.time()
@@ -153,7 +152,7 @@ class SqAdministration(SqTopics):
         now = self._clock.time()
         async with self.channel(queue) as channel:
             channel.ledger.make_due(now)
-        with store_errors(f"the queue {queue}"):
+        with store_errors(f"use the queue {queue}"):
             found = (
                 parts.held(channel, state, now)
                 if part == parts.HELD

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from qworker.errors import NotSupported
+from qworker.files import store_errors
 from qworker.message import Draft, Lease, Settle, Settlement
 from qworker.names import check_id, check_queue
-from qworker.segments.disk import store_errors
 from qworker_sq import consume
 from qworker_sq.admin import SqAdministration
 from qworker_sq.channel import Channel
@@ -60,14 +60,14 @@ class SqBackend(SqAdministration):
             return []
         channel = held.channel
         assert channel is not None
-        with store_errors(f"leasing from {queue}"):
+        with store_errors(f"lease from {queue}"):
             async with channel.section():
                 if channel.ledger.down or not channel.own():
                     return []
                 return consume.claim(channel, limit, visibility)
 
     async def _leasable(self, queue: str) -> OpenTopic | None:
-        with store_errors(f"opening the queue {queue}"):
+        with store_errors(f"open the queue {queue}"):
             held = await self._found(queue)
         return held if held is not None and held.channel is not None else None
 
@@ -95,7 +95,7 @@ class SqBackend(SqAdministration):
         if held is None or held.channel is None:
             return float("inf")
         channel = held.channel
-        with store_errors(f"the queue {queue}"):
+        with store_errors(f"use the queue {queue}"):
             channel.follow()
             ledger = channel.ledger
             now = self._clock.time()
@@ -118,7 +118,7 @@ class SqBackend(SqAdministration):
             if held is None or held.channel is None or not held.topic.alive():
                 lost += some
                 continue
-            with store_errors(f"extending leases of {queue}"), held.channel.blocking_section():
+            with store_errors(f"extend leases of {queue}"), held.channel.blocking_section():
                 lost += consume.renew(held.channel, some, self._clock.time() + visibility)
         return lost
 
@@ -140,7 +140,7 @@ class SqBackend(SqAdministration):
         done: list[tuple[int, int]] = []
         wake = any(settlement.how in {Settle.RELEASE, Settle.FAIL_TMP} for settlement in settlements)
         try:
-            with store_errors(f"settling messages of {channel.topic.name}"):
+            with store_errors(f"settle messages of {channel.topic.name}"):
                 async with channel.section():
                     refused = consume.settle(channel, settlements, self._clock.time(), done)
             if done:
@@ -157,7 +157,7 @@ class SqBackend(SqAdministration):
         if held is None or held.channel is None:
             return 0
         channel = held.channel
-        with store_errors(f"reaping {queue}"):
+        with store_errors(f"reap {queue}"):
             async with channel.section():
                 count = consume.expire(channel, self._clock.time())
             if count:

@@ -20,7 +20,6 @@ import os
 from collections.abc import AsyncGenerator, Sequence
 from concurrent.futures import Executor
 from contextlib import asynccontextmanager
-from functools import cache
 from zlib import crc32
 
 import msgspec
@@ -28,8 +27,9 @@ import structlog
 
 from qworker.clock import Clock
 from qworker.errors import BackendError, BackendUnavailable, NotSupported, PublishFailed
+from qworker.files import boot_id, store_error
 from qworker.message import Draft
-from qworker.segments.disk import as_backend_error, make_directory, open_directory, open_regular, write_all, write_new
+from qworker.segments.disk import make_directory, open_directory, open_regular, write_all, write_new
 from qworker.segments.format import split
 from qworker.segments.log import Log
 from qworker.segments.state import STATE_SIZE, StateFile, encode_state
@@ -41,12 +41,6 @@ SIDE = ".qworker"
 _log = structlog.get_logger("qworker.sq")
 # Bytes of one commit: what a loop turn writes, and what one sync waits for.
 _COMMIT_BYTES = 1 << 20
-
-
-@cache
-def _boot_id() -> str:
-    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-        return file.read().strip()
 
 
 def position_id(place: int) -> str:
@@ -186,7 +180,7 @@ class Topic:
         except FileNotFoundError:
             return False
         try:
-            return os.read(fd, 64).decode(errors="replace") == _boot_id()
+            return os.read(fd, 64).decode(errors="replace") == boot_id()
         finally:
             os.close(fd)
 
@@ -195,7 +189,7 @@ class Topic:
         fd = open_regular("boot", self.side, os.O_RDWR | os.O_CREAT)
         try:
             os.ftruncate(fd, 0)
-            write_all(fd, _boot_id().encode(), 0)
+            write_all(fd, boot_id().encode(), 0)
         finally:
             os.close(fd)
 
@@ -280,7 +274,7 @@ class Topic:
                 except BackendError as error:
                     _refuse(requests, error)
                 except OSError as error:
-                    _refuse(requests, as_backend_error(error, f"publishing to {self.name}"))
+                    _refuse(requests, store_error(error, f"publish to {self.name}"))
         finally:
             self._writer = None
             _refuse(self._waiting, BackendUnavailable(f"the writer of {self.name} was stopped"))
@@ -414,14 +408,24 @@ class Topic:
         channels = make_directory("channels", self.side)
         try:
             for channel in os.listdir(channels):
-                try:
-                    names = os.listdir(f"/proc/self/fd/{channels}/{channel}/fail")
-                except (FileNotFoundError, NotADirectoryError):
-                    continue
-                kept.update(place for name in names if (place := place_of_id(name)) is not None)
+                kept.update(
+                    place for name in _listed(f"{channel}/fail", channels) if (place := place_of_id(name)) is not None
+                )
         finally:
             os.close(channels)
         return kept
+
+
+def _listed(name: str, parent: int) -> list[str]:
+    """What is in a directory; nothing where there is none."""
+    try:
+        fd = open_directory(name, parent)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    try:
+        return os.listdir(fd)
+    finally:
+        os.close(fd)
 
 
 def _note(draft: Draft, now: float) -> Note | None:

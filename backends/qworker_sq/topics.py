@@ -14,12 +14,12 @@ from typing import Self
 from qworker.backend import Backend
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.errors import BadName, BadURL
-from qworker.files import missing_directory
+from qworker.files import durability_at, missing_directory, store_errors
 from qworker.history.directory import directory_history
 from qworker.history.store import HISTORY_OPTIONS
 from qworker.inotify import Watcher
 from qworker.names import check_queue
-from qworker.segments.disk import open_directory, store_errors
+from qworker.segments.disk import open_directory
 from qworker.segments.state import NAME_BYTES
 from qworker.url import BackendURL
 from qworker_sq.channel import Channel
@@ -124,7 +124,7 @@ class SqTopics(Backend):
             return True
         if not make and self.missing is not None:
             return False
-        with store_errors(f"opening {self._path}"):
+        with store_errors(f"open {self._path}"):
             os.makedirs(self._path, mode=0o700, exist_ok=True)
             self._root = open_directory(self._path)
         self._pool = ThreadPoolExecutor(2, thread_name_prefix="sq-sync")
@@ -152,8 +152,8 @@ class SqTopics(Backend):
 
     @property
     def durability(self) -> str:
-        """`disk`; `process` with `?sync=off`."""
-        return "disk" if self._durable else "process"
+        """`disk`; `process` with `?sync=off`, and on a file system without a journal or barriers."""
+        return durability_at(self._path, sync=self._durable)
 
     # -- finding queues ----------------------------------------------------------------------------------------------
 
@@ -230,14 +230,14 @@ class SqTopics(Backend):
             held.channel = Channel(topic, self._name, index)
 
     async def _made(self, queue: str) -> OpenTopic:
-        with store_errors(f"making the queue {queue}"):
+        with store_errors(f"make the queue {queue}"):
             held = await self._found(queue, make=True)
         assert held is not None
         return held
 
     async def _existing(self, queue: str) -> OpenTopic:
         try:
-            with store_errors(f"opening the queue {queue}"):
+            with store_errors(f"open the queue {queue}"):
                 held = await self._found(queue)
         except BadName:
             held = None
@@ -253,12 +253,12 @@ class SqTopics(Backend):
             held = await self._made(queue)
         channel = held.channel
         assert channel is not None
-        with store_errors(f"the queue {queue}"):
+        with store_errors(f"use the queue {queue}"):
             async with channel.section():
                 yield channel
 
     async def _commit(self, channel: Channel, *, wake: bool = False) -> None:
-        with store_errors(f"the queue {channel.topic.name}"):
+        with store_errors(f"use the queue {channel.topic.name}"):
             await channel.commit()
             if wake:
                 channel.topic.wake()

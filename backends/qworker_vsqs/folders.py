@@ -11,7 +11,7 @@ from typing import Self
 from qworker.backend import Backend
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.errors import BadName, BadURL
-from qworker.files import FileSystem, GroupCommit, missing_directory, store_errors
+from qworker.files import FileSystem, GroupCommit, durability_at, missing_directory, store_errors
 from qworker.history.directory import directory_history
 from qworker.history.store import HISTORY_OPTIONS
 from qworker.names import check_queue
@@ -137,13 +137,8 @@ class VsqsFolders(Backend):
 
     @property
     def durability(self) -> str:
-        """`disk`; `process` with `?sync=off`, or where the file system has no journal that keeps renames."""
-        if self._root >= 0:
-            return "disk" if self._durable and self._system.keeps_renames else "process"
-        if not self._durable:
-            return "process"
-        with store_errors(f"look at {self._path}"):
-            return "disk" if FileSystem.of(self._path).keeps_renames else "process"
+        """`disk`; `process` with `?sync=off`, or where the file system has no journal that keeps renames, or no barriers."""
+        return durability_at(self._path, sync=self._durable)
 
     # -- queues ------------------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""Opening files without following anybody's link, durable small files, and what the kernel's errors mean."""
+"""Opening files without following anybody's link, and durable small files."""
 
 from __future__ import annotations
 
@@ -6,49 +6,16 @@ import errno
 import os
 import secrets
 import stat
-from collections.abc import Generator
-from contextlib import contextmanager
-
-from qworker.errors import BackendError, BackendUnavailable, StorageFull, StorePermission
 
 __all__ = [
-    "as_backend_error",
     "make_directory",
     "open_directory",
     "open_regular",
-    "store_errors",
     "write_all",
     "write_new",
 ]
 
 _SAFE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-_REFUSED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
-
-
-@contextmanager
-def store_errors(what: str) -> Generator[None]:
-    """Turn an `OSError` into the error of the contract that it means.
-
-    Raises:
-        StorageFull: no space.
-        StorePermission: the file system refuses this user.
-        BackendUnavailable: anything else.
-    """
-    try:
-        yield
-    except OSError as error:
-        raise as_backend_error(error, what) from error
-
-
-def as_backend_error(error: OSError, what: str) -> BackendError:
-    """The error of the contract for a kernel's error."""
-    text = f"{what}: {error.strerror or error}"
-    if error.errno in _FULL:
-        return StorageFull(f"{text}: make room and try again")
-    if error.errno in _REFUSED:
-        return StorePermission(f"{text}: check the owner and mode of the directory")
-    return BackendUnavailable(text)
 
 
 def open_directory(path: str | bytes, parent: int | None = None) -> int:

@@ -21,7 +21,7 @@ from typing import TypeVar
 import msgspec
 
 from qworker.errors import BackendError
-from qworker.files import CREATE, DIRECTORY, read_file, write_all
+from qworker.files import CREATE, DIRECTORY, link_file, read_file, write_all
 from qworker.staging.contract import HalfPublished, Manifest, Published
 
 __all__ = ["GONE", "RUN", "STAGED", "JobFolder", "half_published", "names_in", "remove_empty", "remove_tree"]
@@ -123,7 +123,7 @@ class JobFolder:
         def link() -> None:
             # A job without rows has no folder yet.
             self._make(STAGED, self._path)
-            os.link(written, seal, src_dir_fd=self._parent, dst_dir_fd=self._parent)
+            link_file(written, seal, self._parent, self._parent)
             self._sync(self._path)
 
         try:

@@ -25,9 +25,8 @@ from qworker.errors import (
     NotSupported,
     PublishFailed,
     StorageFull,
-    StorePermission,
 )
-from qworker.files import GroupCommit, read_all, store_error
+from qworker.files import GroupCommit, read_all
 from qworker.message import Draft, Lease, Settle, Settlement, State
 from qworker.names import new_id
 from qworker.registry import open_backend
@@ -675,12 +674,6 @@ def test_a_wrong_option_is_one_line(root: Path, options: str) -> None:
     with pytest.raises(BadURL) as caught:
         open_backend(f"file://{root}{options}")
     assert "\n" not in str(caught.value)
-
-
-def test_errors_of_the_system_are_errors_of_the_tree() -> None:
-    assert isinstance(store_error(OSError(errno.EDQUOT, "quota"), "x"), StorageFull)
-    assert isinstance(store_error(OSError(errno.EACCES, "no"), "x"), StorePermission)
-    assert type(store_error(OSError(errno.EROFS, "read-only"), "x")) is BackendError
 
 
 async def test_a_linked_queue_is_none(root: Path, backend: FileBackend, tmp_path: Path) -> None:

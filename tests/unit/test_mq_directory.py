@@ -13,12 +13,12 @@ import pytest_asyncio
 
 from qworker.backend import Backend
 from qworker.errors import FormatTooNew
+from qworker.files import boot_id
 from qworker.message import Draft, Lease, Settle, Settlement, State
 from qworker.registry import open_backend
 from qworker.testing.clock import FakeClock
 from qworker.testing.until import until
 from qworker_mq.ids import made_at, new_uuids
-from qworker_mq.life import _boot_id
 
 LONG = 1000.0
 
@@ -277,7 +277,7 @@ async def test_what_strangers_and_the_dead_left_behind_is_cleared(
     (root / "delay" / f"q:{ids[0]}").unlink()
     (root / "remove" / f"q:{new_uuids(1)[0]}").write_bytes(b"removed by a foreign server")
     (root / ".qworker" / "tmp" / "unfinished").write_bytes(b"half")
-    (root / ".qworker" / "workers" / "1-dead").write_bytes(_boot_id())
+    (root / ".qworker" / "workers" / "1-dead").write_bytes(boot_id().encode())
     monkeypatch.setattr("qworker_mq.mover._STRAY", -60.0)
     monkeypatch.setattr("qworker_mq.mover._ORPHAN", -60.0)
     await backend.reap("q")

@@ -1,16 +1,30 @@
 """Directories that are no stores: what every directory backend makes of one that is missing, or cannot be used."""
 
+import errno
+import os
+import subprocess
+import sys
 from collections.abc import Awaitable, Callable
+from importlib.metadata import EntryPoint
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from qworker import Draft, State
 from qworker.backend import Backend
-from qworker.doctor import Health, examine
-from qworker.errors import QueueNotFound, StoreNotFound
+from qworker.doctor import Check, Health, examine
+from qworker.errors import (
+    BackendError,
+    BackendUnavailable,
+    QueueNotFound,
+    StorageFull,
+    StoreNotFound,
+    StorePermission,
+)
+from qworker.files import store_error
 from qworker.parts import shares
-from qworker.registry import open_backend
+from qworker.registry import open_backend, schemes
 
 SCHEMES = ["file", "fsq", "mq", "sq", "vsqs"]
 
@@ -72,3 +86,232 @@ async def test_the_doctor_of_a_directory_that_is_not_there_makes_none(scheme: st
     assert checks["reachable"].health is Health.OK
     assert "which is not there yet" in checks["reachable"].detail
     assert not place.exists()
+
+
+# -- what the kernel's errors mean -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("number", "kind", "advice"),
+    [
+        (errno.ENOSPC, StorageFull, "free some space"),
+        (errno.EDQUOT, StorageFull, "free some space"),
+        (errno.EACCES, StorePermission, "run as the directory's owner"),
+        (errno.EROFS, StorePermission, "mounted read-only: remount it"),
+        (errno.ENOTDIR, BackendUnavailable, "a file where a directory should be: check the URL"),
+        (errno.ELOOP, BackendUnavailable, "check the URL"),
+        (errno.EMFILE, BackendUnavailable, "ulimit -n"),
+        (errno.EIO, BackendUnavailable, "Input/output error"),
+        (errno.EBADMSG, BackendUnavailable, "Bad message"),
+    ],
+)
+def test_an_error_of_the_kernel_says_what_to_do(number: int, kind: type[BackendError], advice: str) -> None:
+    found = store_error(OSError(number, os.strerror(number)), "publish to 'q'")
+    assert type(found) is kind
+    assert str(found).startswith("cannot publish to 'q': ")
+    assert advice in str(found)
+
+
+def test_a_file_of_proc_that_is_missing_is_named_in_place_of_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    error = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), "/proc/sys/kernel/random/boot_id")
+    assert str(store_error(error, "open the spool")) == "/proc/sys/kernel/random/boot_id cannot be read: mount /proc"
+
+
+# -- file systems that cannot do all that is needed ------------------------------------------------------------------
+
+
+def _refusing(monkeypatch: pytest.MonkeyPatch, function: str, number: int) -> None:
+    """Let a system call answer as on a file system that has no such thing."""
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, function, refuse)
+
+
+@pytest.mark.parametrize("number", [errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS])
+@pytest.mark.parametrize(("scheme", "given"), [("file", "an-id"), ("fsq", None)])
+async def test_a_file_system_without_hard_links_is_named_as_that(
+    scheme: str, given: str | None, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = open_backend(f"{scheme}://{tmp_path}/spool")
+    _refusing(monkeypatch, "link", number)
+    try:
+        with pytest.raises(StorePermission, match="this file system has no hard links: put the queues on another one"):
+            await backend.publish("q", [Draft(body=b"x", id=given)])
+        assert (await backend.stats("q")).ready == 0
+        assert not list((tmp_path / "spool" / "q" / "tmp").iterdir())
+    finally:
+        await backend.aclose()
+
+
+@pytest.mark.parametrize("number", [errno.EPERM, errno.EIO])
+async def test_a_file_system_without_named_pipes_is_named_as_that(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = open_backend(f"file://{tmp_path}/spool")
+    _refusing(monkeypatch, "mkfifo", number)
+    try:
+        with pytest.raises(StorePermission, match="this file system has no named pipes"):
+            await backend.publish("q", [Draft(body=b"x")])
+        # Nothing half made is left behind.
+        assert list((tmp_path / "spool").iterdir()) == []
+    finally:
+        await backend.aclose()
+
+
+@pytest.mark.parametrize("scheme", ["file", "fsq"])
+async def test_a_file_system_without_modes_is_named_as_that(
+    scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = open_backend(f"{scheme}://{tmp_path}/spool")
+    _refusing(monkeypatch, "fchmod", errno.EPERM)
+    try:
+        with pytest.raises(StorePermission, match="this file system has no modes like"):
+            await backend.create("q")
+    finally:
+        await backend.aclose()
+
+
+async def test_a_link_that_this_user_may_not_make_is_a_matter_of_permission(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = open_backend(f"fsq://{tmp_path}/spool")
+    await backend.create("q")
+    _refusing(monkeypatch, "link", errno.EPERM)
+    # The file is somebody else's.
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    try:
+        with pytest.raises(StorePermission, match="run as the directory's owner"):
+            await backend.publish("q", [Draft(body=b"x")])
+    finally:
+        await backend.aclose()
+
+
+# -- the doctor ------------------------------------------------------------------------------------------------------
+
+
+async def _examined(url: str) -> dict[str, Check]:
+    found = await examine(url)
+    names = [check.name for check in found]
+    assert len(names) == len(set(names)), names
+    return {check.name: check for check in found}
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+async def test_the_doctor_tries_what_a_protocol_needs_and_no_more(scheme: str, tmp_path: Path) -> None:
+    found = await _examined(f"{scheme}://{tmp_path}")
+    assert found["reachable"].health is Health.OK
+    needed = {"directory", "file system", "space", "inodes", "rename", "fsync", "flock", "inotify", "clock"}
+    assert needed <= found.keys()
+    assert ("link" in found) == (scheme in {"file", "fsq"})
+    assert ("fifo" in found) == (scheme == "file")
+    assert not list(tmp_path.glob(".doctor-*"))
+
+
+async def test_the_doctor_names_a_file_system_without_links_pipes_and_modes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spool = tmp_path / "spool"
+    spool.mkdir()
+    spool.chmod(0o777)
+    for function in ("link", "mkfifo"):
+        _refusing(monkeypatch, function, errno.EPERM)
+    real = os.mkdir
+    # As where the mode of everything is that of the mount.
+    monkeypatch.setattr(os, "mkdir", lambda path, mode=0o777: (real(path, mode), os.chmod(path, 0o777))[0])
+    found = await _examined(f"file://{spool}")
+    assert found["link"] == Check(
+        "link", Health.BROKEN, "this file system has no hard links", "put the queues on another file system"
+    )
+    assert found["fifo"].detail == "this file system has no named pipes"
+    assert "chmod" not in found["directory"].mend
+    assert "mount it with umask=0077" in found["directory"].mend
+
+
+async def test_the_doctor_names_a_file_where_the_directory_should_be(tmp_path: Path) -> None:
+    (tmp_path / "spool").write_bytes(b"")
+    for path in (tmp_path / "spool", tmp_path / "spool" / "below"):
+        found = await _examined(f"file://{path}")
+        assert found["reachable"].health is Health.BROKEN
+        assert "a file where a directory should be: check the URL" in found["reachable"].detail
+        assert found["directory"].health is Health.BROKEN
+
+
+async def test_what_is_not_installed_is_one_line_of_the_doctor(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = schemes()
+
+    def load(point: EntryPoint) -> Any:
+        if "redis" in point.value:
+            raise ModuleNotFoundError("No module named 'redis'", name="redis")
+        if "remote" in point.value:
+            raise ModuleNotFoundError("No module named 'h11'", name="h11")
+        return real(point)
+
+    real = EntryPoint.load
+    monkeypatch.setattr(EntryPoint, "load", load)
+    found = {check.name: check for check in await examine(None)}
+    assert [name for name in found if name.startswith("backend ")] == [
+        f"backend {scheme}" for scheme in here if scheme in {*SCHEMES, "memory"}
+    ]
+    assert found["not installed"].health is Health.OK
+    assert found["not installed"].detail == (
+        "mq+http, mq+https (extra http); redis, redis+cluster, redis+sentinel, rediss, rfq, unix (extra redis)"
+    )
+    assert not [check for check in found.values() if check.health is not Health.OK and "extra" in check.detail]
+
+
+# -- a machine without /proc -----------------------------------------------------------------------------------------
+
+# What a process sees in a container or chroot whose /proc is empty.
+_WITHOUT_PROC = """
+import errno, os, sys
+
+def audit(event, arguments):
+    if event == "open" and isinstance(arguments[0], str) and arguments[0].startswith("/proc/"):
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), arguments[0])
+
+sys.addaudithook(audit)
+real_stat, real_readlink = os.stat, os.readlink
+
+def hidden(real):
+    def call(path, *args, **kwargs):
+        if isinstance(path, str) and path.startswith("/proc/"):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        return real(path, *args, **kwargs)
+    return call
+
+os.stat, os.readlink = hidden(os.stat), hidden(os.readlink)
+from qworker.cli.main import main
+sys.exit(main())
+"""
+
+
+def _without_proc(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", _WITHOUT_PROC, *arguments]
+    return subprocess.run(command, check=False, cwd=folder, capture_output=True, text=True, timeout=50)
+
+
+@pytest.mark.parametrize("scheme", ["file", "mq", "sq"])
+def test_without_proc_a_line_names_what_is_missing(scheme: str, tmp_path: Path) -> None:
+    (tmp_path / "app.py").write_text(f"""
+from qworker import Tasks
+tasks = Tasks("{scheme}://./spool")
+@tasks.task
+async def greet() -> None: ...
+""")
+    for command in (["run", "app:tasks", "--burst"], ["enqueue", "app:tasks", "greet"]):
+        ended = _without_proc(tmp_path, *command)
+        assert ended.returncode == 3, ended.stderr
+        assert ended.stderr.splitlines()[-1] == ("qworker: /proc/sys/kernel/random/boot_id cannot be read: mount /proc")
+        assert "Traceback" not in ended.stderr
+
+
+def test_the_doctor_without_proc_says_what_it_cannot_know(tmp_path: Path) -> None:
+    (tmp_path / "spool").mkdir()
+    ended = _without_proc(tmp_path, "doctor", "file://./spool")
+    assert ended.returncode == 3, ended.stderr
+    assert "BROKEN reachable: /proc/sys/kernel/random/boot_id cannot be read: mount /proc" in ended.stdout
+    assert "warn   file system: unknown: /proc/self/mountinfo cannot be read: mount /proc" in ended.stdout
+    assert "inotify instances: unknown: /proc/sys/fs/inotify/max_user_instances cannot be read" in ended.stdout
+    assert "ok     rename" in ended.stdout

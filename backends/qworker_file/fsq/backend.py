@@ -13,7 +13,7 @@ from typing import ClassVar, Self
 from qworker.backend import Backend
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.errors import BackendUnavailable
-from qworker.files import FileSystem, missing_directory, store_errors
+from qworker.files import durability_at, link_file, missing_directory, store_errors
 from qworker.history.directory import directory_history
 from qworker.message import Draft, Finished, Lease, QueueStats, Settlement, State, StoredMessage
 from qworker.names import check_queue
@@ -74,13 +74,8 @@ class FsqBackend(Backend):
 
     @property
     def durability(self) -> str:
-        """`disk` with sync=full on a file system with a journal, else `process`."""
-        if not self._options.sync:
-            return "process"
-        if self._store is not None:
-            return self._store.durability
-        with store_errors(f"open {self._directory}"):
-            return "disk" if FileSystem.of(self._directory).keeps_renames else "process"
+        """`disk` with sync=full on a file system with a journal and barriers, else `process`."""
+        return durability_at(self._directory, sync=self._options.sync)
 
     @property
     def missing(self) -> str | None:
@@ -359,12 +354,12 @@ class FsqBackend(Backend):
             pass
         try:
             # Never over another: the link tells.
-            os.link(name, target, src_dir_fd=files.fail, dst_dir_fd=files.queue, follow_symlinks=False)
+            link_file(name, target, files.fail, files.queue)
             os.unlink(name, dir_fd=files.fail)
             os.unlink(reason_name(name), dir_fd=files.fail)
         except FileNotFoundError:
             # Another requeue was faster; or it had no reason.
-            return target if os.path.lexists(f"/proc/self/fd/{files.queue}/{target}") else None
+            return target if _is_there(target, files.queue) else None
         except (FileExistsError, PermissionError):
             # Queued again already; or a directory, which is none's message.
             return None
@@ -416,6 +411,14 @@ class FsqBackend(Backend):
             local.files.up()
             await store.commit({local.files.base})
             store.notify(local, trigger=True)
+
+
+def _is_there(name: str, directory: int) -> bool:
+    try:
+        os.stat(name, dir_fd=directory, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def _deleted(name: str, directory: int) -> bool:

@@ -15,7 +15,7 @@ import stat
 import msgspec
 
 from qworker.errors import BackendError, QueueNotFound
-from qworker.files import CREATE, DIRECTORY
+from qworker.files import CREATE, DIRECTORY, change_mode, make_fifo
 from qworker_file.fsq.constants import Constants, group_id, user_id
 
 __all__ = ["Install", "QueueDir", "QueueExists", "install", "install_host", "is_queue", "open_queue", "uninstall"]
@@ -319,14 +319,14 @@ def _make_directory(name: str, constants: Constants, parent: int) -> None:
     try:
         own(fd, constants.queue_user, constants.queue_group)
         # After the owner, whose change may clear the set-group-id bit; and whatever the umask says.
-        os.fchmod(fd, constants.queue_mode)
+        change_mode(fd, constants.queue_mode)
     finally:
         os.close(fd)
 
 
 def _make_trigger(base: int, name: str, mode: int, owner: tuple[str | None, str | None]) -> None:
     try:
-        os.mkfifo(name, mode & 0o777, dir_fd=base)
+        make_fifo(name, mode & 0o777, base)
     except FileExistsError:
         return
     if owner != (None, None):

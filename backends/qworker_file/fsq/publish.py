@@ -19,7 +19,7 @@ import msgspec
 
 from qworker.clock import Clock
 from qworker.errors import NotSupported, PublishFailed, StorageFull
-from qworker.files import CREATE, FULL, GroupCommit, list_names, write_all
+from qworker.files import CREATE, FULL, GroupCommit, link_file, list_names, write_all
 from qworker.message import Draft
 from qworker_file.fsq.claim import mark_due, write_origin
 from qworker_file.fsq.constants import Constants, group_id, user_id
@@ -205,7 +205,7 @@ class Publisher:
     def _link(files: QueueDir, plan: _Plan) -> bool:
         """Show an item; False when somebody else's has its name."""
         try:
-            os.link(plan.temporary, plan.name, src_dir_fd=files.tmp, dst_dir_fd=files.queue)
+            link_file(plan.temporary, plan.name, files.tmp, files.queue)
         except OSError as error:
             # A lost reply: the link is there all the same.
             if _same_file(files, plan):

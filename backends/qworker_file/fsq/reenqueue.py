@@ -6,7 +6,7 @@ import os
 import secrets
 
 from qworker.errors import BadName, QueueNotFound
-from qworker.files import CREATE, DIRECTORY, write_all
+from qworker.files import CREATE, DIRECTORY, link_file, write_all
 from qworker.names import check_queue, printable
 from qworker_file.fsq.claim import Claimed
 from qworker_file.fsq.constants import Constants
@@ -90,7 +90,7 @@ def link_item(claimed: Claimed, target: QueueDir) -> bool:
 
 def _link(name: str, target: str, source: int, destination: int) -> bool:
     try:
-        os.link(name, target, src_dir_fd=source, dst_dir_fd=destination, follow_symlinks=False)
+        link_file(name, target, source, destination)
     except FileExistsError:
         return False
     return True

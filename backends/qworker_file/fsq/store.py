@@ -59,11 +59,6 @@ class Store:
         # Whether somebody waits for room.
         self._cramped = False
 
-    @property
-    def durability(self) -> str:
-        """What a successful call survives."""
-        return "disk" if self._group is not None and self.system.keeps_renames else "process"
-
     def room(self) -> int:
         """How many more leases may hold a file open."""
         return max(0, self.most_held - sum(len(local.own) for local in self._queues.values()))
