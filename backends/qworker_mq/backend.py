@@ -96,7 +96,8 @@ class MqBackend(Backend):
 
     async def open(self) -> None:
         """Open, and if need be make, the directories."""
-        self._opened()
+        with store_errors(self._doing):
+            self._opened()
 
     def _existing(self, queue: str) -> None:
         """Open the directories to look at a queue; no root is made for it."""

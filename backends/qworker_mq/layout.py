@@ -13,7 +13,7 @@ import os
 import re
 from pathlib import Path
 
-from qworker.errors import BackendUnavailable, BadName, FormatTooNew, StorePermission
+from qworker.errors import BadName, FormatTooNew
 from qworker.names import check_queue
 
 __all__ = ["QueueDirs", "Root", "open_directory", "split_name", "usable_id"]
@@ -85,12 +85,8 @@ class Root:
         try:
             os.makedirs(path, mode=0o700, exist_ok=True)
             self._open(path)
-        except BaseException as error:
+        except BaseException:
             self.close()
-            if isinstance(error, PermissionError):
-                raise StorePermission(f"{path}: this user may not use it: {error.strerror}") from error
-            if isinstance(error, OSError):
-                raise BackendUnavailable(f"{path}: {error.strerror}") from error
             raise
 
     def _open(self, path: Path) -> None:

@@ -16,6 +16,9 @@ __all__ = ["command"]
 
 _MARKS = {Health.OK: "ok     ", Health.WARN: "warn   ", Health.BROKEN: "BROKEN "}
 _EXIT_BROKEN = 1
+# As of every other command that cannot use the store.
+_EXIT_UNUSABLE = 3
+_UNUSABLE = {"reachable", "writing"}
 # Read by `Tasks`, and by none of the options.
 _OTHER_SETTINGS = {"url"}
 
@@ -27,7 +30,8 @@ def command(url: str | None, json: bool) -> int:
     r"""Try what queues need: the backend at URL, limits, versions, installed backends, settings.
 
     On a directory: rename, link, fsync, flock, inotify, the clock, space, inodes and permissions are really tried. Says which
-    durability is in force, and which bulk writes are half published. Exit status 1: something is broken.
+    durability is in force, and which bulk writes are half published. Exit status 1: something is broken; 3: the store cannot
+    be used.
 
     \b
     Examples:
@@ -43,7 +47,10 @@ def command(url: str | None, json: bool) -> int:
             say(f"{_MARKS[check.health]}{check.name}: {check.detail}")
             if check.mend:
                 say(f"       {check.mend}")
-    return _EXIT_BROKEN if any(check.health is Health.BROKEN for check in checks) else 0
+    broken = {check.name for check in checks if check.health is Health.BROKEN}
+    if broken & _UNUSABLE:
+        return _EXIT_UNUSABLE
+    return _EXIT_BROKEN if broken else 0
 
 
 def _settings() -> Check:
