@@ -237,11 +237,14 @@ class Tasks:
         if opened is None or opened.loop() is not loop:
             opened = self._backends.get(loop)
             if opened is None:
-                opened = self._backends[loop] = _Opened(loop, open_backend(self.url, clock=self.clock))
+                opened = self._backends[loop] = _Opened(loop, self._make_backend())
             self._latest = opened
         if not opened.ready:
             await opened.open()
         return opened.backend
+
+    def _make_backend(self) -> Backend:
+        return open_backend(self.url, clock=self.clock)
 
     async def aclose(self) -> None:
         """Close this event loop's backend now; the next call opens another."""

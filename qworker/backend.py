@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import ClassVar, Self
 
 from qworker.clock import SYSTEM_CLOCK, Clock
-from qworker.errors import QueueNotFound, StoreNotFound
+from qworker.errors import NotSupported, QueueNotFound, StoreNotFound
 from qworker.history.batch import EventBatch
 from qworker.history.event import Event
 from qworker.history.store import NO_HISTORY, HistoryStore
@@ -108,6 +108,26 @@ class Backend(abc.ABC):
         return None
 
     # -- producing ---------------------------------------------------------------------------------------------------
+
+    def check(self, draft: Draft) -> None:
+        """Refuse what the protocol has no place for, as `publish` does; touches nothing, and the backend need not be open.
+
+        By the deviations, unless a backend says more.
+
+        Raises:
+            NotSupported: says what.
+        """
+        given = {
+            "priority": draft.priority != 0,
+            "key": draft.key is not None,
+            "fields": bool(draft.fields),
+            "arguments": bool(draft.arguments),
+        }
+        for rule, is_given in given.items():
+            if is_given and rule in self.deviations:
+                raise NotSupported(
+                    f"{self.describe().partition(':')[0]}: has no place for {rule}: {self.deviations[rule]}"
+                )
 
     @abc.abstractmethod
     async def publish(self, queue: str, drafts: Sequence[Draft]) -> list[str]:

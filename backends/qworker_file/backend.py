@@ -22,6 +22,7 @@ from qworker_file import admin, looks, parts
 from qworker_file.lease import Expiries, FileLease, extend, resume
 from qworker_file.local import LocalQueue
 from qworker_file.options import FileOptions
+from qworker_file.publish import check
 from qworker_file.settle import settle_all
 from qworker_file.staging import FileStaging
 from qworker_file.store import Store
@@ -105,6 +106,10 @@ class FileBackend(Backend):
         await self.history.aclose()
 
     # -- producing ---------------------------------------------------------------------------------------------------
+
+    def check(self, draft: Draft) -> None:
+        """Refuse what the protocol has no place for."""
+        check(draft)
 
     async def publish(self, queue: str, drafts: Sequence[Draft]) -> list[str]:
         """Store messages."""

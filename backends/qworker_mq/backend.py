@@ -28,7 +28,7 @@ from qworker.url import BackendURL
 from qworker_mq.admin import Admin
 from qworker_mq.claims import Busy, MqLease, Stranger
 from qworker_mq.mover import Mover, Trash, set_aside
-from qworker_mq.publisher import Publisher
+from qworker_mq.publisher import Publisher, check
 from qworker_mq.store import Held, Store
 
 __all__ = ["MqBackend"]
@@ -142,6 +142,10 @@ class MqBackend(Backend):
         return await asyncio.shield(task)
 
     # -- producing ---------------------------------------------------------------------------------------------------
+
+    def check(self, draft: Draft) -> None:
+        """Refuse what the protocol has no place for."""
+        check(draft)
 
     async def publish(self, queue: str, drafts: Sequence[Draft]) -> list[str]:
         """Store messages."""

@@ -17,7 +17,7 @@ from qworker_mq.ids import at_unix, is_uuid, new_uuids, uuid_of
 from qworker_mq.record import Record
 from qworker_mq.store import Held, Store
 
-__all__ = ["Publisher"]
+__all__ = ["Publisher", "check"]
 
 _SLICE = 0.002
 
@@ -52,7 +52,7 @@ class Publisher:
     async def publish(self, queue: str, drafts: Sequence[Draft]) -> list[str]:
         """See `Backend.publish`."""
         for draft in drafts:
-            _check(draft)
+            check(draft)
         held = self._store.made(queue)
         ids = new_uuids(len(drafts))
         written: list[_Written] = []
@@ -160,7 +160,12 @@ class Publisher:
                 message.tmp = ""
 
 
-def _check(draft: Draft) -> None:
+def check(draft: Draft) -> None:
+    """Refuse what mq has no place for.
+
+    Raises:
+        NotSupported: says what.
+    """
     if draft.priority:
         raise NotSupported("mq: has no priorities: publish without one, or use a queue of its own")
     if draft.key is not None:

@@ -35,11 +35,24 @@ class SqBackend(SqAdministration):
 
     # -- producing ---------------------------------------------------------------------------------------------------
 
+    def check(self, draft: Draft) -> None:
+        """Refuse what the protocol has no place for."""
+        if draft.priority:
+            raise NotSupported("sq: has no priorities: a log has one order; use another queue for what is urgent")
+        if draft.key is not None:
+            raise NotSupported("sq: has no keys: a log keeps no index of them; give the message an id instead")
+        if not draft.body:
+            raise NotSupported("sq: has no empty messages: a record of length 0 ends the log")
+        if draft.fields or draft.arguments:
+            raise NotSupported("sq: has no place for fields and arguments: put them into the body")
+        if draft.id is not None:
+            check_id(draft.id)
+
     async def publish(self, queue: str, drafts: Sequence[Draft]) -> list[str]:
         """Append messages to the topic, for every channel."""
         check_queue(queue)
         for draft in drafts:
-            _check(draft)
+            self.check(draft)
         if not drafts:
             return []
         held = self._queues.get(queue)
@@ -163,16 +176,3 @@ class SqBackend(SqAdministration):
             if count:
                 channel.topic.wake()
         return count
-
-
-def _check(draft: Draft) -> None:
-    if draft.priority:
-        raise NotSupported("sq: has no priorities: a log has one order; use another queue for what is urgent")
-    if draft.key is not None:
-        raise NotSupported("sq: has no keys: a log keeps no index of them; give the message an id instead")
-    if not draft.body:
-        raise NotSupported("sq: has no empty messages: a record of length 0 ends the log")
-    if draft.fields or draft.arguments:
-        raise NotSupported("sq: has no place for fields and arguments: put them into the body")
-    if draft.id is not None:
-        check_id(draft.id)

@@ -31,11 +31,24 @@ class VsqsBackend(VsqsAdministration):
 
     # -- producing ---------------------------------------------------------------------------------------------------
 
+    def check(self, draft: Draft) -> None:
+        """Refuse what the protocol has no place for."""
+        if draft.priority:
+            raise NotSupported(
+                "vsqs: has no priorities: the order is that of the ids; use another queue for what is urgent"
+            )
+        if draft.key is not None:
+            raise NotSupported("vsqs: has no keys")
+        if draft.id is not None:
+            raise NotSupported("vsqs: an id is the time of its making: publish without one")
+        if draft.fields or draft.arguments:
+            raise NotSupported("vsqs: has no place for fields and arguments: put them into the body")
+
     async def publish(self, queue: str, drafts: Sequence[Draft]) -> list[str]:
         """Store messages; with a capacity, wait for room."""
         check_queue(queue)
         for draft in drafts:
-            _check(draft)
+            self.check(draft)
         if not drafts:
             return []
         folder = await self._found(queue, make=True)
@@ -166,16 +179,3 @@ class VsqsBackend(VsqsAdministration):
         if count:
             self._wake()
         return count
-
-
-def _check(draft: Draft) -> None:
-    if draft.priority:
-        raise NotSupported(
-            "vsqs: has no priorities: the order is that of the ids; use another queue for what is urgent"
-        )
-    if draft.key is not None:
-        raise NotSupported("vsqs: has no keys")
-    if draft.id is not None:
-        raise NotSupported("vsqs: an id is the time of its making: publish without one")
-    if draft.fields or draft.arguments:
-        raise NotSupported("vsqs: has no place for fields and arguments: put them into the body")

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import msgspec
 
 from qworker.app import Tasks
+from qworker.backend import Backend
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.envelope import Envelope, open_envelope
-from qworker.message import State, StoredMessage
+from qworker.errors import UsageError
+from qworker.logs import one_line
+from qworker.message import Draft, Settle, State, StoredMessage
+from qworker.registry import open_backend
+from qworker.run import Run
 from qworker.worker import Worker, WorkerCounts, WorkerOptions
 
 __all__ = ["EnqueuedCall", "enqueued", "in_memory", "run_until_idle"]
@@ -44,33 +49,93 @@ class EnqueuedCall(msgspec.Struct, frozen=True, kw_only=True):
 def in_memory(tasks: Tasks, clock: Clock = SYSTEM_CLOCK) -> Generator[Tasks]:
     """Give an app empty queues in memory, and its own backend back at the end.
 
+    What the backend of the app's own URL would refuse, such as a priority in a directory, is refused as there. It is not opened.
+
     Args:
         tasks: the app.
         clock: what the queues read the time from, such as a `FakeClock`, on which delays pass when the test says so.
     """
     # What was given, if anything: not what the environment says today.
     url = tasks._url  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
-    before = tasks.clock
+    before, making = tasks.clock, vars(tasks).get("_make_backend")
+    check = _check_of(tasks)
+    memory = f"memory://testing-{secrets.token_hex(8)}"
+
+    def make() -> Backend:
+        backend = open_backend(memory, clock=clock)
+        if check is not None:
+            vars(backend)["check"] = check
+        return backend
+
     tasks.clock = clock
-    tasks.url = f"memory://testing-{secrets.token_hex(8)}"
+    tasks.url = memory
+    vars(tasks)["_make_backend"] = make
     try:
         yield tasks
     finally:
         tasks.clock = before
         tasks.url = url
+        if making is None:
+            del vars(tasks)["_make_backend"]
+        else:
+            vars(tasks)["_make_backend"] = making
 
 
-async def run_until_idle(tasks: Tasks, *, concurrency: int = 100) -> WorkerCounts:
+def _check_of(tasks: Tasks) -> Callable[[Draft], None] | None:
+    """What refuses drafts for the app's own store; None where that cannot be said here."""
+    try:
+        return tasks._make_backend().check  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+    except UsageError:
+        # No URL is given where tests run, or the backend's driver is not installed.
+        return None
+
+
+async def run_until_idle(tasks: Tasks, *, concurrency: int = 100, raise_failures: bool = False) -> WorkerCounts:
     """Run a worker in this process until nothing is ready or leased in the app's queues; what is due later stays.
 
-    From code without an event loop: `tasks.run_sync(run_until_idle(tasks), instead="await it")`.
+    From code without an event loop: `asyncio.run(run_until_idle(tasks))`.
+
+    Args:
+        tasks: the app.
+        concurrency: messages at once.
+        raise_failures: raise what failed first, once nothing is left to run. That is the exception of the first run that ended in
+            a retry or a failure, with its traceback; a `Retry` and a `Fail` that a handler raised on purpose, a timeout
+            (`TimeoutError`) and arguments that do not fit (`BadArguments`) too.
 
     Returns:
         What the worker counted.
+
+    Raises:
+        RemoteFailure: with `raise_failures`, of a handler with `process=True`: its text is the traceback.
+        RuntimeError: with `raise_failures`: a message failed without an exception, such as one with its tries used up, or by one
+            that is not an `Exception`, such as `SystemExit`, which is the cause.
     """
     worker = Worker(tasks, WorkerOptions(burst=True, concurrency=concurrency))
+    failures = _Failures()
+    worker.observers.append(failures)
     await worker.run()
+    if raise_failures and failures.first is not None:
+        raise failures.first
     return worker.counts
+
+
+class _Failures:
+    """The observer that keeps what failed first."""
+
+    def __init__(self) -> None:
+        self.first: Exception | None = None
+
+    def started(self, run: Run) -> None:
+        """Nothing has failed yet."""
+
+    def finished(self, run: Run, outcome: str, error: str | None, duration: float) -> None:
+        """Keep the first."""
+        if self.first is None and outcome in {Settle.FAIL_TMP, Settle.FAIL_PERM}:
+            if isinstance(run.error, Exception):
+                self.first = run.error
+            else:
+                self.first = RuntimeError(f"task {run.task!r}: {one_line(error or '')}")
+                self.first.__cause__ = run.error
 
 
 async def enqueued(tasks: Tasks, queue: str | None = None) -> list[EnqueuedCall]:

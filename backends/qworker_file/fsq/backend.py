@@ -110,6 +110,10 @@ class FsqBackend(Backend):
 
     # -- producing ---------------------------------------------------------------------------------------------------
 
+    def check(self, draft: Draft) -> None:
+        """Refuse what the protocol has no place for."""
+        check(draft)
+
     async def publish(self, queue: str, drafts: Sequence[Draft]) -> list[str]:
         """Store messages."""
         check_queue(queue)

@@ -60,6 +60,10 @@ class RfqBackend(RfqAdministration, RedisBackend):
 
     # -- producing ---------------------------------------------------------------------------------------------------
 
+    def check(self, draft: Draft) -> None:
+        """Refuse what the protocol has no place for."""
+        check(draft)
+
     async def publish(self, queue: str, drafts: Sequence[Draft]) -> list[str]:
         """Store messages; an unknown outcome is resolved by repeating, for `?patience=` seconds."""
         check_queue(queue)
