@@ -2,35 +2,80 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo test check fix bench bench-spark docs clean
+.PHONY: help demo test test-all test-deep test-soak test-plain test-lowest test-pythons test-sparks check fix bench bench-spark docs clean
 
 # Compiled modules are what makes the thousands of processes of the tests start quickly; and what a user has set for other
 # projects must not reach this one.
-unexport PYTHONDONTWRITEBYTECODE PYTHONPATH QWORKER_URL
-# In an empty environment shells know where programs are, and do not tell their children.
-export PATH := $(or $(PATH),/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin)
+unexport PYTHONDONTWRITEBYTECODE PYTHONPATH QWORKER_URL VENV
+# In an empty environment shells know where programs are, and do not tell their children. And what makes and mounts a file system
+# lives where a user's PATH does not look.
+export PATH := $(or $(PATH),/usr/local/bin:/usr/bin:/bin):/usr/local/sbin:/usr/sbin:/sbin
 
 bin := .venv/bin
 processors := $(shell nproc 2>/dev/null || echo 2)
 # Most tests wait for files, servers and processes: two test processes a processor, and eight at most.
 jobs := $(shell n=$$((2 * $(processors))); echo $$((n < 8 ? n : 8)))
 # Plugins that other installed packages bring, and that no test here needs.
-pytest := $(bin)/python -m pytest -q -p no:anyio -p no:doctest -p no:pastebin -p no:junitxml -p no:nose --tb=native
+options := -m pytest -q -p no:anyio -p no:doctest -p no:pastebin -p no:junitxml -p no:nose --tb=native
+parallel := -n $(jobs) --dist loadgroup -m "not serial"
+pytest := $(bin)/python $(options)
 sources := qworker backends examples tests
+# What says whether a Python or a set of dependencies will do: no Spark, no other programs.
+core := tests/unit tests/contract tests/property
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: ## Watch tasks run on a durable queue, a minute from a fresh clone
 	@.ci/venv.sh
 	@$(bin)/qworker demo
 
-test: ## Run every test (ARGS="-k name" narrows it)
+test: ## Run the tests that a change must pass, in 10 minutes (ARGS="-k name" narrows it)
 	@.ci/venv.sh test
 	@tests/install-tools.sh
-	$(pytest) -n $(jobs) --dist loadgroup -m "not serial" $(ARGS)
+	$(pytest) $(parallel) $(ARGS)
 	@# Tests that must not share the machine run one after another, where there are any.
 	@if [ -z "$(ARGS)" ] && grep -rqE 'mark\.serial\b' tests --include='*.py'; then set -x; $(pytest) -m serial; fi
+
+test-all: test test-plain test-lowest test-deep test-soak test-pythons test-sparks ## Run everything, in 45 minutes
+
+test-deep: ## The tests with more kills, seeds and examples (DEPTH=4)
+	@.ci/venv.sh test
+	@tests/install-tools.sh
+	QWORKER_TEST_DEPTH=$(or $(DEPTH),4) $(pytest) $(parallel) tests/fault tests/property tests/unit/test_sq_format.py tests/unit/test_fsq_queue.py tests/e2e/test_examples.py
+	QWORKER_TEST_DEPTH=$(or $(DEPTH),4) $(pytest) -m serial tests/fault
+
+test-soak: ## Workers and publishers that are killed all the time, for a while (SECONDS=180)
+	@.ci/venv.sh test
+	@tests/install-tools.sh
+	QWORKER_TEST_SOAK=$(or $(SECONDS),180) $(pytest) -n 2 -rP tests/fault/test_soak.py
+
+test-plain: ## What a user has: the wheel without extras
+	@.ci/venv.sh test
+	@VENV=.venv-plain .ci/venv.sh --wheel
+	TEST_PYTHON=$(CURDIR)/.venv-plain/bin/python $(pytest) -n $(jobs) tests/e2e/test_help.py tests/e2e/test_demo.py \
+	    tests/unit/test_docs.py -k 'help or demo or (page_does and (README or quickstart or retries))'
+
+test-lowest: ## The lowest versions that pyproject.toml allows
+	@.ci/venv.sh
+	@VENV=.venv-lowest .ci/venv.sh --lowest --no-spark test
+	@tests/install-tools.sh
+	.venv-lowest/bin/python $(options) $(parallel) tests/unit tests/contract
+
+test-pythons: ## Other Pythons: PYTHONS="python3.12 /opt/python3.14/bin/python3", or those that are found here
+	@.ci/venv.sh
+	@tests/install-tools.sh
+	@for python in $${PYTHONS:-$$(.ci/pythons)}; do \
+	    venv=.venv-$$(echo "$$python" | tr -c 'a-z0-9.\n' -) || exit; \
+	    VENV=$$venv PYTHON=$$python .ci/venv.sh --no-spark test || exit; \
+	    (set -x; $$venv/bin/python $(options) $(parallel) $(core)) || exit; \
+	done
+
+test-sparks: ## The lowest versions of Spark and of its companions; the newest are those of `make test`
+	@.ci/venv.sh
+	@VENV=.venv-spark .ci/venv.sh --lowest test
+	@tests/install-tools.sh
+	.venv-spark/bin/python $(options) $(parallel) tests/spark
 
 check: ## Format, lint, types and the direction of imports, as CI sees them
 	@.ci/venv.sh test check docs
@@ -40,7 +85,7 @@ check: ## Format, lint, types and the direction of imports, as CI sees them
 	$(bin)/pyright --pythonpath $(bin)/python
 	$(bin)/lint-imports
 
-fix: ## Format, and mend what ruff can mend
+fix: ## Format, and fix what ruff can fix
 	@.ci/venv.sh check
 	$(bin)/ruff format $(sources)
 	$(bin)/ruff check --fix $(sources)
@@ -59,5 +104,5 @@ docs: ## Build the site into site/, strictly
 	NO_MKDOCS_2_WARNING=1 $(bin)/mkdocs build --strict --quiet
 
 clean: ## Remove what the targets made
-	rm -rf .venv site dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-* site dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -8,9 +8,10 @@ import pytest
 import structlog
 
 from qworker import logs
+from tests.depth import pytest_collection_modifyitems
 from tests.noskip import pytest_make_collect_report, pytest_runtest_makereport
 
-__all__ = ["pytest_make_collect_report", "pytest_runtest_makereport"]
+__all__ = ["pytest_collection_modifyitems", "pytest_make_collect_report", "pytest_runtest_makereport"]
 
 
 @pytest.fixture(autouse=True)

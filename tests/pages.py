@@ -10,13 +10,13 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import click
 
 from qworker.cli.main import cli
+from tests.e2e.processes import PYTHON
 
 __all__ = ["ROOT", "Block", "blocks", "commands", "environment", "pages", "parsed", "sessions", "shown"]
 
@@ -95,7 +95,9 @@ def shown(expected: list[str], output: str) -> bool:
 def environment() -> dict[str, str]:
     """What a reader's shell has: the installed programs, and nothing of the tests."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("QWORKER_", "PYTEST_"))}
-    return {**kept, "PATH": f"{Path(sys.executable).parent}:{kept['PATH']}", "PYTHONUNBUFFERED": "1"}
+    # A parallel test process has a width; what is piped has none.
+    kept.pop("COLUMNS", None)
+    return {**kept, "PATH": f"{Path(PYTHON).parent}:{kept['PATH']}", "PYTHONUNBUFFERED": "1"}
 
 
 def commands(text: str) -> list[list[str]]:

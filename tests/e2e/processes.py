@@ -16,11 +16,21 @@ from typing import IO, Any
 
 # Seconds for anything to happen on a machine that is busy with other tests.
 PATIENCE = 50.0
+# The Python whose qworker is tried: this one, or that of another installation.
+PYTHON = os.environ.get("TEST_PYTHON") or sys.executable
+
+
+def without_extras() -> bool:
+    """Whether it has the package and nothing that is optional."""
+    code = "import importlib.util as util, sys; sys.exit(util.find_spec('redis') is None)"
+    return subprocess.run([PYTHON, "-c", code], check=False).returncode == 1
 
 
 def environment(**more: str) -> dict[str, str]:
     """What a process gets: nothing that a developer has set for qworker, and no buffering."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("QWORKER_")}
+    # A parallel test process has a width; what is piped has none.
+    kept.pop("COLUMNS", None)
     return kept | {"PYTHONUNBUFFERED": "1"} | more
 
 
@@ -33,7 +43,7 @@ class Process:
         *arguments: str,
         env: dict[str, str] | None = None,
         program: Sequence[str] = ("-m", "qworker"),
-        executable: str = sys.executable,
+        executable: str = PYTHON,
     ) -> None:
         self.lines: list[str] = []
         self._changed = threading.Condition()

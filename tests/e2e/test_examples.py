@@ -17,6 +17,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.depth import DEEP
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 # Seconds for one step; the whole installation is thousands of files, and two processors may be busy with other tests.
 PATIENCE = 120.0
@@ -34,7 +36,7 @@ def environment() -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("QWORKER_")}
     kept["PATH"] = f"{Path(sys.executable).parent}:{kept['PATH']}"
     kept["PYTHONUNBUFFERED"] = "1"
-    kept["QWORKER_EXAMPLE_FILES"] = os.environ.get("QWORKER_EXAMPLE_FILES", "1000000")
+    kept["QWORKER_EXAMPLE_FILES"] = os.environ.get("QWORKER_EXAMPLE_FILES", "1000000" if DEEP else "1200")
     return kept
 
 

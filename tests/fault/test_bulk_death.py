@@ -13,14 +13,15 @@ import pytest
 from qworker.message import Settle, Settlement
 from qworker.registry import open_backend
 from qworker.staging import HalfPublished
+from tests.depth import DEPTH
 from tests.fault.harness import KILL, LOSE, QUEUE, Launcher, fault, strays
 from tests.servers import RedisServer
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(300)]
 
-PARTS, ROWS = 3, 4
+PARTS, ROWS = 3, 4 * DEPTH
 EVERY_ROW = sorted(f"{part}.{row}" for part in range(PARTS) for row in range(ROWS))
-STEPS = range(1, 80)
+STEPS = range(1, 80 * DEPTH)
 
 
 async def _take(url: str) -> list[str]:
@@ -104,7 +105,7 @@ def test_a_bulk_write_into_redis_that_dies_at_any_call_is_completed_and_doubles_
 ) -> None:
     statuses = []
     with RedisServer() as server:
-        for call in range(1, 200):
+        for call in range(1, 200 * DEPTH):
             with server.client() as client:
                 client.flushall()
             status, taken = _die_and_resume(launcher, server.url, tmp_path / "ledger", die=None, call=call)

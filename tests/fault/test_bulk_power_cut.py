@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.depth import DEPTH
 from tests.fault import harness
 from tests.fault.harness import Books
 from tests.fault.test_power_cut import _mount, _pull_the_plug, _unmount, image
@@ -19,7 +20,7 @@ __all__ = ["image"]
 
 pytestmark = [pytest.mark.fault, pytest.mark.serial, pytest.mark.timeout(300)]
 
-CYCLES = 6
+CYCLES = 6 * DEPTH
 PARTS, ROWS = 3, 600
 
 

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.depth import DEPTH
 from tests.fault.harness import KILL, PATIENCE, Books, Launcher, check_invariant, drain, fault, strays
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(300)]
 
-STEPS = range(1, 41)
+STEPS = range(1, 41 * DEPTH)
 SYNC = pytest.mark.parametrize("sync", ["full", "off"])
 
 
@@ -23,10 +24,12 @@ def test_a_publisher_that_dies_at_any_step_loses_nothing(tmp_path: Path, launche
     for step in STEPS:
         root = tmp_path / str(step)
         url, ledger = f"file://{root}/spool?sync={sync}", root / "ledger"
-        statuses.append(launcher.run("publish", url, ledger, 6, 3, fault=fault(KILL, step)))
+        statuses.append(launcher.run("publish", url, ledger, 6 * DEPTH, 3, fault=fault(KILL, step)))
         check_invariant(url, ledger)
         drain(url, ledger)
         assert strays(root / "spool") == [], step
+        if statuses[-1] == 0:
+            break
     assert -signal.SIGKILL in statuses
     assert statuses[-1] == 0, f"a publisher has more than {len(STEPS)} steps: {launcher.errors()}"
 
@@ -39,11 +42,13 @@ def test_a_worker_that_dies_at_any_step_loses_nothing_and_repeats_only_what_it_r
     for step in STEPS:
         root = tmp_path / str(step)
         url, ledger = f"file://{root}/spool?sync={sync}", root / "ledger"
-        assert launcher.run("publish", url, ledger, 6, 6) == 0, launcher.errors()
+        assert launcher.run("publish", url, ledger, 6 * DEPTH, 6) == 0, launcher.errors()
         statuses.append(launcher.run("work", url, ledger, 4, fault=fault(KILL, step)))
         check_invariant(url, ledger)
         assert drain(url, ledger).duplicates <= 4, step
         assert strays(root / "spool") == [], step
+        if statuses[-1] == 0:
+            break
     assert -signal.SIGKILL in statuses
     assert statuses[-1] == 0, f"a worker has more than {len(STEPS)} steps: {launcher.errors()}"
 
@@ -52,7 +57,7 @@ def test_200_random_deaths_lose_nothing_and_repeat_only_what_was_running(tmp_pat
     url, ledger = f"file://{tmp_path}/spool", tmp_path / "ledger"
     draw = random.Random(20)
     killed = 0
-    for _ in range(100):
+    for _ in range(100 * DEPTH):
         publisher = launcher.start("publish", url, ledger, 10_000, 5)
         worker = launcher.start("work", url, ledger, 5)
         _await_progress(ledger, draw.randrange(20))

@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from qworker.registry import open_backend
+from tests.depth import DEPTH
 from tests.serving import Served, served
 
 STATUS = re.compile(rb"HTTP/1\.1 (\d{3}) ")
@@ -121,7 +122,7 @@ def test_no_path_leads_out_of_the_root(server: Served, method: str) -> None:
         assert statuses(answer), (method, target)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60 * DEPTH, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     method=st.sampled_from([*METHODS, "get", "BREW", ""]),
     target=st.one_of(
@@ -156,7 +157,7 @@ def test_nothing_that_is_sent_is_the_server_s_fault(
     never_our_fault(exchange(server, request(method, target, *headers, body=body), end=True))
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60 * DEPTH, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(st.one_of(st.binary(max_size=300), st.sampled_from([
     b"POST /alpha/messages HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n", b"5\r\nhello\r\n", b"0\r\n\r\n",
     b"ffffffffffffffffff\r\n", b"-1\r\n", b"5;ext=\"\r\n", b"GET /alpha/messages HTTP/1.1\r\n", b"Host: localhost\r\n", b"\r\n",

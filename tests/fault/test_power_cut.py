@@ -13,12 +13,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.depth import DEPTH
 from tests.fault import harness
 from tests.fault.harness import Books, check_invariant, drain
 
 pytestmark = [pytest.mark.fault, pytest.mark.serial, pytest.mark.timeout(600)]
 
-CYCLES = 30
+CYCLES = 30 * DEPTH
 # _IOR('X', 125, __u32) of <linux/ext4.h>, with the flag that leaves the journal unflushed.
 SHUTDOWN = 0x8004587D
 NO_LOG_FLUSH = 2
@@ -29,7 +30,7 @@ def image(tmp_path: Path) -> Iterator[Path]:
     """A journaled ext4 in a file."""
     image = tmp_path / "disk.img"
     with open(image, "wb") as file:
-        file.truncate(64 << 20)
+        file.truncate(64 * DEPTH << 20)
     subprocess.run(["mkfs.ext4", "-q", "-F", str(image)], check=True)
     return image
 

@@ -18,6 +18,7 @@ from qworker.testing.until import until
 from qworker.url import BackendURL
 from qworker_redis.doctor import doctor
 from qworker_redis.scripts import queue_key
+from tests.depth import DEPTH
 from tests.proxy import LossyProxy
 from tests.servers import PROGRAMS, RedisServer
 
@@ -286,7 +287,7 @@ async def test_2000_cancelled_calls_lose_nothing_and_mix_nothing_up(server: Redi
     async def count() -> None:
         assert (await backend.stats(QUEUE)).queue == QUEUE
 
-    for _ in range(2000):
+    for _ in range(2000 * DEPTH):
         kind = draw.randrange(5)
         if kind <= 1:
             call = asyncio.create_task(publish())

@@ -19,6 +19,7 @@ from qworker.backend import Backend
 from qworker.message import Draft, Settle, Settlement, State
 from qworker.registry import open_backend
 from qworker.testing.until import until
+from tests.depth import DEPTH
 from tests.servers import RedisServer
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(300)]
@@ -103,7 +104,7 @@ async def test_killed_workers_and_publishers_lose_nothing(tmp_path: Path) -> Non
     draw, kills = random.Random(5), 0
     with RedisServer(moved_clock=True) as server:
         backend = open_backend(server.url)
-        for _ in range(6):
+        for _ in range(6 * DEPTH):
             with (
                 running("publish", server.url, tmp_path),
                 running("work", server.url, tmp_path),

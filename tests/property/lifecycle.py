@@ -29,6 +29,7 @@ from qworker.names import new_ids
 from qworker.registry import open_backend
 from qworker.testing.clock import FakeClock
 from qworker.testing.harness import Harness
+from tests.depth import DEPTH
 
 T = TypeVar("T")
 # No sum of steps is a visibility or a delay, so that nothing depends on what happens at the very moment of an expiry.
@@ -51,7 +52,7 @@ LIVE = (State.READY, State.LEASED, State.DELAYED, State.FAIL)
 _ASKED = os.environ.get("QWORKER_TEST_EXAMPLES")
 
 SETTINGS = settings(
-    max_examples=int(_ASKED or "60"),
+    max_examples=int(_ASKED or 60 * DEPTH),
     stateful_step_count=40,
     deadline=None,
     # The same examples in every run, unless somebody asks for more of them: CI is no place for luck, nor for the minutes in

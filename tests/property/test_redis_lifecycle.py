@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import sys
-
 import pytest
 
-sys.path.insert(0, os.path.dirname(__file__))
-from lifecycle import check_lifecycle
-
 from qworker.testing.harness import Harness
+from tests.property.lifecycle import check_lifecycle
 from tests.servers import RedisHarness, RedisServer
 
 pytestmark = pytest.mark.timeout(300)

@@ -13,6 +13,7 @@ from redis import Redis
 from qworker.backend import Backend
 from qworker.message import Draft, Lease, Settle, Settlement, State
 from qworker.registry import open_backend
+from tests.depth import DEPTH
 from tests.servers import RedisServer, free_port
 
 TOPIC = "shared"
@@ -169,7 +170,7 @@ class Shared:
             await worker.aclose()
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(12 * DEPTH))
 async def test_each_message_is_in_one_place_until_it_is_finished(server: RedisServer, seed: int) -> None:
     with server.client() as client:
         client.flushall()

@@ -13,12 +13,13 @@ from qworker import State, Tasks
 from qworker.errors import BackendUnavailable
 from qworker.worker import Worker, WorkerOptions
 from qworker_memory import MemoryBackend
+from tests.depth import DEPTH
 
 _names = itertools.count()
 
 # A machine that is slow for a moment is no failure.
 hypothesis.settings.register_profile(
-    "unit", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow], max_examples=60
+    "unit", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow], max_examples=60 * DEPTH
 )
 hypothesis.settings.load_profile("unit")
 

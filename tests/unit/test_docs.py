@@ -27,6 +27,7 @@ from qworker.cli.main import cli, main
 from qworker.cli.run import command as run_command
 from qworker.message import Draft, Settle, Settlement
 from qworker.registry import open_backend
+from tests.e2e.processes import PYTHON
 from tests.pages import ROOT, Block, blocks, commands, environment, pages, parsed, sessions, shown
 from tests.servers import RedisServer
 
@@ -98,7 +99,7 @@ class Reader:
         if not self.page.startswith(SPARK):
             module = block.file.removesuffix(".py").replace("/", ".")
             first = DJANGO if (self.folder / "manage.py").exists() else ""
-            self._run([sys.executable, "-W", "error", "-c", f"{first}import {module}"])
+            self._run([PYTHON, "-W", "error", "-c", f"{first}import {module}"])
 
     def _console(self, block: Block) -> None:
         for command, expected in sessions(block.text):

@@ -30,6 +30,7 @@ from qworker.testing import FakeClock, run_until_idle, until
 from qworker_file.fsq.constants import Constants
 from qworker_file.fsq.rpc.methods import Methods
 from qworker_file.fsq.rpc.server import RpcServer
+from tests.depth import DEPTH
 
 QUEUE = "q"
 ITEM = "_20131005205643_0_77_host_0"
@@ -358,7 +359,7 @@ def test_hostile_pushes_reach_nothing(methods: Methods, root: Path, tmp_path: Pa
     assert [os.listdir(root / QUEUE / part) for part in ("tmp", "queue")] == [[], []]
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150 * DEPTH)
 @given(request=st.one_of(st.binary(), JSON, st.fixed_dictionaries({"method": METHODS, "params": JSON, "id": JSON})))
 def test_any_request_has_an_answer(methods: Methods, root: Path, request: object) -> None:
     body = request if isinstance(request, bytes) else json.dumps(request).encode()

@@ -1,0 +1,20 @@
+"""How deep the tests go: a factor for kills, seeds and examples. 1 is what a change is tested with; `make test-deep` asks for more."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+__all__ = ["DEEP", "DEPTH", "pytest_collection_modifyitems"]
+
+DEPTH = int(os.environ.get("QWORKER_TEST_DEPTH", "1"))
+DEEP = DEPTH > 1
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Deeper tests take longer."""
+    for item in items if DEEP else []:
+        if limit := item.get_closest_marker("timeout"):
+            longer = pytest.mark.timeout(*(2 * DEPTH * seconds for seconds in limit.args), **limit.kwargs)
+            item.add_marker(longer, append=False)
