@@ -95,8 +95,6 @@ def shown(expected: list[str], output: str) -> bool:
 def environment() -> dict[str, str]:
     """What a reader's shell has: the installed programs, and nothing of the tests."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("QWORKER_", "PYTEST_"))}
-    # A parallel test process has a width; what is piped has none.
-    kept.pop("COLUMNS", None)
     return {**kept, "PATH": f"{Path(PYTHON).parent}:{kept['PATH']}", "PYTHONUNBUFFERED": "1"}
 
 

@@ -29,8 +29,6 @@ def without_extras() -> bool:
 def environment(**more: str) -> dict[str, str]:
     """What a process gets: nothing that a developer has set for qworker, and no buffering."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("QWORKER_")}
-    # A parallel test process has a width; what is piped has none.
-    kept.pop("COLUMNS", None)
     return kept | {"PYTHONUNBUFFERED": "1"} | more
 
 

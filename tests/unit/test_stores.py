@@ -24,7 +24,7 @@ from qworker.errors import (
 )
 from qworker.files import store_error
 from qworker.parts import shares
-from qworker.registry import open_backend, schemes
+from qworker.registry import _installed, open_backend, schemes
 
 SCHEMES = ["file", "fsq", "mq", "sq", "vsqs"]
 
@@ -246,10 +246,12 @@ async def test_what_is_not_installed_is_one_line_of_the_doctor(monkeypatch: pyte
             raise ModuleNotFoundError("No module named 'redis'", name="redis")
         if "remote" in point.value:
             raise ModuleNotFoundError("No module named 'h11'", name="h11")
-        return real(point)
+        return real[type(point)](point)
 
-    real = EntryPoint.load
-    monkeypatch.setattr(EntryPoint, "load", load)
+    # Where the backport of importlib.metadata is installed, entry points are of its class.
+    real = {type(point): type(point).load for point in _installed().values()}
+    for kind in real:
+        monkeypatch.setattr(kind, "load", load)
     found = {check.name: check for check in await examine(None)}
     assert [name for name in found if name.startswith("backend ")] == [
         f"backend {scheme}" for scheme in here if scheme in {*SCHEMES, "memory"}
