@@ -22,6 +22,7 @@ from qworker.http.reply import (
     ASGIApp,
     BodyTooLarge,
     Disconnected,
+    Headers,
     Receive,
     Scope,
     Send,
@@ -44,6 +45,18 @@ _REAP_EVERY = 1.0
 
 _CONTENT = [(b"content-type", b"application/octet-stream"), (b"x-content-type-options", b"nosniff")]
 _LOCAL = frozenset({b"localhost", b"127.0.0.1", b"[::1]", b"::1"})
+_TEXT = (b"content-type", b"text/plain; charset=utf-8")
+_NO_TOKEN = (
+    401,
+    [(b"www-authenticate", b"Bearer"), _TEXT],
+    b"send the header Authorization: Bearer TOKEN, with the server's QWORKER_TOKEN\n",
+)
+_FOREIGN_PAGE = (403, [_TEXT], b"without QWORKER_TOKEN no web page is served: set it at the server, and send it\n")
+_FOREIGN_HOST = (
+    403,
+    [_TEXT],
+    b"without QWORKER_TOKEN the host must be localhost, 127.0.0.1 or [::1]: set it at the server, and send it\n",
+)
 
 log = structlog.get_logger()
 
@@ -85,8 +98,8 @@ class MqApp:
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         refusal = self._refusal(scope)
-        if refusal:
-            await reply(send, refusal, [(b"www-authenticate", b"Bearer")] if refusal == 401 else None)
+        if refusal is not None:
+            await reply(send, *refusal)
             return
         parts = segments(scope)
         if parts is None or not parts:
@@ -98,18 +111,20 @@ class MqApp:
         else:
             await reply(send, 404)
 
-    def _refusal(self, scope: Scope) -> int:
-        """The status for who may not ask; 0 for who may."""
+    def _refusal(self, scope: Scope) -> tuple[int, Headers, bytes] | None:
+        """What a client that may not ask is answered; None for one that may."""
         if self._token is not None:
             given = header(scope, b"authorization") or b""
-            return 0 if hmac.compare_digest(given, self._token) else 401
+            return None if hmac.compare_digest(given, self._token) else _NO_TOKEN
         # Without a token anything on this machine may ask, but no web page that its browser happens to show.
         host = (header(scope, b"host") or b"localhost").rsplit(b":", 1)[0] if scope["http_version"] != "1.0" else b"::1"
         foreign = header(scope, b"origin") is not None or header(scope, b"sec-fetch-site") in {
             b"cross-site",
             b"same-site",
         }
-        return 403 if foreign or host.lower() not in _LOCAL else 0
+        if foreign:
+            return _FOREIGN_PAGE
+        return None if host.lower() in _LOCAL else _FOREIGN_HOST
 
     # -- the six endpoints -------------------------------------------------------------------------------------------
 
