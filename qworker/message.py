@@ -44,60 +44,77 @@ class State(StrEnum):
 
 
 class Draft(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A message to be published."""
+    """A message to be published.
+
+    Attributes:
+        body: The bytes that its handler gets.
+        id: While a message with this id is stored, in any state, another is not stored. None: the backend makes one.
+        delay: Seconds from now, by the store's clock, until it may be leased.
+        due_at: Unix seconds instead of `delay`; wins over it.
+        priority: 0 (default) to 9 (first).
+        key: While a message with this key is ready, delayed or leased, another is not stored.
+        task: A label for people who list the store: the task's name, where there is one.
+        arguments: fsq's arguments, for protocols that have them.
+        fields: rfq's flat map, for protocols that have one.
+        tries: The failed attempts of a message that comes from another store.
+        enqueued_at: Unix seconds at which such a message was enqueued there.
+        origin: Its id there, for protocols that give it one of their own. It is kept with the message, and a second message
+            with the same `origin` is not stored.
+    """
 
     body: bytes
-    # Given: a message stored under this id, in any state, makes the publish a no-op. None: the backend makes one.
     id: str | None = None
-    # Seconds from now, by the store's clock, until it may be leased.
     delay: float = 0.0
-    # Absolute Unix seconds instead of `delay`; wins over it.
     due_at: float | None = None
-    # 0 (default) to 9 (first).
     priority: int = 0
-    # While a message with this key is ready, delayed or leased, another is not stored.
     key: str | None = None
-    # A label for people who list the store: the task's name, where there is one.
     task: str | None = None
-    # fsq's arguments, for protocols that have them.
     arguments: tuple[str, ...] = ()
-    # rfq's flat map, for protocols that have one.
     fields: Mapping[str, str] | None = None
-    # For messages that come from another store: what they had there.
     tries: int = 0
     enqueued_at: float | None = None
-    # Their id there, for protocols that give them one of their own: kept beside the message, and one that is stored is not stored
-    # again under it.
     origin: str | None = None
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """One unit of work in a queue."""
+    """One unit of work in a queue.
+
+    Attributes:
+        id: Its id, unique in the world unless its producer chose it.
+        queue: The queue's name.
+        body: The bytes as they were published.
+        tries: Failed attempts so far: temporary failures and expired leases both count.
+        enqueued_at: Unix seconds.
+        priority: 0 (default) to 9 (first).
+        key: The key under which it is stored once at a time, if it has one.
+        arguments: fsq's arguments; the old name of a file that another program put into the queue.
+        fields: rfq's flat map.
+        origin: The id that it had in the store that it came from, where this one gave it another.
+    """
 
     id: str
     queue: str
     body: bytes
-    # Failed attempts so far: temporary failures and expired leases both count.
     tries: int = 0
-    # Unix seconds.
     enqueued_at: float = 0.0
     priority: int = 0
     key: str | None = None
-    # fsq's arguments; a stranger's file has its old name here.
     arguments: tuple[str, ...] = ()
-    # rfq's flat map.
     fields: Mapping[str, str] | None = None
-    # The id that it had in the store that it came from, where this one gave it another.
     origin: str | None = None
 
 
 class Lease(msgspec.Struct, kw_only=True, eq=False):
-    """A message claimed until an expiry. Backends subclass it with what they need to find their claim again."""
+    """A message claimed until an expiry. Backends subclass it with what they need to find their claim again.
+
+    Attributes:
+        message: The message.
+        token: The fencing token, which rises with each delivery of the message. A holder that has lost it can change nothing.
+        expires_at: Unix seconds by the store's clock.
+    """
 
     message: Message
-    # The fencing number: rises with each delivery of the message. Stale holders can change nothing.
     token: int
-    # Unix seconds by the store's clock.
     expires_at: float
 
 
@@ -111,41 +128,58 @@ class Settle(StrEnum):
 
 
 class Settlement(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """The end of one lease."""
+    """The end of one lease.
+
+    Attributes:
+        lease: The lease.
+        how: How it ends.
+        delay: Seconds until a fail_tmp may run again.
+        error: Why, for fail_tmp and fail_perm; kept with the message.
+    """
 
     lease: Lease
     how: Settle
-    # Seconds until a fail_tmp may run again.
     delay: float = 0.0
-    # Why, for fail_tmp and fail_perm; kept beside a failed message.
     error: str | None = None
 
 
 class StoredMessage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A message as `browse` sees it: a look, not a claim."""
+    """A message as `browse` sees it: a look, not a claim.
+
+    Attributes:
+        message: The message.
+        state: Where it is.
+        due_at: Unix seconds at which a delayed message may be leased; None in other states.
+        expires_at: Unix seconds at which a leased message's lease ends; None in other states.
+        finished_at: Unix seconds at which a done or failed message ended; None in other states.
+        holder: The worker that leases it.
+        error: Why it failed.
+        place: Where the store has a finished message, for `discard`; it means nothing elsewhere.
+    """
 
     message: Message
     state: State
-    # Unix seconds; None where the state has no such time.
     due_at: float | None = None
     expires_at: float | None = None
     finished_at: float | None = None
-    # Who leases it.
     holder: str | None = None
-    # Why it failed.
     error: str | None = None
-    # Where the store has a finished message, for `discard`; means nothing to anybody else.
     place: str | None = None
 
 
 class Finished(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A done or failed message as a look found it."""
+    """A done or failed message as a look found it.
+
+    Attributes:
+        id: The message's id.
+        state: `done` or `fail`.
+        finished_at: Unix seconds.
+        place: As in `StoredMessage`.
+    """
 
     id: str
     state: State
-    # Unix seconds.
     finished_at: float | None
-    # As in `StoredMessage`.
     place: str | None = None
 
     def matches(self, stored: StoredMessage | None) -> bool:
@@ -168,7 +202,19 @@ def microseconds(seconds: float | None) -> int | None:
 
 
 class QueueStats(msgspec.Struct, frozen=True, kw_only=True):
-    """A queue's counts."""
+    """A queue's counts.
+
+    Attributes:
+        queue: The queue's name.
+        ready: Messages that wait for a worker.
+        leased: Messages that workers hold.
+        delayed: Messages that are due later.
+        done: Messages that are done and kept.
+        fail: Messages that failed for good.
+        oldest_age: Seconds that the oldest ready message has waited; None when none is ready.
+        down: Whether the queue is paused.
+        retention: How long finished messages are kept, in words, by state; empty where nothing is removed.
+    """
 
     queue: str
     ready: int = 0
@@ -176,8 +222,6 @@ class QueueStats(msgspec.Struct, frozen=True, kw_only=True):
     delayed: int = 0
     done: int = 0
     fail: int = 0
-    # Seconds that the oldest ready message has waited; None when none is ready.
     oldest_age: float | None = None
     down: bool = False
-    # How long what is finished is kept, in words; empty where nothing is removed.
     retention: Mapping[str, str] = {}
