@@ -6,12 +6,17 @@ import asyncio
 import weakref
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
-from typing import Any, Concatenate, ParamSpec, TypeVar, overload
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
 from qworker.backend import Backend
+from qworker.callables import check_handler, handler_name
+from qworker.checks import check_headers, check_text, shown
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.context import Context
-from qworker.errors import DuplicateTask, UnknownTask
+from qworker.errors import DuplicateTask, UnknownTask, UsageError
+from qworker.hints import exact_options
+from qworker.options import DEFAULT_MAX_TRIES
 from qworker.portal import Portal
 from qworker.registry import open_backend
 from qworker.retry import DEFAULT_BACKOFF, Backoff
@@ -21,29 +26,47 @@ from qworker.tracing import imported, sending_many, trace_headers
 
 __all__ = ["Tasks"]
 
+if TYPE_CHECKING:
+    import typing_extensions
+
+    # What the lifespan yields. Checkers know the default; at run time nothing asks for it.
+    State = typing_extensions.TypeVar("State", default=Any)
+else:
+    State = TypeVar("State")
 P = ParamSpec("P")
 R = TypeVar("R")
 F = TypeVar("F", bound=Callable[..., Any])
-
-Lifespan = Callable[["Tasks"], AbstractAsyncContextManager[Any]]
 
 # `enqueue_many` publishes this many at a time, so that a generator of a million calls needs no memory for them.
 _BATCH = 1000
 
 
-class Tasks:
+class Tasks(Generic[State]):
     """An app: register functions with `task` and `handler`, enqueue calls of them from anywhere, run them with a worker.
+
+    A type checker takes `State` from `lifespan`; handlers that use it annotate their first parameter `Context[State]`.
 
     Args:
         url: the backend; None takes `$QWORKER_URL` or `url` in `[tool.qworker]` when it is first needed.
         lifespan: a function that takes the app and returns an async context manager; a worker enters it before its first
             message and leaves it after its last one, and `Context.state` is what it yields.
+
+    Attributes:
+        lifespan: As given.
+        clock: What its backends read the time from. Tests give a fake one before the first call.
+        registered: The tasks by name.
+        raw_handlers: The raw handlers by queue.
     """
 
-    def __init__(self, url: str | None = None, *, lifespan: Lifespan | None = None) -> None:
+    @exact_options
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        lifespan: Callable[[Tasks[Any]], AbstractAsyncContextManager[State]] | None = None,
+    ) -> None:
         self._url = url
         self.lifespan = lifespan
-        # What its backends read the time from; tests give a fake one before the first call.
         self.clock: Clock = SYSTEM_CLOCK
         self.registered: dict[str, Task[..., Any]] = {}
         self.raw_handlers: dict[str, RawHandler] = {}
@@ -59,7 +82,7 @@ class Tasks:
     # -- registering -------------------------------------------------------------------------------------------------
 
     @overload
-    def task(self, function: Callable[Concatenate[Context, P], R], /) -> Task[P, R]: ...
+    def task(self, function: Callable[Concatenate[Context[State], P], R], /) -> Task[P, R]: ...
 
     @overload
     def task(self, function: Callable[P, R], /) -> Task[P, R]: ...
@@ -70,21 +93,22 @@ class Tasks:
         *,
         name: str | None = None,
         queue: str = "default",
-        max_tries: int = 5,
-        timeout: float | None = None,
+        max_tries: int = DEFAULT_MAX_TRIES,
+        timeout: float | timedelta | None = None,
         backoff: Backoff = DEFAULT_BACKOFF,
         process: bool = False,
         priority: int = 0,
-    ) -> _Decorator: ...
+    ) -> _Decorator[State]: ...
 
+    @exact_options
     def task(
         self,
         function: Callable[..., Any] | None = None,
         *,
         name: str | None = None,
         queue: str = "default",
-        max_tries: int = 5,
-        timeout: float | None = None,
+        max_tries: int = DEFAULT_MAX_TRIES,
+        timeout: float | timedelta | None = None,
         backoff: Backoff = DEFAULT_BACKOFF,
         process: bool = False,
         priority: int = 0,
@@ -96,27 +120,31 @@ class Tasks:
             name: what the task is called in envelopes; the function's name unless given.
             queue: where its calls wait.
             max_tries: after this many failed attempts a message goes to `fail`.
-            timeout: seconds a run may take; None: as long as it takes.
+            timeout: seconds a run may take, or a timedelta; None: as long as it takes.
             backoff: the delays of its retries.
             process: run in a process pool, for plain functions that hold the GIL.
             priority: 0 (default) to 9 (first), for calls that name none.
 
         Raises:
             DuplicateTask: the name is taken.
-            UsageError: an option or annotation cannot work.
+            UsageError: an option, the function or one of its annotations cannot work.
         """
+        if name is not None and not check_text("name", name):
+            raise UsageError("name must not be empty: leave it out to use the function's name")
+        given: Any = timeout
         options = Options(
-            queue=queue, max_tries=max_tries, timeout=timeout, backoff=backoff, process=process, priority=priority
+            queue=queue, max_tries=max_tries, timeout=given, backoff=backoff, process=process, priority=priority
         )
         decorator = _Decorator(self, name, options)
         return decorator if function is None else decorator(function)
 
+    @exact_options
     def handler(
         self,
         *,
         queue: str = "default",
-        max_tries: int = 5,
-        timeout: float | None = None,
+        max_tries: int = DEFAULT_MAX_TRIES,
+        timeout: float | timedelta | None = None,
         backoff: Backoff = DEFAULT_BACKOFF,
         process: bool = False,
     ) -> Callable[[F], F]:
@@ -126,10 +154,13 @@ class Tasks:
 
         Raises:
             DuplicateTask: the queue has a raw handler.
+            UsageError: an option or the function cannot work.
         """
-        options = Options(queue=queue, max_tries=max_tries, timeout=timeout, backoff=backoff, process=process)
+        given: Any = timeout
+        options = Options(queue=queue, max_tries=max_tries, timeout=given, backoff=backoff, process=process)
 
         def register(function: F) -> F:
+            _check(function, "@tasks.handler")
             if queue in self.raw_handlers:
                 raise DuplicateTask(f"the queue {queue!r} has a raw handler, {self.raw_handlers[queue].name}: keep one")
             self.raw_handlers[queue] = RawHandler(function, options)
@@ -138,11 +169,20 @@ class Tasks:
         return register
 
     def add(self, task: Task[..., Any]) -> None:
-        """Register a task that is made.
+        """Register a task that this app has made.
 
         Raises:
             DuplicateTask: its name is taken.
+            UsageError: it is not a task, or another app has made it, to whose backend its calls go.
         """
+        given: Any = task
+        if not isinstance(given, Task):
+            raise UsageError(f"add() takes a task (got {shown(task)}): register a function with @tasks.task")
+        if not task.belongs_to(self):
+            raise UsageError(
+                f"the task {task.name!r} belongs to another app, and its calls go to that app's backend:"
+                " register its function here, with tasks.task(the_task.function)"
+            )
         if task.name in self.registered:
             raise DuplicateTask(f"there is a task {task.name!r} already: give one of them name=...")
         self.registered[task.name] = task
@@ -171,12 +211,20 @@ class Tasks:
         if imported():
             headers.update(trace_headers())
         for source in self._header_sources:
-            headers.update(source())
+            found = source()
+            check_headers(found, source)
+            headers.update(found)
         headers.update(given)
         return headers
 
     def add_headers(self, source: Callable[[], Mapping[str, str]]) -> None:
-        """Add a function whose result travels in every envelope's headers, such as the trace context."""
+        """Add a function whose result travels in every envelope's headers, such as the trace context.
+
+        Args:
+            source: returns texts by name. Where it does not, the enqueueing that calls it raises `UsageError`.
+        """
+        if not callable(source):
+            raise UsageError(f"add_headers() takes a function that returns headers (got {shown(source)})")
         self._header_sources.append(source)
 
     async def enqueue_many(self, calls: Iterable[Call]) -> list[Job]:
@@ -204,8 +252,16 @@ class Tasks:
         """
         return self.run_sync(self.enqueue_many(calls), instead="await enqueue() or enqueue_many()")
 
-    def run_sync(self, coroutine: Coroutine[Any, Any, R], *, instead: str) -> R:
-        """Run a coroutine on the app's background loop and block until it is done."""
+    def run_sync(self, coroutine: Coroutine[Any, Any, R], *, instead: str = "await it") -> R:
+        """Run a coroutine on the app's background loop and block until it is done.
+
+        Args:
+            coroutine: what to run, such as `run_until_idle(tasks)`.
+            instead: what the error says that a caller with a running loop should write.
+
+        Raises:
+            UsageError: an event loop runs in this thread.
+        """
         return self._portal.run(coroutine, instead=instead)
 
     # -- the backend -------------------------------------------------------------------------------------------------
@@ -294,24 +350,31 @@ async def _publish(backend: Backend, calls: list[Call]) -> list[Job]:
     return [Job(message_id, queue) for message_id in ids]
 
 
-class _Decorator:
+class _Decorator(Generic[State]):
     """`@tasks.task(...)`, typed for functions with and without a `Context`."""
 
     __slots__ = ("_name", "_options", "_tasks")
 
-    def __init__(self, tasks: Tasks, name: str | None, options: Options) -> None:
+    def __init__(self, tasks: Tasks[State], name: str | None, options: Options) -> None:
         self._tasks = tasks
         self._name = name
         self._options = options
 
     @overload
-    def __call__(self, function: Callable[Concatenate[Context, P], R], /) -> Task[P, R]: ...
+    def __call__(self, function: Callable[Concatenate[Context[State], P], R], /) -> Task[P, R]: ...
 
     @overload
     def __call__(self, function: Callable[P, R], /) -> Task[P, R]: ...
 
     def __call__(self, function: Callable[..., Any], /) -> Any:
-        name: str = self._name or function.__name__
+        _check(function, "@tasks.task")
+        name = self._name or handler_name(function)
         task: Task[..., Any] = Task(self._tasks, function, name, self._options)
         self._tasks.add(task)
         return task
+
+
+def _check(function: Any, decorator: str) -> None:
+    if isinstance(function, Task):
+        raise UsageError(f"{decorator}: {function.name!r} is a task already: decorate a function once")
+    check_handler(function, decorator)

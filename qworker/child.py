@@ -7,7 +7,6 @@ socket does, and is killed by the kernel (Linux) when its parent dies, so that n
 from __future__ import annotations
 
 import importlib
-import inspect
 import os
 import runpy
 import signal
@@ -19,6 +18,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from qworker.callables import unrun
 from qworker.context import Context
 from qworker.envelope import Envelope, open_envelope
 from qworker.errors import Fail, Retry, UsageError
@@ -58,6 +58,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     token: int
     # Unix seconds.
     deadline: float | None
+    max_tries: int
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True):
@@ -166,12 +167,13 @@ def _call(function: Callable[..., Any], signature: Signature, request: Request) 
                 token=request.token,
                 deadline=request.deadline,
                 headers=headers,
+                max_tries=request.max_tries,
             ),
         )
     result = function(*args, **kwargs)
-    if inspect.iscoroutine(result):
-        result.close()
-        raise TypeError("the handler returned a coroutine that nobody awaits: declare it `async def`")
+    problem = unrun(result)
+    if problem is not None:
+        raise problem
 
 
 class _Handlers:

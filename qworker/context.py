@@ -3,19 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import structlog
 
 from qworker.message import Message
+from qworker.options import DEFAULT_MAX_TRIES
 
 __all__ = ["Context"]
 
+if TYPE_CHECKING:
+    import typing_extensions
 
-class Context:
-    """A handler whose first parameter is annotated `Context` gets one; a direct call gets one of its own making."""
+    # Checkers know the default: `Context` alone is `Context[Any]`. At run time nothing asks for it.
+    State_co = typing_extensions.TypeVar("State_co", covariant=True, default=Any)
+else:
+    State_co = TypeVar("State_co", covariant=True)
 
-    __slots__ = ("_log", "deadline", "headers", "message", "note", "state", "task", "token")
+
+class Context(Generic[State_co]):
+    """What a handler may know about its own run.
+
+    A handler whose first parameter is annotated `Context` gets one. `Context[Pool]` also says what its app's lifespan yields. A
+    direct call of a task makes one of its own.
+
+    Attributes:
+        message: The message that is run.
+        task: The task's name, or the raw handler's.
+        token: The lease's fencing token, which rises with each delivery. Give it to stores that refuse a lower one.
+        deadline: Unix seconds at which `timeout` cancels the handler; None without one.
+        headers: What travelled with the call, text by text.
+        state: What the app's lifespan yielded; None without one.
+        max_tries: The task's `max_tries`. This run is the last one if `tries + 1 == max_tries`.
+        note: The last progress as text; None before the first.
+    """
+
+    __slots__ = ("_log", "deadline", "headers", "max_tries", "message", "note", "state", "task", "token")
 
     def __init__(
         self,
@@ -26,17 +49,15 @@ class Context:
         deadline: float | None = None,
         headers: Mapping[str, str] | None = None,
         state: Any = None,
+        max_tries: int = DEFAULT_MAX_TRIES,
     ) -> None:
         self.message = message
         self.task = task
-        # The lease's fencing number, rising with each delivery: give it to stores that refuse a lower one.
         self.token = token
-        # Unix seconds at which `timeout` cancels the handler; None without one.
         self.deadline = deadline
         self.headers: Mapping[str, str] = headers or {}
-        # What the app's lifespan yielded.
-        self.state = state
-        # The last progress, for SIGUSR1 and `top`.
+        self.state: State_co = state
+        self.max_tries = max_tries
         self.note: str | None = None
         self._log: Any = None
 

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from qworker import events
 from qworker.app import Tasks
+from qworker.callables import unrun
 from qworker.clock import Clock
 from qworker.context import Context
 from qworker.envelope import Envelope, open_envelope
@@ -195,6 +196,7 @@ class Executor:
             deadline=None if timeout is None else self._clock.time() + timeout,
             headers=run.headers,
             state=self._state,
+            max_tries=handler.options.max_tries,
         )
 
     def _tell_started(self, run: Run) -> None:
@@ -295,8 +297,8 @@ class _Isolated:
         while True:
             try:
                 waiting = enter(step, sent)
-            except StopIteration:
-                return None
+            except StopIteration as end:
+                return None if end.value is None else unrun(end.value)
             except BaseException as error:  # noqa: BLE001 - whatever a handler raises is its message's outcome
                 return error
             try:

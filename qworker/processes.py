@@ -182,6 +182,7 @@ class ProcessRunner:
             arguments=tuple(os.fsencode(argument) for argument in run.lease.message.arguments),
             token=run.lease.token,
             deadline=None if timeout is None else self._clock.time() + timeout,
+            max_tries=handler.options.max_tries,
         )
 
     async def _run(self, request: Request, begun: Callable[[], None]) -> BaseException | None:

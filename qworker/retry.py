@@ -8,18 +8,37 @@ from __future__ import annotations
 
 import msgspec
 
+from qworker.checks import number_of, shown
+from qworker.errors import MOST_DELAY, UsageError
+
 __all__ = ["DEFAULT_BACKOFF", "Backoff"]
 
 
 class Backoff(msgspec.Struct, frozen=True):
-    """The delays of a task's retries."""
+    """The delays of a task's retries.
 
-    # Seconds: the ceiling after the first failure.
+    Attributes:
+        base: Seconds: the longest delay after the first failure.
+        limit: Seconds: no delay is longer.
+        factor: How much the longest delay grows with each failure, at least 1.
+
+    Raises:
+        UsageError: A field is not a number or is out of range.
+    """
+
     base: float = 1.0
-    # Seconds: no ceiling is higher.
     limit: float = 300.0
-    # How much the ceiling grows with each failure.
     factor: float = 2.0
+
+    def __post_init__(self) -> None:
+        for name, least, most in (("base", 0.0, MOST_DELAY), ("limit", 0.0, MOST_DELAY), ("factor", 1.0, 1000.0)):
+            value = getattr(self, name)
+            number = number_of(value)
+            if not least <= number <= most:
+                raise UsageError(
+                    f"Backoff: {name} must be a number from {least:.0f} to {most:.0f} (got {shown(value)})"
+                )
+            msgspec.structs.force_setattr(self, name, number)
 
     def ceiling(self, tries: int) -> float:
         """The longest delay in seconds after the failure number `tries` (the first is 1)."""

@@ -9,8 +9,8 @@ from typing import Any, Protocol
 
 import msgspec
 
+from qworker.checks import check_flag, check_seconds, check_whole
 from qworker.context import Context
-from qworker.errors import UsageError
 from qworker.message import Lease, Settle, Settlement
 from qworker.names import check_queue
 from qworker.task import Handler
@@ -19,32 +19,37 @@ __all__ = ["Observer", "Run", "RunningMessage", "Stop", "Transitions", "WorkerCo
 
 
 class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How a worker works."""
+    """How a worker works.
 
-    # None: every queue that the app's tasks and handlers name.
+    Attributes:
+        queues: The queues whose messages it takes; None: every queue that the app's tasks and handlers name.
+        concurrency: Messages at once. A worker that is killed repeats at most so many.
+        visibility: Seconds until others may take the messages of a worker that has died.
+        shutdown_timeout: Seconds that handlers get to finish after `drain`.
+        burst: Whether it ends when nothing is ready or leased. Messages due in the future do not hold it.
+        max_messages: It drains after so many; None: no limit.
+
+    Raises:
+        UsageError: An option has the wrong type or is out of range.
+    """
+
     queues: tuple[str, ...] | None = None
-    # Messages at once; a worker that is killed repeats at most so many.
     concurrency: int = 100
-    # Seconds until others may take the messages of a worker that has died.
     visibility: float = 30.0
-    # Seconds that handlers get to finish after `drain`.
     shutdown_timeout: float = 30.0
-    # End when nothing is ready or leased; messages due in the future do not hold it.
     burst: bool = False
-    # Drain after so many.
     max_messages: int | None = None
 
     def __post_init__(self) -> None:
         for queue in self.queues or ():
             check_queue(queue)
-        if self.concurrency < 1:
-            raise UsageError(f"concurrency is at least 1, not {self.concurrency}")
-        if self.visibility <= 0:
-            raise UsageError(f"visibility is more than 0 seconds, not {self.visibility}")
-        if self.shutdown_timeout < 0:
-            raise UsageError(f"the shutdown timeout is at least 0 seconds, not {self.shutdown_timeout}")
-        if self.max_messages is not None and self.max_messages < 1:
-            raise UsageError(f"max_messages is at least 1, not {self.max_messages}")
+        check_whole("concurrency", self.concurrency, 1)
+        for name, positive in (("visibility", True), ("shutdown_timeout", False)):
+            seconds = check_seconds(name, getattr(self, name), positive=positive)
+            msgspec.structs.force_setattr(self, name, seconds)
+        check_flag("burst", self.burst)
+        if self.max_messages is not None:
+            check_whole("max_messages", self.max_messages, 1)
 
 
 class Stop(StrEnum):
@@ -117,30 +122,46 @@ class Run(msgspec.Struct, eq=False):
 
 
 class RunningMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """A handler at work, for those who look at the worker."""
+    """A handler at work.
+
+    Attributes:
+        message_id: The message's id.
+        task: The name of the task or raw handler.
+        queue: The message's queue.
+        tries: Failed attempts before this one.
+        token: The lease's fencing token.
+        started: Monotonic seconds at which the handler began.
+        lease_left: Seconds until the lease ends, unless it is extended.
+        note: The handler's last progress as text.
+    """
 
     message_id: str
     task: str
     queue: str
     tries: int
     token: int
-    # Monotonic seconds.
     started: float
-    # Seconds until the lease ends, unless it is renewed.
     lease_left: float
-    # The handler's last progress.
     note: str | None = None
 
 
 class WorkerCounts(msgspec.Struct):
-    """What a worker has done since its start."""
+    """What a worker has done since its start.
+
+    Attributes:
+        leased: Messages that it took.
+        acked: Messages that are done.
+        retried: Failed attempts whose message runs again.
+        failed: Messages that failed for good.
+        released: Messages that it gave back.
+        lost: Leases whose outcome was refused, or never reached the store.
+    """
 
     leased: int = 0
     acked: int = 0
     retried: int = 0
     failed: int = 0
     released: int = 0
-    # Leases whose outcome was refused, or never reached the store.
     lost: int = 0
 
 

@@ -3,42 +3,54 @@
 from __future__ import annotations
 
 import inspect
-import typing
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
+from qworker.callables import handler_name
 from qworker.errors import BadArguments, UsageError
+from qworker.parameters import can_be_json, is_injected, parameters_of
 
 __all__ = ["Signature"]
 
+_NOTHING: Any = object()
+_SURPLUS = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
 class Signature:
-    """What a handler takes, without the parameters that the worker fills in (`injected`, by annotation)."""
+    """What a handler takes, without the parameter that the worker fills in.
 
-    def __init__(self, function: Callable[..., Any], injected: type[Any]) -> None:
-        self.name = getattr(function, "__name__", "handler")
-        plain = inspect.signature(function)
-        hints = _hints(function)
-        parameters = list(plain.parameters.values())
-        self.takes_injected = bool(parameters) and hints.get(parameters[0].name) is injected
+    Args:
+        function: the handler; its decorators are seen through (see `qworker.parameters`).
+        injected: the class by whose annotation the worker's parameter is known.
+        name: the task's name; the function's unless given.
+
+    Raises:
+        UsageError: an annotation cannot be read, or no JSON value can become it.
+    """
+
+    def __init__(self, function: Callable[..., Any], injected: type[Any], name: str | None = None) -> None:
+        self.name = handler_name(function) if name is None else name
+        parameters = parameters_of(function, injected)
+        hints = {p.name: p.annotation for p in parameters if p.annotation is not p.empty}
+        self.takes_injected = bool(parameters) and is_injected(parameters[0].annotation, injected)
         if self.takes_injected:
             parameters = parameters[1:]
         for parameter in parameters:
-            if hints.get(parameter.name) is injected:
+            if is_injected(parameter.annotation, injected):
                 raise UsageError(f"{self.name}: {injected.__name__} must be the first parameter")
+        # What it says when a call does not fit.
+        self._hint = "; if a decorator gives one of them, it must set __signature__" if _decorated(function) else ""
         self._signature = inspect.Signature(parameters)
+        self.returns = _returns(function)
         positional = [p for p in parameters if p.kind in _POSITIONAL]
         self._positional_types = [_checked_type(self.name, hints.get(p.name, Any)) for p in positional]
         self._required = sum(p.default is p.empty for p in positional)
         self._keyword_only_required = any(p.kind is p.KEYWORD_ONLY and p.default is p.empty for p in parameters)
         self._positional_names = [p.name for p in positional]
-        self._required_names = frozenset(
-            p.name for p in parameters if p.default is p.empty and p.kind not in {p.VAR_POSITIONAL, p.VAR_KEYWORD}
-        )
+        self._required_names = frozenset(p.name for p in parameters if p.default is p.empty and p.kind not in _SURPLUS)
         self._star = self._type_of(parameters, hints, inspect.Parameter.VAR_POSITIONAL)
         self._double_star = self._type_of(parameters, hints, inspect.Parameter.VAR_KEYWORD)
         self._named = {
@@ -52,6 +64,28 @@ class Signature:
             if parameter.kind is kind:
                 return _checked_type(self.name, hints.get(parameter.name, Any))
         return Any
+
+    def check_json(self) -> None:
+        """See that a message can carry every argument that a call must have.
+
+        Raises:
+            UsageError: no JSON value can become an annotation.
+        """
+        for parameter in self._signature.parameters.values():
+            optional = parameter.default is not parameter.empty or parameter.kind in _SURPLUS
+            if not optional and not can_be_json(parameter.annotation):
+                wanted = inspect.formatannotation(parameter.annotation)
+                raise UsageError(
+                    f"task {self.name!r}: no JSON value can become {wanted}, the annotation of {parameter.name!r}:"
+                    " annotate what the message carries, such as an id or a path as text"
+                )
+
+    def shown(self, first: str | None = None, returns: Any = inspect.Signature.empty) -> inspect.Signature:
+        """What `inspect.signature` is to say of a function that takes the same, perhaps after a parameter `first`."""
+        parameters = list(self._signature.parameters.values())
+        if first is not None:
+            parameters.insert(0, inspect.Parameter(first, inspect.Parameter.POSITIONAL_ONLY))
+        return inspect.Signature(parameters, return_annotation=returns)
 
     @property
     def parameters(self) -> list[str]:
@@ -80,7 +114,18 @@ class Signature:
         try:
             self._signature.bind(*args, **kwargs)
         except TypeError as error:
-            raise BadArguments(f"task {self.name!r}: {error}; it takes {self._signature}") from error
+            raise BadArguments(f"task {self.name!r}: {error}; it takes {self._signature}{self._hint}") from error
+
+    def fits(self, count: int) -> bool:
+        """Whether a call with so many arguments by position, and none by name, fits."""
+        return self._fits((None,) * count, {}) or self._binds(count)
+
+    def _binds(self, count: int) -> bool:
+        try:
+            self._signature.bind(*range(count))
+        except TypeError:
+            return False
+        return True
 
     def _fits(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
         """Whether a call without surplus arguments fits; `bind`, which takes ten times as long, knows the rest, and what is wrong."""
@@ -128,15 +173,19 @@ class Signature:
         try:
             return msgspec.convert(value, wanted, strict=strict, str_keys=True)
         except msgspec.ValidationError as error:
+            made = _with_truth_as_numbers(value, wanted)
+            if made is not _NOTHING:
+                return made
             raise BadArguments(f"task {self.name!r}: argument {which}: {error}") from error
 
 
-def _hints(function: Callable[..., Any]) -> dict[str, Any]:
-    try:
-        return typing.get_type_hints(function)
-    except (NameError, TypeError) as error:
-        name = getattr(function, "__name__", repr(function))
-        raise UsageError(f"{name}: an annotation cannot be read: {error}; import what it names at run time") from error
+def _returns(function: Any) -> Any:
+    """What an annotation says of the result, as it stands there."""
+    return getattr(function, "__annotations__", {}).get("return", inspect.Signature.empty)
+
+
+def _decorated(function: Any) -> bool:
+    return hasattr(getattr(function, "func", function), "__wrapped__")
 
 
 def _checked_type(name: str, wanted: Any) -> Any:
@@ -147,3 +196,30 @@ def _checked_type(name: str, wanted: Any) -> Any:
     except TypeError as error:
         raise UsageError(f"task {name!r}: no JSON value can become the annotation {wanted!r}: {error}") from error
     return wanted
+
+
+def _with_truth_as_numbers(value: Any, wanted: Any) -> Any:
+    """What Python and type checkers take for a number: True and False are whole numbers. `_NOTHING`: it does not fit so either."""
+    numbered = _numbered(value)
+    if numbered is _NOTHING:
+        return _NOTHING
+    try:
+        return msgspec.convert(numbered, wanted, str_keys=True)
+    except msgspec.ValidationError:
+        return _NOTHING
+
+
+def _numbered(value: Any) -> Any:
+    """A value with its truth values as numbers; `_NOTHING` if there are none."""
+    if value is True or value is False:
+        return int(value)
+    kind: Any = value.__class__
+    if kind is list:
+        made = [_numbered(item) for item in value]
+        if all(item is _NOTHING for item in made):
+            return _NOTHING
+        return [old if new is _NOTHING else new for old, new in zip(value, made, strict=True)]
+    if kind is dict:
+        items = _numbered(list(value.values()))
+        return _NOTHING if items is _NOTHING else dict(zip(value, items, strict=True))
+    return _NOTHING

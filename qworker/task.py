@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-import inspect
+import logging
+import types
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
 import msgspec
 
+from qworker.callables import handler_name, kind_of
 from qworker.context import Context
 from qworker.envelope import EnvelopeEncoder
 from qworker.errors import UsageError
+from qworker.hints import OtherMethods, exact_options
 from qworker.message import Draft, Message
-from qworker.names import check_id, check_key, check_queue
-from qworker.retry import DEFAULT_BACKOFF, Backoff
+from qworker.options import Options, call_options
 from qworker.signature import Signature
 from qworker.tracing import creating, imported, sending
 
@@ -25,31 +28,11 @@ __all__ = ["BoundTask", "Call", "Handler", "Job", "Options", "RawHandler", "Task
 P = ParamSpec("P")
 R = TypeVar("R")
 
-Kind = Literal["async", "thread", "process"]
+# The application's own logging: this is its process.
+_log = logging.getLogger("qworker")
 
-
-class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """How a handler's messages are run."""
-
-    queue: str = "default"
-    # After this many failed attempts a message goes to `fail`.
-    max_tries: int = 5
-    # Seconds a run may take; then it is cancelled and counts as failed. None: as long as it takes.
-    timeout: float | None = None
-    backoff: Backoff = DEFAULT_BACKOFF
-    # Run in a process pool, for work that holds the GIL.
-    process: bool = False
-    # The priority of calls that name none.
-    priority: int = 0
-
-    def __post_init__(self) -> None:
-        check_queue(self.queue)
-        if self.max_tries < 1:
-            raise UsageError(f"max_tries is at least 1, not {self.max_tries}")
-        if self.timeout is not None and self.timeout <= 0:
-            raise UsageError(f"timeout is more than 0 seconds, not {self.timeout}")
-        if not 0 <= self.priority <= 9:
-            raise UsageError(f"priority is 0 to 9, not {self.priority}")
+# Bytes: a larger body is stored, with a warning.
+_LARGE_BODY = 16 << 20
 
 
 class Job(msgspec.Struct, frozen=True):
@@ -57,7 +40,8 @@ class Job(msgspec.Struct, frozen=True):
 
     Attributes:
         id: The message's id. While the message is stored, enqueueing again under the id stores nothing. When the message
-            is done, its id is free again, unless the store keeps what is done (the URL option `keep_done`).
+            is done, its id is free again, unless the store keeps what is done (the URL option `keep_done`). With
+            `using(key=...)` it is the id of the call that waits or runs already, if there is one.
         queue: The queue that it is in.
     """
 
@@ -66,24 +50,37 @@ class Job(msgspec.Struct, frozen=True):
 
 
 class Call(msgspec.Struct, frozen=True):
-    """A call not yet enqueued: what `Tasks.enqueue_many` takes."""
+    """A call not yet enqueued: what `Tasks.enqueue_many` takes.
+
+    Attributes:
+        queue: Where it goes.
+        draft: The message.
+        trace: The context of the OpenTelemetry span in which it was made; None without one.
+    """
 
     queue: str
     draft: Draft
-    # Of the span in which it was made, where somebody traces.
     trace: Any = None
 
 
 class Handler:
-    """A function that messages of one queue are given to, and its options."""
+    """A function that messages of one queue are given to, and its options.
+
+    Attributes:
+        function: The function as it was registered, with its decorators.
+        name: The task's name, or the raw handler's.
+        options: How its messages are run.
+        kind: Where it runs: `async` (on the event loop), `thread` or `process`.
+        signature: What a call must give.
+        takes_context: Whether the worker gives it a `Context` as its first argument.
+    """
 
     def __init__(self, function: Callable[..., Any], name: str, options: Options) -> None:
         self.function = function
         self.name = name
         self.options = options
-        self.kind = _kind(function, name, options)
-        self.signature = Signature(function, Context)
-        # The worker fills in a first parameter annotated `Context`.
+        self.kind = kind_of(function, process=options.process)
+        self.signature = Signature(function, Context, name)
         self.takes_context = self.signature.takes_injected
 
     @property
@@ -91,26 +88,34 @@ class Handler:
         """The queue whose messages it takes."""
         return self.options.queue
 
+    def _context(self, message: Message) -> Context:
+        """For a direct call."""
+        return Context(message=message, task=self.name, max_tries=self.options.max_tries)
+
 
 class RawHandler(Handler):
     """A handler of messages that no qworker wrote: it gets the `Message`, and a `Context` before it if it asks for one."""
 
     def __init__(self, function: Callable[..., Any], options: Options) -> None:
-        super().__init__(function, getattr(function, "__name__", "handler"), options)
-        _check_raw(function, self.name)
+        super().__init__(function, handler_name(function), options)
+        if not self.signature.fits(1):
+            raise UsageError(
+                f"handler {self.name!r} must take a Message (and before it, if it wants one, a parameter annotated Context)"
+            )
 
     def __call__(self, message: Message) -> Any:
-        """Just the function."""
+        """Call the function."""
         if self.takes_context:
-            return self.function(Context(message=message, task=self.name), message)
+            return self.function(self._context(message), message)
         return self.function(message)
 
 
-class Task(Handler, Generic[P, R]):
+class Task(Handler, OtherMethods, Generic[P, R]):
     """A registered function: call it directly, or enqueue a call of it."""
 
     def __init__(self, tasks: Tasks, function: Callable[..., R], name: str, options: Options) -> None:
         super().__init__(function, name, options)
+        self.signature.check_json()
         self._tasks = tasks
         self.encoder = EnvelopeEncoder(name)
         self._plain: BoundTask[P, R] = BoundTask(tasks, self, {})
@@ -118,15 +123,31 @@ class Task(Handler, Generic[P, R]):
         self.__name__ = name
         self.__module__ = function.__module__
         self.__wrapped__ = function
+        self._show_signatures()
+
+    def belongs_to(self, tasks: Tasks[Any]) -> bool:
+        """Whether its calls go to this app's backend."""
+        return self._tasks is tasks
+
+    def _show_signatures(self) -> None:
+        """Let `inspect.signature`, and what shows it, say of the task and its methods what a call must give."""
+        vars(self)["__signature__"] = self.signature.shown(returns=self.signature.returns)
+        for method, returns in (("call", Call), ("enqueue", Job), ("enqueue_sync", Job)):
+            # The plain task's own, with no call between.
+            code: types.FunctionType = vars(BoundTask)[method]
+            shown = types.FunctionType(code.__code__, code.__globals__, method, code.__defaults__, code.__closure__)
+            shown.__doc__ = vars(Task)[method].__doc__
+            shown.__qualname__ = f"Task.{method}"
+            vars(shown)["__signature__"] = self.signature.shown("self", returns)
+            vars(self)[method] = types.MethodType(shown, self._plain)
 
     def __repr__(self) -> str:
         return f"<task {self.name} on {self.queue}>"
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Just the function: nothing is enqueued."""
+        """Call the function: nothing is enqueued."""
         if self.takes_context:
-            message = Message(id="direct-call", queue=self.queue, body=b"")
-            args_given = (Context(message=message, task=self.name), *args)
+            args_given = (self._context(Message(id="direct-call", queue=self.queue, body=b"")), *args)
         else:
             args_given = args
         result: R = self.function(*args_given, **kwargs)
@@ -157,10 +178,11 @@ class Task(Handler, Generic[P, R]):
         """
         return self._plain.enqueue_sync(*args, **kwargs)
 
+    @exact_options
     def using(
         self,
         *,
-        delay: float | None = None,
+        delay: float | timedelta | None = None,
         due_at: float | None = None,
         priority: int | None = None,
         key: str | None = None,
@@ -171,37 +193,23 @@ class Task(Handler, Generic[P, R]):
         """The task with options for the calls that follow.
 
         Args:
-            delay: seconds until the call may run.
+            delay: seconds until the call may run, or a timedelta.
             due_at: Unix seconds at which it may run, instead of `delay`.
             priority: 0 (default) to 9 (first).
             key: while a call with this key waits or runs, another is not stored.
             id: the message's id; enqueueing again under it stores nothing while that message is stored.
             queue: another queue than the task's own.
-            headers: strings that travel with the call.
+            headers: texts by name that travel with the call.
 
         Raises:
             BadName: `key`, `id` or `queue` is not allowed.
-            UsageError: `delay` or `priority` is out of range.
+            UsageError: an option has the wrong type or is out of range.
         """
-        fields: dict[str, Any] = {}
-        if delay is not None:
-            if delay < 0:
-                raise UsageError(f"delay is at least 0 seconds, not {delay}")
-            fields["delay"] = float(delay)
-        if due_at is not None:
-            fields["due_at"] = float(due_at)
-        if priority is not None:
-            if not 0 <= priority <= 9:
-                raise UsageError(f"priority is 0 to 9, not {priority}")
-            fields["priority"] = priority
-        if key is not None:
-            fields["key"] = check_key(key)
-        if id is not None:
-            fields["id"] = check_id(id)
+        fields = call_options(delay, due_at, priority, key, id, queue, headers)
         return BoundTask(self._tasks, self, fields, queue=queue, headers=headers)
 
 
-class BoundTask(Generic[P, R]):
+class BoundTask(OtherMethods, Generic[P, R]):
     """A task and the options of its next calls; made by `Task.using`."""
 
     __slots__ = ("_draft", "_headers", "_queue", "_task", "_tasks")
@@ -220,7 +228,7 @@ class BoundTask(Generic[P, R]):
         self._draft = dict(draft)
         if task.options.priority:
             self._draft.setdefault("priority", task.options.priority)
-        self._queue = check_queue(queue) if queue is not None else task.options.queue
+        self._queue = queue if queue is not None else task.options.queue
         self._headers = dict(headers or {})
 
     def call(self, *args: P.args, **kwargs: P.kwargs) -> Call:
@@ -235,7 +243,14 @@ class BoundTask(Generic[P, R]):
         task = self._task
         task.signature.check(args, kwargs)
         headers = self._tasks.headers_for(self._headers)
-        return Draft(body=task.encoder.encode(args, kwargs, headers), task=task.name, **self._draft)
+        body = task.encoder.encode(args, kwargs, headers)
+        if len(body) > _LARGE_BODY:
+            _log.warning(
+                "task %r: a call of %d MiB is enqueued: keep large data elsewhere, and pass its path or id",
+                task.name,
+                len(body) >> 20,
+            )
+        return Draft(body=body, task=task.name, **self._draft)
 
     async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job:
         """Enqueue a call; see `Task.enqueue`."""
@@ -257,21 +272,3 @@ class BoundTask(Generic[P, R]):
         if span is not None:
             span.set_attributes({"messaging.message.id": message_id, "messaging.message.body.size": len(draft.body)})
         return Job(message_id, self._queue)
-
-
-def _kind(function: Callable[..., Any], name: str, options: Options) -> Kind:
-    target: Any = function
-    while hasattr(target, "func"):
-        target = target.func
-    is_async = inspect.iscoroutinefunction(target) or inspect.iscoroutinefunction(getattr(target, "__call__", None))  # noqa: B004
-    if options.process:
-        if is_async:
-            raise UsageError(f"task {name!r}: process=True runs plain functions: write `def`, not `async def`")
-        return "process"
-    return "async" if is_async else "thread"
-
-
-def _check_raw(function: Callable[..., Any], name: str) -> None:
-    needed = [p for p in inspect.signature(function).parameters.values() if p.default is p.empty]
-    if not 1 <= len(needed) <= 2:
-        raise UsageError(f"handler {name!r} takes a Message (and a Context before it, if it wants one)")

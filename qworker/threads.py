@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import inspect
 import queue
 import threading
 from collections import deque
 from typing import Any
 
+from qworker.callables import unrun
 from qworker.run import Run
 
 __all__ = ["ThreadRunner"]
@@ -85,7 +85,7 @@ class ThreadRunner:
     def _work_on(self) -> None:
         while (ticket := self._work.get()) is not None:
             try:
-                ticket.error = _outcome(ticket.context.run(_call, ticket.run))
+                ticket.error = unrun(ticket.context.run(_call, ticket.run))
             except BaseException as error:  # noqa: BLE001 - whatever a handler raises is its message's outcome
                 ticket.error = error
             self._ended.append(ticket)
@@ -114,10 +114,3 @@ class ThreadRunner:
 def _call(run: Run) -> Any:
     assert run.handler is not None
     return run.handler.function(*run.args, **run.kwargs)
-
-
-def _outcome(result: Any) -> BaseException | None:
-    if inspect.iscoroutine(result):
-        result.close()
-        return TypeError("the handler returned a coroutine that nobody awaits: declare it `async def`")
-    return None

@@ -1,14 +1,23 @@
 """Registering and enqueueing, from every kind of code."""
 
 import asyncio
+import inspect
+import math
+import pydoc
+import re
 import threading
+from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
-from qworker import Context, Fail, State, Tasks
+import qworker
+from qworker import Backoff, Call, Context, Draft, Fail, Job, State, Tasks
 from qworker.errors import BadArguments, BadName, BadURL, DuplicateTask, UnknownTask, UsageError
-from qworker.message import Message
-from qworker.worker import Worker, WorkerOptions
+from qworker.message import Message, QueueStats, StoredMessage
+from qworker.task import Options
+from qworker.testing import run_until_idle
+from qworker.worker import Worker, WorkerCounts, WorkerOptions
 from tests.servers import RedisServer
 
 
@@ -208,3 +217,97 @@ async def test_an_id_is_free_once_its_message_is_done_unless_the_store_keeps_it(
         assert await Worker(tasks, WorkerOptions(burst=True)).run()
     assert (ran.count(5), ran.count(-1)) == (runs, 1)
     await tasks.aclose()
+
+
+@dataclass
+class Reading:
+    value: float
+    note: str | None = None
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("around", [lambda n: n, lambda n: [1, [n]], lambda n: {"a": (2**70, n)}, Reading])
+def test_a_number_that_json_does_not_have_is_refused_where_it_is_given(tasks, number, around):
+    @tasks.task
+    async def work(a: Any, b: Any = None, *, c: Any = None) -> None: ...
+
+    with pytest.raises(BadArguments, match=rf"task 'work': argument 2: JSON has no {number}: give None"):
+        work.call(None, around(number))
+    with pytest.raises(BadArguments, match=rf"task 'work': argument c: JSON has no {number}: give None"):
+        work.call(None, c=around(number))
+
+
+@pytest.mark.parametrize("value", [None, "null", [None, 1.5], "nan", 2**70, Reading(1e308), bytes.fromhex("cb7ff8")])
+def test_what_only_looks_like_such_a_number_is_stored(tasks, value):
+    @tasks.task
+    async def work(a: Any, b: None = None) -> None: ...
+
+    assert work.call(value, None).draft.body
+
+
+def test_a_very_large_call_is_stored_with_a_warning(tasks, caplog):
+    @tasks.task
+    async def work(a: str) -> None: ...
+
+    work.call("x" * (1 << 20))
+    assert not caplog.records
+    assert len(work.call("x" * (17 << 20)).draft.body) > 17 << 20
+    assert [(r.levelname, r.getMessage()) for r in caplog.records] == [
+        ("WARNING", "task 'work': a call of 17 MiB is enqueued: keep large data elsewhere, and pass its path or id")
+    ]
+
+
+def test_signatures_of_a_task_are_its_handlers_without_the_context(tasks):
+    @tasks.task
+    async def work(ctx: Context, a: int, /, b: str = "x", *c: int, d: float, **e: str) -> bytes: ...
+
+    parameters = "(a: int, /, b: str = 'x', *c: int, d: float, **e: str)"
+    for method, returns in ((work.enqueue, Job), (work.enqueue_sync, Job), (work.call, Call)):
+        signature = inspect.signature(method)
+        assert str(signature.replace(return_annotation=signature.empty)) == parameters
+        assert signature.return_annotation is returns
+        assert method.__doc__
+    assert str(inspect.signature(work)) == f"{parameters} -> bytes"
+    assert inspect.iscoroutinefunction(work.enqueue)
+    assert work.enqueue.__qualname__ == "Task.enqueue"
+
+
+async def test_a_handler_knows_whether_this_is_its_last_try(tasks):
+    last: list[bool] = []
+
+    @tasks.task(max_tries=2, backoff=Backoff(base=0))
+    async def work(context: Context) -> None:
+        last.append(context.tries + 1 == context.max_tries)
+        raise RuntimeError
+
+    await work.enqueue()
+    for _ in range(2):
+        await run_until_idle(tasks)
+    assert last == [False, True]
+    with pytest.raises(RuntimeError):
+        await work()
+
+
+def test_the_help_of_the_package_begins_with_its_names():
+    first = pydoc.render_doc(qworker, renderer=pydoc.plaintext).split("PACKAGE CONTENTS")[0]
+    for name in qworker.__all__:
+        assert re.search(rf"\b{name}\b", first), name
+
+
+@pytest.mark.parametrize(
+    "cls",
+    [Backoff, Call, Context, Draft, Job, Message, Options, QueueStats, StoredMessage, WorkerOptions, WorkerCounts],
+)
+def test_every_public_field_is_described_where_editors_look(cls):
+    fields = getattr(cls, "__struct_fields__", None) or [name for name in cls.__slots__ if not name.startswith("_")]
+    described = inspect.cleandoc(cls.__doc__).partition("Attributes:\n")[2]
+    for field in fields:
+        assert re.search(rf"^    {field}: ", described, re.MULTILINE), field
+
+
+def test_a_coroutine_is_run_from_code_without_a_loop(tasks):
+    assert tasks.run_sync(one()) == 1
+
+
+async def one() -> int:
+    return 1

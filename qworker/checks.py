@@ -1,0 +1,130 @@
+"""Checks of options where they are given. A refusal is one line with the option's name and the value as given."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from datetime import datetime, timedelta
+from typing import Any, SupportsFloat
+
+from qworker.errors import UsageError
+
+__all__ = ["check_flag", "check_headers", "check_seconds", "check_text", "check_whole", "number_of", "shown"]
+
+_LONGEST = 60
+_SPAN = re.compile(r"(\d+(?:\.\d+)?)\s*(s|sec|seconds?|m|min|minutes?|h|hours?|d|days?)?", re.IGNORECASE)
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+def shown(value: object) -> str:
+    """A value as it stands in an error: one line, not too long."""
+    try:
+        text = " ".join(repr(value).split())
+    except Exception:  # noqa: BLE001 - it runs code of whatever was given
+        text = f"a {type(value).__name__}"
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+
+
+def check_text(name: str, value: Any) -> str:
+    """Return `value` if it is text.
+
+    Raises:
+        UsageError: it is not.
+    """
+    if not isinstance(value, str):
+        raise UsageError(f"{name} must be text (got {shown(value)})")
+    return value
+
+
+def check_flag(name: str, value: Any) -> bool:
+    """Return `value` if it is True or False.
+
+    Raises:
+        UsageError: it is not.
+    """
+    if not isinstance(value, bool):
+        raise UsageError(f"{name} must be True or False (got {shown(value)})")
+    return value
+
+
+def check_whole(name: str, value: Any, least: int, most: int | None = None) -> int:
+    """Return `value` if it is a whole number in a range.
+
+    Raises:
+        UsageError: it is not.
+    """
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise UsageError(f"{name} must be a whole number (got {shown(value)})")
+    if value < least or (most is not None and value > most):
+        allowed = f"at least {least}" if most is None else f"from {least} to {most}"
+        raise UsageError(f"{name} must be {allowed} (got {shown(value)})")
+    return value
+
+
+def number_of(value: Any) -> float:
+    """A number as a float; nan for everything that is not a finite number, and for text and truth values."""
+    if type(value) is float:
+        return value if math.isfinite(value) else math.nan
+    # In this order: the last one is slow to ask.
+    if isinstance(value, (bool, str, bytes)) or not isinstance(value, (int, SupportsFloat)):
+        return math.nan
+    try:
+        number = float(value)
+    except Exception:  # noqa: BLE001 - it runs code of whatever was given
+        return math.nan
+    return number if math.isfinite(number) else math.nan
+
+
+def check_seconds(name: str, value: Any, *, positive: bool = False, most: float = math.inf) -> float:
+    """A number of seconds, or a timedelta, as a float.
+
+    Args:
+        name: the option, as the user types it.
+        value: what was given.
+        positive: whether 0 is refused too.
+        most: the largest number.
+
+    Raises:
+        UsageError: it is neither, or out of range.
+    """
+    seconds = value.total_seconds() if isinstance(value, timedelta) else number_of(value)
+    if math.isnan(seconds):
+        raise UsageError(f"{name} must be a number of seconds (got {shown(value)}){_seconds_hint(name, value)}")
+    if seconds < 0 or (positive and seconds == 0):
+        raise UsageError(f"{name} must be {'more than' if positive else 'at least'} 0 seconds (got {shown(value)})")
+    if seconds > most:
+        raise UsageError(f"{name} must be at most {most:.0f} seconds (got {shown(value)})")
+    return seconds
+
+
+def _seconds_hint(name: str, value: Any) -> str:
+    if name == "delay" and isinstance(value, datetime):
+        return ": for a time write using(due_at=when.timestamp())"
+    span = _SPAN.fullmatch(value.strip()) if isinstance(value, str) else None
+    if span is None:
+        return ""
+    return f": write {name}={float(span[1]) * _UNITS[(span[2] or 's')[0].lower()]:g}"
+
+
+def check_headers(headers: Any, source: Callable[[], Any] | None = None) -> None:
+    """See that headers are text by text, as the worker will read them.
+
+    Args:
+        headers: what was given.
+        source: the function that returned them, if one did.
+
+    Raises:
+        UsageError: they are not.
+    """
+    origin = "headers" if source is None else source
+    given: object = headers
+    if not isinstance(given, Mapping):
+        raise UsageError(f"{_origin(origin)} must map text to text (got {shown(headers)})")
+    for name, value in headers.items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise UsageError(f"{_origin(origin)} must map text to text (got {shown(name)}: {shown(value)})")
+
+
+def _origin(origin: Any) -> str:
+    return origin if isinstance(origin, str) else f"the headers of {getattr(origin, '__name__', shown(origin))}"

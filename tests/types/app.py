@@ -1,0 +1,107 @@
+"""An app as users write it: mypy and pyright, both strict, must find nothing here, and miss nothing that is marked.
+
+A marked line that is no longer an error is one itself (`warn_unused_ignores`, `reportUnnecessaryTypeIgnoreComment`). `make check` runs both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar, assert_type
+
+from qworker import Backoff, Call, Context, Job, Message, Task, Tasks
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Pool:
+    async def execute(self, statement: str) -> int:
+        return len(statement)
+
+
+@asynccontextmanager
+async def lifespan(tasks: Tasks) -> AsyncGenerator[Pool]:
+    yield Pool()
+
+
+tasks = Tasks("memory://", lifespan=lifespan)
+plain = Tasks()
+assert_type(tasks, Tasks[Pool])
+assert_type(plain, Tasks[Any])
+
+
+# -- handlers and their state ------------------------------------------------------------------------------------------
+
+
+@tasks.task
+async def store(context: Context[Pool], row: int, *, note: str = "") -> int:
+    assert_type(context.state, Pool)
+    assert_type(context.max_tries, int)
+    return await context.state.execute(note * row)
+
+
+@tasks.task(name="other", queue="q", max_tries=3, timeout=timedelta(minutes=5), backoff=Backoff(base=5), priority=3)
+def untyped(context: Context, row: int) -> None:
+    assert_type(context.state, Any)
+
+
+@tasks.task(process=True)
+def plain_function(row: int) -> None: ...
+
+
+@tasks.task
+async def wrong_state(context: Context[int], row: int) -> None: ...
+
+
+@plain.task
+async def any_state(context: Context[Pool], row: int) -> None: ...
+
+
+@tasks.handler(queue="raw", timeout=5)
+def raw(context: Context[Pool], message: Message) -> None: ...
+
+
+def stored(function: Callable[P, R]) -> Callable[Concatenate[Context, P], R]:
+    @wraps(function)
+    def run(context: Context, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        return function(*args, **kwargs)
+
+    return run
+
+
+@tasks.task
+@stored
+def decorated(row: int) -> None: ...
+
+
+# -- calls ---------------------------------------------------------------------------------------------------------------
+
+
+async def calls() -> None:
+    assert_type(await store.enqueue(1, note="x"), Job)
+    assert_type(store.enqueue_sync(1), Job)
+    assert_type(await store(1), int)
+    assert_type(decorated.call(1), Call)
+    assert_type(untyped.using(delay=timedelta(seconds=5), headers={"a": "b"}).call(row=1), Call)
+    assert_type(await tasks.enqueue_many([plain_function.call(1), any_state.call(2)]), list[Job])
+
+    await store.enqueue("1")  # type: ignore[arg-type]
+    await store.enqueue(1, no="x")  # type: ignore[call-arg]
+    await store.using(delay=1).enqueue()  # type: ignore[call-arg]
+    await wrong_state.enqueue(1)  # type: ignore[call-arg, arg-type]
+    store.delay(1)  # type: ignore[attr-defined]
+    store.using(countdown=1)  # type: ignore[call-arg]
+    store.using(delay="1")  # type: ignore[arg-type]
+
+
+def registering(function: Callable[[int], None], task: Task[[int], None]) -> None:
+    tasks.task(max_retries=3)(function)  # type: ignore[call-overload]
+    tasks.task(timeout="5m")(function)  # type: ignore[call-overload]
+    tasks.task("name")  # type: ignore[call-overload]
+    tasks.handler(max_retries=3)  # type: ignore[call-arg]
+    tasks.handler(function)  # type: ignore[call-arg, arg-type]
+    Tasks(url=5)  # type: ignore[arg-type]
+    task.call("1")  # type: ignore[arg-type]
