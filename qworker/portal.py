@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import os
+import sys
 import threading
 from collections.abc import Coroutine
 from typing import Any, TypeVar
@@ -32,11 +33,12 @@ class Portal:
             instead: what a caller with a running loop should write.
 
         Raises:
-            UsageError: this thread runs an event loop, which the call would block.
+            UsageError: this thread runs an event loop, which the call would block; or gevent has replaced threads.
         """
-        if _has_running_loop():
+        problem = _problem(instead)
+        if problem is not None:
             coroutine.close()
-            raise UsageError(f"an event loop runs in this thread: {instead}")
+            raise UsageError(problem)
         future = asyncio.run_coroutine_threadsafe(coroutine, self._running_loop())
         try:
             return _result(future)
@@ -53,6 +55,21 @@ class Portal:
                 self._pid = os.getpid()
                 threading.Thread(target=self._loop.run_forever, name="qworker-portal", daemon=True).start()
             return self._loop
+
+
+def _problem(instead: str) -> str | None:
+    """Why this thread cannot wait for another one's loop."""
+    gevent = sys.modules.get("gevent.monkey")
+    if gevent is not None and gevent.is_module_patched("threading"):
+        # Then the loop's thread is a greenlet of the caller's thread, and other greenlets find the loop running in theirs.
+        return (
+            "gevent has replaced threads (monkey.patch_all), and this call needs real ones: use threads (gunicorn -k gthread),"
+            " or gevent.get_hub().threadpool.apply(asyncio.run, (task.enqueue(...),))"
+        )
+    if gevent is not None and gevent.is_module_patched("select"):
+        # Then the loop's thread is a real one, in which gevent finds nothing to wait for.
+        return "gevent has replaced select, and this call needs the real one: use threads (gunicorn -k gthread)"
+    return f"an event loop runs in this thread: {instead}" if _has_running_loop() else None
 
 
 def _has_running_loop() -> bool:

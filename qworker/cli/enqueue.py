@@ -11,7 +11,6 @@ import msgspec
 
 from qworker.app import Tasks
 from qworker.cli.common import Command, json_option, run, url_option
-from qworker.cli.configured import did_you_mean
 from qworker.cli.loader import load_app
 from qworker.cli.output import Progress, print_json, reporting, say
 from qworker.errors import BadArguments, UsageError
@@ -105,11 +104,7 @@ def _json(text: str) -> Any:
         return msgspec.json.decode(text)
     except msgspec.DecodeError as error:
         if text.startswith("--"):
-            name = text.partition("=")[0]
-            known = (option for param in command.params for option in param.opts)
-            raise BadArguments(
-                f"no option {name}: {did_you_mean(name, known) or 'see qworker enqueue --help'}"
-            ) from error
+            raise BadArguments(f"no option {text}: see qworker enqueue --help") from error
         quoted = msgspec.json.encode(text).decode()
         raise BadArguments(f"{text!r} is not JSON: text is written '{quoted}', with both kinds of quotes") from error
 

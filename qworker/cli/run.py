@@ -14,7 +14,6 @@ from qworker.health.address import parse_address
 from qworker.names import check_queue
 from qworker.supervisor.control import inherited
 from qworker.supervisor.settings import RunSettings
-from qworker.url import working_directory
 
 __all__ = ["command"]
 
@@ -188,9 +187,6 @@ def command(
     )
     if burst and reload:
         raise UsageError("--burst ends and --reload does not: leave one of them out")
-    if reload:
-        # What is to be watched must be there.
-        working_directory()
     control = inherited()
     if control is None and (workers != (1, 1) or os.getpid() == 1):
         # As a container's first process one worker has a supervisor too: somebody must reap strangers' zombies.

@@ -16,7 +16,7 @@ from qworker.cli.pipeline.session import read_source, session, source_format, sp
 from qworker.errors import UsageError
 from qworker.names import check_queue
 from qworker.pipeline.places import absolute_url
-from qworker.url import mask, working_directory
+from qworker.url import mask
 
 if TYPE_CHECKING:
     from qworker.pipeline.load import LoadResult
@@ -136,7 +136,7 @@ def _pair(words: str) -> tuple[str, str]:
 
 def _whole(path: str | None) -> str | None:
     """The whole path of a folder: Spark's workers have working directories of their own."""
-    return path if path is None or "://" in path else os.path.normpath(os.path.join(working_directory(), path))
+    return path if path is None or "://" in path else os.path.abspath(path)
 
 
 def content(table: str) -> list[str]:
