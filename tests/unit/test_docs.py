@@ -313,6 +313,27 @@ def every_command(group: click.Group, context: click.Context, prefix: str = "") 
             yield from every_command(command, context)
 
 
+def test_every_command_and_every_option_that_prose_names_exists() -> None:
+    known = dict(every_command(cli, click.Context(cli), "qworker "))
+    wrong, found = [], 0
+    for page in pages():
+        prose = re.sub(r"^ *```.*?^ *```$", "", (ROOT / page).read_text(), flags=re.MULTILINE | re.DOTALL)
+        for span in re.findall(r"`(qworker [a-z][^`]*)`", prose):
+            name = max((name for name in known if f"{span} ".startswith(f"{name} ")), key=len, default=None)
+            command = None if name is None else known[name]
+            if isinstance(command, click.Group):
+                continue
+            options = (
+                set() if command is None else {option for p in command.params for option in p.opts + p.secondary_opts}
+            )
+            asked = set(re.findall(r"(?<=[ \[])--[\w-]+", span))
+            if command is None or asked - options - {"--help"}:
+                wrong.append(f"{page}: `{span}`")
+            found += 1
+    assert not wrong, "; ".join(wrong)
+    assert found > 50
+
+
 def test_the_examples_in_the_help_of_every_command_are_understood() -> None:
     found = 0
     for _, command in every_command(cli, click.Context(cli), "qworker "):
