@@ -8,10 +8,9 @@ from typing import Self
 
 from hiredis import ProtocolError, Reader, ReplyError
 
-from qworker.errors import BackendUnavailable
 from qworker_redis.options import Address, Options, UnixAddress
 from qworker_redis.replies import ConnectionLost, Reply, meaning
-from qworker_redis.wire import Argument, greeted, greeting, pack, why
+from qworker_redis.wire import Argument, greeted, greeting, pack, unreachable, why
 
 __all__ = ["BlockingWire"]
 
@@ -36,6 +35,9 @@ class BlockingWire:
         self._socket = self._open(options)
         try:
             replies = [self.call(*command) for command in greeting(options, sentinel=sentinel)]
+        except ConnectionLost as error:
+            self.close()
+            raise unreachable(options, address, error) from error
         except BaseException:
             self.close()
             raise
@@ -64,7 +66,7 @@ class BlockingWire:
             if options.tls is not None and not isinstance(address, UnixAddress):
                 opened = options.tls.wrap_socket(opened, server_hostname=address.host)
         except OSError as error:
-            raise BackendUnavailable(f"cannot reach Redis at {address}: {why(error)}") from error
+            raise unreachable(options, address, error) from error
         return opened
 
     def call(self, *arguments: Argument) -> Reply:

@@ -81,13 +81,13 @@ def refuse(facts: ServerFacts) -> None:
     """Refuse a server that cannot keep the promises.
 
     Raises:
-        BackendError: it is too old, or may evict queues.
+        StorePermission: it is too old, or may evict queues.
     """
     if (0, 0) < facts.version < _OLDEST:
         version = ".".join(map(str, facts.version))
-        raise BackendError(f"Redis {version} at {facts.address} is too old: qworker needs 6.2 or newer")
+        raise StorePermission(f"Redis {version} at {facts.address} is too old: qworker needs 6.2 or newer")
     # volatile-* evicts only keys with a time to live, and queues have none.
     if facts.policy.startswith("allkeys"):
-        raise BackendError(
+        raise StorePermission(
             f"Redis at {facts.address} may throw queues away (maxmemory-policy {facts.policy}): set it to noeviction"
         )

@@ -194,7 +194,7 @@ def _path(url: BackendURL, mode: str) -> tuple[str, int]:
         primary = parts.pop(0)
     if mode == "cluster" and parts not in ([], ["0"]):
         raise BadURL(f"{url.masked}: a cluster has the database 0 only")
-    if len(parts) > 1 or any(not (p.isascii() and p.isdigit()) for p in parts):
+    if len(parts) > 1 or any(not (p.isascii() and p.isdigit() and len(p) < 10) for p in parts):
         raise BadURL(f"{url.masked}: the database is a number: redis://host:6379/0")
     return primary, int(parts[0]) if parts else 0
 

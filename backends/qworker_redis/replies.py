@@ -15,7 +15,8 @@ Reply = object
 
 # The server is there, and cannot serve now: repeat later.
 _LATER = frozenset({"LOADING", "BUSY", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN", "NOREPLICAS", "UNBLOCKED"})
-_REFUSED = frozenset({"NOAUTH", "WRONGPASS", "NOPERM"})
+_CHECK = "check QWORKER_REDIS_PASSWORD, and the user and password of the URL"
+_NO_DATABASE = re.compile(r"ERR (?:invalid )?DB index")
 _FULL = frozenset({"OOM", "MISCONF"})
 
 
@@ -55,8 +56,8 @@ def meaning(error: ReplyError) -> BackendError:
         found = Redirected(code, rest)
     elif code in _LATER:
         found = BackendUnavailable(f"Redis cannot serve now: {text}")
-    elif code in _REFUSED or text.startswith("ERR AUTH"):
-        found = StorePermission(f"Redis refuses this user: {text}: check the URL's user and QWORKER_REDIS_PASSWORD")
+    elif (refusal := _refusal(code, text)) is not None:
+        found = StorePermission(refusal)
     elif code in _FULL:
         found = StorageFull(f"Redis takes no more: {text}: raise maxmemory or free its disk; consuming goes on")
     elif code == "NOSCRIPT":
@@ -67,3 +68,16 @@ def meaning(error: ReplyError) -> BackendError:
         found = BackendError(f"Redis: {text}")
     found.__cause__ = error
     return found
+
+
+def _refusal(code: str, text: str) -> str | None:
+    """What is wrong, and what to do, where the server refuses a user or a database; None: it does not."""
+    if code == "NOAUTH":
+        return "Redis asks for a password: set QWORKER_REDIS_PASSWORD, or put it into the URL"
+    if code == "WRONGPASS":
+        return f"Redis refuses the user or the password: {_CHECK}"
+    if code == "NOPERM" or text.startswith("ERR AUTH"):
+        return f"Redis refuses this user: {text}: {_CHECK}"
+    if _NO_DATABASE.match(text):
+        return "Redis has no database of this number: use a lower one, or raise `databases` in redis.conf"
+    return None

@@ -6,6 +6,9 @@ The general client library spends some 150 us of CPU on a command; this spends a
 from __future__ import annotations
 
 import asyncio
+import os
+import re
+import ssl
 from collections import deque
 from collections.abc import Callable
 from typing import cast
@@ -18,23 +21,47 @@ from qworker_redis.options import Address, Options, UnixAddress
 from qworker_redis.polling import Polling
 from qworker_redis.replies import ConnectionLost, Reply, meaning
 
-__all__ = ["Argument", "Wire", "connect", "greeted", "greeting", "pack", "why"]
+__all__ = ["Argument", "Wire", "connect", "greeted", "greeting", "pack", "unreachable", "why"]
 
 Argument = bytes | str | int | float
 
 # Its own annotation speaks of one argument, and of no result.
 pack = cast("Callable[[tuple[Argument, ...]], bytes]", hiredis.pack_command)  # pyright: ignore[reportUnknownMemberType]
 
+# The part of the time for a connection in which its TLS must be agreed on.
+_HANDSHAKE = 0.8
+
 _Pending = tuple["asyncio.Future[Reply]", float]
+
+
+# asyncio puts what each address of a host answered into one text.
+_FIRST_ERRNO = re.compile(r"Multiple exceptions: \[Errno ([0-9]+)\]")
 
 
 def why(error: BaseException) -> str:
     """The reason of an OSError, short."""
     if isinstance(error, TimeoutError):
         return "no answer in time"
-    if isinstance(error, OSError) and error.strerror and error.errno is not None and error.errno > 0:
-        return error.strerror.partition("[")[0].strip() if "Multiple exceptions" in error.strerror else error.strerror
+    if isinstance(error, OSError) and not isinstance(error, ssl.SSLError):
+        several = _FIRST_ERRNO.match(str(error))
+        number = int(several[1]) if several is not None else error.errno
+        if number is not None and number > 0:
+            return os.strerror(number)
     return str(error) or type(error).__name__
+
+
+def unreachable(options: Options, address: Address, error: BaseException) -> BackendUnavailable:
+    """Why there is no connection, and what to do."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        reason = f"its certificate is not trusted ({error.verify_message}): name who signed it with ?ca=FILE"
+    elif options.tls is not None and isinstance(error, ssl.SSLError | ConnectionAbortedError):
+        # A plain Redis waits for the end of the line that it takes the first bytes of TLS for.
+        reason = "it does not speak TLS on this port: use redis:// (without tls=1) there, or the port for TLS"
+    elif options.tls is None and isinstance(error, ConnectionLost) and not isinstance(address, UnixAddress):
+        return BackendUnavailable(f"{error}: if it speaks TLS on this port, use rediss:// (or tls=1)")
+    else:
+        reason = f"{why(error)}: is it running, and is the URL right?"
+    return BackendUnavailable(f"cannot reach Redis at {address}: {reason}")
 
 
 class Wire(asyncio.Protocol):
@@ -191,17 +218,18 @@ async def connect(options: Options, address: Address) -> Wire:
             if isinstance(address, UnixAddress):
                 await loop.create_unix_connection(make, address.path, ssl=options.tls)
             else:
-                await loop.create_connection(make, address.host, address.port, ssl=options.tls)
+                patience = None if options.tls is None else options.timeout * _HANDSHAKE
+                await loop.create_connection(
+                    make, address.host, address.port, ssl=options.tls, ssl_handshake_timeout=patience
+                )
             if wire is None:
                 raise BackendUnavailable(f"cannot reach Redis at {address}")
             replies = await asyncio.gather(*[wire.send(*command) for command in greeting(options)])
             wire.version = greeted(replies[0])
             return wire
-    except OSError as error:
+    except (OSError, ConnectionLost) as error:
         _drop(wire)
-        raise BackendUnavailable(
-            f"cannot reach Redis at {address}: {why(error)}: is it running, and the URL right?"
-        ) from error
+        raise unreachable(options, address, error) from error
     except (BackendError, asyncio.CancelledError):
         _drop(wire)
         raise

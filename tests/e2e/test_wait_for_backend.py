@@ -102,7 +102,7 @@ def test_nobody_waits_for_a_redis_that_refuses_him(folder: Path) -> None:
         server.start()
         with worker(folder, server, "--wait-for-backend") as process:
             assert process.end() == 3, process.text
-            assert "refuses this user" in process.text
+            assert "Redis asks for a password" in process.text
 
 
 def test_a_worker_that_replaces_itself_waits_for_a_redis_that_is_away_then(folder: Path, server: RedisServer) -> None:
