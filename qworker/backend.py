@@ -175,6 +175,19 @@ class Backend(abc.ABC):
 
     # -- consuming ---------------------------------------------------------------------------------------------------
 
+    async def prepare(self, queues: Sequence[str]) -> None:
+        """Make those of `queues` that are not there: a worker is about to lease from all of them.
+
+        A store that can tell checks that messages can be leased and settled there.
+
+        Raises:
+            StorePermission: they cannot.
+        """
+        present = set(await self.queues())
+        for queue in queues:
+            if queue not in present:
+                await self.create(queue)
+
     @abc.abstractmethod
     async def lease(self, queue: str, limit: int, visibility: float) -> list[Lease]:
         """Claim up to `limit` ready messages for `visibility` seconds, oldest first. Never waits.

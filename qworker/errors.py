@@ -18,7 +18,7 @@ QworkerError
 │   ├── StorageFull          no space, no inodes, or no memory left in the store
 │   ├── PublishFailed        outcome unknown: perhaps stored; publish again with the same id
 │   ├── FormatTooNew         the queue was written by a newer release
-│   └── StorePermission      the store refuses this user
+│   └── StorePermission      the store refuses this user, or is not fit for queues
 ├── LeaseLost                the lease is no longer held; its outcome was refused
 └── Outcome                  raised by handlers to choose what happens to their message
     ├── Retry                fail_tmp: run again later
@@ -161,7 +161,7 @@ class FormatTooNew(BackendError):
 
 
 class StorePermission(BackendError):
-    """The store refuses this user."""
+    """The store refuses this user, or is not fit for queues: waiting does not help."""
 
 
 class LeaseLost(QworkerError):

@@ -38,6 +38,7 @@ __all__ = [
     "Unsupported",
     "boot_id",
     "change_mode",
+    "check_writable",
     "close_all",
     "durability_at",
     "has_writer",
@@ -168,6 +169,18 @@ def missing_directory(path: str) -> str | None:
         # Nobody can say from here; opening it gives the reason.
         return None
     return None
+
+
+def check_writable(directory: int) -> None:
+    """Find out early that nothing can be written to a directory.
+
+    Raises:
+        OSError: nothing can: EROFS, EACCES.
+    """
+    if not os.access(".", os.W_OK | os.X_OK, dir_fd=directory, effective_ids=True):
+        read_only = os.fstatvfs(directory).f_flag & os.ST_RDONLY
+        number = errno.EROFS if read_only else errno.EACCES
+        raise OSError(number, os.strerror(number))
 
 
 # -- reading and writing ---------------------------------------------------------------------------------------------
@@ -402,7 +415,8 @@ class FileSystem:
         """
         while not os.path.isdir(path):
             path = os.path.dirname(path)
-        fd = os.open(path, DIRECTORY)
+        # One that this user may not read is on a file system all the same.
+        fd = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             return cls(fd)
         finally:

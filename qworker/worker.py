@@ -144,7 +144,7 @@ class Worker:
             Exception: what ended a loop; unfinished messages were released where the store let it.
         """
         backend = await self._tasks.backend()
-        await self._create_queues(backend)
+        await backend.prepare(self.queues)
         switch_interval = sys.getswitchinterval()
         sys.setswitchinterval(min(switch_interval, _SWITCH_INTERVAL))
         try:
@@ -152,12 +152,6 @@ class Worker:
                 return await self._work(backend, state)
         finally:
             sys.setswitchinterval(switch_interval)
-
-    async def _create_queues(self, backend: Backend) -> None:
-        present = set(await backend.queues())
-        for queue in self.queues:
-            if queue not in present:
-                await backend.create(queue)
 
     def _lifespan(self) -> AbstractAsyncContextManager[Any]:
         return nullcontext() if self._tasks.lifespan is None else self._tasks.lifespan(self._tasks)

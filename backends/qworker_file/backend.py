@@ -10,7 +10,7 @@ from typing import ClassVar, Self
 from qworker.backend import Backend
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.errors import BackendUnavailable
-from qworker.files import durability_at, missing_directory, store_errors
+from qworker.files import check_writable, durability_at, missing_directory, store_errors
 from qworker.history.directory import DirectoryHistory
 from qworker.message import Draft, Finished, Lease, QueueStats, Settlement, State, StoredMessage
 from qworker.names import check_queue
@@ -141,6 +141,15 @@ class FileBackend(Backend):
             return [] if local is None else half_published(local.files.tmp, local.files.names)
 
     # -- consuming ---------------------------------------------------------------------------------------------------
+
+    async def prepare(self, queues: Sequence[str]) -> None:
+        """Make queues, and see that messages can be moved in them."""
+        await super().prepare(queues)
+        for queue in queues:
+            with store_errors(f"work on {queue!r}"):
+                local = self._queue(queue)
+                if local is not None:
+                    check_writable(local.files.queue)
 
     async def lease(self, queue: str, limit: int, visibility: float) -> list[Lease]:
         """Claim messages."""

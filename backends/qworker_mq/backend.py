@@ -18,7 +18,7 @@ import msgspec
 from qworker.backend import Backend
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.errors import BackendUnavailable
-from qworker.files import durability_at, missing_directory, store_errors
+from qworker.files import check_writable, durability_at, missing_directory, store_errors
 from qworker.history.directory import directory_history
 from qworker.history.store import HISTORY_OPTIONS
 from qworker.message import Draft, Finished, Lease, QueueStats, Settle, Settlement, State, StoredMessage
@@ -154,6 +154,12 @@ class MqBackend(Backend):
             return await self._whole(self._publisher.publish(queue, drafts))
 
     # -- consuming ---------------------------------------------------------------------------------------------------
+
+    async def prepare(self, queues: Sequence[str]) -> None:
+        """Make queues, and see that messages can be leased."""
+        await super().prepare(queues)
+        with store_errors(self._doing):
+            check_writable(self._opened().root.tmp)
 
     async def lease(self, queue: str, limit: int, visibility: float) -> list[Lease]:
         """Claim messages."""
