@@ -75,7 +75,7 @@ class Records:
             return _NOTHING
         try:
             return _decode(os.read(fd, _LENGTH))
-        except (msgspec.DecodeError, msgspec.ValidationError):
+        except ValueError:
             return _NOTHING
         finally:
             os.close(fd)

@@ -124,5 +124,5 @@ class HttpHistory(HistoryStore):
 def _decoded(answer: Answer, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(answer.body, type=kind)
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+    except ValueError as error:
         raise BackendUnavailable(f"the server's answer cannot be used: {error}") from error

@@ -94,7 +94,7 @@ def decode(queue: str, message_id: str, value: bytes) -> Message:
                 id=message_id, queue=queue, body=value[12:], tries=tries, enqueued_at=order / 1e6, priority=priority
             )
         key, extra, body = _parts(value, flags)
-    except (struct.error, IndexError, msgspec.DecodeError) as error:
+    except (struct.error, IndexError, ValueError) as error:
         raise BackendError(f"the message {message_id} of {queue} is damaged: remove it by its id") from error
     return Message(
         id=message_id,

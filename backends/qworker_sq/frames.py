@@ -104,7 +104,7 @@ class FrameFile:
     def _apply_read(self, payload: bytes) -> None:
         try:
             self._apply(_decode(payload))
-        except (TypeError, ValueError, LookupError) as error:
+        except (TypeError, ValueError, LookupError, RecursionError) as error:
             # A whole, intact record that no qworker wrote: a stranger's, or a newer release's.
             _log.warning("sq_row_not_understood", file=self._name, error=str(error))
 

@@ -174,7 +174,7 @@ class Folder:
         try:
             data = self.read(str(number), self.notes)
             return _NOTHING if data is None else _decode(data)
-        except (msgspec.MsgspecError, IsADirectoryError):
+        except (ValueError, IsADirectoryError):
             return _NOTHING
 
     def write_note(self, number: int, note: Note) -> int:

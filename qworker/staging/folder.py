@@ -158,7 +158,7 @@ class JobFolder:
             return None
         try:
             return _read_manifest(text)
-        except msgspec.DecodeError as error:
+        except ValueError as error:
             raise BackendError(f"the seal {self._path}/{name} is damaged: {error}") from error
 
     # -- marks -------------------------------------------------------------------------------------------------------
@@ -170,7 +170,7 @@ class JobFolder:
             return None
         try:
             published = _read_published(text)
-        except msgspec.DecodeError as error:
+        except ValueError as error:
             raise BackendError(f"the mark {self._mark} is damaged: {error}") from error
         return published if published.step >= step else None
 

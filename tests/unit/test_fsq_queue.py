@@ -379,6 +379,11 @@ def test_an_item_that_is_pushed_twice_is_there_once(methods: Methods, root: Path
     assert os.listdir(root / QUEUE / "tmp") == []
 
 
+@pytest.mark.parametrize("body", [b"", b"{", b'"\xff"', b"[" * 100_000], ids=["empty", "torn", "not text", "deep"])
+def test_a_request_that_is_no_json_is_answered(methods: Methods, body: bytes) -> None:
+    assert json.loads(methods.answer(body))["error"]["code"] == -32700
+
+
 def test_batches_notifications_and_the_older_form_are_understood(methods: Methods) -> None:
     old = json.loads(methods.answer(b'{"id": 5, "method": "api_version", "params": []}'))
     assert old == {"id": 5, "result": "1.0", "error": None}
@@ -403,7 +408,8 @@ def served(methods: Methods) -> Iterator[Callable[..., tuple[int, bytes]]]:
             with urllib.request.urlopen(urllib.request.Request(url, body, headers), timeout=20) as answer:
                 return answer.status, answer.read()
         except urllib.error.HTTPError as error:
-            return error.code, error.read()
+            with error:
+                return error.code, error.read()
 
     yield post
     server.shutdown()

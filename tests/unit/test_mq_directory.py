@@ -294,3 +294,12 @@ async def test_a_newer_format_is_refused_in_one_line(root: Path) -> None:
     with pytest.raises(FormatTooNew, match="upgrade qworker"):
         await backend.open()
     await backend.aclose()
+
+
+@pytest.mark.parametrize("record", [b"", b"{", b'{"error": "\xff"}', b'{"tries": "x"}'])
+async def test_a_damaged_record_of_a_message_says_nothing_and_breaks_nothing(
+    backend: Backend, root: Path, record: bytes
+) -> None:
+    (message_id,) = await backend.publish("q", [Draft(body=b"x")])
+    (root / ".qworker" / "lease" / f"q:{message_id}").write_bytes(record)
+    assert (await one(backend)).message.tries == 0

@@ -78,6 +78,13 @@ def test_a_damaged_value_is_told_in_one_line(value: bytes) -> None:
     assert told in {"", "the message id of q is damaged: remove it by its id"}
 
 
+def test_a_value_whose_text_is_none_is_damaged() -> None:
+    (_, _, value) = encode("id", Draft(body=b"x", arguments=("argument",), fields={"name": "value"}))
+    ruined = bytes(10) + value
+    with pytest.raises(BackendError, match="the message id of q is damaged"):
+        decode("q", "id", ruined.replace(b"name", b"\xff\xff\xff\xff"))
+
+
 def test_what_has_no_place_is_refused() -> None:
     with pytest.raises(NotSupported, match="0 to 9"):
         encode("id", Draft(body=b"", priority=10))

@@ -136,7 +136,7 @@ def test_a_torn_row_is_passed_by_readers_and_cut_off_by_the_next_writer(tmp_path
 
 
 def test_a_row_that_is_not_understood_is_passed_over(tmp_path: Path) -> None:
-    payloads = [b"not json", b'"no list"', b"[]", b'[1, "too few"]', b"[99, 1]"]
+    payloads = [b"not json", b'"no list"', b"[]", b'[1, "too few"]', b"[99, 1]", b'["\xff"]', b"[" * 100_000]
     (tmp_path / "journal").write_bytes(b"".join(frame(payload) + payload for payload in payloads))
     folder = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
     try:

@@ -239,7 +239,7 @@ async def test_links_and_odd_names_in_the_store_are_no_queues(store: Open, tmp_p
     assert list(outside.iterdir()) == []
 
 
-@pytest.mark.parametrize("note", [b"", b"{", b"[]", b'{"tries": "x"}', b"\xff" * 100])
+@pytest.mark.parametrize("note", [b"", b"{", b"[]", b'{"tries": "x"}', b"\xff" * 100, b'{"error": "\xff"}'])
 async def test_an_unreadable_note_says_nothing_and_breaks_nothing(store: Open, tmp_path: Path, note: bytes) -> None:
     backend = store()
     (message_id,) = await publish(backend, b"1")

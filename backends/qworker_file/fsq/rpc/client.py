@@ -87,7 +87,7 @@ class Remote:
         raw = self._post(msgspec.json.encode(request))
         try:
             reply: object = msgspec.json.decode(raw)
-        except msgspec.DecodeError as error:
+        except (ValueError, RecursionError) as error:
             raise BackendError(f"{self.address}: the answer is no JSON") from error
         if not isinstance(reply, dict):
             raise BackendError(f"{self.address}: the answer is no JSON-RPC")

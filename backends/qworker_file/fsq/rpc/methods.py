@@ -61,7 +61,7 @@ class Methods:
         """The reply to a request or to a batch of them; empty for notifications."""
         try:
             request: object = msgspec.json.decode(body)
-        except msgspec.DecodeError as error:
+        except (ValueError, RecursionError) as error:
             return msgspec.json.encode(_failure(None, _Fault(_PARSE, f"Request invalid: {error}"), modern=True))
         if not isinstance(request, list):
             reply = self._answer_one(request)
