@@ -46,13 +46,18 @@ _REAP_EVERY = 1.0
 _CONTENT = [(b"content-type", b"application/octet-stream"), (b"x-content-type-options", b"nosniff")]
 _LOCAL = frozenset({b"localhost", b"127.0.0.1", b"[::1]", b"::1"})
 _TEXT = (b"content-type", b"text/plain; charset=utf-8")
-_NO_TOKEN = (
+_Refusal = tuple[int, Headers, bytes]
+_NO_TOKEN: _Refusal = (
     401,
     [(b"www-authenticate", b"Bearer"), _TEXT],
     b"send the header Authorization: Bearer TOKEN, with the server's QWORKER_TOKEN\n",
 )
-_FOREIGN_PAGE = (403, [_TEXT], b"without QWORKER_TOKEN no web page is served: set it at the server, and send it\n")
-_FOREIGN_HOST = (
+_FOREIGN_PAGE: _Refusal = (
+    403,
+    [_TEXT],
+    b"without QWORKER_TOKEN no web page is served: set it at the server, and send it\n",
+)
+_FOREIGN_HOST: _Refusal = (
     403,
     [_TEXT],
     b"without QWORKER_TOKEN the host must be localhost, 127.0.0.1 or [::1]: set it at the server, and send it\n",
@@ -111,7 +116,7 @@ class MqApp:
         else:
             await reply(send, 404)
 
-    def _refusal(self, scope: Scope) -> tuple[int, Headers, bytes] | None:
+    def _refusal(self, scope: Scope) -> _Refusal | None:
         """What a client that may not ask is answered; None for one that may."""
         if self._token is not None:
             given = header(scope, b"authorization") or b""
