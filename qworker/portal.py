@@ -64,7 +64,7 @@ def _problem(instead: str) -> str | None:
         # Then the loop's thread is a greenlet of the caller's thread, and other greenlets find the loop running in theirs.
         return (
             "gevent has replaced threads (monkey.patch_all), and this call needs real ones: use threads (gunicorn -k gthread),"
-            " or gevent.get_hub().threadpool.apply(asyncio.run, (task.enqueue(...),))"
+            " or gevent.get_hub().threadpool.apply(lambda: asyncio.run(task.enqueue(...)))"
         )
     if gevent is not None and gevent.is_module_patched("select"):
         # Then the loop's thread is a real one, in which gevent finds nothing to wait for.

@@ -1,7 +1,5 @@
 """Decorators of handlers: the outermost function is called, and what a caller gives is what it takes in the end."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 from datetime import date

@@ -32,7 +32,7 @@ def told(n):
 
 
 def advised(n):
-    job = gevent.get_hub().threadpool.apply(asyncio.run, (work.enqueue(n),))
+    job = gevent.get_hub().threadpool.apply(lambda: asyncio.run(work.enqueue(n)))
     return f"stored {{job.queue}}"
 
 
