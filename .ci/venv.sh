@@ -5,7 +5,7 @@
 #   .ci/venv.sh test check          also the extras and these dependency groups of pyproject.toml
 #   .ci/venv.sh --no-spark test     without the extra `spark`, which is 400 MB
 #   .ci/venv.sh --lowest test       the lowest versions that pyproject.toml allows, and the newest of what these depend on
-#   .ci/venv.sh --wheel             what a user has: the wheel of this tree, made anew, and no extras
+#   .ci/venv.sh --wheel             what a user has: a wheel of this tree, built by each call, and no extras
 #
 # Needs nothing but a python3 of at least 3.11 that can make virtual environments: $PYTHON names another one, $VENV another folder.
 # What is installed for which pyproject.toml is kept in .venv/.installed, so that a second call costs nothing.
