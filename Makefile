@@ -66,7 +66,7 @@ test-pythons: ## Other Pythons: PYTHONS="python3.12 /opt/python3.14/bin/python3"
 	@.ci/venv.sh
 	@tests/install-tools.sh
 	@for python in $${PYTHONS:-$$(.ci/pythons)}; do \
-	    venv=.venv-$$(echo "$$python" | tr -c 'a-z0-9.\n' -) || exit; \
+	    venv=.venv-$$("$$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])') || exit; \
 	    VENV=$$venv PYTHON=$$python .ci/venv.sh --no-spark test || exit; \
 	    (set -x; $$venv/bin/python $(options) $(parallel) $(core)) || exit; \
 	done
