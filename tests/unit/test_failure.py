@@ -101,7 +101,8 @@ def test_a_text_that_is_cut_keeps_what_went_wrong():
 
 def test_no_error_is_too_broken_for_a_text():
     broken = SyntaxError("bad", ("file", 1, 1, 5))
-    assert failure_text(caught(broken)) == "SyntaxError"
+    # Python 3.14 can print it, and others cannot.
+    assert summary(failure_text(caught(broken))) in {"SyntaxError", "SyntaxError: bad"}
     assert "\udc80" not in failure_text(caught(ValueError("\udc80")))
     failure_text(caught(ValueError("\udc80"))).encode()
 

@@ -130,4 +130,7 @@ def test_this_directory_is_where_its_device_is(tmp_path: Path) -> None:
     finally:
         os.close(fd)
     # By what `df` asks: the kernel's own word for the type.
-    assert system.kind in {line.split()[-1] for line in Path("/proc/filesystems").read_text().splitlines()}
+    known = {line.split()[-1] for line in Path("/proc/filesystems").read_text().splitlines()}
+    points = [line.split()[4] for line in Path(mounts.MOUNTINFO).read_text().splitlines()]
+    # In a chroot that is a folder of its file system, the mount is not shown.
+    assert system.kind in (known if any(map(tmp_path.is_relative_to, points)) else {""})
