@@ -16,6 +16,7 @@ import errno
 import fcntl
 import os
 import queue
+import resource
 import secrets
 import signal
 import stat
@@ -41,6 +42,7 @@ __all__ = [
     "check_writable",
     "close_all",
     "durability_at",
+    "files_at_once",
     "has_writer",
     "hide_directory",
     "is_finished",
@@ -48,6 +50,7 @@ __all__ = [
     "list_names",
     "make_fifo",
     "missing_directory",
+    "raise_file_limit",
     "read_all",
     "read_file",
     "store_error",
@@ -61,6 +64,8 @@ READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
+# Files of one batch.
+_BATCH = 1000
 # From this many files on, one `syncfs` is cheaper than a sync of each; on ext4, where `_file_range` saves a commit, later.
 _MANY, _MANY_ORDERED = 16, 256
 # How many directory entries are read before others on the loop get their turn; about 1 ms.
@@ -181,6 +186,23 @@ def check_writable(directory: int) -> None:
         read_only = os.fstatvfs(directory).f_flag & os.ST_RDONLY
         number = errno.EROFS if read_only else errno.EACCES
         raise OSError(number, os.strerror(number))
+
+
+def raise_file_limit() -> int:
+    """Let this process have as many open files as it may; how many that are."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        except (OSError, ValueError):
+            # Refused (some systems cap an unlimited one): what there is must do.
+            return soft
+    return 1 << 20 if hard == resource.RLIM_INFINITY else hard
+
+
+def files_at_once() -> int:
+    """How many files one batch may have open: most of what this process may open is for everything else."""
+    return max(1, min(_BATCH, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4))
 
 
 # -- reading and writing ---------------------------------------------------------------------------------------------

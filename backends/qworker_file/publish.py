@@ -14,7 +14,7 @@ import msgspec
 
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.errors import NotSupported, PublishFailed, StorageFull
-from qworker.files import CREATE, DIRECTORY, READ, GroupCommit, link_file, list_names, write_all
+from qworker.files import CREATE, DIRECTORY, READ, GroupCommit, files_at_once, link_file, list_names, write_all
 from qworker.message import Draft
 from qworker.names import check_id, new_id, new_ids
 from qworker_file.index import try_lock_index, unlock_index
@@ -35,8 +35,6 @@ __all__ = ["Publisher", "Stored", "check"]
 
 # Seconds on the loop before others get their turn.
 _TURN = 0.002
-# Files of one commit: their descriptors are open at the same time.
-BATCH = 1000
 _LOCK_PAUSE = 0.002
 # Messages that were enqueued this near to one another in another store.
 _SAME_TIME_NS = 1_000_000
@@ -95,8 +93,9 @@ class Publisher:
         """
         stored = Stored([], [], [])
         plans = self._plan(drafts, stored)
-        for start in range(0, len(plans), BATCH):
-            await self._store(files, plans[start : start + BATCH], stored)
+        batch = files_at_once()
+        for start in range(0, len(plans), batch):
+            await self._store(files, plans[start : start + batch], stored)
         return stored
 
     # -- names -------------------------------------------------------------------------------------------------------

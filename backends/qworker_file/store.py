@@ -7,7 +7,7 @@ import os
 from collections.abc import Collection, Sequence
 
 from qworker.clock import Clock
-from qworker.files import FileSystem, GroupCommit, boot_id
+from qworker.files import FileSystem, GroupCommit, boot_id, raise_file_limit
 from qworker.message import Settle, Settlement
 from qworker.names import is_queue_name
 from qworker_file.holder import Holder
@@ -17,7 +17,7 @@ from qworker_file.local import LocalQueue
 from qworker_file.options import FileOptions
 from qworker_file.publish import Publisher
 from qworker_file.retention import prune
-from qworker_file.root import open_root, raise_file_limit
+from qworker_file.root import open_root
 from qworker_file.wake import Inotify, Trigger, Waiter
 
 __all__ = ["Store"]

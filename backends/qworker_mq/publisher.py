@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import msgspec
 
 from qworker.errors import BackendError, NotSupported, PublishFailed, StorageFull, StorePermission
-from qworker.files import CREATE, store_error, write_all
+from qworker.files import CREATE, files_at_once, store_error, write_all
 from qworker.message import Draft
 from qworker_mq.ids import at_unix, is_uuid, new_uuids, uuid_of
 from qworker_mq.record import Record
@@ -54,6 +54,15 @@ class Publisher:
         for draft in drafts:
             check(draft)
         held = self._store.made(queue)
+        batch = files_at_once()
+        ids: list[str] = []
+        for start in range(0, len(drafts), batch):
+            ids += await self._publish(held, drafts[start : start + batch])
+        self._store.wake(queue)
+        return ids
+
+    async def _publish(self, held: Held, drafts: Sequence[Draft]) -> list[str]:
+        """Store so many messages as may be open at once."""
         ids = new_uuids(len(drafts))
         written: list[_Written] = []
         try:
@@ -75,7 +84,6 @@ class Publisher:
             raise _translated(error) from error
         finally:
             self._clean(written)
-        self._store.wake(queue)
         return ids
 
     def _chosen(self, draft: Draft) -> str | None:

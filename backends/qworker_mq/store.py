@@ -11,7 +11,7 @@ from pathlib import Path
 
 from qworker.clock import Clock
 from qworker.errors import QueueNotFound
-from qworker.files import FileSystem, GroupCommit, boot_id
+from qworker.files import FileSystem, GroupCommit, boot_id, raise_file_limit
 from qworker.inotify import Watcher
 from qworker.names import check_queue
 from qworker_mq.claims import Claims
@@ -58,6 +58,7 @@ class Store:
     def __init__(self, path: Path, clock: Clock, *, peers: int, sync: bool, plain: float) -> None:
         # No lease can be taken without it: better no store than a worker that waits for ever.
         boot_id()
+        raise_file_limit()
         self.clock = clock
         self.root = Root(path)
         self.records = Records(self.root.lease)

@@ -11,7 +11,7 @@ from typing import Self
 from qworker.backend import Backend
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.errors import BadName, BadURL
-from qworker.files import FileSystem, GroupCommit, durability_at, missing_directory, store_errors
+from qworker.files import FileSystem, GroupCommit, durability_at, missing_directory, raise_file_limit, store_errors
 from qworker.history.directory import directory_history
 from qworker.history.store import HISTORY_OPTIONS
 from qworker.names import check_queue
@@ -101,6 +101,7 @@ class VsqsFolders(Backend):
             self._system = FileSystem(self._root)
             if self._durable:
                 self._commit = GroupCommit(self._root, self._system)
+        raise_file_limit()
         self._events = Events(on_name=self._came, on_overflow=self._believe_nothing, on_change=self._wake)
         self._publisher = Publisher(
             clock=self._clock,

@@ -11,7 +11,7 @@ import msgspec
 
 from qworker.clock import Clock
 from qworker.errors import PublishFailed, QueueFull
-from qworker.files import GroupCommit, list_names, store_error, write_all
+from qworker.files import GroupCommit, files_at_once, list_names, store_error, write_all
 from qworker.message import Draft
 from qworker_vsqs.folder import Folder, Note
 from qworker_vsqs.names import Unit, leased_name, parse
@@ -84,16 +84,19 @@ class Publisher:
         return [next(rest) if there is None else there for there in known]
 
     async def _publish(self, folder: Folder, drafts: Sequence[Draft]) -> list[str]:
-        if self._capacity is None:
-            return await self._store(folder, drafts)
         ids: list[str] = []
+        batch = files_at_once()
+        if self._capacity is None:
+            for start in range(0, len(drafts), batch):
+                ids += await self._store(folder, drafts[start : start + batch])
+            return ids
         give_up = None if self._timeout is None else time.monotonic() + self._timeout
         while len(ids) < len(drafts):
             # One publisher at a time counts and stores, or several would find the same room.
             async with folder.locked():
                 room = self._capacity - sum(parse(name) is not None for name in await list_names(folder.fd))
                 if room > 0:
-                    ids += await self._store(folder, drafts[len(ids) : len(ids) + room])
+                    ids += await self._store(folder, drafts[len(ids) : len(ids) + min(room, batch)])
             if len(ids) < len(drafts) and room <= 0:
                 await self._wait_for_room(folder, give_up, len(drafts) - len(ids))
         return ids

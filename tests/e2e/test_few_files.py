@@ -73,3 +73,16 @@ def test_a_full_worker_rests_and_hears_a_sigterm(tmp_path, url):
         assert processor_seconds(process) - before < 0.5
         assert process.drain() == 4
     assert process.events("worker_stopped")[0]["released"] == 64
+
+
+@pytest.mark.parametrize("scheme", ["file", "fsq", "mq", "sq", "vsqs"])
+def test_more_messages_are_published_at_once_than_files_may_be_open(tmp_path, scheme):
+    (tmp_path / "bodies").write_text("".join(f"{n}\n" for n in range(MESSAGES)))
+    url = f"{scheme}://{tmp_path}/spool"
+    program = ("-c", 'ulimit -n 64; exec "$0" -m qworker "$@"', sys.executable)
+    arguments = ["publish", url, "q", "--lines", "--file", "bodies"]
+    with started(tmp_path, *arguments, executable="/bin/sh", program=program) as process:
+        assert process.end() == 0, process.text
+    with started(tmp_path, "stats", url, "q", "--json") as process:
+        assert process.end() == 0
+        assert json.loads(process.text)["ready"] == MESSAGES

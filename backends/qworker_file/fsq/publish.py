@@ -19,7 +19,7 @@ import msgspec
 
 from qworker.clock import Clock
 from qworker.errors import NotSupported, PublishFailed, StorageFull
-from qworker.files import CREATE, FULL, GroupCommit, link_file, list_names, write_all
+from qworker.files import CREATE, FULL, GroupCommit, files_at_once, link_file, list_names, write_all
 from qworker.message import Draft
 from qworker_file.fsq.claim import mark_due, write_origin
 from qworker_file.fsq.constants import Constants, group_id, user_id
@@ -30,8 +30,6 @@ __all__ = ["Publisher", "Stamps"]
 
 # Seconds on the loop before others get their turn.
 _TURN = 0.002
-# Items of one commit, which are open at the same time.
-_BATCH = 1000
 # Messages that were enqueued this near to one another, in another store, keep the order in which they come.
 _SAME_TIME_NS = 1_000_000
 _serial = itertools.count()
@@ -105,8 +103,9 @@ class Publisher:
         if any(draft.origin is not None for draft in drafts):
             stored = await _names_stored(files)
             plans = [plan for plan in every if not _is_stored(plan, stored)]
-        for start in range(0, len(plans), _BATCH):
-            await self._store(files, plans[start : start + _BATCH])
+        batch = files_at_once()
+        for start in range(0, len(plans), batch):
+            await self._store(files, plans[start : start + batch])
         return [plan.name for plan in every]
 
     # -- names -------------------------------------------------------------------------------------------------------

@@ -8,13 +8,13 @@ from collections.abc import Collection
 
 from qworker.clock import Clock
 from qworker.errors import BackendError
-from qworker.files import FileSystem, GroupCommit, list_names
+from qworker.files import FileSystem, GroupCommit, list_names, raise_file_limit
 from qworker.names import is_queue_name
 from qworker_file.fsq.layout import QueueExists, install, install_host, is_queue, open_queue
 from qworker_file.fsq.local import MOST_LINGERING, LocalQueue
 from qworker_file.fsq.options import FsqOptions
 from qworker_file.fsq.publish import Publisher
-from qworker_file.root import open_root, raise_file_limit
+from qworker_file.root import open_root
 from qworker_file.wake import Inotify
 
 __all__ = ["ABSENT_PAUSE", "Store"]
