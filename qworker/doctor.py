@@ -20,6 +20,7 @@ from qworker import __version__
 from qworker.backend import Backend
 from qworker.errors import BackendUnavailable, MissingExtra, QworkerError
 from qworker.files import store_error
+from qworker.names import counted
 from qworker.registry import backend_class, open_backend, schemes
 from qworker.staging import HalfPublished
 from qworker.url import BackendURL
@@ -155,7 +156,7 @@ async def _reachable(url: str) -> list[Check]:
         if backend.missing is None:
             await backend.open()
         queues = await backend.queues()
-        found = f"{len(queues)} queues" if backend.missing is None else "which is not there yet"
+        found = counted(len(queues), "queue") if backend.missing is None else "which is not there yet"
         return [
             Check("reachable", Health.OK, f"{backend.describe()}, {found}"),
             Check("durability", *_durability(backend.durability)),
@@ -182,7 +183,7 @@ async def _bulk_writes(backend: Backend, queues: Sequence[str]) -> list[Check]:
         Check(
             f"bulk write {half.job}",
             Health.WARN,
-            f"to {queue}: {half.manifest.rows:,} messages, of which not all are published since {_moment(half)}",
+            f"to {queue}: {counted(half.manifest.rows, 'message')}, of which not all are published since {_moment(half)}",
             "if nothing is at work on it now, run the same job again: it publishes the rest",
         )
         for queue, half in found

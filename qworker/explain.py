@@ -16,6 +16,7 @@ from qworker.errors import BackendError, BadArguments
 from qworker.history.event import Event
 from qworker.logs import one_line
 from qworker.message import QueueStats, State, StoredMessage
+from qworker.names import counted
 from qworker.parcel import unpack
 
 __all__ = ["Code", "Explanation", "Reason", "explain"]
@@ -160,7 +161,11 @@ async def _ready(backend: Backend, stored: StoredMessage, stats: QueueStats, now
     if before is None:
         text = f"it is ready, behind more than {_FURTHEST:,} other messages"
     else:
-        text = f"it is ready, behind {before:,} other messages" if before else "it is ready, and the next to be taken"
+        text = (
+            f"it is ready, behind {counted(before, 'other message')}"
+            if before
+            else "it is ready, and the next to be taken"
+        )
     reasons = [Reason("waiting", text)]
     if not stats.down and not stats.leased and now - stored.message.enqueued_at > _ABANDONED_S:
         reasons.append(

@@ -15,7 +15,7 @@ from functools import lru_cache
 
 from qworker.errors import BadName
 
-__all__ = ["check_id", "check_key", "check_queue", "is_queue_name", "new_id", "new_ids", "printable"]
+__all__ = ["check_id", "check_key", "check_queue", "counted", "is_queue_name", "new_id", "new_ids", "printable"]
 
 _QUEUE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,119}")
@@ -63,6 +63,16 @@ def check_key(key: str) -> str:
     if not 0 < len(key.encode(errors="surrogateescape")) <= 255:
         raise BadName("a key has 1 to 255 bytes")
     return key
+
+
+def counted(count: int, what: str) -> str:
+    """`1 message`, `2,000 messages`.
+
+    Args:
+        count: how many.
+        what: the word for one.
+    """
+    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
 
 
 def printable(text: str) -> str:

@@ -9,34 +9,59 @@ from pathlib import Path
 from typing import Any, cast
 
 from qworker.errors import UsageError
+from qworker.url import BackendURL
 
-__all__ = ["backend_url", "file_settings", "setting"]
+__all__ = ["backend_url", "file_settings", "setting", "settings_path"]
+
+_FILE = "pyproject.toml"
+
+
+def settings_path() -> str | None:
+    """The pyproject.toml in the working directory or the nearest one above it; None: there is none.
+
+    A working directory that does not exist any more has none.
+    """
+    try:
+        here = Path.cwd()
+    except FileNotFoundError:
+        return None
+    return next((path for folder in (here, *here.parents) if os.path.isfile(path := str(folder / _FILE))), None)
+
+
+def file_settings() -> dict[str, Any]:
+    """`[tool.qworker]` of `settings_path`, with a relative directory in `url` made absolute; empty without one.
+
+    Raises:
+        UsageError: the file cannot be read, or is not TOML.
+    """
+    path = settings_path()
+    if path is None:
+        return {}
+    try:
+        return _read(path, os.stat(path).st_mtime_ns)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
 
 
 @cache
 def _read(path: str, _stamp: int) -> dict[str, Any]:
+    table: object
     with open(path, "rb") as file:
         try:
-            table: object = tomllib.load(file).get("tool", {}).get("qworker", {})
-        except tomllib.TOMLDecodeError as error:
+            table = tomllib.load(file)
+        except ValueError as error:
             raise UsageError(f"{path} is not valid TOML: {error}") from error
-    if not isinstance(table, dict):
-        raise UsageError(f"{path}: [tool.qworker] is a table")
-    return cast("dict[str, Any]", table)
-
-
-def file_settings() -> dict[str, Any]:
-    """`[tool.qworker]` of the pyproject.toml in the working directory or the nearest one above it; empty without one.
-
-    Raises:
-        UsageError: the file is not TOML.
-    """
-    here = Path.cwd()
-    for folder in (here, *here.parents):
-        path = folder / "pyproject.toml"
-        if path.is_file():
-            return _read(str(path), path.stat().st_mtime_ns)
-    return {}
+    for name in ("tool", "qworker"):
+        table = cast("dict[str, Any]", table).get(name, {})
+        if not isinstance(table, dict):
+            raise UsageError(f"{path}: {name!r} must be a table (got {table!r})")
+    settings = cast("dict[str, Any]", table)
+    if "url" not in settings:
+        return settings
+    url: object = settings["url"]
+    if not isinstance(url, str):
+        raise UsageError(f"{path}: url must be text (got {url!r})")
+    return {**settings, "url": BackendURL.parse(url).anchored(Path(path).parent)}
 
 
 def setting(name: str) -> str | None:

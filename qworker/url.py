@@ -7,16 +7,17 @@ hosts with IPv6 addresses in some releases, and drops control characters silentl
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from urllib.parse import parse_qsl, unquote
+from urllib.parse import parse_qsl, quote, unquote
 
 import msgspec
 
-from qworker.errors import BadURL
+from qworker.errors import BadURL, UsageError
 
-__all__ = ["BackendURL"]
+__all__ = ["BackendURL", "mask", "working_directory"]
 
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*")
 _TRUE = frozenset({"1", "true", "yes", "on"})
@@ -70,6 +71,7 @@ class BackendURL(msgspec.Struct, frozen=True, kw_only=True):
 
         Raises:
             BadURL: it names a host or no directory.
+            UsageError: it is relative to a working directory that does not exist any more.
         """
         if self.authority in {".", ".."}:
             named = self.authority + self.path
@@ -85,12 +87,29 @@ class BackendURL(msgspec.Struct, frozen=True, kw_only=True):
             raise BadURL(
                 f"{mask(self.raw)} names no directory: write {self.scheme}:///abs/dir or {self.scheme}://./rel"
             )
-        return Path(named).absolute()
+        return Path(working_directory(), named) if self.is_relative else Path(named)
+
+    @property
+    def is_relative(self) -> bool:
+        """Whether it names a directory relative to another one."""
+        return self.authority in {".", ".."} or bool(not self.authority and self.path and self.path[0] != "/")
+
+    def anchored(self, folder: Path) -> str:
+        """The URL as text; that of a relative directory with its whole path, below `folder`."""
+        if not self.is_relative:
+            return self.raw
+        _, mark, query = self.raw.partition("?")
+        return f"{self.scheme}://{quote(str(folder / (self.authority + self.path)))}{mark}{query}"
 
     @property
     def masked(self) -> str:
         """The URL with its password hidden."""
         return mask(self.raw)
+
+    def at(self, directory: str) -> str:
+        """The URL with the whole path of its directory, for people and logs."""
+        _, mark, query = self.masked.partition("?")
+        return f"{self.scheme}://{directory}{mark}{query}"
 
     def only(self, known: Iterable[str]) -> None:
         """Refuse options that are not in `known`.
@@ -142,6 +161,18 @@ class BackendURL(msgspec.Struct, frozen=True, kw_only=True):
         if value not in choices:
             raise BadURL(f"{self.masked}: {name} is one of {', '.join(choices)}, not {value!r}")
         return value
+
+
+def working_directory() -> str:
+    """The working directory.
+
+    Raises:
+        UsageError: it does not exist any more.
+    """
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        raise UsageError("the working directory does not exist any more: change to one that does") from None
 
 
 def mask(text: str) -> str:

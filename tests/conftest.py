@@ -17,6 +17,8 @@ __all__ = ["pytest_collection_modifyitems", "pytest_make_collect_report", "pytes
 
 @pytest.fixture(autouse=True)
 def _nothing_of_the_test_before() -> None:
+    # pytest-xdist gives its processes a width, to which tables would be cut.
+    os.environ.pop("COLUMNS", None)
     # A command that ran in this process has set logging up for a stderr that is closed by now.
     structlog.reset_defaults()
     logs._configured.clear()

@@ -127,7 +127,7 @@ class MqBackend(Backend):
 
     def describe(self) -> str:
         """The URL."""
-        return self._url.masked
+        return self._url.at(str(self._path))
 
     @property
     def durability(self) -> str:

@@ -134,7 +134,7 @@ class VsqsFolders(Backend):
 
     def describe(self) -> str:
         """The URL."""
-        return self._url.masked
+        return self._url.at(str(self._path))
 
     @property
     def durability(self) -> str:

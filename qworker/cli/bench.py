@@ -13,6 +13,7 @@ from qworker.backend import Backend
 from qworker.cli.common import URLCommand, json_option, run
 from qworker.cli.output import print_json, print_table, say
 from qworker.message import Draft, Lease, Settle, Settlement
+from qworker.names import counted
 from qworker.registry import open_backend
 
 __all__ = ["command"]
@@ -59,7 +60,7 @@ def command(url: str, messages: int, batch: int, size: int, json: bool) -> None:
         steps = {r.step: {"seconds": r.seconds, "per_second": r.per_second} for r in rates}
         print_json({"durability": durability, "messages": messages, "batch": batch, "size": size, "steps": steps})
         return
-    say(f"durability {durability}, {messages:,} messages of {size} bytes, {batch} at a time")
+    say(f"durability {durability}, {counted(messages, 'message')} of {counted(size, 'byte')}, {batch} at a time")
     rows = [(r.step, f"{r.per_second:,.0f}", f"{r.seconds / r.messages * 1e6:,.1f}") for r in rates]
     print_table(("step", "messages/s", "us each"), rows)
 

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import difflib
 import importlib
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping
+import resource
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager
-from typing import Any, ClassVar, TypeVar, cast
+from itertools import islice
+from typing import Any, ClassVar, TypeVar
 
 import click
 
 from qworker.backend import Backend
-from qworker.errors import BadURL, MissingExtra, UsageError
+from qworker.cli.configured import PREFIX, blamed, did_you_mean, file_defaults, options_of, warn_of_unknown
+from qworker.errors import BadURL, MissingExtra, StoreNotFound, UsageError
 from qworker.extras import not_installed
 from qworker.message import State
 from qworker.registry import open_backend
-from qworker.settings import file_settings, setting
+from qworker.settings import setting
 from qworker.streams import flush_output, silence_stdout
 
 __all__ = [
@@ -24,7 +26,8 @@ __all__ = [
     "Group",
     "URLCommand",
     "Unavailable",
-    "did_you_mean",
+    "batches",
+    "check_store",
     "item_limit_options",
     "json_option",
     "load_command",
@@ -38,8 +41,11 @@ __all__ = [
 
 F = TypeVar("F", bound=Callable[..., Any])
 R = TypeVar("R")
+T = TypeVar("T")
 
-_ENVIRONMENT_PREFIX = "QWORKER"
+_BATCH = 1000
+# Files that a command has open beside those.
+_OTHER_FILES = 32
 
 
 class Group(click.Group):
@@ -111,43 +117,32 @@ def load_command(place: str, name: str) -> click.Command:
     return command
 
 
-def did_you_mean(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
-    """`did you mean X?` with the most similar of `known`; empty where none is."""
-    found = difflib.get_close_matches(word, known, 1, cutoff)
-    return f"did you mean {found[0]}?" if found else ""
-
-
 class Command(click.Command):
     """A command whose every option may also come from `QWORKER_<OPTION>`, or from `[tool.qworker]` under it."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.help = unwrapped(self.help)
+        for key, option in options_of(self).items():
+            if option.allow_from_autoenv and option.envvar is None:
+                option.envvar = PREFIX + key.upper()
 
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
     ) -> click.Context:
-        """Give the context the environment's prefix and the file's table."""
-        extra.setdefault("auto_envvar_prefix", _ENVIRONMENT_PREFIX)
-        extra.setdefault("default_map", self._file_defaults(info_name or ""))
+        """Give the context the file's table."""
+        warn_of_unknown()
+        extra.setdefault("default_map", file_defaults(self, info_name or ""))
         extra.setdefault("max_content_width", 110)
         extra.setdefault("help_option_names", ["-h", "--help"])
         return super().make_context(info_name, args, parent, **extra)
 
-    def _file_defaults(self, command: str) -> dict[str, Any]:
-        """`[tool.qworker]`, and over it `[tool.qworker.<command>]`, with the names that options have in Python."""
-        table = file_settings()
-        own: object = table.get(command)
-        merged = {**table, **cast("dict[str, Any]", own if isinstance(own, dict) else {})}
-        defaults = {name.replace("-", "_"): value for name, value in merged.items() if not isinstance(value, dict)}
-        # An app's own URL is what everybody else who enqueues there uses: only the command line overrides it.
-        defaults.pop("url", None)
-        for param in self.params:
-            value: object = defaults.get(param.name or "")
-            if isinstance(param, click.Option) and param.multiple and isinstance(value, str):
-                # As in the environment: one word, or several with spaces between them.
-                defaults[param.name or ""] = value.split()
-        return defaults
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Understand the options; a bad value is blamed on the file or variable that it came from."""
+        try:
+            return super().parse_args(ctx, args)
+        except (click.BadParameter, UsageError) as error:
+            raise blamed(ctx, error) from error
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run it; a reader of standard output that has gone away is the end of the work, and no error."""
@@ -175,6 +170,26 @@ class URLCommand(Command):
             if not (isinstance(first, str) and ":" in first):
                 args = [configured, *args]
         return super().parse_args(ctx, args)
+
+
+def check_store(url: str) -> None:
+    """Refuse a directory that is not there, for what opens the store by itself.
+
+    Raises:
+        StoreNotFound: there is none.
+    """
+    missing = open_backend(url).missing
+    if missing is not None:
+        raise StoreNotFound(missing)
+
+
+def batches(items: Iterable[T]) -> Iterator[list[T]]:
+    """Items in lists of up to 1000, or fewer where this process may open few files: a store may need one for each of them."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    size = _BATCH if limit == resource.RLIM_INFINITY else min(_BATCH, max(1, (limit - _OTHER_FILES) // 2))
+    remaining = iter(items)
+    while batch := list(islice(remaining, size)):
+        yield batch
 
 
 def json_option(function: F) -> F:
@@ -218,14 +233,21 @@ def unwrapped(text: str | None) -> str | None:
 
 
 @asynccontextmanager
-async def opened(url: str) -> AsyncGenerator[Backend]:
+async def opened(url: str, *, make: bool = False) -> AsyncGenerator[Backend]:
     """The backend of a URL, reached, and let go of afterwards.
+
+    Args:
+        url: its URL.
+        make: whether its directory is made where it is not there. What only looks makes none.
 
     Raises:
         BadURL: the URL is not known.
+        StoreNotFound: there is no such directory.
         BackendUnavailable: nobody answers there.
     """
     backend = open_backend(url)
+    if not make and backend.missing is not None:
+        raise StoreNotFound(backend.missing)
     if not backend.shared:
         await backend.aclose()
         raise BadURL(f"{backend.describe()}: its queues live in one process only, and this is another: use file:")

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
-
 import click
 import msgspec
 
-from qworker.cli.common import URLCommand, json_option, run
+from qworker.cli.common import Unavailable, URLCommand, json_option, run
+from qworker.cli.configured import file_defaults, walk
 from qworker.cli.output import print_json, say
 from qworker.doctor import Check, Health, examine
-from qworker.settings import file_settings
+from qworker.errors import UsageError
+from qworker.registry import open_backend
+from qworker.settings import file_settings, settings_path
 
 __all__ = ["command"]
 
@@ -19,8 +20,6 @@ _EXIT_BROKEN = 1
 # As of every other command that cannot use the store.
 _EXIT_UNUSABLE = 3
 _UNUSABLE = {"reachable", "writing"}
-# Read by `Tasks`, and by none of the options.
-_OTHER_SETTINGS = {"url"}
 
 
 @click.command("doctor", cls=URLCommand)
@@ -39,7 +38,7 @@ def command(url: str | None, json: bool) -> int:
       qworker doctor file://./spool
       qworker doctor redis://localhost/0 --json
     """
-    checks = [*run(examine(url)), _settings()]
+    checks = [*_place(url), *run(examine(url)), _settings()]
     if json:
         print_json([msgspec.structs.asdict(check) for check in checks])
     else:
@@ -53,19 +52,20 @@ def command(url: str | None, json: bool) -> int:
     return _EXIT_BROKEN if broken else 0
 
 
-def _settings() -> Check:
-    """Whether each name in `[tool.qworker]` is an option of some command: a misspelt one would have no effect."""
-    from qworker.cli.main import COMMANDS
+def _place(url: str | None) -> list[Check]:
+    """Which store is meant: that of a relative URL depends on the working directory."""
+    return [] if url is None else [Check("store", Health.OK, open_backend(url).describe())]
 
-    options = set(_OTHER_SETTINGS)
-    for place in COMMANDS.values():
-        module, _, attribute = place.partition(":")
-        found: click.Command = getattr(importlib.import_module(module), attribute)
-        options |= {param.name for param in found.params if isinstance(param, click.Option) and param.name}
+
+def _settings() -> Check:
+    """Whether each name in `[tool.qworker]` is an option of some command, and each value can be understood."""
+    from qworker.cli.main import cli
+
+    try:
+        for one in walk(cli):
+            if not isinstance(one, Unavailable):
+                file_defaults(one, one.name or "")
+    except UsageError as error:
+        return Check("settings", Health.BROKEN, str(error))
     given = file_settings()
-    unknown = sorted(
-        name for name, value in given.items() if not isinstance(value, dict) and name.replace("-", "_") not in options
-    )
-    if unknown:
-        return Check("settings", Health.WARN, f"[tool.qworker] has {', '.join(unknown)}", "no option has such a name")
-    return Check("settings", Health.OK, f"[tool.qworker] sets {len(given)}" if given else "no [tool.qworker] here")
+    return Check("settings", Health.OK, f"{settings_path()} sets {len(given)}" if given else "no [tool.qworker] here")

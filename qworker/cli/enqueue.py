@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import islice
 from typing import Any, BinaryIO, cast
 
 import click
 import msgspec
 
 from qworker.app import Tasks
-from qworker.cli.common import Command, json_option, run, url_option
+from qworker.cli.common import Command, batches, json_option, run, url_option
+from qworker.cli.configured import did_you_mean
 from qworker.cli.loader import load_app
-from qworker.cli.output import Progress, print_json, reporting, say
+from qworker.cli.output import Progress, print_json, reporting, say, say_where
 from qworker.errors import BadArguments, UsageError
+from qworker.names import counted
 from qworker.task import BoundTask, Call, Job, Task
 
 __all__ = ["command"]
 
-_BATCH = 1000
 _AnyTask = Task[..., Any]
 
 
@@ -90,7 +90,7 @@ def _report(jobs: list[Job], task: _AnyTask, many: bool, json: bool) -> None:
     if json:
         print_json({"queue": task.queue, "count": len(jobs), "ids": [job.id for job in jobs]})
     elif many:
-        say(f"enqueued {len(jobs):,} calls of {task.name} in {task.queue}")
+        say(f"enqueued {counted(len(jobs), 'call')} of {task.name} in {task.queue}")
     else:
         say(jobs[0].id)
 
@@ -104,7 +104,11 @@ def _json(text: str) -> Any:
         return msgspec.json.decode(text)
     except msgspec.DecodeError as error:
         if text.startswith("--"):
-            raise BadArguments(f"no option {text}: see qworker enqueue --help") from error
+            name = text.partition("=")[0]
+            known = (option for param in command.params for option in param.opts)
+            raise BadArguments(
+                f"no option {name}: {did_you_mean(name, known) or 'see qworker enqueue --help'}"
+            ) from error
         quoted = msgspec.json.encode(text).decode()
         raise BadArguments(f"{text!r} is not JSON: text is written '{quoted}', with both kinds of quotes") from error
 
@@ -139,8 +143,9 @@ def _line(line: bytes) -> tuple[list[Any], dict[str, Any]]:
 
 async def _enqueue(tasks: Tasks, calls: Iterator[Call]) -> list[Job]:
     jobs: list[Job] = []
+    say_where(await tasks.backend())
     with Progress("enqueued") as progress:
-        while batch := list(islice(calls, _BATCH)):
+        for batch in batches(calls):
             jobs += await tasks.enqueue_many(batch)
             progress.add(len(batch))
     return jobs

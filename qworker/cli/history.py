@@ -12,7 +12,8 @@ import click
 from qworker.cli.common import URLCommand, json_option, opened, run
 from qworker.cli.output import print_json, say, span
 from qworker.history.event import KINDS, Event
-from qworker.history.reading import Wanted, follow, newest
+from qworker.history.reading import Wanted, newest
+from qworker.history.reading import follow as following_events
 from qworker.names import check_id, check_queue
 
 __all__ = ["command", "event_line"]
@@ -32,31 +33,30 @@ def _age(text: str) -> float:
 @click.command("history", cls=URLCommand)
 @click.argument("url")
 @click.argument("queue", required=False, type=check_queue)
-@click.option("--id", "message_id", metavar="ID", type=check_id, help="Only of the message with this id.")
-@click.option(
-    "--event", "kinds", multiple=True, type=click.Choice(KINDS), help="Only this; may be given several times."
-)
+@click.option("--id", "id", metavar="ID", type=check_id, help="Only of the message with this id.")
+@click.option("--event", multiple=True, type=click.Choice(KINDS), help="Only this; may be given several times.")
 @click.option("--since", metavar="AGE", type=_age, help="Only what is no older: 90s, 10m, 2h, 7d.")
 @click.option(
     "-n", "--limit", metavar="N", type=click.IntRange(0), default=50, show_default=True, help="The newest so many."
 )
-@click.option(
-    "-f", "--follow", "following", is_flag=True, help="Stay, and print what happens; with --json one line each."
-)
+@click.option("-f", "--follow", is_flag=True, help="Stay, and print what happens; with --json one line each.")
+@click.option("--all", is_flag=True, help="Also `extended`: each time that a lease was renewed.")
 @json_option
 def command(
     url: str,
     queue: str | None,
-    message_id: str | None,
-    kinds: tuple[str, ...],
+    id: str | None,  # noqa: A002
+    event: tuple[str, ...],
     since: float | None,
     limit: int,
-    following: bool,
+    follow: bool,
+    all: bool,  # noqa: A002
     json: bool,
 ) -> None:
     r"""Print what happened to the messages of one queue, or of all: the newest events, oldest first.
 
-    Workers tell what they do: enqueued (when a worker first sees a message), leased, extended, retried, failed, acked, released, lost.
+    Workers record what they do: enqueued (when a worker first sees a message), leased, extended, retried, failed, acked, released, lost.
+    `extended`, which a long task has every few seconds, is shown only with --event extended or --all.
 
     \b
     Examples:
@@ -67,11 +67,18 @@ def command(
     """
     wanted = Wanted(
         queue=queue,
-        id=message_id,
-        kinds=frozenset(kinds) if kinds else None,
+        id=id,
+        kinds=_kinds(event, all),
         since=None if since is None else time.time() - since,
     )
-    run(_print(url, wanted, limit, following, json))
+    run(_print(url, wanted, limit, follow, json))
+
+
+def _kinds(chosen: tuple[str, ...], everything: bool) -> frozenset[str] | None:
+    """Which events to show; None: all. Those of renewed leases, of which a long task has thousands, only where they are asked for."""
+    if chosen:
+        return frozenset(chosen)
+    return None if everything else frozenset(KINDS) - {"extended"}
 
 
 async def _print(url: str, wanted: Wanted, limit: int, following: bool, json: bool) -> None:
@@ -81,7 +88,7 @@ async def _print(url: str, wanted: Wanted, limit: int, following: bool, json: bo
         found, ends = await newest(backend, wanted, limit)
         if following:
             _print_each(found, json)
-            async for more in follow(backend, wanted, ends):
+            async for more in following_events(backend, wanted, ends):
                 _print_each(more, json)
                 await asyncio.sleep(_LOOK)
         elif json:

@@ -77,7 +77,7 @@ def command(
 
 
 async def _create(url: str, queues: tuple[str, ...], *, down: bool) -> None:
-    async with opened(url) as backend:
+    async with opened(url, make=True) as backend:
         for queue in queues:
             await backend.create(queue)
             if down:

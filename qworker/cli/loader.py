@@ -6,6 +6,8 @@ import importlib
 import os
 import sys
 import traceback
+from collections.abc import Generator
+from contextlib import contextmanager
 from types import ModuleType
 
 import click
@@ -15,6 +17,9 @@ from qworker.errors import AppImportError, UsageError
 from qworker.streams import ERROR_STREAM
 
 __all__ = ["load_app"]
+
+# Of the standard library, with names that an app's own modules may have too: stores and threads need the original.
+_NEEDED = ("grp", "pwd", "queue", "resource")
 
 
 def load_app(place: str, url: str | None = None) -> Tasks:
@@ -28,9 +33,9 @@ def load_app(place: str, url: str | None = None) -> Tasks:
         AppImportError: there is no such module or attribute, it is no `Tasks`, or the module raised while it was imported;
             the traceback of an exception inside the module is printed, since its author needs it.
     """
-    module_name, colon, path = place.partition(":")
-    if not colon or not module_name or not path:
-        raise AppImportError(f"{place!r}: write MODULE:ATTRIBUTE, such as app:tasks for `tasks = Tasks(...)` in app.py")
+    module_name, _, path = place.partition(":")
+    if module_name.endswith(".py") or not _is_dotted(module_name) or not _is_dotted(path):
+        raise AppImportError(f"{place!r}: {_spelled(module_name, path)}")
     found: object = _import(module_name)
     for name in path.split("."):
         try:
@@ -47,15 +52,51 @@ def load_app(place: str, url: str | None = None) -> Tasks:
 
 
 def _import(name: str) -> ModuleType:
-    here = os.getcwd()
-    if here not in sys.path:
-        sys.path.insert(0, here)
+    for module in _NEEDED:
+        importlib.import_module(module)
+    try:
+        here = os.getcwd()
+    except FileNotFoundError:
+        here = None
+    with _first(here):
+        return _imported(name, here)
+
+
+@contextmanager
+def _first(folder: str | None) -> Generator[None]:
+    """Have a folder first on `sys.path` in the body, and behind the standard library afterwards.
+
+    What an app imports while it is imported may have any name. Later a queue.py in its folder must not take the place of the module that
+    a library imports only when it needs it.
+    """
+    if folder is None:
+        yield
+        return
+    if sys.path[0] == folder:
+        # Put there by `python -m`.
+        del sys.path[0]
+    sys.path.insert(0, folder)
+    try:
+        yield
+    finally:
+        sys.path.remove(folder)
+        if folder not in sys.path:
+            library = os.path.dirname(os.__file__)
+            places = (library, os.path.join(library, "lib-dynload"))
+            last = max((i for i, place in enumerate(sys.path) if place in places), default=-1)
+            sys.path.insert(last + 1, folder)
+
+
+def _imported(name: str, here: str | None) -> ModuleType:
     importlib.invalidate_caches()
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
-            raise AppImportError(f"no module {error.name!r} in {here} or on sys.path{_looks_like_file(name)}") from None
+            looked = (
+                "on sys.path, and the working directory does not exist" if here is None else f"in {here} or on sys.path"
+            )
+            raise AppImportError(f"no module {error.name!r} {looked}: {_other_folder(here)}") from None
         raise _broken(name, error) from error
     except UsageError as error:
         raise AppImportError(f"{_place(error)}{error}") from error
@@ -85,18 +126,49 @@ def _place(error: BaseException) -> str:
     return ""
 
 
-def _looks_like_file(name: str) -> str:
-    if name.endswith(".py") or os.sep in name:
-        stem = name.removesuffix(".py").strip(f".{os.sep}").replace(os.sep, ".")
-        return f": write {stem}:tasks, as for an import"
-    return ": run qworker in the folder that has it"
+def _is_dotted(name: str) -> bool:
+    return all(part.isidentifier() for part in name.split("."))
+
+
+def _spelled(module: str, attribute: str) -> str:
+    """What to write instead of a place that is none."""
+    attribute = attribute if _is_dotted(attribute) else "tasks"
+    if not (module.endswith(".py") or os.sep in module):
+        name = module if _is_dotted(module) else "app"
+        return f"write MODULE:ATTRIBUTE, such as {name}:{attribute} for `{attribute} = Tasks(...)` in {name}.py"
+    folder, _, file = os.path.normpath(module).rpartition(os.sep)
+    whole = f"{file.removesuffix('.py')}:{attribute}"
+    if not folder:
+        return f"write {whole}: the name of a module, not of its file"
+    dotted = f"{folder.replace(os.sep, '.')}.{whole}"
+    elsewhere = f"run qworker in {folder} with {whole}"
+    return f"write {dotted}, or {elsewhere}" if _is_dotted(dotted.partition(":")[0]) else elsewhere
+
+
+def _other_folder(here: str | None) -> str:
+    return "change to the folder that has it" if here is None else "run qworker in the folder that has it"
 
 
 def _has(found: object) -> str:
-    return f"the module {found.__name__!r} has" if isinstance(found, ModuleType) else f"{found!r} has"
+    if not isinstance(found, ModuleType):
+        return f"{found!r} has"
+    return f"the module {found.__name__!r} ({getattr(found, '__file__', None) or 'built in'}) has"
+
+
+def _namesake(found: object) -> str | None:
+    """A file or folder of the working directory with the name of a module that was loaded from elsewhere."""
+    loaded = getattr(found, "__file__", None) or ""
+    if not isinstance(found, ModuleType):
+        return None
+    name = found.__name__.partition(".")[0]
+    paths = [os.path.abspath(path) for path in (f"{name}.py", name) if os.path.exists(path)]
+    return next((path for path in paths if not loaded.startswith(path)), None)
 
 
 def _hint(found: object) -> str:
+    namesake = _namesake(found)
+    if namesake is not None:
+        return f": it is not {namesake}: rename yours, since that name is taken"
     names = (
         sorted(name for name, value in vars(found).items() if isinstance(value, Tasks))
         if hasattr(found, "__dict__")

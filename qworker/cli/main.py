@@ -19,6 +19,8 @@ from qworker.errors import (
     FormatTooNew,
     QueueNotFound,
     QworkerError,
+    StorageFull,
+    StoreNotFound,
     StorePermission,
     UsageError,
 )
@@ -160,8 +162,10 @@ def complain(text: str) -> None:
 
 def exit_status(error: QworkerError) -> int:
     """The exit status that an error deserves."""
+    if isinstance(error, StoreNotFound):
+        return EXIT_CRASH
     if isinstance(error, UsageError | QueueNotFound):
         return EXIT_USAGE
-    if isinstance(error, BackendUnavailable | StorePermission | FormatTooNew):
+    if isinstance(error, BackendUnavailable | StorePermission | StorageFull | FormatTooNew):
         return EXIT_UNREACHABLE
     return EXIT_CRASH

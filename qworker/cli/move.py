@@ -63,7 +63,7 @@ async def _move(
                     f"--ids {ids.name}: {error.strerror}: nothing is lost: move the rest with another file"
                 ) from error
 
-    async with opened(source_url) as source, opened(target_url) as target:
+    async with opened(source_url) as source, opened(target_url, make=True) as target:
         names = list(queues) or await source.queues()
         with Progress("moved") as progress:
             return [

@@ -18,6 +18,7 @@ from typing import Any, Self, TextIO
 import click
 import msgspec
 
+from qworker.backend import Backend
 from qworker.message import StoredMessage
 from qworker.names import printable
 from qworker.streams import ERROR_STREAM, flush_output, silence_stdout
@@ -32,6 +33,7 @@ __all__ = [
     "print_table",
     "reporting",
     "say",
+    "say_where",
     "span",
 ]
 
@@ -43,6 +45,13 @@ _NOT_ASCII = re.compile(r"[^\x00-\x7f]+")
 def say(text: str, *, err: bool = False) -> None:
     """Print one line, without the control characters that a stored message could smuggle into a terminal."""
     click.echo(printable(text), file=ERROR_STREAM if err else None)
+
+
+def say_where(backend: Backend) -> None:
+    """Say on standard error which directory is the store: a relative URL leads elsewhere in another working directory."""
+    url = backend.describe()
+    if ":///" in url:
+        say(f"qworker: the store is {url}", err=True)
 
 
 def print_json(data: Any) -> None:

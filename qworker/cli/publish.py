@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import islice
 from typing import BinaryIO
 
 import click
 
-from qworker.cli.common import URLCommand, json_option, opened, run
+from qworker.cli.common import URLCommand, batches, json_option, opened, run
 from qworker.cli.output import Progress, print_json, reporting, say
 from qworker.errors import UsageError
 from qworker.message import Draft
-from qworker.names import check_id, check_key, check_queue
+from qworker.names import check_id, check_key, check_queue, counted
 
 __all__ = ["command"]
-
-_BATCH = 1000
 
 
 @click.command("publish", cls=URLCommand)
@@ -84,7 +81,7 @@ def _report(queue: str, ids: list[str], lines: bool, json: bool) -> None:
     if json:
         print_json({"queue": queue, "count": len(ids), "ids": ids})
     elif lines:
-        say(f"published {len(ids):,} messages to {queue}")
+        say(f"published {counted(len(ids), 'message')} to {queue}")
     else:
         say(ids[0])
 
@@ -101,9 +98,9 @@ def _bodies(file: BinaryIO | None, body: str | None, lines: bool) -> Iterator[by
 
 async def _publish(url: str, queue: str, drafts: Iterator[Draft]) -> list[str]:
     ids: list[str] = []
-    async with opened(url) as backend:
+    async with opened(url, make=True) as backend:
         with Progress("published") as progress:
-            while batch := list(islice(drafts, _BATCH)):
+            for batch in batches(drafts):
                 ids += await backend.publish(queue, batch)
                 progress.add(len(batch))
     return ids

@@ -10,7 +10,7 @@ from qworker.cli.common import URLCommand, json_option, opened, run, state_optio
 from qworker.cli.output import print_json, say
 from qworker.errors import UsageError
 from qworker.message import State
-from qworker.names import check_queue
+from qworker.names import check_queue, counted
 
 __all__ = ["command"]
 
@@ -36,7 +36,7 @@ def command(url: str, queue: str, state: str | None, yes: bool, json: bool) -> N
     if json:
         print_json({"queue": queue, "purged": count})
     else:
-        say(f"purged {count:,} messages of {queue}")
+        say(f"purged {counted(count, 'message')} of {queue}")
 
 
 def _ask(queue: str, state: str | None) -> None:

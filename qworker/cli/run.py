@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import os
+import sys
+from pathlib import Path
 from typing import Literal
 
 import click
+import structlog
 
+from qworker.app import Tasks
 from qworker.cli.common import Command, url_option
 from qworker.cli.loader import load_app
 from qworker.errors import UsageError
 from qworker.health.address import parse_address
 from qworker.names import check_queue
+from qworker.registry import open_backend
 from qworker.supervisor.control import inherited
 from qworker.supervisor.settings import RunSettings
+from qworker.url import BackendURL, working_directory
 
 __all__ = ["command"]
 
@@ -187,6 +193,9 @@ def command(
     )
     if burst and reload:
         raise UsageError("--burst ends and --reload does not: leave one of them out")
+    if reload:
+        # What is to be watched must be there.
+        working_directory()
     control = inherited()
     if control is None and (workers != (1, 1) or os.getpid() == 1):
         # As a container's first process one worker has a supervisor too: somebody must reap strangers' zombies.
@@ -195,4 +204,20 @@ def command(
         return int(Supervisor(settings).run())
     from qworker.supervisor.single import run_single
 
-    return int(run_single(lambda: load_app(app, url), settings, control))
+    return int(run_single(lambda: _loaded(app, url), settings, control))
+
+
+def _loaded(app: str, url: str | None) -> Tasks:
+    """The app; warns where its store would be a new directory, while one of the same name lies beside the app."""
+    tasks = load_app(app, url)
+    parsed = BackendURL.parse(tasks.url)
+    missing = open_backend(tasks.url).missing if parsed.is_relative else None
+    module = getattr(sys.modules[app.partition(":")[0]], "__file__", None)
+    if missing is not None and module is not None:
+        folder = Path(module).parent
+        beside = BackendURL.parse(parsed.anchored(folder)).directory
+        if beside.is_dir():
+            structlog.get_logger().warning(
+                "store_is_new", directory=missing, beside_the_app=str(beside), hint=f"run qworker in {folder}"
+            )
+    return tasks

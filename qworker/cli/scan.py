@@ -13,6 +13,7 @@ from qworker.errors import QworkerError, UsageError
 from qworker.names import check_queue
 from qworker.scan import ScanError, ScanOptions, open_source, scan
 from qworker.settings import setting
+from qworker.streams import ERROR_STREAM
 
 __all__ = ["ProgramCommand", "command"]
 
@@ -32,7 +33,10 @@ class ProgramCommand(Command):
         try:
             return super().make_context(info_name, args, parent, **extra)
         except click.UsageError as error:
-            error.show()
+            error.show(ERROR_STREAM)
+            raise click.exceptions.Exit(EXIT_USAGE) from error
+        except UsageError as error:
+            say(f"qworker: {error}", err=True)
             raise click.exceptions.Exit(EXIT_USAGE) from error
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from urllib.parse import quote
+from pathlib import Path
 
-from qworker.url import BackendURL
+from qworker.url import BackendURL, working_directory
 
 __all__ = ["absolute_path", "absolute_url"]
 
@@ -17,13 +17,9 @@ def absolute_url(url: str) -> str:
         BadURL: it cannot be understood.
     """
     parsed = BackendURL.parse(url)
-    relative = parsed.authority in {".", ".."} or (not parsed.authority and parsed.path and parsed.path[0] != "/")
-    if not relative:
-        return url
-    query = url.partition("?")[1] + url.partition("?")[2]
-    return f"{parsed.scheme}://{quote(str(parsed.directory))}{query}"
+    return parsed.anchored(Path(working_directory())) if parsed.is_relative else url
 
 
 def absolute_path(path: str) -> str:
     """A path for Spark: of this machine's file system, or of a shared one that is mounted here, where it names no other."""
-    return path if "://" in path else f"file://{os.path.abspath(path)}"
+    return path if "://" in path else f"file://{os.path.normpath(os.path.join(working_directory(), path))}"

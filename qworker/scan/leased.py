@@ -10,6 +10,7 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping
 from typing import IO, Any, TypeVar
 
 from qworker.backend import Backend
+from qworker.errors import StoreNotFound
 from qworker.message import Lease, Settle, Settlement
 from qworker.portal import Portal
 from qworker.registry import open_backend
@@ -44,6 +45,8 @@ class LeasedSource:
         )
         self._portal = Portal()
         self.backend: Backend = open_backend(url)
+        if self.backend.missing is not None:
+            raise StoreNotFound(self.backend.missing, queue)
 
     @property
     def exits(self) -> Exits:

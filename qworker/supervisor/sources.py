@@ -7,6 +7,8 @@ from collections.abc import AsyncIterator
 
 import watchfiles
 
+from qworker.url import working_directory
+
 __all__ = ["changes", "wait_for_change"]
 
 _DEBOUNCE_MS = 200
@@ -14,11 +16,12 @@ _DEBOUNCE_MS = 200
 
 async def changes() -> AsyncIterator[list[str]]:
     """The Python files under the working directory that have changed, batch by batch."""
+    here = working_directory()
     # trio, which is not installed, leaves a hole in its type.
     async for batch in watchfiles.awatch(  # pyright: ignore[reportUnknownMemberType]
-        os.getcwd(), watch_filter=watchfiles.PythonFilter(), debounce=_DEBOUNCE_MS, ignore_permission_denied=True
+        here, watch_filter=watchfiles.PythonFilter(), debounce=_DEBOUNCE_MS, ignore_permission_denied=True
     ):
-        yield _names(batch)
+        yield _names(batch, here)
 
 
 def wait_for_change() -> list[str]:
@@ -27,16 +30,17 @@ def wait_for_change() -> list[str]:
     Raises:
         KeyboardInterrupt: Ctrl-C.
     """
+    here = working_directory()
     for batch in watchfiles.watch(
-        os.getcwd(),
+        here,
         watch_filter=watchfiles.PythonFilter(),
         debounce=_DEBOUNCE_MS,
         ignore_permission_denied=True,
         raise_interrupt=True,
     ):
-        return _names(batch)
+        return _names(batch, here)
     return []
 
 
-def _names(batch: set[tuple[watchfiles.Change, str]]) -> list[str]:
-    return sorted(os.path.relpath(path) for _, path in batch)
+def _names(batch: set[tuple[watchfiles.Change, str]], here: str) -> list[str]:
+    return sorted(os.path.relpath(path, here) for _, path in batch)

@@ -140,7 +140,7 @@ def test_many_calls_come_from_lines_and_a_bad_line_is_named(ok: Any, qworker: An
     assert "line 2 of calls" in err
 
 
-def test_arguments_are_checked_before_anything_is_stored(qworker: Any, app: str) -> None:
+def test_arguments_are_checked_before_anything_is_stored(qworker: Any, app: str, folder: Path) -> None:
     for arguments, said in [
         (["add", "x"], "is not JSON"),
         (["add", '"x"'], "argument 1"),
@@ -155,7 +155,7 @@ def test_arguments_are_checked_before_anything_is_stored(qworker: Any, app: str)
         assert said in err
         assert err.startswith("qworker: ")
         assert len(err.splitlines()) == 1
-    assert json.loads(qworker("stats", URL, "--json")[1]) == []
+    assert not (folder / "spool").exists()
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,10 @@ def test_arguments_are_checked_before_anything_is_stored(qworker: Any, app: str)
         (["frobnicate"], "there is no command qworker frobnicate"),
     ],
 )
-def test_a_users_mistake_is_told_without_a_traceback(qworker: Any, arguments: list[str], said: str) -> None:
+def test_a_users_mistake_is_told_without_a_traceback(
+    qworker: Any, folder: Path, arguments: list[str], said: str
+) -> None:
+    (folder / "spool").mkdir()
     status, _, err = qworker(*arguments)
     assert status == 2
     assert said in err
@@ -245,6 +248,7 @@ def test_the_url_comes_from_the_settings_where_none_is_given(
     ok("install", URL, "inbox")
     (folder / "pyproject.toml").write_text(f'[tool.qworker]\nurl = "{URL}"\n')
     assert json.loads(ok("stats", "inbox", "--json"))["queue"] == "inbox"
+    (folder / "elsewhere").mkdir()
     monkeypatch.setenv("QWORKER_URL", "file://./elsewhere")
     assert ok("ls", "--json").strip() == "[]"
     assert ok("ls", URL).split() == ["inbox"]
@@ -350,12 +354,16 @@ def test_doctor_tells_a_damaged_bulk_write_from_a_store_that_cannot_be_reached(q
     assert "BROKEN bulk writes: the seal staged/orders-7/seal-0 is damaged" in out
 
 
-def test_doctor_finds_settings_that_no_option_has(ok: Any, folder: Path) -> None:
-    (folder / "pyproject.toml").write_text("[tool.qworker]\nconcurency = 5\nshutdown-timeout = 3\n")
-    checks = {check["name"]: check for check in json.loads(ok("doctor", "--json"))}
-    assert checks["settings"]["health"] == "warn"
-    assert "concurency" in checks["settings"]["detail"]
-    assert "shutdown" not in checks["settings"]["detail"]
+def test_doctor_reads_the_settings_of_every_command(qworker: Any, folder: Path) -> None:
+    def settings(text: str) -> dict[str, str]:
+        (folder / "pyproject.toml").write_text(text)
+        checks = json.loads(qworker("doctor", "--json")[1])
+        return next(check for check in checks if check["name"] == "settings")
+
+    assert settings("[tool.qworker]\nshutdown-timeout = 3\n[tool.qworker.run]\nworkers = 2\n")["health"] == "ok"
+    found = settings("[tool.qworker.run]\nconcurency = 5\n")
+    assert found["health"] == "broken"
+    assert "[tool.qworker.run] has 'concurency': did you mean concurrency?" in found["detail"]
 
 
 def commands() -> list[click.Command]:

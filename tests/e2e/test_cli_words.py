@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
+import importlib
+import os
+import re
+from importlib.metadata import entry_points
+from pathlib import Path
+
+import click
 import pytest
 
+import qworker
+from qworker.cli.configured import _INTERNAL, OPTIONS, PREFIX, VARIABLES, all_options, options_of, walk
 from qworker.cli.main import COMMANDS, cli, main
+from qworker.registry import GROUP
+from qworker.settings import backend_url
+from qworker.url import BackendURL
 
 
 def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -51,3 +63,168 @@ def test_a_command_like_no_other_leads_to_the_list(capsys: pytest.CaptureFixture
 
 def test_no_word_of_other_programs_hides_a_command() -> None:
     assert not type(cli).synonyms.keys() & COMMANDS.keys()
+
+
+# -- options, in the environment and in pyproject.toml -----------------------------------------------------------------
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    for name in [n for n in os.environ if n.startswith("QWORKER_")]:
+        monkeypatch.delenv(name)
+    return tmp_path
+
+
+def test_the_options_that_are_written_down_are_those_of_the_commands() -> None:
+    assert all_options() == OPTIONS
+
+
+def test_every_variable_that_the_program_reads_is_known() -> None:
+    root = Path(qworker.__file__).parent
+    found: set[str] = set()
+    for place in (root, *(Path(p).parent for p in backend_files())):
+        for file in place.rglob("*.py"):
+            found |= set(re.findall(r'"(QWORKER_[A-Z_]+)"', file.read_text()))
+    known = VARIABLES | _INTERNAL | {PREFIX + option.upper() for option in OPTIONS}
+    assert found
+    assert found <= known
+
+
+def backend_files() -> list[str]:
+    modules = (importlib.import_module(point.module.partition(".")[0]) for point in entry_points(group=GROUP))
+    return sorted({module.__file__ or "" for module in modules})
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("QWORKER_CONCURENCY", "did you mean QWORKER_CONCURRENCY?"),
+        ("QWORKER_LOGLEVEL", "did you mean QWORKER_LOG_LEVEL?"),
+        ("QWORKER_REDIS_PASSWD", "did you mean QWORKER_REDIS_PASSWORD?"),
+        # Of no qworker: what Kubernetes sets for a service of this name, and what an app calls its own.
+        ("QWORKER_SERVICE_HOST", None),
+        ("QWORKER_PORT_8080_TCP_ADDR", None),
+        ("QWORKER_ADMIN_EMAIL", None),
+        ("QWORKER_CONCURRENCY", None),
+        ("QWORKER_URL", None),
+    ],
+)
+def test_a_variable_that_is_like_an_option_is_warned_of(
+    name: str, told: str | None, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "spool").mkdir()
+    monkeypatch.setenv(name, "file://./spool" if name == "QWORKER_URL" else "5")
+    assert main(["stats", "file://./spool"]) == 0
+    err = capsys.readouterr().err
+    assert err == ("" if told is None else f"qworker: {name} is not an option of any command: {told}\n")
+
+
+def test_every_option_is_called_in_the_environment_as_on_the_command_line(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for command in walk(cli):
+        for key, option in options_of(command).items():
+            assert option.envvar == PREFIX + key.upper() or not option.allow_from_autoenv
+            assert f"--{key.replace('_', '-')}" in option.opts
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("[tool.qworker]\nconcurency = 5", "[tool.qworker] has 'concurency': did you mean concurrency?"),
+        ("[tool.qworker]\nxyzzy = 5", "[tool.qworker] has 'xyzzy': no command has such an option"),
+        (
+            "[tool.qworker.run]\nshutdown_timout = 5",
+            "[tool.qworker.run] has 'shutdown_timout': did you mean shutdown-timeout?",
+        ),
+        ("[tool.qworker.run]\nxyzzy = 5", "[tool.qworker.run] has 'xyzzy': qworker run has no such option"),
+        ("[tool.qworker.runn]\nlimit = 5", "[tool.qworker] has 'runn': did you mean run?"),
+        ("[tool.qworker]\nconcurrency = 'many'", "concurrency: 'many' is not a valid integer range."),
+        ("[tool.qworker]\nconcurrency = true", "concurrency: 'True' is not a valid integer range."),
+        ("[tool.qworker]\nconcurrency = [1, 2]", "concurrency must be one value (got [1, 2])"),
+        ("[tool.qworker]\nconcurrency = 0", "concurrency: 0 is not in the range x>=1."),
+        ("[tool.qworker]\nburst = 'maybe'", "burst: 'maybe' is not a valid boolean"),
+        ("[tool.qworker.run]\nworkers = 'x'", "workers: --workers 'x': write 4, or 2:8"),
+        ("[tool.qworker.run]\nlog-level = 3", "log-level: '3' is not one of 'debug'"),
+        ("[tool.qworker.run]\nqueue = ['a/b']", "queue: 'a/b' is no"),
+        ("[tool]\nqworker = 5", "'qworker' must be a table (got 5)"),
+        ("[tool.qworker]\nurl = 5", "url must be text (got 5)"),
+        ("[tool.qworker", " is not valid TOML: "),
+    ],
+)
+def test_a_setting_that_is_wrong_is_one_line_with_the_file(
+    text: str, told: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "pyproject.toml").write_text(text)
+    line = said(capsys, "run", "app:tasks")
+    assert line.startswith(f"qworker: {folder / 'pyproject.toml'}")
+    assert told in line
+
+
+def test_numbers_and_switches_of_the_file_are_those_of_the_command_line(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "pyproject.toml").write_text(
+        '[tool.qworker]\nconcurrency = 3\nkeep = true\n[tool.qworker.run]\nworkers = 2\nqueue = ["a", "b"]\n'
+        "burst = true\nshutdown-timeout = 1.5\n[tool.qworker.history]\nevent = 'acked failed'\nlimit = 4\n"
+    )
+    run = cli.get_command(click.Context(cli), "run")
+    history = cli.get_command(click.Context(cli), "history")
+    assert run is not None
+    assert history is not None
+    given = run.make_context("run", ["app:tasks"]).params
+    assert (given["concurrency"], given["workers"], given["queue"], given["burst"], given["shutdown_timeout"]) == (
+        3,
+        (2, 2),
+        ("a", "b"),
+        True,
+        1.5,
+    )
+    assert history.make_context("history", ["file:x"]).params["event"] == ("acked", "failed")
+    monkeypatch.setenv("QWORKER_EVENT", "lost")
+    assert history.make_context("history", ["file:x"]).params["event"] == ("lost",)
+
+
+def test_a_bad_value_in_the_environment_is_one_line_with_the_variable(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("QWORKER_CONCURRENCY", "many")
+    assert said(capsys, "run", "app:tasks") == ("qworker: QWORKER_CONCURRENCY: 'many' is not a valid integer range.\n")
+
+
+def test_scan_keeps_its_own_status_for_a_wrong_setting(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "pyproject.toml").write_text("[tool.qworker]\nconcurency = 5\n")
+    assert main(["scan", "file://./spool", "inbox", "true"]) == 100
+    assert "did you mean concurrency?" in capsys.readouterr().err
+
+
+def test_a_misspelt_option_of_enqueue_is_not_taken_for_an_argument(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = said(capsys, "enqueue", "qworker.cli.demo_app:tasks", "short", "--url", "file://./spool", "--dealy", "5")
+    assert "no option --dealy: did you mean --delay?" in line
+
+
+def test_a_relative_url_in_the_file_is_relative_to_the_file(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    below = folder / "a b" / "c"
+    below.mkdir(parents=True)
+    for url, where in (
+        ("file://./spool", folder / "spool"),
+        ("file:spool?sync=off", folder / "spool"),
+        ("file://../up", folder / ".." / "up"),
+        (f"file://{folder}/whole", folder / "whole"),
+    ):
+        (folder / "pyproject.toml").write_text(f'[tool.qworker]\nurl = "{url}"\n')
+        for place in (folder, below):
+            monkeypatch.chdir(place)
+            assert BackendURL.parse(backend_url(None)).directory == where
+    (folder / "a b" / "pyproject.toml").write_text('[tool.qworker]\nurl = "file://./x%20y"\n')
+    assert BackendURL.parse(backend_url(None)).directory == folder / "a b" / "x y"
+    for url in ("redis://localhost/0", "memory:", "unix:///run/redis.sock"):
+        (folder / "a b" / "pyproject.toml").write_text(f'[tool.qworker]\nurl = "{url}"\n')
+        assert backend_url(None) == url
+    monkeypatch.setenv("QWORKER_URL", "file://./here")
+    assert BackendURL.parse(backend_url(None)).directory == below / "here"

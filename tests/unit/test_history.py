@@ -566,6 +566,30 @@ def test_the_command_prints_the_newest_as_lines_and_as_json(tmp_path: Path, caps
     assert "90s" in capsys.readouterr().err
 
 
+def test_renewals_are_shown_only_where_they_are_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    url = f"file://{tmp_path}/spool"
+
+    def renewed(number: int) -> EventBatch:
+        return EventBatch(event="extended", queue=QUEUE, worker="w", at=float(number), id=[f"m{number}"])
+
+    async def tell() -> None:
+        backend = open_backend(url)
+        await backend.open()
+        backend.record([batch(1), *(renewed(number) for number in range(2, 100)), batch(100)])
+        await backend.aclose()
+
+    asyncio.run(tell())
+
+    def shown(*arguments: str) -> list[str]:
+        assert main(["history", url, *arguments, "--json"]) == 0
+        return [event["event"] for event in json.loads(capsys.readouterr().out)]
+
+    # Those that are not shown do not count for -n either.
+    assert shown("-n", "2") == ["acked", "acked"]
+    assert shown("--all", "-n", "3") == ["extended", "extended", "acked"]
+    assert shown("--event", "extended") == ["extended"] * 50
+
+
 def test_the_command_follows_what_happens(tmp_path: Path) -> None:
     url = f"file://{tmp_path}/spool"
     # A machine's own queue is named by the environment of whoever runs the tests.

@@ -69,8 +69,7 @@ class FsqBackend(Backend):
 
     def describe(self) -> str:
         """The URL."""
-        _, mark, query = self._url.masked.partition("?")
-        return f"fsq://{self._directory}{mark}{query}"
+        return self._url.at(self._directory)
 
     @property
     def durability(self) -> str:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import click
 
-from qworker.cli.common import URLCommand, json_option
+from qworker.cli.common import URLCommand, check_store, json_option
 from qworker.cli.output import print_json, say
 from qworker.cli.pipeline.session import session, spark_options
-from qworker.names import check_queue
+from qworker.names import check_queue, counted
 from qworker.pipeline.places import absolute_url
 
 __all__ = ["command"]
@@ -45,6 +45,7 @@ def command(
       qworker pipeline archive file://./spool ./archive
       qworker pipeline archive redis://localhost/0 s3a://bucket/archive thumbs --delete
     """
+    check_store(url)
     with session("archive", master, conf) as work:
         from qworker.pipeline.archive import archive
 
@@ -63,8 +64,10 @@ def command(
     if json:
         print_json(result)
         return
-    say(f"{result.target}: added {result.messages:,} messages and {result.events:,} events in {result.files:,} files")
+    say(
+        f"{result.target}: added {counted(result.messages, 'message')} and {counted(result.events, 'event')} in {counted(result.files, 'file')}"
+    )
     if delete:
-        say(f"removed {result.removed:,} messages from the queue")
+        say(f"removed {counted(result.removed, 'message')} from the queue")
     if result.recovered:
         say("an earlier run had been interrupted: its rest is done")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import click
 
-from qworker.cli.common import URLCommand, json_option
+from qworker.cli.common import URLCommand, check_store, json_option
 from qworker.cli.output import print_json, print_table, say
 from qworker.cli.pipeline.session import session, spark_options
-from qworker.names import check_queue
+from qworker.names import check_queue, counted
 from qworker.pipeline.places import absolute_url
 
 __all__ = ["command"]
@@ -45,6 +45,7 @@ def command(
       qworker pipeline dedupe file://./spool thumbs
       qworker pipeline dedupe file://./spool thumbs --on kwargs.path --delete
     """
+    check_store(url)
     with session("dedupe", master, conf) as work:
         from qworker.pipeline.dedupe import dedupe
         from qworker.pipeline.keys import Match
@@ -57,7 +58,7 @@ def command(
     if result.groups:
         print_table(("surplus", "kept", "key"), [(f"{g.surplus:,}", g.kept or "(done)", g.key) for g in result.groups])
         say("")
-    text = f"{queue}: {result.surplus:,} messages too many, of {result.keys:,} keys"
+    text = f"{queue}: {counted(result.surplus, 'message')} too many, of {counted(result.keys, 'key')}"
     say(
         f"{text}; removed {result.removed:,}"
         if delete

@@ -14,9 +14,9 @@ from qworker.cli.loader import load_app
 from qworker.cli.output import print_json, reporting, say
 from qworker.cli.pipeline.session import read_source, session, source_format, spark_options
 from qworker.errors import UsageError
-from qworker.names import check_queue
+from qworker.names import check_queue, counted
 from qworker.pipeline.places import absolute_url
-from qworker.url import mask
+from qworker.url import mask, working_directory
 
 if TYPE_CHECKING:
     from qworker.pipeline.load import LoadResult
@@ -120,11 +120,11 @@ def _report(result: LoadResult, task: str, json: bool) -> None:
     if json:
         print_json(result)
         return
-    say(f"enqueued {result.enqueued:,} calls of {task} in {result.queue} as the job {result.job}")
+    say(f"enqueued {counted(result.enqueued, 'call')} of {task} in {result.queue} as the job {result.job}")
     if result.again:
         say("an earlier run of this job had decided all of it: to enqueue the table again, give another --job")
     if result.rejected:
-        say(f"{result.rejected:,} rows do not fit: see the column reason in {result.rejects}")
+        say(f"rejected {counted(result.rejected, 'row')}: see the column reason in {result.rejects}")
 
 
 def _pair(words: str) -> tuple[str, str]:
@@ -136,7 +136,7 @@ def _pair(words: str) -> tuple[str, str]:
 
 def _whole(path: str | None) -> str | None:
     """The whole path of a folder: Spark's workers have working directories of their own."""
-    return path if path is None or "://" in path else os.path.abspath(path)
+    return path if path is None or "://" in path else os.path.normpath(os.path.join(working_directory(), path))
 
 
 def content(table: str) -> list[str]:

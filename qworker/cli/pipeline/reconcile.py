@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from qworker.cli.common import Command, json_option
+from qworker.cli.common import Command, check_store, json_option
 from qworker.cli.output import print_json, print_table, say
 from qworker.cli.pipeline.session import read_source, session, source_format, spark_options
 from qworker.errors import UsageError
@@ -60,6 +60,8 @@ def command(
     if url is None and archive is None:
         raise UsageError("there is nothing to compare with: add --url, --archive or both")
     place = None if url is None else absolute_url(url)
+    if place is not None:
+        check_store(place)
     kind = source_format(table, form)
     with session("reconcile", master, conf) as work:
         from qworker.pipeline.keys import parse_match

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from qworker.cli.common import URLCommand, json_option
+from qworker.cli.common import URLCommand, check_store, json_option
 from qworker.cli.output import print_json, print_table, say
 from qworker.cli.pipeline.session import session, spark_options
 from qworker.names import check_queue
@@ -53,6 +53,7 @@ def command(
       qworker pipeline replay file://./spool thumbs --where "get_json_object(kwargs, '$.width') > 640"
       qworker pipeline replay file://./spool thumbs --archive ./archive --where "finished_at > '2026-11-22'"
     """
+    check_store(url)
     with session("replay", master, conf) as work:
         from qworker.pipeline.replay import replay
 

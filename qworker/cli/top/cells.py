@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from qworker.cli.output import span
 from qworker.cli.top.look import Look, Row
+from qworker.names import counted
 
 __all__ = ["COLUMNS", "cells", "heading"]
 
@@ -34,7 +35,7 @@ def heading(look: Look) -> str:
     if look.fleet is None:
         return look.backend
     fleet = look.fleet
-    return f"{look.backend}   {fleet.workers} workers, {fleet.running:,} of {fleet.concurrency:,} handlers at work"
+    return f"{look.backend}   {counted(fleet.workers, 'worker')}, {fleet.running:,} of {counted(fleet.concurrency, 'handler')} at work"
 
 
 def _number(rate: float | None) -> str:
