@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from qworker import events, logs
 from qworker.callables import unrun
 from qworker.context import Context
 from qworker.envelope import Envelope, open_envelope
@@ -61,6 +62,26 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     max_tries: int
 
 
+class _Running:
+    """What log lines say of the message."""
+
+    is_over = False
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+
+    def fields(self) -> dict[str, Any]:
+        request = self._request
+        message = request.message
+        return {
+            events.MESSAGE_ID: message.id,
+            events.TASK: request.name,
+            events.QUEUE: message.queue,
+            events.TRIES: message.tries,
+            events.TOKEN: request.token,
+        }
+
+
 class Reply(msgspec.Struct, frozen=True, kw_only=True):
     """`begun` once the handler is imported, and then how it ended."""
 
@@ -83,10 +104,8 @@ def main(descriptor: int) -> None:
         setup = msgspec.msgpack.decode(first, type=Setup)
         _die_with_the_parent(setup.parent)
         if setup.logging is not None:
-            from qworker import logs
-
             logs.configure(*setup.logging)
-        handlers = _Handlers(setup.main)
+        handlers = _Handlers(setup.main, setup.logging)
         while (data := _receive(parent)) is not None:
             _send(parent, _run(handlers, msgspec.msgpack.decode(data, type=Request), parent))
 
@@ -130,6 +149,7 @@ def _exactly(parent: socket.socket, count: int) -> bytes | None:
 
 
 def _run(handlers: _Handlers, request: Request, parent: socket.socket) -> Reply:
+    logs.RUNNING.set(_Running(request))
     try:
         function, signature = handlers.found(request.module, request.qualname)
         _send(parent, Reply(how="begun"))
@@ -179,8 +199,9 @@ def _call(function: Callable[..., Any], signature: Signature, request: Request) 
 class _Handlers:
     """Functions by module and name; a parent's script is run once, under another name than `__main__`."""
 
-    def __init__(self, main_path: str | None) -> None:
+    def __init__(self, main_path: str | None, logging: tuple[bool | None, str] | None) -> None:
         self._main_path = main_path
+        self._logging = logging
         self._main: SimpleNamespace | None = None
         self._known: dict[tuple[str, str], tuple[Callable[..., Any], Signature]] = {}
 
@@ -189,6 +210,8 @@ class _Handlers:
         known = self._known.get((module, qualname))
         if known is None:
             known = self._known[module, qualname] = self._find(module, qualname)
+            if self._logging is not None:
+                logs.show_standard_logging(*self._logging)
         return known
 
     def _find(self, module: str, qualname: str) -> tuple[Callable[..., Any], Signature]:

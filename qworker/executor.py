@@ -15,6 +15,7 @@ from qworker.context import Context
 from qworker.envelope import Envelope, open_envelope
 from qworker.errors import MOST_DELAY, BadArguments, Fail, Retry
 from qworker.failure import failure_text, outcome_of, summary_of
+from qworker.logs import RUNNING
 from qworker.message import Settle
 from qworker.names import printable
 from qworker.parcel import unpack
@@ -163,6 +164,8 @@ class Executor:
         # Processes are waited for: their time begins when they have one.
         timeout = handler.options.timeout if handler.kind != "process" else None
         timer = None if timeout is None else consumer.get_loop().call_later(timeout, run.cancel, Stop.TIMEOUT)
+        # The handler's context is a copy of this one.
+        RUNNING.set(run)
         try:
             run.error = await self._call(run, handler)
         except GeneratorExit:
@@ -173,6 +176,7 @@ class Executor:
             run.error = error
         finally:
             run.consumer = None
+            RUNNING.set(None)
             if timer is not None:
                 timer.cancel()
             self._active.discard(run)
@@ -184,7 +188,7 @@ class Executor:
             run.context = self._context(run, handler)
             run.args.insert(0, run.context)
         if handler.kind == "async":
-            return _Isolated(handler.function, run.args, run.kwargs)
+            return _Isolated(run, handler.function)
         return self._runners[handler.kind].run(run)
 
     def _context(self, run: Run, handler: Handler) -> Context:
@@ -212,8 +216,19 @@ class Executor:
     # -- after -------------------------------------------------------------------------------------------------------
 
     def _decide(self, run: Run) -> None:
+        error = run.error
         try:
-            self._settle(run)
+            if run.stop is not None:
+                self._decide_stopped(run, run.stop)
+            elif error is None:
+                run.settle(Settle.ACK)
+            elif isinstance(error, Fail):
+                run.settle(Settle.FAIL_PERM, error=outcome_of(error)[0])
+            elif isinstance(error, Retry):
+                reason, delay = outcome_of(error)
+                self._fail(run, reason, delay=delay)
+            else:
+                self._fail(run, failure_text(error))
         except BaseException as problem:  # noqa: BLE001 - of a subclass of Retry, or a backoff: the message fails, not its neighbours
             self._contain(run, problem)
 
@@ -223,20 +238,6 @@ class Executor:
             problem.__context__ = run.error
         run.error = problem
         self._fail(run, failure_text(problem), DEFAULT_BACKOFF)
-
-    def _settle(self, run: Run) -> None:
-        error = run.error
-        if run.stop is not None:
-            self._decide_stopped(run, run.stop)
-        elif error is None:
-            run.settle(Settle.ACK)
-        elif isinstance(error, Fail):
-            run.settle(Settle.FAIL_PERM, error=outcome_of(error)[0])
-        elif isinstance(error, Retry):
-            reason, delay = outcome_of(error)
-            self._fail(run, reason, delay=delay)
-        else:
-            self._fail(run, failure_text(error))
 
     def _decide_stopped(self, run: Run, stop: Stop) -> None:
         if stop is Stop.TIMEOUT and run.handler is not None:
@@ -277,19 +278,18 @@ class _Isolated:
     A task per message would do the same and cost several times as much. Context variables that a handler sets are gone with it.
     """
 
-    __slots__ = ("_args", "_function", "_kwargs")
+    __slots__ = ("_function", "_run")
 
-    def __init__(
-        self, function: Callable[..., Coroutine[Any, Any, Any]], args: list[Any], kwargs: dict[str, Any]
-    ) -> None:
+    def __init__(self, run: Run, function: Callable[..., Coroutine[Any, Any, Any]]) -> None:
+        self._run = run
         self._function = function
-        self._args = args
-        self._kwargs = kwargs
 
     def __await__(self) -> Generator[Any, Any, BaseException | None]:
+        run = self._run
         enter = contextvars.copy_context().run
         try:
-            coroutine = enter(self._function, *self._args, **self._kwargs)
+            # A call of an `async def` runs nothing of it: that needs no context.
+            coroutine = self._function(*run.args, **run.kwargs)
             step: Callable[[Any], Any] = coroutine.send
         except BaseException as error:  # noqa: BLE001 - whatever a handler raises is its message's outcome
             return error

@@ -1,27 +1,62 @@
-"""Logging: structlog, lines for people on a terminal and JSON everywhere else, always to stderr."""
+"""Logging: structlog, lines for people on a terminal and JSON everywhere else, always to stderr.
+
+What the app's own code logs, with structlog or with the standard library, is shown in the same way, and says which message's handler
+it comes from.
+"""
 
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections.abc import Mapping, MutableMapping
-from typing import Any
+from contextvars import ContextVar
+from typing import Any, Protocol
 
 import msgspec
 import structlog
 
 from qworker import events
 from qworker.errors import UsageError
-from qworker.failure import summary
+from qworker.failure import summary, summary_of
 from qworker.names import printable
-from qworker.streams import ERROR_STREAM
+from qworker.streams import ERROR_STREAM, is_terminal
 
-__all__ = ["configure", "configured", "debug_enabled", "one_line"]
+__all__ = [
+    "RUNNING",
+    "Running",
+    "WorkerLog",
+    "add_message",
+    "configure",
+    "configured",
+    "debug_enabled",
+    "one_line",
+    "show_standard_logging",
+]
 
 _LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
 _LONGEST_LINE = 500
+# Loggers of the libraries that qworker itself uses: what they say below a warning is not the app's.
+_QUIET = ("asyncio", "watchfiles")
 
 _configured: list[tuple[bool | None, str]] = []
+
+
+class Running(Protocol):
+    """A message whose handler runs."""
+
+    def fields(self) -> dict[str, Any]:
+        """What a log line says of it."""
+        ...
+
+    @property
+    def is_over(self) -> bool:
+        """Whether its handler has ended: what still runs in a copy of its context is of no message any more."""
+        ...
+
+
+# In a handler's own context: what is logged there, and in the tasks and threads that it starts, is of this message.
+RUNNING: ContextVar[Running | None] = ContextVar("qworker_running", default=None)
 
 
 def configure(json: bool | None = None, level: str = "info") -> None:
@@ -34,25 +69,69 @@ def configure(json: bool | None = None, level: str = "info") -> None:
     Raises:
         UsageError: no such level.
     """
-    number = _LEVELS.get(level.lower())
-    if number is None:
-        raise UsageError(f"no log level {printable(level)!r}: use one of {', '.join(_LEVELS)}")
-    as_json = not sys.stderr.isatty() if json is None else json
+    number = _number(level)
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
+            add_message,
             _add_trace,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.format_exc_info,
             _strip_controls,
-            structlog.processors.JSONRenderer(serializer=_to_json) if as_json else _console(),
+            _renderer(json),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(number),
         logger_factory=structlog.WriteLoggerFactory(file=ERROR_STREAM),
         cache_logger_on_first_use=False,
     )
     _configured[:] = [(json, level)]
+
+
+def show_standard_logging(json: bool | None = None, level: str = "info") -> None:
+    """Show what is logged with the standard library as `configure` shows the rest.
+
+    To be called when the app is imported: an app that has given the root logger handlers of its own keeps them, and only them.
+    """
+    root, number = logging.getLogger(), _number(level)
+    if root.handlers:
+        return
+    handler = logging.StreamHandler(ERROR_STREAM)
+    handler.setLevel(number)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=[
+                structlog.contextvars.merge_contextvars,
+                add_message,
+                _add_trace,
+                structlog.stdlib.add_logger_name,
+                structlog.stdlib.add_log_level,
+                structlog.stdlib.ExtraAdder(),
+                structlog.processors.TimeStamper(fmt="iso", utc=True),
+                structlog.processors.format_exc_info,
+            ],
+            processors=[
+                structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+                _strip_controls,
+                _renderer(json),
+            ],
+        )
+    )
+    root.addHandler(handler)
+    if root.level == logging.WARNING:
+        # As Python made it.
+        root.setLevel(number)
+    for name in _QUIET:
+        logger = logging.getLogger(name)
+        if logger.level == logging.NOTSET:
+            logger.setLevel(max(number, logging.WARNING))
+
+
+def _number(level: str) -> int:
+    number = _LEVELS.get(level.lower())
+    if number is None:
+        raise UsageError(f"no log level {printable(level)!r}: use one of {', '.join(_LEVELS)}")
+    return number
 
 
 def configured() -> tuple[bool | None, str] | None:
@@ -72,8 +151,61 @@ def one_line(text: str) -> str:
     return printable(summary(text)[:_LONGEST_LINE])
 
 
-def _console() -> structlog.dev.ConsoleRenderer:
-    return structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback)
+class WorkerLog:
+    """A worker's logger: a line that a processor or a sink of the app's own breaks on is lost, and ends nobody."""
+
+    def __init__(self, log: Any) -> None:
+        self._log = log
+
+    def bind(self, **fields: Any) -> WorkerLog:
+        """The same with more fields."""
+        return WorkerLog(self._log.bind(**fields))
+
+    def debug(self, event: str, **fields: Any) -> None:
+        """Log."""
+        self._say(self._log.debug, event, fields)
+
+    def info(self, event: str, **fields: Any) -> None:
+        """Log."""
+        self._say(self._log.info, event, fields)
+
+    def warning(self, event: str, **fields: Any) -> None:
+        """Log."""
+        self._say(self._log.warning, event, fields)
+
+    def error(self, event: str, **fields: Any) -> None:
+        """Log."""
+        self._say(self._log.error, event, fields)
+
+    def _say(self, say: Any, event: str, fields: dict[str, Any]) -> None:
+        try:
+            say(event, **fields)
+        except Exception as problem:  # noqa: BLE001 - the app's own logging must not stop the work
+            ERROR_STREAM.write(f"qworker: a log line is lost ({event}): {printable(summary_of(problem))}\n")
+
+
+def add_message(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """A structlog processor: the message whose handler logs, for an app that configures structlog by itself."""
+    running = RUNNING.get()
+    if running is not None and not running.is_over:
+        for name, value in running.fields().items():
+            event.setdefault(name, value)
+    return event
+
+
+def _renderer(json: bool | None) -> Any:
+    if json or (json is None and not is_terminal()):
+        return structlog.processors.JSONRenderer(serializer=_to_json)
+    return structlog.dev.ConsoleRenderer(colors=_in_colors(), exception_formatter=structlog.dev.plain_traceback)
+
+
+def _in_colors() -> bool:
+    """As https://no-color.org and https://force-color.org say."""
+    if os.environ.get("NO_COLOR"):
+        return False
+    if os.environ.get("FORCE_COLOR"):
+        return True
+    return is_terminal() and os.environ.get("TERM") != "dumb"
 
 
 def _add_trace(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:

@@ -47,6 +47,15 @@ def check_importable(handler: Handler) -> None:
         raise UsageError(f"task {handler.name!r}: process=True runs functions of a module's top level: move it there")
 
 
+def _flags() -> list[str]:
+    """The interpreter's flags (`-O`, `-X dev`, `-W error`), for a process that is to run handlers as this one would.
+
+    The standard library has the list for multiprocessing, and no public name for it: without it there are none.
+    """
+    flags: Callable[[], list[str]] = getattr(subprocess, "_args_from_interpreter_flags", list)
+    return flags()
+
+
 class _Child:
     """One process and the parent's end of its socket."""
 
@@ -55,7 +64,7 @@ class _Child:
         with theirs:
             try:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-c", _START, str(theirs.fileno()), *sys.path],
+                    [sys.executable, *_flags(), "-c", _START, str(theirs.fileno()), *sys.path],
                     pass_fds=(theirs.fileno(),),
                     stdin=subprocess.DEVNULL,
                 )

@@ -108,6 +108,11 @@ class Run(msgspec.Struct, eq=False):
         """Decide how the lease ends."""
         self.settlement = Settlement(lease=self.lease, how=how, delay=delay, error=error)
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the handler has ended; not while a thread outlives its message."""
+        return self.settlement is not None and self.leftover is None
+
     def fields(self) -> dict[str, Any]:
         """What a log line says of the message."""
         message = self.lease.message

@@ -10,7 +10,7 @@ from typing import TextIO, cast
 
 import click
 
-__all__ = ["ERROR_STREAM", "flush_all", "flush_output", "is_of_output", "prepare", "silence_stdout"]
+__all__ = ["ERROR_STREAM", "flush_all", "flush_output", "is_of_output", "is_terminal", "prepare", "silence_stdout"]
 
 
 def prepare() -> None:
@@ -80,18 +80,29 @@ class _ErrorStream:
     def write(self, text: str) -> None:
         """Write, if that is possible."""
         try:
-            sys.stderr.write(text)
-        except OSError:
+            if sys.stderr is not None:  # pyright: ignore[reportUnnecessaryComparison] - as in `prepare`
+                sys.stderr.write(text)
+        except (OSError, ValueError):
             # There is no other place to report that a report is lost.
             pass
 
     def flush(self) -> None:
         """Flush, if that is possible."""
         try:
-            sys.stderr.flush()
-        except OSError:
+            if sys.stderr is not None:  # pyright: ignore[reportUnnecessaryComparison]
+                sys.stderr.flush()
+        except (OSError, ValueError):
             # As above.
             pass
+
+
+def is_terminal() -> bool:
+    """Whether people read standard error."""
+    try:
+        return sys.stderr is not None and sys.stderr.isatty()  # pyright: ignore[reportUnnecessaryComparison]
+    except ValueError:
+        # It is closed.
+        return False
 
 
 ERROR_STREAM = cast("TextIO", _ErrorStream())

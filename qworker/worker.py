@@ -31,6 +31,7 @@ from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.crew import Crew
 from qworker.errors import UsageError
 from qworker.history.recorder import Recorder
+from qworker.logs import WorkerLog
 from qworker.processes import check_importable
 from qworker.run import Observer, Run, RunningMessage, WorkerCounts, WorkerOptions
 
@@ -76,7 +77,7 @@ class Worker:
         self._options = options
         self._clock = clock
         self._draw = draw
-        self._log: Any = structlog.get_logger("qworker").bind(**{events.WORKER: self.name})
+        self._log = WorkerLog(structlog.get_logger("qworker").bind(**{events.WORKER: self.name}))
         self._crew: Crew | None = None
         self._recorder: Recorder | None = None
         self._draining = False

@@ -25,7 +25,7 @@ from qworker.backend import Backend
 from qworker.errors import AppImportError, UsageError
 from qworker.health.outlet import Outlet, of_worker
 from qworker.health.watch import Reporter, Watch
-from qworker.logs import configure
+from qworker.logs import configure, show_standard_logging
 from qworker.outage import Outage
 from qworker.streams import flush_all
 from qworker.supervisor.collector import leave_alone_what_is_loaded
@@ -100,6 +100,7 @@ def _run(
         if outlet is not None:
             outlet.keep_across_exec()
         replace_process()
+    show_standard_logging(settings.log_json, settings.log_level)
     with asyncio.Runner(loop_factory=loop_factory(settings.loop)) as runner:
         end = runner.run(_Single(tasks, settings, control, watch).run())
     telemetry.flush()
