@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import weakref
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
@@ -65,8 +66,8 @@ class Tasks(Generic[State]):
         *,
         lifespan: Callable[[Tasks[Any]], AbstractAsyncContextManager[State]] | None = None,
     ) -> None:
-        self._url = url
-        self.lifespan = lifespan
+        self._url = None if url is None else check_text("url", url)
+        self.lifespan = _checked_lifespan(lifespan)
         self.clock: Clock = SYSTEM_CLOCK
         self.registered: dict[str, Task[..., Any]] = {}
         self.raw_handlers: dict[str, RawHandler] = {}
@@ -372,6 +373,16 @@ class _Decorator(Generic[State]):
         task: Task[..., Any] = Task(self._tasks, function, name, self._options)
         self._tasks.add(task)
         return task
+
+
+def _checked_lifespan(lifespan: Any) -> Any:
+    if lifespan is not None and not callable(lifespan):
+        raise UsageError(f"lifespan must be a function that takes the app (got {shown(lifespan)})")
+    if inspect.isasyncgenfunction(lifespan) or inspect.isgeneratorfunction(lifespan):
+        raise UsageError(
+            f"lifespan must return a context manager: write @asynccontextmanager above {handler_name(lifespan)}"
+        )
+    return lifespan
 
 
 def _check(function: Any, decorator: str) -> None:

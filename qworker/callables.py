@@ -106,7 +106,7 @@ def kind_of(function: Any, *, process: bool) -> Kind:
     Raises:
         UsageError: it cannot run in a process.
     """
-    is_async = inspect.iscoroutinefunction(_code(function))
+    is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(_code(function))
     if not process:
         return "async" if is_async else "thread"
     name = handler_name(function)

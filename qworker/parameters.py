@@ -43,6 +43,9 @@ def can_be_json(annotation: Any) -> bool:
         known = msgspec.inspect.type_info(annotation)
     except TypeError:
         return False
+    except NameError:
+        # A field's annotation cannot be read: the signature's own check says so.
+        return True
     if not isinstance(known, msgspec.inspect.CustomType):
         return True
     try:
@@ -68,7 +71,9 @@ def _parameters(function: Any, injected: type[Any]) -> list[Parameter]:
         return _read(functools.partial(inner, *function.args, **function.keywords))
     if inspect.ismethod(function):
         return _read(types.MethodType(_stand_in(_parameters(function.__func__, injected)), function.__self__))
-    wrapped = getattr(function, "__dict__", {}).get("__wrapped__")
+    # Not by `getattr`: a mock has every attribute.
+    attributes: Any = getattr(function, "__dict__", None)
+    wrapped = attributes.get("__wrapped__") if isinstance(attributes, dict) else None
     given = getattr(function, "__signature__", None)
     # `functools.wraps` copies a wrapped function's `__signature__` too.
     if isinstance(given, inspect.Signature) and given is not getattr(wrapped, "__signature__", None):

@@ -181,7 +181,12 @@ class Signature:
 
 def _returns(function: Any) -> Any:
     """What an annotation says of the result, as it stands there."""
-    return getattr(function, "__annotations__", {}).get("return", inspect.Signature.empty)
+    try:
+        annotations: Any = getattr(function, "__annotations__", None) or {}
+    except NameError:
+        # From Python 3.14 on it is made here, and may name what is there for type checkers only.
+        return inspect.Signature.empty
+    return annotations.get("return", inspect.Signature.empty)
 
 
 def _decorated(function: Any) -> bool:
@@ -193,6 +198,10 @@ def _checked_type(name: str, wanted: Any) -> Any:
         return wanted
     try:
         msgspec.json.Decoder(wanted)
+    except NameError as error:
+        raise UsageError(
+            f"task {name!r}: a field of {wanted!r} cannot be read: {error}; import what it names"
+        ) from error
     except TypeError as error:
         raise UsageError(f"task {name!r}: no JSON value can become the annotation {wanted!r}: {error}") from error
     return wanted

@@ -26,7 +26,7 @@ def register(tasks):
     tasks.handler(queue="raw", process=True)(raw)
 
 def write(ctx: Context, path: str, text: str = "") -> None:
-    open(path, "w").write(f"{os.getppid()} {ctx.task} {ctx.tries} {text}")
+    open(path, "w").write(f"{os.getppid()} {ctx.task} {ctx.tries} of {ctx.max_tries} {text}")
 
 def retry() -> None:
     raise Retry("again", delay=3600)
@@ -89,7 +89,7 @@ async def test_every_outcome_comes_back_and_a_death_concerns_one_message(app, fu
         await app[name].enqueue()
     await app.store.publish("raw", [Draft(body=str(raw).encode())])
     worker = await app.burst(concurrency=2)
-    assert written.read_text() == f"{os.getpid()} write 0 hello"
+    assert written.read_text() == f"{os.getpid()} write 0 of 2 hello"
     assert raw.read_text() == "raw ()"
     errors = {stored.message.body: stored.error for stored in await app.found(State.FAIL)}
     assert errors[b'{"task":"fail","args":[]}'] == "never"

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import functools
 import math
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 
@@ -201,6 +204,15 @@ def test_options_are_given_by_name(tasks):
     )
 
 
+def test_an_apps_own_options_are_checked_when_it_is_made():
+    async def lifespan(app: Tasks) -> Any:
+        yield app
+
+    assert refusal(lambda: Tasks(Path("spool"))) == "url must be text (got PosixPath('spool'))"
+    assert "write @asynccontextmanager above lifespan" in refusal(lambda: Tasks(lifespan=lifespan))
+    assert "lifespan must be a function" in refusal(lambda: Tasks(lifespan=5))
+
+
 @pytest.mark.parametrize("method", ["delay", "apply_async", "send", "kiq", "defer"])
 def test_a_method_of_another_library_names_enqueue(tasks, method):
     task = tasks.task(plain)
@@ -348,6 +360,22 @@ def test_a_raw_handler_takes_a_message(tasks):
     for wrong in (nothing, two):
         assert "must take a Message" in refusal(lambda wrong=wrong: tasks.handler()(wrong))
     tasks.handler()(with_context)
+
+
+def test_mocks_can_be_handlers(tasks):
+    assert tasks.task(Mock()).call(1, a=2).draft.task == "Mock"
+    assert tasks.task(AsyncMock()).kind == "async"
+
+
+def test_a_field_that_cannot_be_read_is_refused_at_registration(tasks):
+    @dataclass
+    class Order:
+        item: Nowhere  # noqa: F821
+
+    def ship(order: Order) -> None: ...
+
+    ship.__annotations__ = {"order": Order}
+    assert "cannot be read: name 'Nowhere' is not defined; import what it names" in refusal(lambda: tasks.task(ship))
 
 
 def test_an_argument_that_no_message_can_carry_is_refused_at_registration(tasks):
