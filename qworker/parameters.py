@@ -72,8 +72,8 @@ def _parameters(function: Any, injected: type[Any]) -> list[Parameter]:
     if inspect.ismethod(function):
         return _read(types.MethodType(_stand_in(_parameters(function.__func__, injected)), function.__self__))
     # Not by `getattr`: a mock has every attribute.
-    attributes: Any = getattr(function, "__dict__", None)
-    wrapped = attributes.get("__wrapped__") if isinstance(attributes, dict) else None
+    attributes: Any = getattr(function, "__dict__", None) or {}
+    wrapped = attributes.get("__wrapped__")
     given = getattr(function, "__signature__", None)
     # `functools.wraps` copies a wrapped function's `__signature__` too.
     if isinstance(given, inspect.Signature) and given is not getattr(wrapped, "__signature__", None):

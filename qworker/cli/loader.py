@@ -9,6 +9,7 @@ import traceback
 from collections.abc import Generator
 from contextlib import contextmanager
 from types import ModuleType
+from typing import TypeGuard
 
 import click
 
@@ -42,13 +43,17 @@ def load_app(place: str, url: str | None = None) -> Tasks:
             found = getattr(found, name)
         except AttributeError:
             raise AppImportError(f"{place!r}: {_has(found)} no {name!r}{_hint(found)}") from None
-    if not isinstance(found, Tasks):
+    if not _is_app(found):
         raise AppImportError(
             f"{place!r} is a {type(found).__name__}, not a qworker.Tasks: name the `Tasks(...)` object"
         )
     if url is not None:
         found.url = url
     return found
+
+
+def _is_app(found: object) -> TypeGuard[Tasks]:
+    return isinstance(found, Tasks)
 
 
 def _import(name: str) -> ModuleType:
