@@ -27,9 +27,7 @@ QworkerError
 
 from __future__ import annotations
 
-import math
 from datetime import timedelta
-from typing import SupportsFloat
 
 __all__ = [
     "AppImportError",
@@ -202,7 +200,7 @@ class Retry(Outcome):
 
     def __init__(self, reason: str | BaseException = reason, *, delay: float | timedelta | None = None) -> None:
         super().__init__(reason)
-        self.delay = None if delay is None else delay_seconds(delay, type(self).__name__)
+        self.delay = None if delay is None else delay_seconds(delay)
 
 
 class Fail(Outcome):
@@ -229,44 +227,23 @@ def reason_text(reason: object, owner: str) -> str:
     """
     if isinstance(reason, str):
         return reason
+    # Imported late: this module is the root of all.
+    from qworker.checks import shown
+    from qworker.failure import summary_of
+
     if isinstance(reason, BaseException):
-        # Imported late: this module is the root of all.
-        from qworker.failure import summary_of
-
         return summary_of(reason)
-    raise UsageError(f"{owner}: the reason must be text or an exception (got {_shown(reason)})")
+    raise UsageError(f"{owner}: the reason must be text or an exception (got {shown(reason)})")
 
 
-def delay_seconds(delay: object, owner: str) -> float:
+def delay_seconds(delay: object) -> float:
     """A delay in seconds, from 0 to MOST_DELAY.
 
     Raises:
         UsageError: it is not a number of seconds or a timedelta, or is too long.
     """
-    try:
-        seconds = _seconds(delay)
-    except Exception:  # noqa: BLE001 - `float` runs code of whatever was given
-        seconds = math.nan
-    if not math.isfinite(seconds):
-        raise UsageError(f"{owner}: delay must be a number of seconds or a timedelta (got {_shown(delay)})")
-    if seconds > MOST_DELAY:
-        raise UsageError(f"{owner}: delay must be at most {MOST_DELAY:.0f} seconds (got {_shown(delay)})")
-    return max(0.0, seconds)
+    from qworker.checks import check_seconds, number_of
 
-
-def _seconds(delay: object) -> float:
-    if isinstance(delay, timedelta):
-        return delay.total_seconds()
-    if isinstance(delay, bool) or not isinstance(delay, SupportsFloat):
-        return math.nan
-    return float(delay)
-
-
-def _shown(value: object) -> str:
-    """A value in an error's one line."""
-    try:
-        text = repr(value)
-    except Exception:  # noqa: BLE001 - it runs code of whatever was given
-        text = "?"
-    text = " ".join(text.split())
-    return f"{type(value).__name__} {text[:60]}"
+    seconds = delay.total_seconds() if isinstance(delay, timedelta) else number_of(delay)
+    # A time that has passed, as `until - now` gives it.
+    return 0.0 if seconds < 0 else check_seconds("delay", delay, most=MOST_DELAY)

@@ -56,7 +56,7 @@ def outcome_of(error: Outcome) -> tuple[str, float | None]:
     """
     owner = type(error).__name__
     delay = error.delay if isinstance(error, Retry) else None
-    seconds = None if delay is None else delay_seconds(delay, owner)
+    seconds = None if delay is None else delay_seconds(delay)
     reason = reason_text(error.reason, owner)
     cause = error.__cause__
     if cause is None and not error.__suppress_context__:

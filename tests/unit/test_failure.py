@@ -147,7 +147,7 @@ def test_a_delay_is_seconds_or_a_timedelta(delay, seconds):
     ],
 )
 def test_a_delay_that_cannot_be_kept_is_refused_in_one_line(delay):
-    with pytest.raises(UsageError, match=r"^Retry: delay must be .*\(got .*\)$"):
+    with pytest.raises(UsageError, match=r"^delay must be .*\(got .*\)"):
         Retry("later", delay=delay)
 
 

@@ -103,9 +103,9 @@ async def test_every_outcome_comes_back_and_a_death_concerns_one_message(app, fu
 async def test_what_a_handler_raises_never_ends_its_process(app, functions):
     functions.register(app)
     expected = {
-        "soon": "UsageError: Retry: delay must be a number of seconds or a timedelta (got str '30')",
-        "late": "UsageError: Retry: delay must be a number of seconds or a timedelta (got str 'x')",
-        "odd": "UsageError: Fail: the reason must be text or an exception (got dict {'a': 1})",
+        "soon": "UsageError: delay must be a number of seconds (got '30'): write delay=30",
+        "late": "UsageError: delay must be a number of seconds (got 'x')",
+        "odd": "UsageError: Fail: the reason must be text or an exception (got {'a': 1})",
         "unsayable": "ValueError: ?",
         "because": "bad input",
     }
