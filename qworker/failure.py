@@ -9,15 +9,16 @@ from types import TracebackType
 
 from qworker.errors import Outcome, Retry, delay_seconds, reason_text
 
-__all__ = ["RemoteFailure", "error_type", "failure_text", "outcome_of", "summary", "summary_of"]
+__all__ = ["CHAINED", "MODULE", "RemoteFailure", "error_type", "failure_text", "outcome_of", "summary", "summary_of"]
 
 # Characters of a text that are kept: its head and its tail.
 _HEAD, _TAIL = 1000, 7000
 
 _HERE = os.path.dirname(__file__)
 
+# These two are of Java too: Spark reads the same texts.
 # What Python writes between the tracebacks of a chain; the last one tells what was raised in the end.
-_CHAINED = re.compile(
+CHAINED = re.compile(
     r"\n\n(?:The above exception was the direct cause of the following exception"
     r"|During handling of the above exception, another exception occurred):\n\n"
 )
@@ -25,7 +26,8 @@ _CHAINED = re.compile(
 _HEADER = re.compile(r"(?P<group>  \+ Exception Group )?Traceback \(most recent call last\):(?:\n|\Z)")
 _MARGIN = "  | "
 _LEFT_OUT = re.compile(r"\.\.\. \d+ characters left out \.\.\.")
-_MODULE = re.compile(r"(?:[^\W\d]\w*\.|<locals>\.)+(?=[^\W\d]\w*(?::|\Z))")
+# The module of a type at the beginning of its line.
+MODULE = re.compile(r"(?:[^\W\d]\w*\.|<locals>\.)+(?=[^\W\d]\w*(?::|\Z))")
 
 
 class RemoteFailure(Exception):
@@ -116,7 +118,7 @@ def summary(text: str) -> str:
     text = text.strip("\n")
     if _HEADER.match(text) is None and not _begins_a_chain(text):
         return next((line.strip() for line in text.splitlines() if line.strip()), "")
-    last = _CHAINED.split(text)[-1]
+    last = CHAINED.split(text)[-1]
     header = _HEADER.match(last)
     if header is None:
         # It was never raised.
@@ -130,7 +132,7 @@ def summary(text: str) -> str:
 
 def _begins_a_chain(text: str) -> bool:
     """Whether the first of a chain of errors was never raised, and so has no frames."""
-    linked = _CHAINED.search(text)
+    linked = CHAINED.search(text)
     return linked is not None and "\n\n" not in text[: linked.start()]
 
 
@@ -142,4 +144,4 @@ def _first_line(lines: list[str]) -> str:
     first = said[0]
     if first.endswith(":") and " " not in first and len(said) > 1:
         first = f"{first} {said[1]}"
-    return _MODULE.sub("", first, count=1) if _MODULE.match(first) else first
+    return MODULE.sub("", first, count=1) if MODULE.match(first) else first

@@ -10,6 +10,8 @@ from __future__ import annotations
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
+from qworker.failure import CHAINED, MODULE
+
 __all__ = ["ENDS", "MESSAGE_COLUMNS", "RUN_ENDS", "lives", "seconds", "traces"]
 
 # The events that end a message, and those that end a run of its handler.
@@ -68,8 +70,16 @@ def traces(events: DataFrame, messages: DataFrame, now: float) -> DataFrame:
 
 
 def first_line(column: str) -> Column:
-    """The first line of an error, as events have it."""
-    return F.substring(F.regexp_extract(F.col(column), r"^\s*([^\r\n]*)", 1), 1, 300)
+    """What went wrong in one line, as events have it: see `failure.summary`."""
+    text = F.col(column)
+    plain = F.regexp_extract(text, r"^\s*([^\r\n]*)", 1)
+    raised_last = F.element_at(F.split(text, CHAINED.pattern), -1)
+    # A group's error stands behind a margin, as its frames do.
+    lines = F.transform(F.split(raised_last, "\n"), lambda line: F.regexp_replace(line, r"^  \| (?=\S)", ""))
+    said = F.filter(lines, lambda line: line.rlike(r"^\S") & ~line.startswith("Traceback (most recent call last):"))
+    error = F.regexp_replace(F.get(said, 0), f"^{MODULE.pattern}", "")
+    is_traceback = text.rlike(r"^\n*(?:  \+ Exception Group )?Traceback \(most recent call last\):")
+    return F.substring(F.when(is_traceback, F.coalesce(error, plain)).otherwise(plain), 1, 300)
 
 
 def lives(trace: DataFrame) -> DataFrame:
