@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from pyspark.sql.datasource import InputPartition
 
 from qworker.errors import MissingExtra, UsageError
 from qworker.message import Settle
 from qworker.pipeline.options import ReadOptions
-from qworker.pipeline.reading import FilteredMessagesReader
+from qworker.pipeline.reading import EventsReader, FilteredMessagesReader
 from qworker.pipeline.schema import MESSAGES, column_names
 from qworker.pipeline.session import check_installation, map_in_arrow
 from tests.exports import check_exports
@@ -166,6 +167,11 @@ def test_a_java_that_is_too_old_is_told_so(monkeypatch: pytest.MonkeyPatch, tmp_
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     with pytest.raises(UsageError, match=r"17 or newer, and .* is 11"):
         check_installation()
+
+
+@pytest.mark.parametrize("nothing", [None, InputPartition(None)])
+def test_a_history_without_parts_is_read_as_nothing(nothing: InputPartition | None) -> None:
+    assert list(EventsReader(ReadOptions(url="file:///nowhere"), ["event"]).read(nothing)) == []
 
 
 def test_pandas_3_makes_no_warning_where_no_pandas_is_used(
