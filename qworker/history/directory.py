@@ -14,7 +14,7 @@ import structlog
 
 from qworker import events
 from qworker.clock import SYSTEM_CLOCK, Clock
-from qworker.files import FULL
+from qworker.files import FULL, store_error
 from qworker.history.batch import EventBatch, encode_batch
 from qworker.history.event import Event
 from qworker.history.reader import LogReader
@@ -132,7 +132,7 @@ class DirectoryHistory(HistoryStore):
             self._log.warning(
                 events.HISTORY_PAUSED,
                 directory=self._path,
-                **{events.ERROR_TYPE: type(error).__name__, events.ERROR: error.strerror or str(error)},
+                **{events.ERROR_TYPE: type(error).__name__, events.ERROR: str(store_error(error, "write to it"))},
             )
         self._paused_until = now + _PAUSE
         if self._writer is not None and error.errno not in FULL:
@@ -158,7 +158,8 @@ class DirectoryHistory(HistoryStore):
             finally:
                 os.close(root)
         except OSError as error:
-            self._log.warning(events.HISTORY_KEPT, directory=self._path, **{events.ERROR: error.strerror or str(error)})
+            reason = str(store_error(error, "remove what is old"))
+            self._log.warning(events.HISTORY_KEPT, directory=self._path, **{events.ERROR: reason})
         finally:
             self._pruning = None
 

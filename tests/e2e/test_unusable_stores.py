@@ -219,6 +219,22 @@ def test_a_file_system_that_is_mounted_read_only_is_named_as_that(scheme: str, a
         judge(name, status, out, err, words)
 
 
+def test_the_doctor_of_a_full_disk_says_that_it_is_full(folder: Path) -> None:
+    place = folder / "mount"
+    place.mkdir()
+    script = f'mount -t tmpfs -o size=16k none {place} && head -c 16k /dev/zero > {place}/ballast && exec "$@"'
+    program = (sys.executable, "-m", "qworker", "doctor", f"file://{place}/spool")
+    ended = subprocess.run(
+        [*namespace(), "sh", "-c", script, "sh", *program], check=False, capture_output=True, text=True, timeout=50
+    )
+    assert ended.returncode == 1, ended.stderr
+    broken = [line for line in ended.stdout.splitlines() if line.startswith("BROKEN ")]
+    assert broken[0].startswith("BROKEN space: 0.0 GB of 0.0 GB are free")
+    assert {"BROKEN rename: No space left on device", "BROKEN fsync: No space left on device"} <= set(broken)
+    assert "       free some space" in ended.stdout
+    assert "give this user the directory" not in ended.stdout
+
+
 # -- Redis -----------------------------------------------------------------------------------------------------------
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 
 from qworker import Draft, State
 from qworker.backend import Backend
@@ -23,6 +24,10 @@ from qworker.errors import (
     StorePermission,
 )
 from qworker.files import store_error
+from qworker.history import writer
+from qworker.history.batch import EventBatch
+from qworker.history.directory import DirectoryHistory
+from qworker.history.store import HistoryOptions
 from qworker.parts import shares
 from qworker.registry import _installed, open_backend, schemes
 
@@ -317,3 +322,19 @@ def test_the_doctor_without_proc_says_what_it_cannot_know(tmp_path: Path) -> Non
     assert "warn   file system: unknown: /proc/self/mountinfo cannot be read: mount /proc" in ended.stdout
     assert "inotify instances: unknown: /proc/sys/fs/inotify/max_user_instances cannot be read" in ended.stdout
     assert "ok     rename" in ended.stdout
+
+
+async def test_a_history_without_proc_pauses_and_names_what_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing() -> str:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), "/proc/sys/kernel/random/boot_id")
+
+    monkeypatch.setattr(writer, "boot_id", missing)
+    history = DirectoryHistory(str(tmp_path), HistoryOptions())
+    with structlog.testing.capture_logs() as logs:
+        history.record([EventBatch(event="acked", queue="q", worker="w", at=1.0, id=["x"])])
+    assert [(line["event"], line["error"]) for line in logs] == [
+        ("history_paused", "/proc/sys/kernel/random/boot_id cannot be read: mount /proc")
+    ]
+    await history.aclose()
