@@ -82,6 +82,7 @@ class Publisher:
         self._last_ns = 0
         self._last_given_ns = 0
         self._mark = next(_serial)
+        self._batch = files_at_once()
 
     async def publish(self, files: QueueDir, drafts: Sequence[Draft]) -> Stored:
         """Store messages.
@@ -93,9 +94,8 @@ class Publisher:
         """
         stored = Stored([], [], [])
         plans = self._plan(drafts, stored)
-        batch = files_at_once()
-        for start in range(0, len(plans), batch):
-            await self._store(files, plans[start : start + batch], stored)
+        for start in range(0, len(plans), self._batch):
+            await self._store(files, plans[start : start + self._batch], stored)
         return stored
 
     # -- names -------------------------------------------------------------------------------------------------------

@@ -52,6 +52,8 @@ class Store:
         self.root = open_root(directory, options.mode)
         self._system = FileSystem(self.root)
         self._group = GroupCommit(self.root, self._system) if options.sync else None
+        # Every lease holds a file open; the other half is for everything else.
+        self.most_held = max(1, raise_file_limit() // 2)
         self.publisher = Publisher(clock, local=options.local_time, commit=self._group)
         self.holder = Holder(detached=detached)
         self._inotify = Inotify()
@@ -66,8 +68,6 @@ class Store:
         self._hearing = False
         self._pruned_at: dict[str, float] = {}
         self.settling = asyncio.Lock()
-        # Every lease holds a file open; the other half is for everything else.
-        self.most_held = max(1, raise_file_limit() // 2)
         # Whether somebody waits for room.
         self._cramped = False
 

@@ -46,6 +46,7 @@ class Publisher:
     def __init__(self, store: Store, *, direct: bool) -> None:
         self._store = store
         self._direct = direct
+        self._batch = files_at_once()
         # The time in the last id that was made from one of another store.
         self._last = 0
 
@@ -54,10 +55,9 @@ class Publisher:
         for draft in drafts:
             check(draft)
         held = self._store.made(queue)
-        batch = files_at_once()
         ids: list[str] = []
-        for start in range(0, len(drafts), batch):
-            ids += await self._publish(held, drafts[start : start + batch])
+        for start in range(0, len(drafts), self._batch):
+            ids += await self._publish(held, drafts[start : start + self._batch])
         self._store.wake(queue)
         return ids
 

@@ -58,6 +58,7 @@ class Publisher:
         self._timeout = timeout
         self._commit = commit
         self._changed = changed
+        self._batch = files_at_once()
         self._listings: dict[int, asyncio.Future[list[str]]] = {}
 
     async def publish(self, folder: Folder, drafts: Sequence[Draft]) -> list[str]:
@@ -85,10 +86,9 @@ class Publisher:
 
     async def _publish(self, folder: Folder, drafts: Sequence[Draft]) -> list[str]:
         ids: list[str] = []
-        batch = files_at_once()
         if self._capacity is None:
-            for start in range(0, len(drafts), batch):
-                ids += await self._store(folder, drafts[start : start + batch])
+            for start in range(0, len(drafts), self._batch):
+                ids += await self._store(folder, drafts[start : start + self._batch])
             return ids
         give_up = None if self._timeout is None else time.monotonic() + self._timeout
         while len(ids) < len(drafts):
@@ -96,7 +96,7 @@ class Publisher:
             async with folder.locked():
                 room = self._capacity - sum(parse(name) is not None for name in await list_names(folder.fd))
                 if room > 0:
-                    ids += await self._store(folder, drafts[len(ids) : len(ids) + min(room, batch)])
+                    ids += await self._store(folder, drafts[len(ids) : len(ids) + min(room, self._batch)])
             if len(ids) < len(drafts) and room <= 0:
                 await self._wait_for_room(folder, give_up, len(drafts) - len(ids))
         return ids

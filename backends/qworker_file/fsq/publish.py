@@ -88,6 +88,7 @@ class Publisher:
         self._stamps = Stamps(constants)
         self._last_ns = 0
         self._last_given_ns = 0
+        self._batch = files_at_once()
         self._owner = (user_id(constants.item_user), group_id(constants.item_group))
 
     async def publish(self, files: QueueDir, drafts: Sequence[Draft]) -> list[str]:
@@ -103,9 +104,8 @@ class Publisher:
         if any(draft.origin is not None for draft in drafts):
             stored = await _names_stored(files)
             plans = [plan for plan in every if not _is_stored(plan, stored)]
-        batch = files_at_once()
-        for start in range(0, len(plans), batch):
-            await self._store(files, plans[start : start + batch])
+        for start in range(0, len(plans), self._batch):
+            await self._store(files, plans[start : start + self._batch])
         return [plan.name for plan in every]
 
     # -- names -------------------------------------------------------------------------------------------------------

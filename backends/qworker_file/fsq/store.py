@@ -47,6 +47,8 @@ class Store:
         self.root = open_root(directory, 0o775)
         self.system = FileSystem(self.root)
         self._group = GroupCommit(self.root, self.system) if options.sync else None
+        # Every lease holds a file open; the other half is for everything else.
+        self.most_held = max(1, raise_file_limit() // 2)
         self.publisher = Publisher(clock, options.constants, self._group)
         self.limits = options.limits
         self.settling = asyncio.Lock()
@@ -54,8 +56,6 @@ class Store:
         self._queues: dict[str, LocalQueue] = {}
         self._waiters: dict[asyncio.Event, frozenset[str]] = {}
         self._listening: set[int] = set()
-        # Every lease holds a file open; the other half is for everything else.
-        self.most_held = max(1, raise_file_limit() // 2)
         # Whether somebody waits for room.
         self._cramped = False
 
