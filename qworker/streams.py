@@ -44,14 +44,17 @@ def flush_output() -> None:
     Raises:
         OSError: it cannot be written.
     """
-    sys.stdout.flush()
+    # A handler may have closed it.
+    if not sys.stdout.closed:
+        sys.stdout.flush()
 
 
 def flush_all() -> None:
     """Write what both streams hold, as the interpreter's end would; what cannot be written is dropped, and changes no exit status."""
     for stream in (sys.stdout, sys.stderr):
         try:
-            stream.flush()
+            if not stream.closed:
+                stream.flush()
         except OSError:
             _silence(stream)
 

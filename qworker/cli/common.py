@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-import resource
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from itertools import islice
@@ -44,8 +43,6 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 _BATCH = 1000
-# Files that a command has open beside those.
-_OTHER_FILES = 32
 
 
 class Group(click.Group):
@@ -184,11 +181,9 @@ def check_store(url: str) -> None:
 
 
 def batches(items: Iterable[T]) -> Iterator[list[T]]:
-    """Items in lists of up to 1000, or fewer where this process may open few files: a store may need one for each of them."""
-    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    size = _BATCH if limit == resource.RLIM_INFINITY else min(_BATCH, max(1, (limit - _OTHER_FILES) // 2))
+    """Items in lists of up to 1000."""
     remaining = iter(items)
-    while batch := list(islice(remaining, size)):
+    while batch := list(islice(remaining, _BATCH)):
         yield batch
 
 
