@@ -45,17 +45,16 @@ def file_settings() -> dict[str, Any]:
 
 @cache
 def _read(path: str, _stamp: int) -> dict[str, Any]:
-    table: object
     with open(path, "rb") as file:
         try:
-            table = tomllib.load(file)
+            settings = tomllib.load(file)
         except ValueError as error:
             raise UsageError(f"{path} is not valid TOML: {error}") from error
     for name in ("tool", "qworker"):
-        table = cast("dict[str, Any]", table).get(name, {})
+        table: object = settings.get(name, {})
         if not isinstance(table, dict):
             raise UsageError(f"{path}: {name!r} must be a table (got {table!r})")
-    settings = cast("dict[str, Any]", table)
+        settings = cast("dict[str, Any]", table)
     if "url" not in settings:
         return settings
     url: object = settings["url"]

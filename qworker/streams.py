@@ -23,11 +23,12 @@ def prepare() -> None:
         # Worker processes and handlers' programs get them too.
         os.set_inheritable(descriptor, True)
     os.close(descriptor)
-    if sys.stdin is None:  # pyright: ignore[reportUnnecessaryComparison] - the interpreter found it closed
+    # What the interpreter found closed is None.
+    if sys.stdin is None:
         sys.stdin = _nowhere("r")
-    if sys.stdout is None:  # pyright: ignore[reportUnnecessaryComparison]
+    if sys.stdout is None:
         sys.stdout = _nowhere("w")
-    if sys.stderr is None:  # pyright: ignore[reportUnnecessaryComparison]
+    if sys.stderr is None:
         sys.stderr = _nowhere("w")
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):

@@ -59,6 +59,10 @@ class Group(click.Group):
         """Their names, as they were added."""
         return list(self.commands)
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Nothing at all asks for the list of commands, and is no mistake."""
+        return super().parse_args(ctx, args or ["--help"])
+
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:

@@ -123,11 +123,10 @@ def file_defaults(command: click.Command, name: str) -> dict[str, Any]:
         UsageError: the file has a key that no option has, or a value that cannot be one.
     """
     table = file_settings()
-    own: object = table.get(name, {})
-    if not isinstance(own, dict):
-        # An option of another command has the name of this one, such as `message`.
-        own = {}
-    _check_keys(command, name, table, cast("dict[str, Any]", own))
+    found: object = table.get(name)
+    # Else an option of another command has the name of this one, such as `message`.
+    own = cast("dict[str, Any]", found) if isinstance(found, dict) else {}
+    _check_keys(command, name, table, own)
     given = {key.replace("-", "_"): value for key, value in {**table, **own}.items() if not isinstance(value, dict)}
     # An app's own URL is what everybody else who enqueues there uses: only the command line overrides it.
     given.pop("url", None)

@@ -59,15 +59,16 @@ def bare(folder: Path, *lines: str) -> dict[str, tuple[int, str]]:
 
 def test_the_list_of_commands_needs_no_extra(tmp_path: Path) -> None:
     found = bare(tmp_path, "", "-h", "--help", "pipeline", "pipeline --help")
-    for line in ("-h", "--help"):
+    for line in ("", "-h", "--help"):
         status, output = found[line]
         assert status == 0
         assert "(needs the extra 'redis')" in output
         for name in COMMANDS:
             assert f"\n  {name} " in output
-    assert found["pipeline --help"][0] == 0
-    for name in JOBS:
-        assert f"\n  {name} " in found["pipeline --help"][1]
+    for line in ("pipeline", "pipeline --help"):
+        assert found[line][0] == 0
+        for name in JOBS:
+            assert f"\n  {name} " in found[line][1]
 
 
 def test_every_command_explains_itself_without_extras_or_names_the_extra(tmp_path: Path) -> None:
