@@ -232,11 +232,17 @@ class Tasks(Generic[State]):
         """Enqueue calls in their order, in batches; all are stored durably when this returns.
 
         After an error those before the failing batch are stored; calls made with `using(id=...)` can be enqueued again.
+
+        Raises:
+            UsageError: what is given is not a call; those before its batch are stored.
+            BackendError: a batch was not stored, or perhaps (`PublishFailed`).
         """
         jobs: list[Job] = []
         backend = await self.backend()
         batch: list[Call] = []
         for call in calls:
+            if type(call) is not Call:
+                raise UsageError(f"enqueue_many() takes calls (got {shown(call)}): make each with task.call(...)")
             if batch and (call.queue != batch[0].queue or len(batch) >= _BATCH):
                 jobs.extend(await _publish(backend, batch))
                 batch = []

@@ -26,18 +26,30 @@ _PAGE = 1000
 
 
 class EnqueuedCall(msgspec.Struct, frozen=True, kw_only=True):
-    """A call that waits in a queue."""
+    """A call that waits in a queue.
 
-    # The task's name; None for a message that no task wrote.
+    Attributes:
+        task: The task's name; None for a message that no task wrote.
+        args: Its arguments by position.
+        kwargs: Its arguments by name.
+        headers: What travels with it.
+        queue: Where it waits.
+        id: Its message's id.
+        state: `ready` or `delayed`.
+        due_at: Unix seconds at which it may run; None if it is ready.
+        tries: Failed attempts so far.
+        priority: 0 (default) to 9 (first).
+        key: The key under which it is stored once at a time.
+        body: The message's bytes.
+    """
+
     task: str | None
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = {}
     headers: Mapping[str, str] = {}
-    # Where and how it waits.
     queue: str
     id: str
     state: State
-    # Unix seconds; None for what is ready.
     due_at: float | None = None
     tries: int = 0
     priority: int = 0

@@ -221,6 +221,15 @@ def test_a_method_of_another_library_names_enqueue(tasks, method):
         assert not hasattr(owner, method)
 
 
+async def test_what_is_not_a_call_is_refused_by_enqueue_many(tasks):
+    task = tasks.task(plain)
+    for wrong in ([task], [1], [{"a": 1}]):
+        with pytest.raises(
+            UsageError, match=r"enqueue_many\(\) takes calls \(got .*\): make each with task.call\(...\)"
+        ):
+            await tasks.enqueue_many(wrong)
+
+
 def test_a_mistaken_attribute_is_an_ordinary_attribute_error(tasks):
     refusal(lambda: tasks.task(plain).nonsense, AttributeError)
 
