@@ -1,15 +1,17 @@
-"""qworker: an asyncio worker framework whose queue is a directory by default, and a Redis when you outgrow the machine.
+"""An asyncio worker framework whose queue is a directory by default, and a Redis when you outgrow the machine.
 
-Tasks       an app: `@tasks.task` registers a function, `@tasks.handler` one for messages of other programs
-Task        a registered function: `await task.enqueue(...)`, `task.enqueue_sync(...)`, `task.using(delay=...)`, `task.call(...)`
-Context     what a handler may know about its own run: annotate its first parameter so
-Retry       raise it in a handler: run the message again later
-Fail        raise it in a handler: keep the message as failed
-Backoff     the delays of a task's retries
-Job         an enqueued call: its id and its queue
-Call        a call that is not enqueued yet, for `tasks.enqueue_many`
-Message     one unit of work in a queue; Draft: one to be published; State: where a stored one is
-QworkerError   the root of all errors (`qworker.errors` has the others); LeaseLost
+Tasks         an app: `@tasks.task` registers a function, `@tasks.handler` one for messages of other programs
+Task          a registered function: `await task.enqueue(...)`, `task.enqueue_sync(...)`, `task.using(delay=...)`, `task.call(...)`
+Context       what a handler may know about its own run: annotate its first parameter so
+Retry         raise it in a handler: run the message again later
+Fail          raise it in a handler: keep the message as failed
+Backoff       the delays of a task's retries
+Job           an enqueued call: its id and its queue
+Call          a call that is not enqueued yet, for `tasks.enqueue_many`
+Message       one unit of work in a queue
+Draft         a message to be published
+State         where a stored message is
+QworkerError  the root of all errors; LeaseLost and the others are in `qworker.errors`
 
 A first app:
 

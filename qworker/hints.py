@@ -152,6 +152,10 @@ class OtherMethods:
 
     __slots__ = ()
 
+    def __dir__(self) -> list[str]:
+        # So that completion does not offer them.
+        return [name for name in super().__dir__() if name not in _ENQUEUES and name not in _CALLS]
+
 
 for _name in (*_ENQUEUES, *_CALLS):
     _elsewhere = _Elsewhere()

@@ -219,6 +219,8 @@ def test_a_method_of_another_library_names_enqueue(tasks, method):
     for owner in (task, task.using(delay=1)):
         assert "`await task.enqueue(...)`" in refusal(lambda owner=owner: getattr(owner, method), AttributeError)
         assert not hasattr(owner, method)
+        assert method not in dir(owner)
+        assert "enqueue" in dir(owner)
 
 
 async def test_what_is_not_a_call_is_refused_by_enqueue_many(tasks):
