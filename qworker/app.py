@@ -332,7 +332,12 @@ class _Opened:
     async def open(self) -> None:
         async with self._lock:
             if not self.ready:
-                await self.backend.open()
+                try:
+                    await self.backend.open()
+                except Exception:
+                    # Nobody else closes what it holds already, such as a connection to a server that has refused us.
+                    await self.backend.aclose()
+                    raise
                 await anext(self._keeper)
                 self.ready = True
 

@@ -14,6 +14,7 @@ import h11
 import msgspec
 
 from qworker.errors import BackendUnavailable, BadURL
+from qworker.network import why
 from qworker.url import BackendURL
 
 __all__ = ["Address", "Answer", "BlockingClient", "Client"]
@@ -122,6 +123,17 @@ def _reusable(connection: h11.Connection) -> bool:
     return True
 
 
+def _unreachable(address: Address, error: OSError) -> BackendUnavailable:
+    """Why there is no answer, and what to do."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        reason = f"its certificate is not trusted ({error.verify_message})"
+    elif isinstance(error, ssl.SSLError):
+        reason = "it does not speak TLS on this port: use mq+http:// there, or the port for TLS"
+    else:
+        reason = f"{why(error)}: is it running, and is the URL right?"
+    return BackendUnavailable(f"cannot reach the server at {address.host}:{address.port}: {reason}")
+
+
 class _Link:
     """A connection with an event loop."""
 
@@ -163,7 +175,7 @@ class Client:
         except TimeoutError as error:
             raise BackendUnavailable(f"{self._address.host} did not answer within {timeout:g} s") from error
         except OSError as error:
-            raise BackendUnavailable(f"{self._address.host}: {error.strerror or error}") from error
+            raise _unreachable(self._address, error) from error
 
     def _kept(self) -> _Link | None:
         while self._idle:
@@ -230,7 +242,7 @@ class BlockingClient:
                 return self._exchange(method, target, headers, body, timeout)
             except OSError as error:
                 self._drop()
-                raise BackendUnavailable(f"{self._address.host}: {error.strerror or error}") from error
+                raise _unreachable(self._address, error) from error
             except BaseException:
                 self._drop()
                 raise

@@ -128,7 +128,7 @@ class MqHttpBackend(Backend):
             return answer
         text = answer.body.decode(errors="replace")[:500] or f"status {answer.status}"
         name = answer.headers.get("x-qworker-error", "")
-        if name == "QueueNotFound":
+        if name in {"QueueNotFound", "StoreNotFound"}:
             raise QueueNotFound(queue)
         if answer.status in {401, 403}:
             raise StorePermission(f"{self.describe()} refuses this client: set its token in QWORKER_TOKEN")

@@ -6,8 +6,6 @@ The general client library spends some 150 us of CPU on a command; this spends a
 from __future__ import annotations
 
 import asyncio
-import os
-import re
 import ssl
 from collections import deque
 from collections.abc import Callable
@@ -17,11 +15,12 @@ import hiredis
 from hiredis import ProtocolError, Reader, ReplyError
 
 from qworker.errors import BackendError, BackendUnavailable
+from qworker.network import why
 from qworker_redis.options import Address, Options, UnixAddress
 from qworker_redis.polling import Polling
 from qworker_redis.replies import ConnectionLost, Reply, meaning
 
-__all__ = ["Argument", "Wire", "connect", "greeted", "greeting", "pack", "unreachable", "why"]
+__all__ = ["Argument", "Wire", "connect", "greeted", "greeting", "pack", "unreachable"]
 
 Argument = bytes | str | int | float
 
@@ -32,22 +31,6 @@ pack = cast("Callable[[tuple[Argument, ...]], bytes]", hiredis.pack_command)  # 
 _HANDSHAKE = 0.8
 
 _Pending = tuple["asyncio.Future[Reply]", float]
-
-
-# asyncio puts what each address of a host answered into one text.
-_FIRST_ERRNO = re.compile(r"Multiple exceptions: \[Errno ([0-9]+)\]")
-
-
-def why(error: BaseException) -> str:
-    """The reason of an OSError, short."""
-    if isinstance(error, TimeoutError):
-        return "no answer in time"
-    if isinstance(error, OSError) and not isinstance(error, ssl.SSLError):
-        several = _FIRST_ERRNO.match(str(error))
-        number = int(several[1]) if several is not None else error.errno
-        if number is not None and number > 0:
-            return os.strerror(number)
-    return str(error) or type(error).__name__
 
 
 def unreachable(options: Options, address: Address, error: BaseException) -> BackendUnavailable:

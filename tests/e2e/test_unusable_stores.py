@@ -17,7 +17,9 @@ from pathlib import Path
 import pytest
 
 from qworker.cli.main import main
+from qworker_memory import MemoryBackend
 from tests.servers import RedisServer, free_port
+from tests.serving import served
 
 SCHEMES = ["file", "fsq", "mq", "sq", "vsqs"]
 NOBODY = 65534
@@ -290,3 +292,25 @@ def test_a_redis_that_cannot_be_used_says_why(url: str, words: str, servers: dic
 def test_a_number_that_no_redis_has_a_database_for_is_the_urls_mistake(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["stats", "redis://localhost/99999999999"]) == 2
     assert "the database is a number" in capsys.readouterr().err
+
+
+# -- a server over HTTP ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[int]:
+    """The port of one that asks for a token."""
+    with served(MemoryBackend("unusable"), token="sesame") as running:
+        yield running.port
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("mq+http://127.0.0.1:1", "cannot reach the server at 127.0.0.1:1: Connection refused: is it running"),
+        ("mq+http://127.0.0.1:{port}", "refuses this client: set its token in QWORKER_TOKEN"),
+        ("mq+https://127.0.0.1:{port}", "it does not speak TLS on this port: use mq+http://"),
+    ],
+)
+def test_a_server_that_cannot_be_used_says_why(url: str, words: str, server: int, says: Says) -> None:
+    says(url.format(port=server), words)

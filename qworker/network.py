@@ -1,0 +1,24 @@
+"""What errors of connections mean to people."""
+
+from __future__ import annotations
+
+import os
+import re
+import ssl
+
+__all__ = ["why"]
+
+# asyncio puts what each address of a host answered into one text.
+_FIRST_ERRNO = re.compile(r"Multiple exceptions: \[Errno ([0-9]+)\]")
+
+
+def why(error: BaseException) -> str:
+    """The reason of an OSError, short."""
+    if isinstance(error, TimeoutError):
+        return "no answer in time"
+    if isinstance(error, OSError) and not isinstance(error, ssl.SSLError):
+        several = _FIRST_ERRNO.match(str(error))
+        number = int(several[1]) if several is not None else error.errno
+        if number is not None and number > 0:
+            return os.strerror(number)
+    return str(error) or type(error).__name__
