@@ -39,6 +39,7 @@ class _Head(msgspec.Struct, frozen=True):
 
 _decode = msgspec.json.Decoder(Envelope).decode
 _decode_head = msgspec.json.Decoder(_Head).decode
+_WITHOUT_NUMBERS = frozenset({str, int, bool, bytes})
 # Several times as fast as `in`, for small bodies and for large ones.
 _find_null = re.compile(b"null").search
 _pack = msgspec.msgpack.Encoder().encode
@@ -97,6 +98,8 @@ class EnvelopeEncoder:
 
     def _check_numbers(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         for which, value in (*enumerate(args, 1), *kwargs.items()):
+            if value is None or value.__class__ in _WITHOUT_NUMBERS:
+                continue
             number = _not_finite(msgspec.to_builtins(value)) if _may_hold_not_finite(value) else None
             if number is not None:
                 raise BadArguments(
