@@ -71,6 +71,17 @@ class AdministeringContract(Contract):
         assert (await case.stats()).ready == 1
         assert case.queue in await case.backend.queues()
 
+    async def test_prepare_makes_queues_and_keeps_messages(self, case: Case) -> None:
+        await case.backend.prepare([case.queue])
+        assert case.queue in await case.backend.queues()
+        await case.publish(b"x")
+        await (await case.open()).prepare([case.queue])
+        assert (await case.stats()).ready == 1
+
+    async def test_an_open_store_is_not_missing(self, case: Case) -> None:
+        await case.backend.open()
+        assert case.backend.missing is None
+
     async def test_queues_are_sorted(self, case: Case) -> None:
         await case.backend.create(case.queue)
         queues = await case.backend.queues()
