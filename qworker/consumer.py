@@ -12,6 +12,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
 from qworker.clock import Clock
+from qworker.logs import RUNNING
 from qworker.message import Settle
 from qworker.run import Run, Stop
 
@@ -219,6 +220,8 @@ class Consumers:
 
     async def _rest(self) -> None:
         """Wait for a wake-up."""
+        # Of the last message nothing is to be kept.
+        RUNNING.set(None)
         woken: asyncio.Future[None] = self._loop.create_future()
         self._idle.append(woken)
         try:

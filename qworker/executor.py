@@ -164,19 +164,18 @@ class Executor:
         # Processes are waited for: their time begins when they have one.
         timeout = handler.options.timeout if handler.kind != "process" else None
         timer = None if timeout is None else consumer.get_loop().call_later(timeout, run.cancel, Stop.TIMEOUT)
-        # The handler's context is a copy of this one.
+        # The handler's context is a copy of this one. It stays until the next one, or until the consumer rests.
         RUNNING.set(run)
         try:
             run.error = await self._call(run, handler)
         except GeneratorExit:
             # The loop has closed under the consumer.
             raise
-        except BaseException as error:  # noqa: BLE001 - no thread or process is to be had: its message's outcome
-            # Or a cancellation of a call that waits for one, or a stray one: see `absorb_cancels`.
+        except BaseException as error:  # noqa: BLE001 - it cannot be called, or no thread is to be had: its message's outcome
+            # Or a cancellation of a call that waits for a thread or process, or a stray one: see `absorb_cancels`.
             run.error = error
         finally:
             run.consumer = None
-            RUNNING.set(None)
             if timer is not None:
                 timer.cancel()
             self._active.discard(run)
@@ -188,7 +187,7 @@ class Executor:
             run.context = self._context(run, handler)
             run.args.insert(0, run.context)
         if handler.kind == "async":
-            return _Isolated(run, handler.function)
+            return _Isolated(handler.function(*run.args, **run.kwargs))
         return self._runners[handler.kind].run(run)
 
     def _context(self, run: Run, handler: Handler) -> Context:
@@ -273,26 +272,20 @@ async def absorb_cancels(consumer: asyncio.Task[None]) -> None:
 
 
 class _Isolated:
-    """Calls a handler, runs its coroutine inside the consumer's task, in a copy of its context, and returns what it raised.
+    """Runs a handler's coroutine inside the consumer's task, in a copy of its context, and returns what it raised.
 
     A task per message would do the same and cost several times as much. Context variables that a handler sets are gone with it.
     """
 
-    __slots__ = ("_function", "_run")
+    __slots__ = ("_coroutine",)
 
-    def __init__(self, run: Run, function: Callable[..., Coroutine[Any, Any, Any]]) -> None:
-        self._run = run
-        self._function = function
+    def __init__(self, coroutine: Coroutine[Any, Any, Any]) -> None:
+        self._coroutine = coroutine
 
     def __await__(self) -> Generator[Any, Any, BaseException | None]:
-        run = self._run
+        coroutine = self._coroutine
         enter = contextvars.copy_context().run
-        try:
-            # A call of an `async def` runs nothing of it: that needs no context.
-            coroutine = self._function(*run.args, **run.kwargs)
-            step: Callable[[Any], Any] = coroutine.send
-        except BaseException as error:  # noqa: BLE001 - whatever a handler raises is its message's outcome
-            return error
+        step: Callable[[Any], Any] = coroutine.send
         sent: Any = None
         while True:
             try:

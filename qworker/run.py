@@ -111,7 +111,7 @@ class Run(msgspec.Struct, eq=False):
     @property
     def is_over(self) -> bool:
         """Whether the handler has ended; not while a thread outlives its message."""
-        return self.settlement is not None and self.leftover is None
+        return self.consumer is None and (self.leftover is None or self.leftover.done())
 
     def fields(self) -> dict[str, Any]:
         """What a log line says of the message."""
