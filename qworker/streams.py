@@ -84,7 +84,7 @@ class _ErrorStream:
     def write(self, text: str) -> None:
         """Write, if that is possible."""
         try:
-            if sys.stderr is not None:  # pyright: ignore[reportUnnecessaryComparison] - as in `prepare`
+            if sys.stderr is not None:
                 sys.stderr.write(text)
         except (OSError, ValueError):
             # There is no other place to report that a report is lost.
@@ -93,7 +93,7 @@ class _ErrorStream:
     def flush(self) -> None:
         """Flush, if that is possible."""
         try:
-            if sys.stderr is not None:  # pyright: ignore[reportUnnecessaryComparison]
+            if sys.stderr is not None:
                 sys.stderr.flush()
         except (OSError, ValueError):
             # As above.
@@ -103,7 +103,7 @@ class _ErrorStream:
 def is_terminal() -> bool:
     """Whether people read standard error."""
     try:
-        return sys.stderr is not None and sys.stderr.isatty()  # pyright: ignore[reportUnnecessaryComparison]
+        return sys.stderr is not None and sys.stderr.isatty()
     except ValueError:
         # It is closed.
         return False

@@ -241,7 +241,7 @@ async def test_limits_of_the_url_fail_what_used_them_up(root: Path) -> None:
         clock.advance(200)
         assert await backend.lease(QUEUE, 9, 30.0) == []
         failed = {stored.message.body: stored.error for stored in await backend.browse(QUEUE, State.FAIL)}
-        assert failed == {b"tries": "Max tries exceeded: 2 (2)\nno", b"ttl": "TTL Expired: 600"}
+        assert failed == {b"tries": "no\n\nMax tries exceeded: 2 (2)", b"ttl": "TTL Expired: 600"}
     finally:
         await backend.aclose()
 

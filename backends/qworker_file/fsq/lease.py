@@ -82,6 +82,7 @@ def _end(settlement: Settlement, claimed: Claimed, now: float, limits: Limits) -
         if why is None:
             ended, changed = claimed.retry(due), {files.queue}
         else:
-            reason = why if settlement.error is None else f"{why}\n{settlement.error}"
+            # The news first.
+            reason = why if settlement.error is None else f"{settlement.error}\n\n{why}"
             ended, changed = claimed.fail(reason), {files.queue, files.fail}
     return frozenset(changed) if ended else None
