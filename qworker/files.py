@@ -137,7 +137,8 @@ def store_error(error: OSError, doing: str) -> BackendError:
         `StorageFull`: no space, inodes or quota are left. `StorePermission`: the directory cannot be used by this user, or at all.
         `BackendUnavailable`: everything else, for it may be over at the next try.
     """
-    if isinstance(error.filename, str) and error.filename.startswith("/proc/"):
+    # Those that qworker reads itself; a queue may be named that lies under /proc, too.
+    if isinstance(error.filename, str) and error.filename.startswith(("/proc/sys/", "/proc/self/")):
         return BackendUnavailable(f"{error.filename} cannot be read: mount /proc")
     if isinstance(error, Unsupported):
         what = f"{error.strerror}: put the queues on another one (`qworker doctor URL` tries what they need)"

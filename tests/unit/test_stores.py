@@ -120,6 +120,8 @@ def test_an_error_of_the_kernel_says_what_to_do(number: int, kind: type[BackendE
 def test_a_file_of_proc_that_is_missing_is_named_in_place_of_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
     error = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), "/proc/sys/kernel/random/boot_id")
     assert str(store_error(error, "open the spool")) == "/proc/sys/kernel/random/boot_id cannot be read: mount /proc"
+    error = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), "/proc/nowhere")
+    assert "mount" not in str(store_error(error, "open /proc/nowhere"))
 
 
 # -- file systems that cannot do all that is needed ------------------------------------------------------------------
