@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 
@@ -142,8 +143,8 @@ def test_a_server_serves_without_standard_streams(folder: Path, closed: str) -> 
     with subprocess.Popen(["bash", "-c", line], cwd=folder, env=environment()) as server:
         try:
             port = until(lambda: _listening(server.pid), "it listens", lambda: f"status {server.poll()}")
-            sent = shell(folder, f"curl -sf -d hello http://127.0.0.1:{port}/inbox/messages")
-            assert sent.returncode == 0
+            with urlopen(f"http://127.0.0.1:{port}/inbox/messages", b"hello", timeout=PATIENCE) as answer:
+                assert answer.status == 201
             server.send_signal(signal.SIGTERM)
             assert server.wait(PATIENCE) == 0
         finally:
