@@ -63,7 +63,9 @@ def outcome_of(error: Outcome) -> tuple[str, float | None]:
     cause = error.__cause__
     if cause is None and not error.__suppress_context__:
         cause = error.__context__
-    return _kept(reason if cause is None else f"{reason}\n\n{_formatted(cause)}", reason), seconds
+    more = "" if cause is None else _formatted(cause)
+    # A cause that was made and never raised says nothing more.
+    return _kept(f"{reason}\n\n{more}" if more not in {"", reason} else reason, reason), seconds
 
 
 def failure_text(error: BaseException) -> str:

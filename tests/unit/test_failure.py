@@ -165,6 +165,7 @@ def test_an_exception_as_the_reason_is_its_first_line_and_keeps_its_traceback(ki
     reason, _ = outcome_of(outcome)
     assert reason.startswith("ValueError: no luck\n\nTraceback (most recent call last):\n")
     assert reason.endswith("\nValueError: no luck\nat all")
+    assert outcome_of(kind(ValueError("never raised")))[0] == "ValueError: never raised"
     assert kind(Unsayable()).reason == "Unsayable: <exception str() failed>"
 
 
