@@ -24,6 +24,7 @@ from qworker.logs import configure
 from qworker.registry import open_backend
 from qworker.supervisor.control import Command, Ready
 from qworker.supervisor.process import Child, Slot
+from qworker.supervisor.replace import deliver_signals
 from qworker.supervisor.scaling import Scaler
 from qworker.supervisor.settings import Exit, RunSettings
 from qworker.supervisor.sources import changes
@@ -102,6 +103,8 @@ class Supervisor:
         loop.add_signal_handler(signal.SIGTSTP, self._tell_all, Command.QUIET)
         loop.add_signal_handler(signal.SIGUSR1, self._tell_all, Command.REPORT)
         loop.add_signal_handler(signal.SIGCHLD, self._changed.set)
+        # Whoever started this process may have blocked them.
+        deliver_signals()
         if self._settings.reload:
             self._start(self._watch_sources())
         if self._settings.health is not None:

@@ -24,6 +24,16 @@ os.execv(sys.executable, [sys.executable, "-m", "qworker", *sys.argv[1:]])
 """,
 )
 
+# Started by a program that had blocked its signals, and has handed its mask on.
+BLOCKED = (
+    "-c",
+    """
+import os, signal, sys
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
+os.execv(sys.executable, [sys.executable, "-m", "qworker", *sys.argv[1:]])
+""",
+)
+
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -40,6 +50,12 @@ def workers(process: Process, count: int) -> list[int]:
 
 def two(folder: Path, *options: str, **more: Any) -> Any:
     return started(folder, "run", "app:tasks", "-w", "2", "-c", "1", "--log-format", "json", *options, **more)
+
+
+def test_a_supervisor_that_was_started_with_blocked_signals_hears_them(folder: Path) -> None:
+    with two(folder, program=BLOCKED) as process:
+        workers(process, 2)
+        assert process.drain() == 0, process.text
 
 
 def test_a_killed_worker_is_replaced_and_its_message_runs_again(folder: Path) -> None:
