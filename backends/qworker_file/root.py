@@ -1,12 +1,15 @@
-"""A root directory: what the stores of `file:` and `fsq:` begin with."""
+"""A root directory, and how many leases a process may have: what the stores of `file:` and `fsq:` begin with."""
 
 from __future__ import annotations
 
 import os
 
-from qworker.files import DIRECTORY
+from qworker.files import DIRECTORY, raise_file_limit
 
-__all__ = ["open_root"]
+__all__ = ["most_leases", "open_root"]
+
+# Files that a worker has open beside its leases, at least.
+_OTHERS = 40
 
 
 def open_root(directory: str, mode: int) -> int:
@@ -20,3 +23,9 @@ def open_root(directory: str, mode: int) -> int:
     except FileNotFoundError:
         os.makedirs(directory, mode, exist_ok=True)
         return os.open(directory, DIRECTORY)
+
+
+def most_leases() -> int:
+    """How many leases this process may have, each of which holds a file open: half of all files are left for everything else."""
+    limit = raise_file_limit()
+    return max(1, min(limit // 2, limit - _OTHERS))

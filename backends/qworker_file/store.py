@@ -7,7 +7,7 @@ import os
 from collections.abc import Collection, Sequence
 
 from qworker.clock import Clock
-from qworker.files import FileSystem, GroupCommit, boot_id, raise_file_limit
+from qworker.files import FileSystem, GroupCommit, boot_id
 from qworker.message import Settle, Settlement
 from qworker.names import is_queue_name
 from qworker_file.holder import Holder
@@ -17,7 +17,7 @@ from qworker_file.local import LocalQueue
 from qworker_file.options import FileOptions
 from qworker_file.publish import Publisher
 from qworker_file.retention import prune
-from qworker_file.root import open_root
+from qworker_file.root import most_leases, open_root
 from qworker_file.wake import Inotify, Trigger, Waiter
 
 __all__ = ["Store"]
@@ -52,8 +52,7 @@ class Store:
         self.root = open_root(directory, options.mode)
         self._system = FileSystem(self.root)
         self._group = GroupCommit(self.root, self._system) if options.sync else None
-        # Every lease holds a file open; the other half is for everything else.
-        self.most_held = max(1, raise_file_limit() // 2)
+        self.most_held = most_leases()
         self.publisher = Publisher(clock, local=options.local_time, commit=self._group)
         self.holder = Holder(detached=detached)
         self._inotify = Inotify()

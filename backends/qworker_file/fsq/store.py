@@ -8,13 +8,13 @@ from collections.abc import Collection
 
 from qworker.clock import Clock
 from qworker.errors import BackendError
-from qworker.files import FileSystem, GroupCommit, list_names, raise_file_limit
+from qworker.files import FileSystem, GroupCommit, list_names
 from qworker.names import is_queue_name
 from qworker_file.fsq.layout import QueueExists, install, install_host, is_queue, open_queue
 from qworker_file.fsq.local import MOST_LINGERING, LocalQueue
 from qworker_file.fsq.options import FsqOptions
 from qworker_file.fsq.publish import Publisher
-from qworker_file.root import open_root
+from qworker_file.root import most_leases, open_root
 from qworker_file.wake import Inotify
 
 __all__ = ["ABSENT_PAUSE", "Store"]
@@ -47,8 +47,7 @@ class Store:
         self.root = open_root(directory, 0o775)
         self.system = FileSystem(self.root)
         self._group = GroupCommit(self.root, self.system) if options.sync else None
-        # Every lease holds a file open; the other half is for everything else.
-        self.most_held = max(1, raise_file_limit() // 2)
+        self.most_held = most_leases()
         self.publisher = Publisher(clock, options.constants, self._group)
         self.limits = options.limits
         self.settling = asyncio.Lock()
