@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from qworker.cli.common import Command, item_limit_options
+from qworker.cli.configured import did_you_mean
 from qworker.cli.output import say
 from qworker.errors import QworkerError, UsageError
 from qworker.names import check_queue
@@ -67,7 +68,8 @@ class ProgramCommand(Command):
         try:
             found, rest = getopt.getopt(args, short, long)
         except getopt.GetoptError as error:
-            raise click.UsageError(str(error), ctx) from error
+            meant = did_you_mean(error.opt, (name.rstrip("=") for name in long))
+            raise click.UsageError(f"{error}{f': {meant}' if meant else ''}", ctx) from error
         flags: list[str] = []
         for name, value in found:
             takes = not (

@@ -199,6 +199,13 @@ def test_scan_keeps_its_own_status_for_a_wrong_setting(folder: Path, capsys: pyt
     assert "did you mean concurrency?" in capsys.readouterr().err
 
 
+def test_a_misspelt_option_of_scan_names_the_one_that_was_meant(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["scan", "--max-trys", "3", "file://./spool", "inbox", "true"]) == 100
+    assert "did you mean max-tries?" in capsys.readouterr().err
+
+
 def test_a_misspelt_option_of_enqueue_is_not_taken_for_an_argument(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -101,7 +101,10 @@ def test_a_table_goes_through_every_job(spark: SparkSession, qworker: Any, folde
         (["report", "memory:"], "memory:"),
     ],
 )
-def test_a_mistake_is_one_line(spark: SparkSession, qworker: Any, arguments: list[str], words: str) -> None:
+def test_a_mistake_is_one_line(
+    spark: SparkSession, qworker: Any, folder: Path, arguments: list[str], words: str
+) -> None:
+    (folder / "spool").mkdir()
     status, out, err = qworker(*arguments)
     assert (status, out) == (2, "")
     assert words in err
