@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from tests.e2e.processes import started
 
 APP = """
@@ -62,7 +64,8 @@ def test_logging_of_the_apps_own_is_left_as_it_is(tmp_path):
     assert not [line for line in lines if '"logger":"shop"' in line]
 
 
-def test_handlers_processes_run_with_the_flags_of_their_worker(tmp_path):
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_handlers_processes_run_with_the_flags_of_their_worker(tmp_path, workers):
     flags = ("-O", "-X", "dev", "-W", "error::UserWarning")
-    (line,) = [line for line in run(tmp_path, APP, flags=flags) if line.startswith("flags")]
+    (line,) = [line for line in run(tmp_path, APP, "-w", workers, flags=flags) if line.startswith("flags")]
     assert line == "flags 1 True ['default', 'error::UserWarning']"
