@@ -19,7 +19,7 @@ def measure(bench: Bench) -> list[Figure]:
     bench.call(fill, url=bench.url(folder), depth=deep)
     shallow: dict[str, list[float]] = {"full": [], "off": []}
     beneath: dict[str, list[float]] = {"full": [], "off": []}
-    for _ in range(1 if bench.quick else 3):
+    for _ in range(bench.few):
         for sync, times in shallow.items():
             other = bench.fresh()
             bench.call(fill, url=bench.url(other), depth=1_000)
@@ -38,6 +38,15 @@ def measure(bench: Bench) -> list[Figure]:
             note=f"{median(beneath[sync]):.0f} us and {median(shallow[sync]):.0f} us, publish included; the first listing is not",
         )
         for sync in shallow
+    ] + [
+        Figure(
+            figure="depth",
+            what=f"cost per message, sync={sync}, {deep:,} waiting",
+            measured=median(times),
+            unit="us",
+            rounds=times,
+        )
+        for sync, times in beneath.items()
     ]
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from harness import Bench, Figure
 from harness.bench import child_environment
 from harness.report import median
+from harness.running import until
 from peers import fsq as released
 
 ASKED = 3
@@ -21,11 +22,8 @@ _BATCH = 100
 
 def measure(bench: Bench) -> list[Figure]:
     """Microseconds an item, and how many times as long fsq takes."""
-    depth, count, seconds = bench.size(50_000, 3_000), bench.size(2_000, 100), bench.size(3, 1)
-    found: dict[str, list[float]] = {}
-    for _ in range(1 if bench.quick else 3):
-        for name, taken in (_deep(bench, depth, 4 * count, seconds) | _enqueued(bench, count)).items():
-            found.setdefault(name, []).append(taken)
+    depth = bench.size(50_000, 3_000)
+    found = _rounds(bench, depth, peer=True)
 
     def ratio(what: str, theirs: str, ours: str, note: str, asked: float | None = ASKED) -> Figure:
         rounds = [one / other for one, other in zip(found[theirs], found[ours], strict=True)]
@@ -63,31 +61,61 @@ def measure(bench: Bench) -> list[Figure]:
     ]
 
 
-def _deep(bench: Bench, depth: int, count: int, seconds: float) -> dict[str, float]:
+def own(bench: Bench) -> list[Figure]:
+    """Microseconds an item, ours alone."""
+    depth = bench.size(50_000, 3_000)
+    named = {
+        "worker": f"drain at {depth:,} waiting, a worker",
+        "unsynced": f"the library alone, {depth:,} waiting, no syncs",
+        "synced": f"the library, durable, {depth:,} waiting",
+        "scans": f"scan of a program, {depth:,} waiting",
+        "batches": "enqueue, batches of 100",
+        "singles": "enqueue, one by one",
+    }
+    found = _rounds(bench, depth, peer=False)
+    return [
+        Figure(figure="fsq", what=what, measured=median(found[name]), unit="us", rounds=found[name])
+        for name, what in named.items()
+    ]
+
+
+def _rounds(bench: Bench, depth: int, *, peer: bool) -> dict[str, list[float]]:
+    """Microseconds an item of each side, and fsq's among them or not."""
+    count, seconds = bench.size(2_000, 100), bench.size(3, 1)
+    found: dict[str, list[float]] = {}
+    for _ in range(bench.few):
+        taken = _deep(bench, depth, 4 * count, seconds, peer=peer) | _enqueued(bench, count, peer=peer)
+        for name, us in taken.items():
+            found.setdefault(name, []).append(us)
+    return found
+
+
+def _deep(bench: Bench, depth: int, count: int, seconds: float, *, peer: bool) -> dict[str, float]:
     """Microseconds an item, of some thousands that each side takes from one deep queue; every side lists it once."""
     folder = bench.fresh()
     given = {"folder": str(folder), "count": count}
     bench.call(fill, folder=str(folder), depth=depth)
-    found = {
-        "drain": _theirs("drain", folder, count),
+    found: dict[str, float] = {}
+    if peer:
+        found["drain"] = _theirs("drain", folder, count)
+    found |= {
         "unsynced": bench.call(drain, sync="off", **given),
         "synced": bench.call(drain, sync="full", **given),
         "worker": bench.call(work, **given),
-        "programs": _scan(_fsq("scan"), folder, seconds),
-        "scans": _scan([sys.executable, "-m", "qworker", "scan", f"fsq://{folder}"], folder, seconds),
     }
+    if peer:
+        found["programs"] = _scan(_fsq("scan"), folder, seconds, {**released()[1], "FSQ_ROOT": str(folder)})
+    ours = [sys.executable, "-m", "qworker", "scan", f"fsq://{folder}"]
+    found["scans"] = _scan(ours, folder, seconds, child_environment())
     bench.discard(folder)
     return found
 
 
-def _enqueued(bench: Bench, count: int) -> dict[str, float]:
+def _enqueued(bench: Bench, count: int, *, peer: bool) -> dict[str, float]:
     folder = bench.fresh()
     given = {"folder": str(folder), "count": count}
-    found = {
-        "enqueue": _theirs("enqueue", folder, count),
-        "batches": bench.call(enqueue, batch=_BATCH, **given),
-        "singles": bench.call(enqueue, batch=1, **given),
-    }
+    found = {"enqueue": _theirs("enqueue", folder, count)} if peer else {}
+    found |= {"batches": bench.call(enqueue, batch=_BATCH, **given), "singles": bench.call(enqueue, batch=1, **given)}
     bench.discard(folder)
     return found
 
@@ -103,14 +131,15 @@ def _fsq(program: str) -> list[str]:
     return [python, str(Path(variables["PYTHONPATH"]) / "libexec" / "fsq" / f"{program}.py")]
 
 
-def _scan(command: list[str], folder: Path, seconds: float) -> float:
+def _scan(command: list[str], folder: Path, seconds: float, variables: dict[str, str]) -> float:
     """Microseconds a program, of as many as a scan runs in some seconds."""
-    variables = {**released()[1], "FSQ_ROOT": str(folder)} if "qworker" not in command else child_environment()
     done = folder / "bench" / "done"
     before = len(os.listdir(done))
     began = time.perf_counter()
     scan = subprocess.Popen([*command, "bench", "/bin/true"], env=variables, stderr=subprocess.DEVNULL)
     time.sleep(seconds)
+    # On a busy machine it may have begun none.
+    until(lambda: len(os.listdir(done)) > before, "a program that a scan has run")
     scan.terminate()
     scan.wait()
     return (time.perf_counter() - began) / (len(os.listdir(done)) - before) * 1e6

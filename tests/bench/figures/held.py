@@ -35,7 +35,17 @@ def measure(bench: Bench) -> list[Figure]:
             unit="x",
             rounds=ratios,
             note=f"{median(times['held']):.0f} us and {median(times['fresh']):.0f} us of CPU for each message to an idle worker",
-        )
+        ),
+        *(
+            Figure(
+                figure="held",
+                what=f"CPU of a wake, {what}",
+                measured=median(times[name]),
+                unit="us",
+                rounds=times[name],
+            )
+            for name, what in (("held", f"queue that once held {once:,}"), ("fresh", "fresh queue"))
+        ),
     ]
 
 

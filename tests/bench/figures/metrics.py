@@ -57,6 +57,16 @@ def _ratios(bench: Bench, name: str, history: bool, server: RedisServer | None) 
                 f"CPU {median(costs[side]):.1f} us and {median(costs['off']):.1f} us",
             )
         )
+    found.append(
+        Figure(
+            figure="metrics",
+            what=f"{name} messages/s with everything on",
+            at_most=False,
+            measured=median(rates[everything]),
+            unit="/s",
+            rounds=rates[everything],
+        )
+    )
     return found
 
 

@@ -25,7 +25,7 @@ def measure(bench: Bench) -> list[Figure]:
     """Requests a second of each kind, and the answers that were not what they must be."""
     rates: dict[str, list[float]] = {name: [] for name in _ASKED}
     errors = 0
-    for _ in range(1 if bench.quick else 3):
+    for _ in range(bench.few):
         folder = bench.fresh()
         with _served(folder) as port:
             result = bench.call(load, port=port, count=bench.size(12_000, 640))

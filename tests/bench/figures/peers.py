@@ -24,11 +24,8 @@ _SCRIPT = Path(__file__).parents[1] / "peers" / "queues.py"
 def measure(bench: Bench) -> list[Figure]:
     """How many times as long the fastest durable peer takes, and everybody's times for information."""
     found: list[Figure] = []
-    for depth in (1_000, 10_000, 50_000) if not bench.quick else (200,):
-        sides: list[tuple[str, Any]] = [
-            ("qworker", lambda depth=depth: _ours(bench, depth, 100)),
-            ("qworker, one by one", lambda depth=depth: _ours(bench, depth, 1)),
-        ]
+    for depth in _depths(bench):
+        sides = _own_sides(bench, depth)
         sides += [(name, lambda name=name, depth=depth: _peer(bench, name, depth)) for name in (*DURABLE, *OTHERS)]
         times = _rounds(bench, sides)
         fastest = min((name for name in DURABLE if name in times), key=lambda name: median(times[name]))
@@ -44,25 +41,45 @@ def measure(bench: Bench) -> list[Figure]:
                 note=f"{fastest}; qworker sync=full, batches of 100",
             )
         )
-        found += [
-            Figure(
-                figure="peers",
-                what=f"{name}, {depth:,} waiting",
-                measured=median(taken),
-                unit="us",
-                rounds=taken,
-                note="durable" if name.startswith("qworker") or name in DURABLE else "not synced, or in part",
-            )
-            for name, taken in times.items()
-        ]
+        found += _told(depth, times)
     return found
+
+
+def own(bench: Bench) -> list[Figure]:
+    """Our times alone."""
+    return [one for depth in _depths(bench) for one in _told(depth, _rounds(bench, _own_sides(bench, depth)))]
+
+
+def _depths(bench: Bench) -> tuple[int, ...]:
+    return (200,) if bench.quick else (1_000, 10_000, 50_000)
+
+
+def _own_sides(bench: Bench, depth: int) -> list[tuple[str, Any]]:
+    return [
+        ("qworker", lambda: _ours(bench, depth, 100)),
+        ("qworker, one by one", lambda: _ours(bench, depth, 1)),
+    ]
+
+
+def _told(depth: int, times: dict[str, list[float]]) -> list[Figure]:
+    return [
+        Figure(
+            figure="peers",
+            what=f"{name}, {depth:,} waiting",
+            measured=median(taken),
+            unit="us",
+            rounds=taken,
+            note="durable" if name.startswith("qworker") or name in DURABLE else "not synced, or in part",
+        )
+        for name, taken in times.items()
+    ]
 
 
 def _rounds(bench: Bench, sides: list[tuple[str, Any]]) -> dict[str, list[float]]:
     """Everyone in turns; a peer that cannot run here is told and left out."""
     times: dict[str, list[float]] = {}
     broken: set[str] = set()
-    for _ in range(1 if bench.quick else 3):
+    for _ in range(bench.few):
         for name, side in sides:
             if name in broken:
                 continue

@@ -41,7 +41,18 @@ def measure(bench: Bench) -> list[Figure]:
             *_processing(bench, server, peers),
             *_enqueueing(bench, server, peers),
             *_cost_in_redis(bench, server),
-            _depth(bench, server),
+            *_depth(bench, server),
+        ]
+
+
+def own(bench: Bench) -> list[Figure]:
+    """Ours alone."""
+    with redis_server(bench.fresh()) as server:
+        return [
+            *_own_processing([_worked(bench, server)]),
+            *_own_enqueueing([_enqueued(bench, server)]),
+            *_cost_in_redis(bench, server),
+            *_depth(bench, server),
         ]
 
 
@@ -84,8 +95,7 @@ def _processing(bench: Bench, server: RedisServer, peers: list[str]) -> list[Fig
     ours: list[dict[str, float]] = []
     rates: Times = {}
     for turn in range(bench.rounds + 1):
-        server.ask("FLUSHALL")
-        found = bench.call(work, url=server.url, count=bench.size(100_000, 2_000))
+        found = _worked(bench, server)
         if turn:
             ours.append(found)
         for name in peers:
@@ -96,27 +106,41 @@ def _processing(bench: Bench, server: RedisServer, peers: list[str]) -> list[Fig
             if turn:
                 rates.setdefault(name, []).append(count / taken["seconds"])
     best = max((name for name in rates if name in AT_LEAST_ONCE), key=lambda name: median(rates[name]))
-    rate = median([one["rate"] for one in ours])
-    cpu = [one["cpu_us"] for one in ours]
+    processed, cpu = _own_processing(ours)
     return [
-        Figure(
-            figure="redis",
-            what="tasks/s, no-op, concurrency 100, leases and acks on",
-            asked=35_000,
-            at_most=False,
-            measured=rate,
-            unit="/s",
-            rounds=[one["rate"] for one in ours],
-            note="this or the next",
-        ),
+        processed,
         Figure(
             figure="redis",
             what="tasks/s / best at-least-once peer",
             asked=6.0,
             at_most=False,
-            measured=rate / median(rates[best]),
+            measured=processed.measured / median(rates[best]),
             unit="x",
             note=f"{best}: {median(rates[best]):,.0f}/s",
+        ),
+        cpu,
+        *told("tasks/s", rates, "/s"),
+    ]
+
+
+def _worked(bench: Bench, server: RedisServer) -> dict[str, float]:
+    server.ask("FLUSHALL")
+    found: dict[str, float] = bench.call(work, url=server.url, count=bench.size(100_000, 2_000))
+    return found
+
+
+def _own_processing(ours: list[dict[str, float]]) -> tuple[Figure, Figure]:
+    rates, cpu = ([one[name] for one in ours] for name in ("rate", "cpu_us"))
+    return (
+        Figure(
+            figure="redis",
+            what="tasks/s, no-op, concurrency 100, leases and acks on",
+            asked=35_000,
+            at_most=False,
+            measured=median(rates),
+            unit="/s",
+            rounds=rates,
+            note="this or the next",
         ),
         Figure(
             figure="redis",
@@ -124,10 +148,10 @@ def _processing(bench: Bench, server: RedisServer, peers: list[str]) -> list[Fig
             asked=26.0,
             measured=median(cpu),
             unit="us",
+            rounds=cpu,
             note=spread(cpu),
         ),
-        *told("tasks/s", rates, "/s"),
-    ]
+    )
 
 
 def work(given: dict[str, Any]) -> dict[str, float]:
@@ -149,42 +173,65 @@ def work(given: dict[str, Any]) -> dict[str, float]:
 
 
 def _enqueueing(bench: Bench, server: RedisServer, peers: list[str]) -> list[Figure]:
-    ours: Times = {"one": [], "many": []}
+    ours: list[dict[str, float]] = []
     theirs: Times = {}
     for turn in range(bench.rounds + 1):
-        server.ask("FLUSHALL")
-        found = bench.call(enqueue, url=server.url, one=bench.size(5_000, 200), many=bench.size(100_000, 2_000))
+        found = _enqueued(bench, server)
         if turn:
-            ours["one"].append(found["one"])
-            ours["many"].append(found["many"])
+            ours.append(found)
         for name in peers:
             server.ask("FLUSHALL")
             rate = 1 / run_peer(server, name, "enqueue", bench.size(3_000, 200))
             if turn:
                 theirs.setdefault(name, []).append(rate)
     best = max((name for name in theirs if name in ASYNCIO), key=lambda name: median(theirs[name]))
+    one_by_one, many = _own_enqueueing(ours)
     return [
         Figure(
             figure="redis",
             what="enqueue one by one / best asyncio peer",
             asked=1.2,
             at_most=False,
-            measured=median(ours["one"]) / median(theirs[best]),
+            measured=one_by_one.measured / median(theirs[best]),
             unit="x",
-            note=f"{median(ours['one']):,.0f}/s; {best}: {median(theirs[best]):,.0f}/s",
+            note=f"{best}: {median(theirs[best]):,.0f}/s",
+        ),
+        one_by_one,
+        many,
+        *told("enqueue one by one", theirs, "/s"),
+    ]
+
+
+def _enqueued(bench: Bench, server: RedisServer) -> dict[str, float]:
+    server.ask("FLUSHALL")
+    sizes = {"one": bench.size(5_000, 200), "many": bench.size(100_000, 2_000)}
+    found: dict[str, float] = bench.call(enqueue, url=server.url, **sizes)
+    return found
+
+
+def _own_enqueueing(ours: list[dict[str, float]]) -> tuple[Figure, Figure]:
+    one_by_one, many = ([one[name] for one in ours] for name in ("one", "many"))
+    return (
+        Figure(
+            figure="redis",
+            what="enqueue one by one",
+            at_most=False,
+            measured=median(one_by_one),
+            unit="/s",
+            rounds=one_by_one,
+            note=spread(one_by_one),
         ),
         Figure(
             figure="redis",
             what="enqueue_many",
             asked=70_000,
             at_most=False,
-            measured=median(ours["many"]),
+            measured=median(many),
             unit="/s",
-            rounds=ours["many"],
-            note=spread(ours["many"]),
+            rounds=many,
+            note=spread(many),
         ),
-        *told("enqueue one by one", theirs, "/s"),
-    ]
+    )
 
 
 def enqueue(given: dict[str, Any]) -> dict[str, float]:
@@ -247,7 +294,7 @@ def drain(given: dict[str, Any]) -> None:
     run_loop(work_off(noop_app(given["url"]), given["count"], 100))
 
 
-def _depth(bench: Bench, server: RedisServer) -> Figure:
+def _depth(bench: Bench, server: RedisServer) -> list[Figure]:
     deep, count = bench.size(1_000_000, 5_000), bench.size(50_000, 1_000)
     with redis_server(bench.fresh()) as other:
         servers = {"shallow": other, "deep": server}
@@ -258,15 +305,24 @@ def _depth(bench: Bench, server: RedisServer) -> Figure:
             [(name, lambda one=one: bench.call(depth.work, url=one.url, count=count)) for name, one in servers.items()]
         )
     ratios = [one / other for one, other in zip(times["deep"], times["shallow"], strict=True)]
-    return Figure(
-        figure="redis",
-        what=f"cost per task, {deep:,} waiting / 1,000 waiting",
-        asked=1.1,
-        measured=median(ratios),
-        unit="x",
-        rounds=ratios,
-        note=f"{median(times['deep']):.0f} us and {median(times['shallow']):.0f} us, publish included",
-    )
+    return [
+        Figure(
+            figure="redis",
+            what=f"cost per task, {deep:,} waiting / 1,000 waiting",
+            asked=1.1,
+            measured=median(ratios),
+            unit="x",
+            rounds=ratios,
+            note=f"{median(times['deep']):.0f} us and {median(times['shallow']):.0f} us, publish included",
+        ),
+        Figure(
+            figure="redis",
+            what=f"cost per task, {deep:,} waiting",
+            measured=median(times["deep"]),
+            unit="us",
+            rounds=times["deep"],
+        ),
+    ]
 
 
 def told(what: str, values: Times, unit: str) -> list[Figure]:

@@ -26,12 +26,43 @@ def measure(bench: Bench) -> list[Figure]:
         ]
 
 
+def own(bench: Bench) -> list[Figure]:
+    """Ours alone."""
+    found: list[Figure] = []
+    with redis_server(bench.fresh()) as server:
+        for pause in (latency.SHORT, latency.LONG):
+            count, warm = _counts(bench)
+            delays = _ours(bench, server, count + warm, _seconds(pause))[warm:]
+            found += [
+                Figure(
+                    figure="redis",
+                    what=f"enqueue to handler start, idle, {_apart(pause)}, p{share * 100:.0f}",
+                    measured=percentile(delays, share),
+                    unit="ms",
+                )
+                for share in (0.5, 0.99)
+            ]
+    return found
+
+
+def _counts(bench: Bench) -> tuple[int, int]:
+    """How many count, and how many find everything cold before them."""
+    return bench.size(300, 20), 10
+
+
+def _seconds(pause: tuple[int, int]) -> list[float]:
+    return [ms / 1000 for ms in pause]
+
+
+def _apart(pause: tuple[int, int]) -> str:
+    return f"{pause[0]} to {pause[1]} ms apart"
+
+
 def _latency(
     bench: Bench, server: RedisServer, peers: list[str], pause: tuple[int, int], asked: float | None
 ) -> list[Figure]:
-    count, warm = bench.size(300, 20), 10
-    apart = f"{pause[0]} to {pause[1]} ms apart"
-    seconds = [ms / 1000 for ms in pause]
+    count, warm = _counts(bench)
+    apart, seconds = _apart(pause), _seconds(pause)
     ours = _ours(bench, server, count + warm, seconds)[warm:]
     theirs = {name: _peer_latency(server, name, count + warm, seconds)[warm:] for name in peers}
     best = min((name for name in theirs if name in AT_LEAST_ONCE), key=lambda name: percentile(theirs[name], 0.5))

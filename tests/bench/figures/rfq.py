@@ -49,6 +49,21 @@ def measure(bench: Bench) -> list[Figure]:
     ]
 
 
+def own(bench: Bench) -> list[Figure]:
+    """Ours alone."""
+    with redis_server(bench.fresh()) as server:
+        return [
+            Figure(
+                figure="rfq",
+                what=f"{'consume + commit' if what == 'consume' else what} of qworker, {how}",
+                measured=taken,
+                unit="us",
+            )
+            for how, batch in ((f"batches of {BATCH}", BATCH), ("one by one", 1))
+            for what, taken in _ours(bench, server, batch).items()
+        ]
+
+
 def _ratio(what: str, found: dict[str, list[Times]], theirs: str, ours: str, asked: float | None, note: str) -> Figure:
     ratios = [one[what] / other[what] for one, other in zip(found[theirs], found[ours], strict=True)]
     us = {name: median([one[what] for one in found[name]]) for name in (theirs, ours)}

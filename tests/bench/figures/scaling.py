@@ -21,14 +21,14 @@ _HANDLER_NS = 200_000
 def measure(bench: Bench) -> list[Figure]:
     """The ratio of the rates, and how often a worker tried to lease what another had taken."""
     lost: list[float] = []
-    on_files = _ratio("file:", bench.turns([(n, lambda n=n: _rate(bench, int(n), None, lost)) for n in ("1", "2")]))
+    on_files = _figures("file:", bench.turns([(n, lambda n=n: _rate(bench, int(n), None, lost)) for n in ("1", "2")]))
     with redis_server(bench.fresh()) as server:
-        on_redis = _ratio(
+        on_redis = _figures(
             "redis:", bench.turns([(n, lambda n=n: _rate(bench, int(n), server, [])) for n in ("1", "2")])
         )
     return [
-        on_files,
-        on_redis,
+        *on_files,
+        *on_redis,
         Figure(
             figure="scaling",
             what="file: lease attempts lost to the other worker",
@@ -41,18 +41,28 @@ def measure(bench: Bench) -> list[Figure]:
     ]
 
 
-def _ratio(name: str, rates: dict[str, list[float]]) -> Figure:
+def _figures(name: str, rates: dict[str, list[float]]) -> list[Figure]:
     ratios = [two / one for two, one in zip(rates["2"], rates["1"], strict=True)]
-    return Figure(
-        figure="scaling",
-        what=f"{name} 2 workers / 1 worker, handlers of 200 us of CPU",
-        asked=ASKED_RATIO,
-        at_most=False,
-        measured=median(ratios),
-        unit="x",
-        rounds=ratios,
-        note=f"{median(rates['2']):,.0f}/s and {median(rates['1']):,.0f}/s on {os.cpu_count()} processors; {spread(ratios)}",
-    )
+    return [
+        Figure(
+            figure="scaling",
+            what=f"{name} 2 workers / 1 worker, handlers of 200 us of CPU",
+            asked=ASKED_RATIO,
+            at_most=False,
+            measured=median(ratios),
+            unit="x",
+            rounds=ratios,
+            note=f"{median(rates['2']):,.0f}/s and {median(rates['1']):,.0f}/s on {os.cpu_count()} processors; {spread(ratios)}",
+        ),
+        Figure(
+            figure="scaling",
+            what=f"{name} messages/s of 2 workers",
+            at_most=False,
+            measured=median(rates["2"]),
+            unit="/s",
+            rounds=rates["2"],
+        ),
+    ]
 
 
 def _rate(bench: Bench, workers: int, server: RedisServer | None, lost: list[float]) -> float:

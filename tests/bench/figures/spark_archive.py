@@ -40,6 +40,7 @@ def measure(bench: Bench) -> list[Figure]:
         Figure(
             figure="spark_archive",
             what=f"archive again, with --delete: {count:,} found in the table, and removed",
+            at_most=False,
             measured=count / many["delete_s"],
             unit="/s",
         ),

@@ -24,7 +24,7 @@ def measure(bench: Bench) -> list[Figure]:
     depth = bench.size(50_000, 500)
     ours: list[float] = []
     theirs: list[float] = []
-    for _ in range(1 if bench.quick else 3):
+    for _ in range(bench.few):
         ours.append(_drained(bench, depth))
         theirs.append(_package(bench, depth))
     ratio = median(theirs) / median(ours)
@@ -40,6 +40,12 @@ def measure(bench: Bench) -> list[Figure]:
             note=f"{median(theirs) / 1000:.0f} ms and {median(ours):.0f} us a message",
         )
     ]
+
+
+def own(bench: Bench) -> list[Figure]:
+    """Ours alone."""
+    depth = bench.size(50_000, 500)
+    return [Figure(figure="vsqs", what=f"drain at {depth:,} waiting", measured=_drained(bench, depth), unit="us")]
 
 
 def _drained(bench: Bench, depth: int) -> float:

@@ -14,6 +14,8 @@ from typing import Any, Self
 __all__ = ["Bench", "Child", "child_environment"]
 
 _CHILD = Path(__file__).parents[1] / "child.py"
+# What is counted in millions takes minutes: too long where it is repeated for two codes.
+_OWN_MOST = 100_000
 
 
 class Bench:
@@ -22,21 +24,35 @@ class Bench:
     Args:
         folder: an empty folder on the disk that is measured.
         quick: small numbers, to see that everything runs; the figures mean nothing.
+        own: one round of qworker's own side, without its peers: the rounds are those of `--against`.
     """
 
-    def __init__(self, folder: Path, *, quick: bool) -> None:
+    def __init__(self, folder: Path, *, quick: bool, own: bool = False) -> None:
         self.folder = folder
         self.quick = quick
+        self.own = own
         self._used = 0
 
     def size(self, full: int, quick: int) -> int:
         """How many: `full`, or `quick` under `--quick`."""
-        return quick if self.quick else full
+        if self.quick:
+            return quick
+        return min(full, _OWN_MOST) if self.own else full
 
     @property
     def rounds(self) -> int:
         """How often what is compared is repeated, in turns."""
-        return 1 if self.quick else 5
+        return 5 if self.warms_up else 1
+
+    @property
+    def few(self) -> int:
+        """The same for what takes long."""
+        return 3 if self.warms_up else 1
+
+    @property
+    def warms_up(self) -> bool:
+        """Whether a pass that does not count comes first."""
+        return not (self.quick or self.own)
 
     def fresh(self) -> Path:
         """A new empty folder."""
@@ -57,11 +73,11 @@ class Bench:
     def turns(self, sides: Sequence[tuple[str, Callable[[], float]]]) -> dict[str, list[float]]:
         """Measure every side in turns, after a pass of all of them that does not count."""
         found: dict[str, list[float]] = {name: [] for name, _ in sides}
-        for turn in range(self.rounds + (0 if self.quick else 1)):
+        for turn in range(self.rounds + self.warms_up):
             # The other way round in every second turn, so that neither side always follows the other.
             for name, measure in sides if turn % 2 == 0 else reversed(sides):
                 value = measure()
-                if turn > 0 or self.quick:
+                if turn > 0 or not self.warms_up:
                     found[name].append(value)
         return found
 

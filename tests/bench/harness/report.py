@@ -12,7 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Figure", "as_json", "as_table", "median", "percentile", "spread"]
+__all__ = ["Figure", "as_json", "as_table", "machine", "median", "number", "percentile", "spread", "table"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +53,7 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 def spread(values: Sequence[float]) -> str:
     """The least and the most, for a note."""
-    return f"{_number(min(values))} to {_number(max(values))}" if len(values) > 1 else "one round"
+    return f"{number(min(values))} to {number(max(values))}" if len(values) > 1 else "one round"
 
 
 def as_table(figures: Sequence[Figure]) -> str:
@@ -63,13 +63,18 @@ def as_table(figures: Sequence[Figure]) -> str:
         (
             one.figure,
             one.what,
-            "" if one.asked is None else f"{'<=' if one.at_most else '>='} {_number(one.asked)} {one.unit}".rstrip(),
-            f"{_number(one.measured)} {one.unit}".rstrip(),
+            "" if one.asked is None else f"{'<=' if one.at_most else '>='} {number(one.asked)} {one.unit}".rstrip(),
+            f"{number(one.measured)} {one.unit}".rstrip(),
             {True: "yes", False: "NO", None: ""}[one.met],
             one.note,
         )
         for one in figures
     ]
+    return table(rows)
+
+
+def table(rows: Sequence[Sequence[str]]) -> str:
+    """Rows, the first of them the headings, as a table that is also Markdown."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = [
         "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |" for row in rows
@@ -111,7 +116,8 @@ def _cpuinfo() -> list[str]:
     return Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
 
 
-def _number(value: float) -> str:
+def number(value: float) -> str:
+    """A value with three significant digits, or with thousands set apart."""
     if abs(value) >= 1000:
         return f"{value:,.0f}"
     return f"{value:.3g}"
