@@ -97,6 +97,11 @@ def start_session(
         BackendUnavailable: Spark did not start.
     """
     check_installation()
+    with _silence_about_pandas():
+        return _started(master, name, options or {})
+
+
+def _started(master: str | None, name: str, options: Mapping[str, str]) -> SparkSession:
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
@@ -106,7 +111,7 @@ def start_session(
         if "PYSPARK_GATEWAY_PORT" in os.environ:
             # Its JVM runs already, and knows what spark-submit was told: a configuration that is made without it does not.
             SparkContext._ensure_initialized()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage] - no public way
-        conf = _configuration(master, name, options or {})
+        conf = _configuration(master, name, options)
         _start_quietly(conf)
     spark = SparkSession.builder.getOrCreate()
     register(spark)
@@ -228,12 +233,16 @@ def own_interpreter(spark: SparkSession) -> Generator[None]:
 
 
 def map_in_arrow(rows: DataFrame, work: Callable[[Any], Any], schema: str) -> DataFrame:
-    """Return the frame that `work` makes of the rows' record batches.
-
-    PySpark warns of pandas 3 here, because it asks for pandas' version. Record batches never meet pandas.
-    """
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
+    """Return the frame that `work` makes of the rows' record batches."""
+    with _silence_about_pandas():
         # Its types are unknown to strict checkers.
         untyped: Any = rows
         return cast("DataFrame", untyped.mapInArrow(work, schema))
+
+
+@contextmanager
+def _silence_about_pandas() -> Generator[None]:
+    """Keep PySpark from warning about pandas 3 where it asks for its version: nothing here gives pandas any data."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
+        yield
