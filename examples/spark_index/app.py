@@ -14,7 +14,7 @@ import warnings
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from qworker import Fail, Tasks
 
@@ -116,11 +116,11 @@ def sampled(path: str) -> bool:
 
 def listed(spark: SparkSession) -> DataFrame:
     """A column `path`: every file, found by Spark's workers, each in some of the folders."""
-    from qworker.pipeline.session import map_in_arrow
-
     places = [(str(place),) for root in roots() for place in sorted(root.iterdir())]
     frames: Any = spark  # what follows has types that strict checkers do not know
-    return map_in_arrow(frames.createDataFrame(places, "place string").repartition(4), _list, "path string")
+    return cast(
+        "DataFrame", frames.createDataFrame(places, "place string").repartition(4).mapInArrow(_list, "path string")
+    )
 
 
 def _list(batches: Iterator[Any]) -> Iterator[Any]:
