@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import json
 import os
@@ -23,6 +24,8 @@ from tests.serving import served
 
 SCHEMES = ["file", "fsq", "mq", "sq", "vsqs"]
 NOBODY = 65534
+# CAP_CHOWN, CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH and CAP_FOWNER.
+POWER_OVER_FILES = 0b1111
 
 _numbers = itertools.count()
 
@@ -109,22 +112,35 @@ def test_a_file_is_no_directory_of_queues(scheme: str, below: str, folder: Path,
 
 
 @contextmanager
-def not_root() -> Generator[None]:
-    """As a user that owns nothing; whoever runs the tests as another user than root is one already."""
-    before = os.geteuid()
-    if before == 0:
-        os.seteuid(NOBODY)
+def without_privileges(*paths: Path) -> Generator[None]:
+    """Take root's power over others' files away for a while, and give some paths to another user.
+
+    The process stays root, because what it has not imported yet may lie where only root can read. Any other user has no such power.
+    """
+    if os.geteuid() != 0:
+        yield
+        return
+    for path in paths:
+        os.chown(path, NOBODY, NOBODY)
+    libc = ctypes.CDLL(None, use_errno=True)
+    # The header of version 3, and the effective, permitted and inheritable sets: 32 capabilities, then the others.
+    header, sets = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
+    assert libc.capget(header, sets) == 0, os.strerror(ctypes.get_errno())
+    before = sets[0]
+    sets[0] = before & ~POWER_OVER_FILES
+    assert libc.capset(header, sets) == 0, os.strerror(ctypes.get_errno())
     try:
         yield
     finally:
-        os.seteuid(before)
+        sets[0] = before
+        assert libc.capset(header, sets) == 0, os.strerror(ctypes.get_errno())
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_a_directory_of_somebody_elses_takes_no_queues(scheme: str, folder: Path, says: Says) -> None:
     place = folder / "place"
     place.mkdir(0o555)
-    with not_root():
+    with without_privileges(place):
         says(
             f"{scheme}://{place}/spool",
             "cannot",
@@ -138,7 +154,7 @@ def test_a_directory_of_somebody_elses_takes_no_queues(scheme: str, folder: Path
 def test_a_directory_that_may_not_be_entered_is_a_matter_of_permission(scheme: str, folder: Path, says: Says) -> None:
     spool = folder / "spool"
     spool.mkdir(0)
-    with not_root():
+    with without_privileges(spool):
         says(f"{scheme}://{spool}", str(spool), "Permission denied: run as the directory's owner")
 
 
@@ -146,22 +162,20 @@ def test_a_directory_that_may_not_be_entered_is_a_matter_of_permission(scheme: s
 def test_queues_of_somebody_elses_are_not_worked_on(scheme: str, folder: Path, says: Says) -> None:
     url = f"{scheme}://{folder}/spool"
     assert main(["publish", url, "default", "--body", "x"]) == 0
-    for path in [folder / "spool", *(folder / "spool").rglob("*")]:
+    paths = [folder / "spool", *(folder / "spool").rglob("*")]
+    for path in paths:
         path.chmod(0o555 if path.is_dir() else 0o444)
-    with not_root():
+    with without_privileges(*paths):
         says(url, "Permission denied: run as the directory's owner", only=("run", "enqueue"))
 
 
 @cache
 def namespace() -> tuple[str, ...]:
-    """What starts a program with mounts of its own: as root, or as root of a user namespace."""
-    for start in (("unshare", "--mount"), ("unshare", "--map-root-user", "--mount")):
-        if (
-            subprocess.run(
-                [*start, "mount", "-t", "tmpfs", "none", "/mnt"], check=False, capture_output=True
-            ).returncode
-            == 0
-        ):
+    """What starts a program with mounts of its own, which it removes: as root, as root in a chroot, or in a user namespace."""
+    probe = ("sh", "-c", "mount -t tmpfs none /mnt && umount /mnt")
+    for how in (("--mount",), ("--mount", "--propagation", "unchanged"), ("--map-root-user", "--mount")):
+        start = ("unshare", *how)
+        if subprocess.run([*start, *probe], check=False, capture_output=True).returncode == 0:
             return start
     return ()
 
@@ -192,10 +206,14 @@ if tasks["mount"]:
     assert run(["publish", tasks["old"], "default", "--body", "x"])[0] == 0
     subprocess.run(["mount", "-o", "remount,ro", tasks["mount"]], check=True)
 found = []
-for url, module, name, arguments in tasks["commands"]:
-    os.environ["STORE"] = url
-    sys.modules.pop(module, None)
-    found.append((name, *run(arguments)))
+try:
+    for url, module, name, arguments in tasks["commands"]:
+        os.environ["STORE"] = url
+        sys.modules.pop(module, None)
+        found.append((name, *run(arguments)))
+finally:
+    if tasks["mount"]:
+        subprocess.run(["umount", "--lazy", tasks["mount"]], check=True)
 print(json.dumps(found))
 """
 
@@ -224,7 +242,11 @@ def test_a_file_system_that_is_mounted_read_only_is_named_as_that(scheme: str, a
 def test_the_doctor_of_a_full_disk_says_that_it_is_full(folder: Path) -> None:
     place = folder / "mount"
     place.mkdir()
-    script = f'mount -t tmpfs -o size=16k none {place} && head -c 16k /dev/zero > {place}/ballast && exec "$@"'
+    assert namespace(), "this user may not mount anything: run the tests as root"
+    script = (
+        f'mount -t tmpfs -o size=16k none {place} && head -c 16k /dev/zero > {place}/ballast && "$@"; '
+        f"status=$?; umount --lazy {place}; exit $status"
+    )
     program = (sys.executable, "-m", "qworker", "doctor", f"file://{place}/spool")
     ended = subprocess.run(
         [*namespace(), "sh", "-c", script, "sh", *program], check=False, capture_output=True, text=True, timeout=50
