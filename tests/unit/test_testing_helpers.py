@@ -11,12 +11,13 @@ from qworker import Backoff, Draft, Fail, Retry, Tasks
 from qworker.errors import BadArguments, NotSupported
 from qworker.failure import RemoteFailure
 from qworker.registry import open_backend
-from qworker.testing import in_memory, run_until_idle
+from qworker.testing import FakeClock, in_memory, run_until_idle
 
 
 @pytest.fixture
 def tasks():
-    with in_memory(Tasks("file://./never-made")) as tasks:
+    # Its time stands still: nothing that is to run again later does so in between.
+    with in_memory(Tasks("file://./never-made"), FakeClock()) as tasks:
         yield tasks
 
 
