@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -154,25 +153,29 @@ class Settler:
             if not (self._pending or self._waiting or self._batches):
                 self._idle.set()
 
-    async def _send(self, batch: list[Run]) -> None:
-        """What fails is sent again in halves, after the others: one settlement that the store cannot take holds up no other."""
-        batches = deque([batch] if batch else [])
-        while batches:
-            batch = batches.popleft()
+    async def _send(self, runs: list[Run]) -> None:
+        """Settle these. Of a batch that fails half is sent next, and what goes well lets the next batch grow again.
+
+        So one settlement that the store cannot take holds up no other, and after an outage batches are soon as large as before.
+        """
+        size = len(runs)
+        while runs:
+            batch, runs = runs[:size], runs[size:]
             at = self._clock.time()
             try:
                 refused = await self._tell(batch)
             except BACKEND_ERRORS as error:
                 pause = self._outage.failed(error)
+                size = (len(batch) + 1) // 2
                 batch = self._abandon_expired(batch, error)
                 if len(batch) == 1 and _is_final(error):
                     batch = self._instead(batch[0], error)
-                half = (len(batch) + 1) // 2
-                batches += [part for part in (batch[:half], batch[half:]) if part]
+                runs += batch
                 await asyncio.sleep(pause)
-                continue
-            self._outage.over()
-            self._end(batch, refused, at)
+            else:
+                size *= 2
+                self._outage.over()
+                self._end(batch, refused, at)
 
     def _instead(self, run: Run, error: BaseException) -> list[Run]:
         """Fail a message of which the store can never take the outcome; without one, its lease is left to expire."""

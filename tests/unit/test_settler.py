@@ -45,6 +45,24 @@ async def test_settlements_wait_out_an_outage(app):
     assert told == ["backend_unavailable", "backend_recovered"]
 
 
+async def test_after_an_outage_batches_are_soon_as_large_as_before(app, monkeypatch):
+    monkeypatch.setattr("qworker.outage._LONGEST_PAUSE", 0.001)
+
+    @app.task
+    async def work() -> None: ...
+
+    failures, calls = [], []
+    app.store.hook = lambda call: (failures if call in app.store.broken else calls).append(call)
+    app.store.broken = {"settle"}
+    await app.enqueue_many(work.call() for _ in range(64))
+    async with app.working(visibility=60, concurrency=64) as (worker, _):
+        # By then every batch is a single settlement.
+        await until(lambda: len(failures) >= 200)
+        app.store.broken = set()
+        await until(lambda: worker.counts.acked == 64)
+    assert calls.count("settle") <= 16
+
+
 async def test_what_cannot_be_settled_before_its_lease_expires_is_given_up_loudly(app):
     @app.task(max_tries=1000)
     async def work() -> None: ...
