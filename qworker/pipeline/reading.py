@@ -108,10 +108,10 @@ class EventsReader(DataSourceReader):
         async with opened(self._options.url) as backend:
             return [InputPartition(part) for part in await backend.history_parts()]
 
-    def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """In a task: one part."""
-        # Where there is no part, Spark reads one all the same: None up to 4.0, and later one without a value.
-        if partition is not None and partition.value is not None:
+        # Where there is no part, Spark reads one without a value all the same.
+        if partition.value is not None:
             yield from batches(lambda: self._pages(partition.value))
 
     async def _pages(self, part: str) -> AsyncIterator[pa.RecordBatch]:

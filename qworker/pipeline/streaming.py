@@ -15,11 +15,12 @@ import signal
 import sys
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import structlog
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
 
 from qworker.backend import Backend
 from qworker.errors import NotSupported, QworkerError
@@ -30,15 +31,6 @@ from qworker.pipeline.reading import batches
 from qworker.pipeline.rows import messages_batch
 from qworker.portal import Portal
 from qworker.registry import open_backend
-
-if TYPE_CHECKING:
-    from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
-else:
-    try:
-        from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
-    except ImportError:
-        # Spark 4.0 and 4.1 have no such thing, and ask for nothing.
-        SupportsTriggerAvailableNow = object
 
 __all__ = ["ConsumingReader", "FollowingReader", "stream_reader"]
 

@@ -9,11 +9,16 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pyspark import TaskContext
-from pyspark.sql import datasource
-from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamWriter, DataSourceWriter, WriterCommitMessage
+from pyspark.sql.datasource import (
+    DataSourceArrowWriter,
+    DataSourceStreamArrowWriter,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+    WriterCommitMessage,
+)
 from pyspark.sql.types import StructType
 
 from qworker.errors import NotSupported, UsageError
@@ -26,12 +31,6 @@ __all__ = ["QworkerStreamWriter", "QworkerWriter", "batch_writer", "stream_write
 
 # Where Spark tells a task which stream it works for.
 _QUERY = "sql.streaming.queryId"
-
-# The first release of Spark 4 gives streams no record batches.
-if TYPE_CHECKING:
-    StreamBase = datasource.DataSourceStreamArrowWriter
-else:
-    StreamBase = getattr(datasource, "DataSourceStreamArrowWriter", DataSourceStreamWriter)
 
 
 class QworkerWriter(DataSourceArrowWriter):
@@ -71,7 +70,7 @@ class QworkerWriter(DataSourceArrowWriter):
         asyncio.run(self._writer.give_up(self._job, 0, {self._writer.run}))
 
 
-class QworkerStreamWriter(StreamBase):
+class QworkerStreamWriter(DataSourceStreamArrowWriter):
     """The micro-batches of a stream: each is published once, however often Spark repeats it."""
 
     def __init__(self, options: WriteOptions, schema: StructType) -> None:
@@ -119,8 +118,6 @@ def stream_writer(given: Mapping[str, object], schema: StructType, overwrite: bo
     Raises:
         UsageError: an option or a column is wrong.
     """
-    if StreamBase is DataSourceStreamWriter:
-        raise UsageError("to write a stream needs PySpark 4.1 or newer: use foreachBatch, and a job per batch")
     options = _checked(given, schema, overwrite)
     if options.job is not None and len(options.job) > 40:
         raise UsageError(
