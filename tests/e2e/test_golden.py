@@ -1,0 +1,307 @@
+"""What programs read stays as it is, until a commit says otherwise: JSON of every command, answers over HTTP, pages, log events."""
+
+from __future__ import annotations
+
+import ast
+import base64
+import json
+import os
+import re
+import shlex
+import subprocess
+import urllib.error
+import urllib.request
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import qworker
+from qworker.cli.main import main
+from qworker.health.address import listen
+from qworker.health.probe import ask
+from qworker.health.report import Report
+from qworker.health.server import HealthServer
+from qworker.health.view import View
+from qworker.message import QueueStats
+from qworker.metrics import Cell
+from qworker.testing import FakeClock
+from qworker_memory import MemoryBackend
+from tests.e2e.processes import PATIENCE, PYTHON, environment
+from tests.golden_text import Normal, check
+from tests.serving import served
+
+ROOT = Path(__file__).parents[2]
+URL = "file://./spool?keep_done=1&history=1"
+APP = """
+from qworker import Fail, Retry, Tasks
+tasks = Tasks("file://./spool?keep_done=1&history=1")
+
+@tasks.task(queue="sums", max_tries=2)
+async def add(a: int, b: int = 0) -> int:
+    return a + b
+
+@tasks.task(queue="sums")
+async def refuse() -> None:
+    raise Fail("no such account")
+
+@tasks.task(queue="sums")
+async def later() -> None:
+    raise Retry("not yet", delay=3600)
+"""
+# Commands, in the order of a story; each prints one document, or one a line.
+STORY = """
+enqueue {app} add 1 --kwargs '{{"b": 2}}' --id sum-1
+enqueue {app} refuse --id refuse-1
+enqueue {app} later --id later-1
+enqueue {app} add 5 --id sum-2 --delay 3600
+publish {url} inbox --body hello --id letter-1
+publish {url} inbox --body x --id letter-1
+publish {url} inbox --lines -f lines
+RUN
+ls {url}
+stats {url}
+stats {url} sums
+browse {url} sums
+browse {url} sums --state fail
+browse {url} inbox --limit 1
+explain {url} sums sum-1
+explain {url} sums refuse-1
+explain {url} sums later-1
+explain {url} sums sum-2 --app {app}
+explain {url} inbox letter-1
+explain {url} inbox no-such-id
+history {url} sums
+history {url} sums --id refuse-1 --all
+requeue {url} sums refuse-1
+requeue {url} sums no-such-id
+down {url} inbox
+explain {url} inbox letter-1
+up {url} inbox
+install {url} made
+move {url} file://./elsewhere inbox
+purge {url} sums --state done --yes
+purge {url} nowhere --yes
+top {url} --once --interval 0.1
+doctor {url}
+bench memory: --messages 10
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name in [n for n in os.environ if n.startswith("QWORKER_")]:
+        if name != "QWORKER_TEST_GOLDEN":
+            monkeypatch.delenv(name)
+    return tmp_path
+
+
+def documents(text: str) -> Any:
+    """The document that a command printed, or the documents of its lines."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return [json.loads(line) for line in text.splitlines()]
+
+
+def test_golden_json_of_every_command(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    module = f"golden_app_{os.getpid()}"
+    (folder / f"{module}.py").write_text(APP)
+    (folder / "lines").write_text("one\ntwo\n")
+    app = f"{module}:tasks"
+    words = {str(folder): "<folder>", module: "<app>", qworker.__version__: "<version>"}
+    words |= {f"pid {os.getpid()}": "pid <pid>"}
+    ends = ("_at", "_s", "at", "age", "expires", "time", "rate", "seconds", "lag", "per_second", "/s")
+    normal = Normal(words, lambda key: key.endswith(ends) or key in ("token", "worker", "holder"))
+    found: list[Any] = []
+    for line in STORY.format(app=app, url=f"'{URL}'").strip().splitlines():
+        if line == "RUN":
+            subprocess.run(
+                [PYTHON, "-m", "qworker", "run", app, "--burst"], check=True, env=environment(), timeout=PATIENCE
+            )
+            capsys.readouterr()
+            continue
+        arguments = shlex.split(line)
+        status = main([*arguments, "--json"])
+        out, err = capsys.readouterr()
+        printed = documents(out)
+        if arguments[0] in ("bench", "doctor"):
+            # What is said depends on the machine: only the names of fields are the same everywhere.
+            printed = _shape(printed)
+        found.append(
+            {
+                "command": normal.text(" ".join([*arguments, "--json"])).replace(URL, "URL"),
+                "status": status,
+                "json": normal.value(printed),
+                "stderr": normal.text(err).splitlines(),
+            }
+        )
+    check("commands", found)
+
+
+def _shape(value: Any) -> Any:
+    """The names of fields, and the kinds of their values; of a list, the different ones."""
+    if isinstance(value, dict):
+        return {name: _shape(one) for name, one in sorted(value.items())}
+    if isinstance(value, list):
+        shapes = {json.dumps(_shape(one), sort_keys=True) for one in value}
+        return [json.loads(shape) for shape in sorted(shapes)]
+    return f"<{type(value).__name__}>"
+
+
+HELLO = base64.b64encode(b"hello").decode()
+# Method, path, body and headers, in the order of a story; {token} is that of the lease before.
+REQUESTS: list[tuple[str, str, Any, dict[str, str]]] = [
+    ("GET", "/inbox", None, {}),
+    ("PUT", "/inbox", None, {}),
+    ("GET", "/inbox", None, {}),
+    ("GET", "/inbox/messages", None, {}),
+    ("POST", "/inbox/messages", b"mq", {}),
+    ("GET", "/inbox/messages", None, {}),
+    ("DELETE", "/inbox/messages/no-such-id", None, {}),
+    ("GET", "/-/about", None, {}),
+    ("GET", "/-/queues", None, {}),
+    ("GET", "/-/openapi.json", None, {}),
+    ("POST", "/-/work/publish", [{"body": HELLO, "id": f"m{n}", "headers": {"task": "add"}} for n in range(6)], {}),
+    ("POST", "/-/work/publish", [{"body": HELLO, "delay": 60.0, "id": "later"}], {}),
+    ("POST", "/-/work/publish", [{"body": 1}], {}),
+    ("GET", "/-/work/messages/m0", None, {}),
+    ("GET", "/-/work/messages/none", None, {}),
+    ("POST", "/-/work/lease?visibility=30", None, {}),
+    ("PATCH", "/-/work/messages/m0?visibility=60", None, {"X-Lease-Token": "{token}"}),
+    ("POST", "/-/work/messages/m0/ack", {}, {"X-Lease-Token": "{token}"}),
+    ("POST", "/-/work/messages/m0/ack", {}, {"X-Lease-Token": "{token}"}),
+    ("POST", "/-/work/lease?visibility=30", None, {}),
+    ("POST", "/-/work/messages/m1/fail_tmp", {"delay": 5.0, "error": "not yet"}, {"X-Lease-Token": "{token}"}),
+    ("POST", "/-/work/lease?visibility=30", None, {}),
+    ("POST", "/-/work/messages/m2/fail_perm", {"error": "never"}, {"X-Lease-Token": "{token}"}),
+    ("POST", "/-/work/lease?visibility=30", None, {}),
+    ("POST", "/-/work/messages/m3/release", {}, {"X-Lease-Token": "{token}"}),
+    ("POST", "/-/work/messages/m3/eat", {}, {"X-Lease-Token": "{token}"}),
+    ("POST", "/-/work/lease?visibility=30", None, {}),
+    (
+        "POST",
+        "/-/settle",
+        [{"lease": {"queue": "work", "id": "m3", "token": "{token}"}, "how": "ack", "delay": 0.0, "error": None}],
+        {},
+    ),
+    ("POST", "/-/work/lease?visibility=30", None, {}),
+    ("POST", "/-/extend", {"leases": [{"queue": "work", "id": "m4", "token": "{token}"}], "visibility": 90.0}, {}),
+    ("GET", "/-/work/browse?state=fail", None, {}),
+    ("GET", "/-/work/browse?state=delayed", None, {}),
+    ("GET", "/-/work/browse?state=eaten", None, {}),
+    ("GET", "/-/work/stats", None, {}),
+    ("POST", "/-/work/requeue", {"ids": None}, {}),
+    ("POST", "/-/work/remove", {"ids": ["m2"]}, {}),
+    ("POST", "/-/work/down", None, {}),
+    ("GET", "/-/stats", None, {}),
+    ("POST", "/-/work/up", None, {}),
+    ("POST", "/-/work/reap", None, {}),
+    ("POST", "/-/wait", {"queues": ["work"], "timeout": 0.0}, {}),
+    ("GET", "/-/work/messages/m1/history", None, {}),
+    ("GET", "/-/-history", None, {}),
+    ("POST", "/-/work/purge?state=ready", None, {}),
+    ("GET", "/-/nowhere/stats", None, {}),
+    ("DELETE", "/inbox", None, {}),
+    ("GET", "/-/no/such/page", None, {}),
+]
+
+
+def test_golden_answers_over_http() -> None:
+    found: list[Any] = []
+    token = "0"
+    with served(MemoryBackend("golden", clock=FakeClock(), history=True)) as server:
+        normal = Normal(
+            {server.url: "<server>", qworker.__version__: "<version>"},
+            lambda key: key.endswith(("_at", "_age", "-expires", "token")),
+        )
+        for method, path, body, headers in REQUESTS:
+            given = body if isinstance(body, bytes | None) else _with_token(body, token)
+            sent = {name: value.format(token=token) for name, value in headers.items()}
+            request = urllib.request.Request(f"{server.url}{path}", given, sent, method=method)
+            status, kept, content = _answer(request)
+            document = _document(content)
+            if path.endswith("openapi.json"):
+                document = {"info": document["info"], "paths": document["paths"]}
+            if "/lease" in path and isinstance(document, list):
+                token = str(document[0]["token"])
+            found.append({"request": f"{method} {path}", "status": status, "headers": kept, "answer": document})
+        found = [
+            one | {"headers": normal.value(one["headers"]), "answer": normal.value(one["answer"])} for one in found
+        ]
+    check("http", found)
+
+
+def _with_token(body: Any, token: str) -> bytes:
+    return json.dumps(body).replace('"{token}"', token).encode()
+
+
+def _answer(request: urllib.request.Request) -> tuple[int, dict[str, str], bytes]:
+    try:
+        with urllib.request.urlopen(request, timeout=PATIENCE) as response:
+            status, headers, content = response.status, response.headers, response.read()
+    except urllib.error.HTTPError as error:
+        status, headers, content = error.code, error.headers, error.read()
+    return status, {name: value for name, value in sorted(headers.items()) if name.lower().startswith("x-")}, content
+
+
+def _document(content: bytes) -> Any:
+    try:
+        return json.loads(content)
+    except ValueError:
+        return content.decode()
+
+
+def test_golden_pages_of_the_health_port() -> None:
+    queues = [QueueStats(queue="a.b", ready=3, leased=2, oldest_age=1.5), QueueStats(queue="off", ready=9, down=True)]
+    cell = Cell("a.b", "resize", ack=5, fail_tmp=2, fail_perm=1, release=1, lost=1, seconds=2.5, attempts=3)
+    report = Report(
+        pid=1, life="1-1", phase="working", concurrency=10, running=2, cells=[cell], queues=queues, looked_at=1.0
+    )
+    found: dict[str, Any] = {}
+    with _health(report) as server:
+        for path in ("/livez", "/readyz", "/stats", "/metrics"):
+            status, text = ask(f"127.0.0.1:{server.port}", path, PATIENCE)
+            found[path] = {"status": status, "answer": _lines(path, text)}
+    check("health", found)
+
+
+def _health(report: Report) -> closing[HealthServer]:
+    return closing(HealthServer(listen(("127.0.0.1", 0)), View(lambda: [report], stall_limit=60.0, own_metrics=True)))
+
+
+def _lines(path: str, text: str) -> Any:
+    normal = Normal({}, lambda key: key == "looked_s")
+    if path == "/stats":
+        return normal.value(json.loads(text))
+    # A process measures itself: the names are the same everywhere.
+    own = re.compile(r"^((?:process|python)_\S+) \S+$", re.MULTILINE)
+    text = own.sub(r"\1 <number>", re.sub(r"(python_info)\{.*", r"\1", text))
+    return re.sub(r"^(\S*looked\S*) \S+$", r"\1 <number>", text, flags=re.MULTILINE).splitlines()
+
+
+LEVELS = {"debug", "info", "warning", "error", "exception", "critical"}
+
+
+def test_golden_log_events_and_their_fields() -> None:
+    found = {
+        str(path.relative_to(ROOT)): events
+        for top in ("qworker", "backends")
+        for path in sorted((ROOT / top).rglob("*.py"))
+        if (events := [line for node in ast.walk(ast.parse(path.read_text())) for line in _log_call(node)])
+    }
+    assert sum(map(len, found.values())) > 50
+    check("log_events", found)
+
+
+def _log_call(node: ast.AST) -> list[str]:
+    """A call of a logger: its level, its event, and the fields that it gives."""
+    if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in LEVELS):
+        return []
+    if "log" not in ast.unparse(node.func.value).lower():
+        return []
+    fields = [f"**{ast.unparse(one.value)}" if one.arg is None else one.arg for one in node.keywords]
+    return [" ".join([node.func.attr, *map(ast.unparse, node.args), *fields])]

@@ -1,0 +1,64 @@
+"""Golden texts: what programs read from qworker, as it is today, in `tests/golden`. A rename changes the file in its own commit.
+
+`QWORKER_TEST_GOLDEN=write make test ARGS="-k golden"` writes them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+__all__ = ["Normal", "check"]
+
+FOLDER = Path(__file__).parent / "golden"
+# What differs from run to run inside texts.
+_VARYING = (
+    (re.compile(r"\b\d{14}_\d+_\d+_[\w.-]+-[0-9a-f]{6,}\b"), "<id>"),
+    (re.compile(r"\b[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\b"), "<uuid>"),
+    (re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\dZ"), "<moment>"),
+    (re.compile(r"\b\d+(\.\d+)? s\b"), "<number> s"),
+)
+
+
+class Normal:
+    """Makes the same text of the same behaviour: moments, durations and what differs between machines become words.
+
+    Args:
+        words: texts of this run, and what to write instead.
+        varies: whether the value of a field differs from run to run.
+    """
+
+    def __init__(self, words: dict[str, str], varies: Callable[[str], bool]) -> None:
+        self._words = sorted(words.items(), key=lambda pair: -len(pair[0]))
+        self._varies = varies
+
+    def value(self, value: Any, key: str = "") -> Any:
+        if isinstance(value, dict):
+            return {self.text(name): self.value(one, name) for name, one in value.items()}
+        if isinstance(value, list):
+            return [self.value(one, key) for one in value]
+        if isinstance(value, str):
+            return "<text>" if self._varies(key) else self.text(value)
+        if isinstance(value, int | float) and not isinstance(value, bool) and self._varies(key):
+            return f"<{type(value).__name__}>"
+        return value
+
+    def text(self, text: str) -> str:
+        for given, word in self._words:
+            text = text.replace(given, word)
+        for pattern, word in _VARYING:
+            text = pattern.sub(word, text)
+        return text
+
+
+def check(name: str, found: Any) -> None:
+    """Compare what was found with `tests/golden/NAME.json`, or write it there when that was asked for."""
+    path = FOLDER / f"{name}.json"
+    text = json.dumps(found, indent=2, ensure_ascii=False) + "\n"
+    if os.environ.get("QWORKER_TEST_GOLDEN") == "write":
+        path.write_text(text)
+    assert text == path.read_text(), f"{path.name} differs: is that a change that people are to meet?"
