@@ -131,7 +131,8 @@ class Task(Handler, OtherMethods, Generic[P, R]):
 
     def _show_signatures(self) -> None:
         """Let `inspect.signature`, and what shows it, say of the task and its methods what a call must give."""
-        vars(self)["__signature__"] = self.signature.shown(returns=self.signature.returns)
+        # Set as attributes: to ask for a task's `__dict__` would make every later look at it slower.
+        self.__signature__ = self.signature.shown(returns=self.signature.returns)
         for method, returns in (("call", Call), ("enqueue", Job), ("enqueue_sync", Job)):
             # The plain task's own, with no call between.
             code: types.FunctionType = vars(BoundTask)[method]
@@ -139,7 +140,7 @@ class Task(Handler, OtherMethods, Generic[P, R]):
             shown.__doc__ = vars(Task)[method].__doc__
             shown.__qualname__ = f"Task.{method}"
             vars(shown)["__signature__"] = self.signature.shown("self", returns)
-            vars(self)[method] = types.MethodType(shown, self._plain)
+            setattr(self, method, types.MethodType(shown, self._plain))
 
     def __repr__(self) -> str:
         return f"<task {self.name} on {self.queue}>"
