@@ -154,7 +154,7 @@ class Settler:
                 self._idle.set()
 
     async def _send(self, runs: list[Run]) -> None:
-        """Settle these. Of a batch that fails half is sent next, and what goes well lets the next batch grow again.
+        """Settle these: a batch that fails goes behind the others and halves the size of the next one; a success doubles it.
 
         So one settlement that the store cannot take holds up no other, and after an outage batches are soon as large as before.
         """

@@ -131,7 +131,7 @@ class Task(Handler, OtherMethods, Generic[P, R]):
 
     def _show_signatures(self) -> None:
         """Let `inspect.signature`, and what shows it, say of the task and its methods what a call must give."""
-        # Set as attributes: to ask for a task's `__dict__` would make every later look at it slower.
+        # Not through `vars(self)`: once an object's `__dict__` has been asked for, CPython reads its attributes more slowly.
         self.__signature__ = self.signature.shown(returns=self.signature.returns)
         for method, returns in (("call", Call), ("enqueue", Job), ("enqueue_sync", Job)):
             # The plain task's own, with no call between.

@@ -204,10 +204,10 @@ def parallelism(spark: SparkSession) -> int:
 
 
 def hands_filters_down(spark: SparkSession) -> bool:
-    """Let a session hand filters down to data sources; False where it cannot, or does it wrongly.
+    """Let a session hand filters down to data sources; False where it does that wrongly.
 
     Spark 4.2 and 4.3 keep the filters of one query with its data frame, and the next query of that frame reads too little. The
-    release that mends this is the one in which readers can be told of limits too.
+    release that fixes this is the one in which readers are also given limits.
     """
     from pyspark.sql.datasource import DataSourceReader
 
