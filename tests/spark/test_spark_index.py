@@ -18,8 +18,9 @@ from tests.e2e.test_examples import EXAMPLES, files_in, running, until, workers_
 # Not of the group that shares a session: it starts Sparks of its own.
 pytestmark = pytest.mark.timeout(900)
 
-# Of each 10,000 files; the whole installation takes minutes on two processors.
-SAMPLE = str(min(150, int(os.environ.get("QWORKER_EXAMPLE_FILES", "150"))))
+# Of each 10,000 files; the whole installation takes minutes on two processors. Each killed worker takes the last quarter of a second of its
+# history with it, about 30 files on a fast machine: that must be far less than half of the files.
+SAMPLE = str(min(400, int(os.environ.get("QWORKER_EXAMPLE_FILES", "400"))))
 
 
 def step(folder: Path, *steps: str, **more: str) -> str:
