@@ -235,7 +235,7 @@ class Tasks(Generic[State]):
 
         Raises:
             UsageError: what is given is not a call; those before its batch are stored.
-            BackendError: a batch was not stored, or perhaps (`PublishFailed`).
+            BackendError: a batch was not stored, or perhaps (`PublishUncertain`).
         """
         jobs: list[Job] = []
         backend = await self.backend()

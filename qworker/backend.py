@@ -61,7 +61,7 @@ class Backend(abc.ABC):
         """Make an instance for a parsed URL, without touching the store.
 
         Raises:
-            BadURL: an option or a part that this backend does not know; says which ones it knows.
+            InvalidURL: an option or a part that this backend does not know; says which ones it knows.
             MissingExtra: its driver is not installed.
         """
 
@@ -73,7 +73,7 @@ class Backend(abc.ABC):
 
         Raises:
             BackendUnavailable: it does not answer.
-            StorePermission: it refuses this user.
+            PermissionDenied: it refuses this user.
             FormatTooNew: a newer release wrote it.
         """
 
@@ -141,7 +141,7 @@ class Backend(abc.ABC):
         Raises:
             QueueFull: the queue is at its capacity.
             StorageFull: nothing partial is visible.
-            PublishFailed: the outcome is unknown.
+            PublishUncertain: the outcome is unknown.
             NotSupported: priority, key, or an id that the protocol has no place for.
         """
 
@@ -181,7 +181,7 @@ class Backend(abc.ABC):
         A store that can tell checks that messages can be leased and settled there.
 
         Raises:
-            StorePermission: they cannot.
+            PermissionDenied: they cannot.
         """
         present = set(await self.queues())
         for queue in queues:

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from qworker.clock import Clock
 from qworker.logs import RUNNING
-from qworker.message import Settle
+from qworker.message import SettleAction
 from qworker.run import Run, Stop
 
 __all__ = ["Consumers"]
@@ -175,7 +175,7 @@ class Consumers:
 
     async def _run_alone(self, run: Run, task: asyncio.Task[None]) -> None:
         if self._solo is not None:
-            run.settle(Settle.RELEASE)
+            run.settle(SettleAction.RELEASE)
             return
         self._solo = run
         try:
@@ -185,7 +185,7 @@ class Consumers:
                 await self._executor.run(run, task)
             else:
                 # What runs beside it takes long: meanwhile the queue must flow. Another worker may be free.
-                run.settle(Settle.RELEASE, delay=0.0 if self._ending else self._patience / 2)
+                run.settle(SettleAction.RELEASE, delay=0.0 if self._ending else self._patience / 2)
         finally:
             self._solo = None
             self._opened()
@@ -213,7 +213,7 @@ class Consumers:
         if run.stop is Stop.LOST:
             self._lost(run, "it was lost before the handler ran")
             return
-        run.settle(Settle.RELEASE)
+        run.settle(SettleAction.RELEASE)
         self._submit(run)
 
     # -- rest and wake -----------------------------------------------------------------------------------------------

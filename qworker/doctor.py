@@ -65,7 +65,7 @@ async def examine(url: str | None) -> list[Check]:
         url: the backend; None: only what does not depend on one.
 
     Raises:
-        BadURL: the URL is not known.
+        InvalidURL: the URL is not known.
     """
     checks = [_versions(), *_entry_points(), *_limits()]
     if url is None:

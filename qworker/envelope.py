@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from qworker.errors import BadArguments
+from qworker.errors import InvalidArguments
 
 __all__ = ["Envelope", "EnvelopeEncoder", "open_envelope"]
 
@@ -80,7 +80,7 @@ class EnvelopeEncoder:
         """The body for a call.
 
         Raises:
-            BadArguments: an argument has no JSON form.
+            InvalidArguments: an argument has no JSON form.
         """
         try:
             given = _encode(args)
@@ -93,7 +93,7 @@ class EnvelopeEncoder:
             if headers:
                 body += b',"headers":' + _encode(headers)
         except (TypeError, ValueError, RecursionError, msgspec.MsgspecError) as error:
-            raise BadArguments(f"task {self._task!r}: an argument cannot be written as JSON: {error}") from error
+            raise InvalidArguments(f"task {self._task!r}: an argument cannot be written as JSON: {error}") from error
         return body + b"}"
 
     def _check_numbers(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -102,7 +102,7 @@ class EnvelopeEncoder:
                 continue
             number = _not_finite(msgspec.to_builtins(value)) if _may_hold_not_finite(value) else None
             if number is not None:
-                raise BadArguments(
+                raise InvalidArguments(
                     f"task {self._task!r}: argument {which}: JSON has no {number}: give None or text for it"
                 )
 

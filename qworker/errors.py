@@ -2,9 +2,9 @@
 
 QworkerError
 ├── UsageError               the caller's mistake; one line and the mend (exit status 2)
-│   ├── BadURL               a backend URL that cannot be understood
-│   ├── BadName              a queue name, message id or key that is not allowed
-│   ├── BadArguments         arguments that do not fit a task's signature
+│   ├── InvalidURL           a backend URL that cannot be understood
+│   ├── InvalidName          a queue name, message id or key that is not allowed
+│   ├── InvalidArguments     arguments that do not fit a task's signature
 │   ├── UnknownTask          a task name that the app does not register
 │   ├── DuplicateTask        a task name or raw handler registered twice
 │   ├── MissingExtra         an optional dependency that is not installed
@@ -16,11 +16,11 @@ QworkerError
 │   │   └── StoreNotFound    no such directory, and so no queue in it
 │   ├── QueueFull            the queue is at its capacity
 │   ├── StorageFull          no space, no inodes, or no memory left in the store
-│   ├── PublishFailed        outcome unknown: perhaps stored; publish again with the same id
+│   ├── PublishUncertain     outcome unknown: perhaps stored; publish again with the same id
 │   ├── FormatTooNew         the queue was written by a newer release
-│   └── StorePermission      the store refuses this user, or is not fit for queues
+│   └── PermissionDenied     the store refuses this user, or is not fit for queues
 ├── LeaseLost                the lease is no longer held; its outcome was refused
-└── Outcome                  raised by handlers to choose what happens to their message
+└── Decision                 raised by handlers to choose what happens to their message
     ├── Retry                fail_tmp: run again later
     └── Fail                 fail_perm: keep it in `fail` with a reason
 """
@@ -33,24 +33,24 @@ __all__ = [
     "AppImportError",
     "BackendError",
     "BackendUnavailable",
-    "BadArguments",
-    "BadName",
-    "BadURL",
+    "Decision",
     "DuplicateTask",
     "Fail",
     "FormatTooNew",
+    "InvalidArguments",
+    "InvalidName",
+    "InvalidURL",
     "LeaseLost",
     "MissingExtra",
     "NotSupported",
-    "Outcome",
-    "PublishFailed",
+    "PermissionDenied",
+    "PublishUncertain",
     "QueueFull",
     "QueueNotFound",
     "QworkerError",
     "Retry",
     "StorageFull",
     "StoreNotFound",
-    "StorePermission",
     "UnknownTask",
     "UsageError",
 ]
@@ -67,15 +67,15 @@ class UsageError(QworkerError):
     """The caller's mistake: the text is one line that says what is wrong and the mend."""
 
 
-class BadURL(UsageError):
+class InvalidURL(UsageError):
     """A backend URL that cannot be understood."""
 
 
-class BadName(UsageError):
+class InvalidName(UsageError):
     """A queue name, message id or key that is not allowed."""
 
 
-class BadArguments(UsageError):
+class InvalidArguments(UsageError):
     """Arguments that do not fit a task's signature or annotations."""
 
 
@@ -150,7 +150,7 @@ class StorageFull(BackendError):
     """No space, no inodes, or no memory left in the store; nothing partial is visible."""
 
 
-class PublishFailed(BackendError):
+class PublishUncertain(BackendError):
     """The outcome of a publish is unknown: perhaps stored. Publish again with the same id: no second message beside a stored one."""
 
 
@@ -158,7 +158,7 @@ class FormatTooNew(BackendError):
     """The queue was written by a newer release."""
 
 
-class StorePermission(BackendError):
+class PermissionDenied(BackendError):
     """The store refuses this user, or is not fit for queues: waiting does not help."""
 
 
@@ -166,7 +166,7 @@ class LeaseLost(QworkerError):
     """The lease is no longer held: the message may run elsewhere, and this holder's outcome is refused."""
 
 
-class Outcome(QworkerError):
+class Decision(QworkerError):
     """Raised by a handler to choose what happens to its message.
 
     Attributes:
@@ -184,7 +184,7 @@ class Outcome(QworkerError):
             self.__cause__ = reason
 
 
-class Retry(Outcome):
+class Retry(Decision):
     """Run the message again later (fail_tmp).
 
     Args:
@@ -203,7 +203,7 @@ class Retry(Outcome):
         self.delay = None if delay is None else delay_seconds(delay)
 
 
-class Fail(Outcome):
+class Fail(Decision):
     """Keep the message in `fail`, with a reason, and never run it again (fail_perm).
 
     Args:

@@ -13,10 +13,10 @@ from qworker.callables import unrun
 from qworker.clock import Clock
 from qworker.context import Context
 from qworker.envelope import Envelope, open_envelope
-from qworker.errors import MOST_DELAY, BadArguments, Fail, Retry
+from qworker.errors import MOST_DELAY, Fail, InvalidArguments, Retry
 from qworker.failure import failure_text, outcome_of, summary_of
 from qworker.logs import RUNNING
-from qworker.message import Settle
+from qworker.message import SettleAction
 from qworker.names import printable
 from qworker.parcel import unpack
 from qworker.retry import DEFAULT_BACKOFF, Backoff
@@ -104,7 +104,7 @@ class Executor:
         if isinstance(opened, tuple) and (opened[0] in self._tasks.registered or raw is None):
             run.task = opened[0]
             if opened[0] in self._tasks.registered:
-                run.settle(Settle.FAIL_PERM, error=f"damaged envelope: {opened[1]}")
+                run.settle(SettleAction.FAIL_PERM, error=f"damaged envelope: {opened[1]}")
                 return False
         elif raw is not None:
             run.handler = raw
@@ -118,9 +118,9 @@ class Executor:
     def _validate(self, run: Run, task: Handler, envelope: Envelope) -> bool:
         try:
             run.args, run.kwargs = task.signature.convert(envelope.args, envelope.kwargs)
-        except BadArguments as error:
+        except InvalidArguments as error:
             run.error = error
-            run.settle(Settle.FAIL_PERM, error=str(error))
+            run.settle(SettleAction.FAIL_PERM, error=str(error))
             return False
         return True
 
@@ -131,7 +131,7 @@ class Executor:
         if name not in self._warned and len(self._warned) < _MOST_WARNINGS:
             self._warned.add(name)
             self._log.warning(events.UNKNOWN_TASK, **{events.TASK: printable(run.task), events.QUEUE: queue})
-        run.settle(Settle.RELEASE, delay=_UNKNOWN_DELAY)
+        run.settle(SettleAction.RELEASE, delay=_UNKNOWN_DELAY)
         return False
 
     def _has_tries_left(self, run: Run) -> bool:
@@ -142,7 +142,7 @@ class Executor:
         if tries < allowed:
             return True
         run.settle(
-            Settle.FAIL_PERM,
+            SettleAction.FAIL_PERM,
             error=f"tries used up ({tries} of {allowed}): its last holder died or let its lease expire;"
             " suspected of killing its workers; not run again",
         )
@@ -220,9 +220,9 @@ class Executor:
             if run.stop is not None:
                 self._decide_stopped(run, run.stop)
             elif error is None:
-                run.settle(Settle.ACK)
+                run.settle(SettleAction.ACK)
             elif isinstance(error, Fail):
-                run.settle(Settle.FAIL_PERM, error=outcome_of(error)[0])
+                run.settle(SettleAction.FAIL_PERM, error=outcome_of(error)[0])
             elif isinstance(error, Retry):
                 reason, delay = outcome_of(error)
                 self._fail(run, reason, delay=delay)
@@ -244,20 +244,20 @@ class Executor:
             self._fail(run, str(run.error))
         elif stop is not Stop.LOST:
             # Nothing that a handler returns after its cancellation counts: it may have been cut short.
-            run.settle(Settle.RELEASE)
+            run.settle(SettleAction.RELEASE)
 
     def _fail(self, run: Run, reason: str, backoff: Backoff | None = None, *, delay: float | None = None) -> None:
         if run.handler is None:
-            run.settle(Settle.FAIL_PERM, error=reason)
+            run.settle(SettleAction.FAIL_PERM, error=reason)
             return
         options = run.handler.options
         tries = run.lease.message.tries + 1
         if tries >= options.max_tries:
-            run.settle(Settle.FAIL_PERM, error=reason)
+            run.settle(SettleAction.FAIL_PERM, error=reason)
             return
         if delay is None:
             delay = (backoff or options.backoff).delay(tries, self._draw())
-        run.settle(Settle.FAIL_TMP, delay=min(max(0.0, delay), MOST_DELAY), error=reason)
+        run.settle(SettleAction.FAIL_TMP, delay=min(max(0.0, delay), MOST_DELAY), error=reason)
 
 
 async def absorb_cancels(consumer: asyncio.Task[None]) -> None:

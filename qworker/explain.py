@@ -12,7 +12,7 @@ from qworker.app import Tasks
 from qworker.backend import Backend
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.envelope import Envelope, open_envelope
-from qworker.errors import BackendError, BadArguments
+from qworker.errors import BackendError, InvalidArguments
 from qworker.history.event import Event
 from qworker.logs import one_line
 from qworker.message import QueueStats, State, StoredMessage
@@ -236,7 +236,7 @@ def _by_app(stored: StoredMessage, tasks: Tasks) -> list[Reason]:
     if isinstance(opened, Envelope) and opened.task in tasks.registered:
         try:
             tasks[opened.task].signature.convert(opened.args, opened.kwargs)
-        except BadArguments as error:
+        except InvalidArguments as error:
             found.append(Reason("bad-arguments", f"it will fail for good: {error}"))
     elif queue in tasks.raw_handlers and not (isinstance(opened, tuple) and opened[0] in tasks.registered):
         return found

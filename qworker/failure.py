@@ -7,7 +7,7 @@ import re
 import traceback
 from types import TracebackType
 
-from qworker.errors import Outcome, Retry, delay_seconds, reason_text
+from qworker.errors import Decision, Retry, delay_seconds, reason_text
 
 __all__ = ["CHAINED", "MODULE", "RemoteFailure", "error_type", "failure_text", "outcome_of", "summary", "summary_of"]
 
@@ -49,7 +49,7 @@ def error_type(error: BaseException | None) -> str:
 # -- writing ---------------------------------------------------------------------------------------------------------
 
 
-def outcome_of(error: Outcome) -> tuple[str, float | None]:
+def outcome_of(error: Decision) -> tuple[str, float | None]:
     """The reason and the delay of what a handler chose; after the reason, the traceback of its cause.
 
     Raises:

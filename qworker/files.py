@@ -25,7 +25,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from typing import Self
 
-from qworker.errors import BackendError, BackendUnavailable, StorageFull, StorePermission
+from qworker.errors import BackendError, BackendUnavailable, PermissionDenied, StorageFull
 from qworker.mounts import Mount, ext4_options, find_mount
 
 __all__ = [
@@ -79,10 +79,11 @@ _MEANING: dict[int, tuple[type[BackendError], str, str]] = {
     **dict.fromkeys(FULL, (StorageFull, "", "free some space, or purge what is done")),
     errno.EFBIG: (StorageFull, "", "a file of this size is not allowed by the file system, or by `ulimit -f`"),
     **dict.fromkeys(
-        (errno.EACCES, errno.EPERM), (StorePermission, "", "run as the directory's owner, or let its group write to it")
+        (errno.EACCES, errno.EPERM),
+        (PermissionDenied, "", "run as the directory's owner, or let its group write to it"),
     ),
     errno.EROFS: (
-        StorePermission,
+        PermissionDenied,
         "the file system is mounted read-only",
         "remount it, or choose another directory",
     ),
@@ -134,7 +135,7 @@ def store_error(error: OSError, doing: str) -> BackendError:
     """The error of the tree that an `OSError` of the store is; attach the cause with `raise ... from error`.
 
     Returns:
-        `StorageFull`: no space, inodes or quota are left. `StorePermission`: the directory cannot be used by this user, or at all.
+        `StorageFull`: no space, inodes or quota are left. `PermissionDenied`: the directory cannot be used by this user, or at all.
         `BackendUnavailable`: everything else, for it may be over at the next try.
     """
     # Those that qworker reads itself; a queue may be named that lies under /proc, too.
@@ -142,7 +143,7 @@ def store_error(error: OSError, doing: str) -> BackendError:
         return BackendUnavailable(f"{error.filename} cannot be read: mount /proc")
     if isinstance(error, Unsupported):
         what = f"{error.strerror}: put the queues on another one (`qworker doctor URL` tries what they need)"
-        return StorePermission(f"cannot {doing}: {what}")
+        return PermissionDenied(f"cannot {doing}: {what}")
     kind, what, advice = _MEANING.get(error.errno or 0, (BackendUnavailable, "", ""))
     reason = f"cannot {doing}: {what or error.strerror or error}"
     return kind(f"{reason}: {advice}" if advice else reason)

@@ -25,7 +25,7 @@ __all__ = [
     "Lease",
     "Message",
     "QueueStats",
-    "Settle",
+    "SettleAction",
     "Settlement",
     "State",
     "StoredMessage",
@@ -118,7 +118,7 @@ class Lease(msgspec.Struct, kw_only=True, eq=False):
     expires_at: float
 
 
-class Settle(StrEnum):
+class SettleAction(StrEnum):
     """How a lease ends."""
 
     ACK = "ack"
@@ -138,7 +138,7 @@ class Settlement(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """
 
     lease: Lease
-    how: Settle
+    how: SettleAction
     delay: float = 0.0
     error: str | None = None
 

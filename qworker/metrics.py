@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from qworker.message import Settle
+from qworker.message import SettleAction
 from qworker.run import Run
 from qworker.task import Handler
 
@@ -22,7 +22,7 @@ SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
 TRIES = (0, 1, 2, 4, 8, 16)
 
 # Looking a member up in its class costs as much as the rest of a count.
-_ACK, _FAIL_PERM = Settle.ACK, Settle.FAIL_PERM
+_ACK, _FAIL_PERM = SettleAction.ACK, SettleAction.FAIL_PERM
 _SHORTEST = SECONDS[0]
 
 

@@ -21,8 +21,8 @@ import msgspec
 from qworker.backend import Backend
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.envelope import Envelope, open_envelope
-from qworker.errors import BackendError, BadName, NotSupported
-from qworker.message import Draft, Lease, Message, Settle, Settlement, State, StoredMessage
+from qworker.errors import BackendError, InvalidName, NotSupported
+from qworker.message import Draft, Lease, Message, SettleAction, Settlement, State, StoredMessage
 from qworker.names import check_id
 from qworker.parcel import pack, unpack
 
@@ -117,9 +117,9 @@ async def _hand_over(source: Backend, target: _Receiver, leases: Sequence[Lease]
         await target.store([_draft(lease.message) for lease in leases])
     except BaseException:
         # The target has some of them perhaps; the source keeps all, unharmed and at once.
-        await asyncio.shield(source.settle([Settlement(lease=lease, how=Settle.RELEASE) for lease in leases]))
+        await asyncio.shield(source.settle([Settlement(lease=lease, how=SettleAction.RELEASE) for lease in leases]))
         raise
-    refused = await source.settle([Settlement(lease=lease, how=Settle.ACK) for lease in leases])
+    refused = await source.settle([Settlement(lease=lease, how=SettleAction.ACK) for lease in leases])
     moved.twice += len(refused)
 
 
@@ -179,7 +179,7 @@ def _is_usual(message_id: str | None) -> bool:
     """Whether any store that keeps ids can keep this one."""
     try:
         return message_id is None or bool(check_id(message_id))
-    except BadName:
+    except InvalidName:
         return False
 
 

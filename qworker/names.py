@@ -13,7 +13,7 @@ import socket
 import time
 from functools import lru_cache
 
-from qworker.errors import BadName
+from qworker.errors import InvalidName
 
 __all__ = ["check_id", "check_key", "check_queue", "counted", "is_queue_name", "new_id", "new_ids", "printable"]
 
@@ -27,10 +27,10 @@ def check_queue(name: str) -> str:
     """Return `name` if it is a queue name.
 
     Raises:
-        BadName: it does not match `[A-Za-z0-9][A-Za-z0-9._-]{0,63}`.
+        InvalidName: it does not match `[A-Za-z0-9][A-Za-z0-9._-]{0,63}`.
     """
     if not _QUEUE.fullmatch(name):
-        raise BadName(
+        raise InvalidName(
             f"{printable(name)!r} is no queue name: use 1 to 64 of A-Z a-z 0-9 . _ - and begin with a letter or digit"
         )
     return name
@@ -45,10 +45,10 @@ def check_id(message_id: str) -> str:
     """Return `message_id` if it can be a message's id.
 
     Raises:
-        BadName: it does not match `[A-Za-z0-9][A-Za-z0-9._:-]{0,119}`.
+        InvalidName: it does not match `[A-Za-z0-9][A-Za-z0-9._:-]{0,119}`.
     """
     if not _ID.fullmatch(message_id):
-        raise BadName(
+        raise InvalidName(
             f"{printable(message_id)!r} is no message id: use 1 to 120 of A-Z a-z 0-9 . _ : - and begin with a letter or digit"
         )
     return message_id
@@ -58,10 +58,10 @@ def check_key(key: str) -> str:
     """Return `key` if it can be a deduplication key.
 
     Raises:
-        BadName: it is empty or longer than 255 bytes.
+        InvalidName: it is empty or longer than 255 bytes.
     """
     if not 0 < len(key.encode(errors="surrogateescape")) <= 255:
-        raise BadName("a key has 1 to 255 bytes")
+        raise InvalidName("a key has 1 to 255 bytes")
     return key
 
 

@@ -67,7 +67,7 @@ def call_options(
     """The fields of a draft.
 
     Raises:
-        BadName: `key`, `id` or `queue` is not allowed.
+        InvalidName: `key`, `id` or `queue` is not allowed.
         UsageError: an option has the wrong type or is out of range.
     """
     fields: dict[str, Any] = {}

@@ -10,7 +10,7 @@ from importlib.metadata import EntryPoint, entry_points
 
 from qworker.backend import Backend
 from qworker.clock import SYSTEM_CLOCK, Clock
-from qworker.errors import BadURL
+from qworker.errors import InvalidURL
 from qworker.extras import not_installed
 from qworker.url import BackendURL
 
@@ -33,20 +33,20 @@ def backend_class(scheme: str) -> type[Backend]:
     """The backend for `scheme`.
 
     Raises:
-        BadURL: no installed backend serves it, or what is registered is no backend.
+        InvalidURL: no installed backend serves it, or what is registered is no backend.
         MissingExtra: its driver is not installed.
     """
     point = _installed().get(scheme)
     if point is None:
-        raise BadURL(f"no backend for {scheme}: installed are {', '.join(schemes()) or 'none (reinstall qworker)'}")
+        raise InvalidURL(f"no backend for {scheme}: installed are {', '.join(schemes()) or 'none (reinstall qworker)'}")
     try:
         found = point.load()
     except ModuleNotFoundError as error:
         raise not_installed(error, f"{scheme}:") from error
     except (ImportError, AttributeError) as error:
-        raise BadURL(f"the backend for {scheme}: {point.value} cannot be imported: {error}") from error
+        raise InvalidURL(f"the backend for {scheme}: {point.value} cannot be imported: {error}") from error
     if not (isinstance(found, type) and issubclass(found, Backend)):
-        raise BadURL(f"the entry point {scheme!r} of {GROUP} is no qworker.Backend: {point.value}")
+        raise InvalidURL(f"the entry point {scheme!r} of {GROUP} is no qworker.Backend: {point.value}")
     return found
 
 
@@ -54,7 +54,7 @@ def open_backend(url: str, *, clock: Clock = SYSTEM_CLOCK) -> Backend:
     """The backend for a URL, made but not yet reached.
 
     Raises:
-        BadURL: the URL, its scheme or an option is not known.
+        InvalidURL: the URL, its scheme or an option is not known.
         MissingExtra: the backend's driver is not installed.
     """
     parsed = BackendURL.parse(url)

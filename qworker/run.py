@@ -11,7 +11,7 @@ import msgspec
 
 from qworker.checks import check_flag, check_seconds, check_whole
 from qworker.context import Context
-from qworker.message import Lease, Settle, Settlement
+from qworker.message import Lease, SettleAction, Settlement
 from qworker.names import check_queue
 from qworker.task import Handler
 
@@ -104,7 +104,7 @@ class Run(msgspec.Struct, eq=False):
         if self.consumer is not None:
             self.consumer.cancel()
 
-    def settle(self, how: Settle, *, delay: float = 0.0, error: str | None = None) -> None:
+    def settle(self, how: SettleAction, *, delay: float = 0.0, error: str | None = None) -> None:
         """Decide how the lease ends."""
         self.settlement = Settlement(lease=self.lease, how=how, delay=delay, error=error)
 
@@ -182,7 +182,7 @@ class Observer(Protocol):
 
         Args:
             run: the message's record.
-            outcome: a `Settle` value, or `lost`.
+            outcome: a `SettleAction` value, or `lost`.
             error: why it failed, or was lost.
             duration: seconds that the handler took; 0.0 if it was not run.
         """

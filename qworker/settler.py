@@ -15,7 +15,7 @@ from qworker.backend import Backend
 from qworker.clock import Clock
 from qworker.failure import error_type, summary_of
 from qworker.logs import one_line
-from qworker.message import Settle, Settlement
+from qworker.message import SettleAction, Settlement
 from qworker.outage import BACKEND_ERRORS, Outage
 from qworker.run import Observer, Run, Transitions, WorkerCounts
 
@@ -180,11 +180,11 @@ class Settler:
     def _instead(self, run: Run, error: BaseException) -> list[Run]:
         """Fail a message of which the store can never take the outcome; without one, its lease is left to expire."""
         settlement = run.settlement
-        if settlement is None or settlement.how is Settle.FAIL_PERM:
+        if settlement is None or settlement.how is SettleAction.FAIL_PERM:
             self._abandon([run], error)
             return []
         why = f"its outcome ({settlement.how.value}) cannot be stored: {one_line(str(error))}"
-        run.settle(Settle.FAIL_PERM, error=why if settlement.error is None else f"{why}\n\n{settlement.error}")
+        run.settle(SettleAction.FAIL_PERM, error=why if settlement.error is None else f"{why}\n\n{settlement.error}")
         return [run]
 
     async def _tell(self, batch: list[Run]) -> list[Settlement]:
@@ -225,7 +225,7 @@ class Settler:
             settlement = run.settlement
             if settlement is None:
                 continue
-            if settlement.how is Settle.ACK:
+            if settlement.how is SettleAction.ACK:
                 counts.acked += 1
                 if telling:
                     self._tell_acked(run)
@@ -238,17 +238,17 @@ class Settler:
     def _tell_acked(self, run: Run) -> None:
         if self._debug:
             self._log.debug(events.MESSAGE_ACKED, **run.fields(), **{events.DURATION_S: round(run.duration, 6)})
-        self._observe(run, Settle.ACK, None)
+        self._observe(run, SettleAction.ACK, None)
 
     def _end_unacked(self, run: Run, settlement: Settlement) -> None:
         more: dict[str, Any] = {events.OUTCOME: settlement.how.value, events.DURATION_S: round(run.duration, 6)}
         if settlement.error:
             more[events.ERROR_TYPE] = error_type(run.error)
             more[events.ERROR] = one_line(settlement.error)
-        if settlement.how is Settle.FAIL_TMP:
+        if settlement.how is SettleAction.FAIL_TMP:
             self._counts.retried += 1
             self._log.warning(events.MESSAGE_RETRIED, **run.fields(), **more, delay=round(settlement.delay, 3))
-        elif settlement.how is Settle.FAIL_PERM:
+        elif settlement.how is SettleAction.FAIL_PERM:
             self._counts.failed += 1
             self._log.warning(events.MESSAGE_FAILED, **run.fields(), **more)
         else:

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from qworker.callables import handler_name
-from qworker.errors import BadArguments, UsageError
+from qworker.errors import InvalidArguments, UsageError
 from qworker.parameters import can_be_json, is_injected, parameters_of
 
 __all__ = ["Signature"]
@@ -99,7 +99,7 @@ class Signature:
             return False
         try:
             self._one(name, None, self._named.get(name, Any))
-        except BadArguments:
+        except InvalidArguments:
             return True
         return False
 
@@ -107,14 +107,14 @@ class Signature:
         """See that a call fits.
 
         Raises:
-            BadArguments: an argument is missing, unknown or given twice.
+            InvalidArguments: an argument is missing, unknown or given twice.
         """
         if self._fits(args, kwargs):
             return
         try:
             self._signature.bind(*args, **kwargs)
         except TypeError as error:
-            raise BadArguments(f"task {self.name!r}: {error}; it takes {self._signature}{self._hint}") from error
+            raise InvalidArguments(f"task {self.name!r}: {error}; it takes {self._signature}{self._hint}") from error
 
     def fits(self, count: int) -> bool:
         """Whether a call with so many arguments by position, and none by name, fits."""
@@ -150,7 +150,7 @@ class Signature:
             strict: otherwise a number or a truth value may also be a text that says it, as in a table of texts.
 
         Raises:
-            BadArguments: they do not fit; says which and why.
+            InvalidArguments: they do not fit; says which and why.
         """
         self.check(args, kwargs)
         types = self._positional_types
@@ -176,7 +176,7 @@ class Signature:
             made = _with_truth_as_numbers(value, wanted)
             if made is not _NOTHING:
                 return made
-            raise BadArguments(f"task {self.name!r}: argument {which}: {error}") from error
+            raise InvalidArguments(f"task {self.name!r}: argument {which}: {error}") from error
 
 
 def _returns(function: Any) -> Any:

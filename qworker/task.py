@@ -23,7 +23,7 @@ from qworker.tracing import creating, imported, sending
 if TYPE_CHECKING:
     from qworker.app import Tasks
 
-__all__ = ["BoundTask", "Call", "Handler", "Job", "Options", "RawHandler", "Task"]
+__all__ = ["Call", "ConfiguredTask", "Handler", "Job", "Options", "RawHandler", "Task"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -118,7 +118,7 @@ class Task(Handler, OtherMethods, Generic[P, R]):
         self.signature.check_json()
         self._tasks = tasks
         self.encoder = EnvelopeEncoder(name)
-        self._plain: BoundTask[P, R] = BoundTask(tasks, self, {})
+        self._plain: ConfiguredTask[P, R] = ConfiguredTask(tasks, self, {})
         self.__doc__ = function.__doc__
         self.__name__ = name
         self.__module__ = function.__module__
@@ -135,7 +135,7 @@ class Task(Handler, OtherMethods, Generic[P, R]):
         self.__signature__ = self.signature.shown(returns=self.signature.returns)
         for method, returns in (("call", Call), ("enqueue", Job), ("enqueue_sync", Job)):
             # The plain task's own, with no call between.
-            code: types.FunctionType = vars(BoundTask)[method]
+            code: types.FunctionType = vars(ConfiguredTask)[method]
             shown = types.FunctionType(code.__code__, code.__globals__, method, code.__defaults__, code.__closure__)
             shown.__doc__ = vars(Task)[method].__doc__
             shown.__qualname__ = f"Task.{method}"
@@ -158,7 +158,7 @@ class Task(Handler, OtherMethods, Generic[P, R]):
         """A call for `Tasks.enqueue_many`.
 
         Raises:
-            BadArguments: the arguments do not fit.
+            InvalidArguments: the arguments do not fit.
         """
         return self._plain.call(*args, **kwargs)
 
@@ -166,8 +166,8 @@ class Task(Handler, OtherMethods, Generic[P, R]):
         """Enqueue a call; it is stored durably when this returns.
 
         Raises:
-            BadArguments: the arguments do not fit.
-            BackendError: it was not stored, or perhaps (`PublishFailed`).
+            InvalidArguments: the arguments do not fit.
+            BackendError: it was not stored, or perhaps (`PublishUncertain`).
         """
         return await self._plain.enqueue(*args, **kwargs)
 
@@ -190,7 +190,7 @@ class Task(Handler, OtherMethods, Generic[P, R]):
         id: str | None = None,  # noqa: A002
         queue: str | None = None,
         headers: Mapping[str, str] | None = None,
-    ) -> BoundTask[P, R]:
+    ) -> ConfiguredTask[P, R]:
         """The task with options for the calls that follow.
 
         Args:
@@ -203,14 +203,14 @@ class Task(Handler, OtherMethods, Generic[P, R]):
             headers: texts by name that travel with the call.
 
         Raises:
-            BadName: `key`, `id` or `queue` is not allowed.
+            InvalidName: `key`, `id` or `queue` is not allowed.
             UsageError: an option has the wrong type or is out of range.
         """
         fields = call_options(delay, due_at, priority, key, id, queue, headers)
-        return BoundTask(self._tasks, self, fields, queue=queue, headers=headers)
+        return ConfiguredTask(self._tasks, self, fields, queue=queue, headers=headers)
 
 
-class BoundTask(OtherMethods, Generic[P, R]):
+class ConfiguredTask(OtherMethods, Generic[P, R]):
     """A task and the options of its next calls; made by `Task.using`."""
 
     __slots__ = ("_draft", "_headers", "_queue", "_task", "_tasks")

@@ -15,7 +15,7 @@ from typing import Any
 from qworker import events
 from qworker.failure import error_type
 from qworker.logs import one_line
-from qworker.message import QueueStats, Settle
+from qworker.message import QueueStats, SettleAction
 from qworker.metrics import Metrics
 from qworker.run import Observer, Run
 from qworker.tracing import NAME, configured, on_queue
@@ -26,7 +26,7 @@ _FLUSH_MS = 3000
 # So many exceptions are told apart: a library may make classes as it goes.
 _MOST_ERROR_TYPES = 100
 _OTHER = "_OTHER"
-_ERRORS = {Settle.FAIL_TMP, Settle.FAIL_PERM, "lost"}
+_ERRORS = {SettleAction.FAIL_TMP, SettleAction.FAIL_PERM, "lost"}
 
 
 def observers() -> list[Observer]:
@@ -173,7 +173,7 @@ class Meter:
             attributes = self._attributes[key] = self._labels(*key)
         if run.started:
             self._duration.record(duration, attributes)
-        if outcome is Settle.ACK or outcome is Settle.FAIL_PERM:
+        if outcome is SettleAction.ACK or outcome is SettleAction.FAIL_PERM:
             self._tries.record(run.lease.message.tries, attributes)
 
     def _error_type(self, run: Run) -> str:

@@ -15,7 +15,7 @@ from urllib.parse import parse_qsl, quote, unquote
 
 import msgspec
 
-from qworker.errors import BadURL, UsageError
+from qworker.errors import InvalidURL, UsageError
 
 __all__ = ["BackendURL", "mask", "working_directory"]
 
@@ -42,13 +42,13 @@ class BackendURL(msgspec.Struct, frozen=True, kw_only=True):
         """Split `text`.
 
         Raises:
-            BadURL: it has no scheme, holds control characters, or names an option twice.
+            InvalidURL: it has no scheme, holds control characters, or names an option twice.
         """
         if any(ord(c) < 0x20 or ord(c) == 0x7F for c in text):
-            raise BadURL("a backend URL has no control characters: check for a stray line end")
+            raise InvalidURL("a backend URL has no control characters: check for a stray line end")
         scheme, colon, rest = text.partition(":")
         if not colon or not _SCHEME.fullmatch(scheme):
-            raise BadURL(
+            raise InvalidURL(
                 f"{mask(text)!r} is no backend URL: write something like file:///var/spool/app or redis://localhost/0"
             )
         rest, _, query = rest.partition("?")
@@ -61,7 +61,7 @@ class BackendURL(msgspec.Struct, frozen=True, kw_only=True):
         options: dict[str, str] = {}
         for name, value in parse_qsl(query, keep_blank_values=True):
             if name in options:
-                raise BadURL(f"the option {name!r} stands twice in {mask(text)}: keep one")
+                raise InvalidURL(f"the option {name!r} stands twice in {mask(text)}: keep one")
             options[name] = value
         return cls(scheme=scheme, authority=authority, path=unquote(path), options=options, raw=text)
 
@@ -70,21 +70,21 @@ class BackendURL(msgspec.Struct, frozen=True, kw_only=True):
         """The absolute directory of a directory scheme.
 
         Raises:
-            BadURL: it names a host or no directory.
+            InvalidURL: it names a host or no directory.
             UsageError: it is relative to a working directory that does not exist any more.
         """
         if self.authority in {".", ".."}:
             named = self.authority + self.path
         elif self.authority:
             host = mask(f"//{self.authority}")[2:]
-            raise BadURL(
+            raise InvalidURL(
                 f"{mask(self.raw)}: {host!r} would be a host: write {self.scheme}:///{host}{self.path}"
                 f" or {self.scheme}://./{host}{self.path}"
             )
         else:
             named = self.path
         if not named:
-            raise BadURL(
+            raise InvalidURL(
                 f"{mask(self.raw)} names no directory: write {self.scheme}:///abs/dir or {self.scheme}://./rel"
             )
         return Path(working_directory(), named) if self.is_relative else Path(named)
@@ -115,18 +115,18 @@ class BackendURL(msgspec.Struct, frozen=True, kw_only=True):
         """Refuse options that are not in `known`.
 
         Raises:
-            BadURL: names the first unknown one and all known ones.
+            InvalidURL: names the first unknown one and all known ones.
         """
         known = sorted(known)
         for name in self.options:
             if name not in known:
-                raise BadURL(f"{self.masked}: unknown option {name!r}; known: {', '.join(known) or 'none'}")
+                raise InvalidURL(f"{self.masked}: unknown option {name!r}; known: {', '.join(known) or 'none'}")
 
     def boolean(self, name: str, default: bool) -> bool:
         """An option that is on or off.
 
         Raises:
-            BadURL: it is neither.
+            InvalidURL: it is neither.
         """
         value = self.options.get(name)
         if value is None:
@@ -135,31 +135,31 @@ class BackendURL(msgspec.Struct, frozen=True, kw_only=True):
             return True
         if value.lower() in _FALSE:
             return False
-        raise BadURL(f"{self.masked}: {name} is 1 or 0, not {value!r}")
+        raise InvalidURL(f"{self.masked}: {name} is 1 or 0, not {value!r}")
 
     def integer(self, name: str, default: int, *, minimum: int = 0) -> int:
         """A whole number.
 
         Raises:
-            BadURL: it is none, or below `minimum`.
+            InvalidURL: it is none, or below `minimum`.
         """
         value = self.options.get(name)
         if value is None:
             return default
         if not value.isascii() or not value.isdigit() or int(value) < minimum:
-            raise BadURL(f"{self.masked}: {name} is a whole number of at least {minimum}, not {value!r}")
+            raise InvalidURL(f"{self.masked}: {name} is a whole number of at least {minimum}, not {value!r}")
         return int(value)
 
     def choice(self, name: str, default: str, choices: Iterable[str]) -> str:
         """One of several words.
 
         Raises:
-            BadURL: it is none of them.
+            InvalidURL: it is none of them.
         """
         value = self.options.get(name, default)
         choices = list(choices)
         if value not in choices:
-            raise BadURL(f"{self.masked}: {name} is one of {', '.join(choices)}, not {value!r}")
+            raise InvalidURL(f"{self.masked}: {name} is one of {', '.join(choices)}, not {value!r}")
         return value
 
 

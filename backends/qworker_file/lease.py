@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 from qworker.clock import Clock
 from qworker.files import READ, has_writer, list_names, read_all
-from qworker.message import Lease, Message, Settle, Settlement
+from qworker.message import Lease, Message, SettleAction, Settlement
 from qworker_file import foreign
 from qworker_file.foreign import Claim
 from qworker_file.holder import DETACHED
@@ -290,17 +290,17 @@ def settle(
     """
     if lease.ended is not None:
         # Ended before by the same call, or acked twice: perhaps not yet on the disk.
-        same = lease.ended is settlement or lease.ended.how is settlement.how is Settle.ACK
+        same = lease.ended is settlement or lease.ended.how is settlement.how is SettleAction.ACK
         return frozenset({lease.files.lease}) if same else None
     if lease.lost:
         return None
     step = _STEPS[settlement.how]
-    changed = step(settlement, lease, now) if settlement.how is not Settle.ACK or keep_done else _unlink(lease)
+    changed = step(settlement, lease, now) if settlement.how is not SettleAction.ACK or keep_done else _unlink(lease)
     if changed is None:
         lease.lost = True
     else:
         lease.ended = settlement
-        if settlement.how is Settle.ACK and lease.fd >= 0:
+        if settlement.how is SettleAction.ACK and lease.fd >= 0:
             finished.append(lease.fd)
             lease.fd = -1
     lease.close()
@@ -431,14 +431,14 @@ def _reopened(files: QueueDir, path: str, item: str, token: int) -> FileLease | 
 
 
 _Step = Callable[[Settlement, FileLease, float], "frozenset[int] | None"]
-_STEPS: dict[Settle, _Step] = {
-    Settle.ACK: _done,
-    Settle.FAIL_PERM: _failed,
-    Settle.FAIL_TMP: _failed_for_now,
-    Settle.RELEASE: _released,
+_STEPS: dict[SettleAction, _Step] = {
+    SettleAction.ACK: _done,
+    SettleAction.FAIL_PERM: _failed,
+    SettleAction.FAIL_TMP: _failed_for_now,
+    SettleAction.RELEASE: _released,
 }
 
 
 def give_back(lease: FileLease, now: float) -> None:
     """Undo a claim that nobody will hear of."""
-    settle(Settlement(lease=lease, how=Settle.RELEASE), lease, now, [], keep_done=True)
+    settle(Settlement(lease=lease, how=SettleAction.RELEASE), lease, now, [], keep_done=True)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from qworker.errors import BadURL
+from qworker.errors import InvalidURL
 from qworker.history.store import HISTORY_OPTIONS, HistoryOptions
 from qworker.url import BackendURL
 from qworker_file.retention import Keep
@@ -36,12 +36,12 @@ class FileOptions(msgspec.Struct, frozen=True, kw_only=True):
         """Read a URL's options.
 
         Raises:
-            BadURL: one is unknown or makes no sense.
+            InvalidURL: one is unknown or makes no sense.
         """
         url.only({"sync", "keep_done", "keep_fail", "time", "rescan", "mode", *HISTORY_OPTIONS})
         keep_fail = Keep.parse("keep_fail", url.options.get("keep_fail", "1"))
         if not keep_fail.any:
-            raise BadURL(f"{url.masked}: keep_fail=0 would lose failures unseen: give an age like 1h")
+            raise InvalidURL(f"{url.masked}: keep_fail=0 would lose failures unseen: give an age like 1h")
         return cls(
             sync=url.choice("sync", "full", ("full", "off")) == "full",
             keep_done=Keep.parse("keep_done", url.options.get("keep_done", "0")),

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import msgspec
 
 from qworker.clock import SYSTEM_CLOCK, Clock
-from qworker.errors import NotSupported, PublishFailed, StorageFull
+from qworker.errors import NotSupported, PublishUncertain, StorageFull
 from qworker.files import CREATE, DIRECTORY, READ, GroupCommit, files_at_once, link_file, list_names, write_all
 from qworker.message import Draft
 from qworker.names import check_id, new_id, new_ids
@@ -88,8 +88,8 @@ class Publisher:
         """Store messages.
 
         Raises:
-            NotSupported, BadName: a draft cannot be stored; none was.
-            StorageFull, PublishFailed, BackendError: see `Backend.publish`.
+            NotSupported, InvalidName: a draft cannot be stored; none was.
+            StorageFull, PublishUncertain, BackendError: see `Backend.publish`.
             FileNotFoundError: the queue was deleted.
         """
         stored = Stored([], [], [])
@@ -212,7 +212,7 @@ class Publisher:
         except OSError as error:
             if error.errno in {errno.ENOSPC, errno.EDQUOT}:
                 raise StorageFull(f"cannot publish: {error.strerror}: free some space") from error
-            raise PublishFailed(f"cannot publish: the disk did not take the data: {error.strerror}") from error
+            raise PublishUncertain(f"cannot publish: the disk did not take the data: {error.strerror}") from error
 
     async def _show(self, files: QueueDir, plans: list[_Plan], stored: Stored) -> None:
         turn_ends = time.perf_counter() + _TURN
@@ -242,7 +242,7 @@ class Publisher:
         try:
             await self._commit.directories(changed)
         except OSError as error:
-            raise PublishFailed(f"perhaps published: the disk did not take the names: {error.strerror}") from error
+            raise PublishUncertain(f"perhaps published: the disk did not take the names: {error.strerror}") from error
 
     @staticmethod
     def _discard(files: QueueDir, plans: list[_Plan]) -> None:
@@ -273,7 +273,7 @@ class Publisher:
             try:
                 await self._commit.directories({files.queue, files.delay, files.names})
             except OSError as error:
-                raise PublishFailed(f"perhaps published: {error.strerror}") from error
+                raise PublishUncertain(f"perhaps published: {error.strerror}") from error
         return [plan for plan in plans if plan.given not in stored]
 
     async def _reserve(self, files: QueueDir, plans: list[_Plan]) -> set[str]:

@@ -8,7 +8,7 @@ import re
 
 import msgspec
 
-from qworker.errors import BadURL
+from qworker.errors import InvalidURL
 from qworker.files import list_names
 from qworker_file.layout import QueueDir
 from qworker_file.names import reason_name
@@ -36,7 +36,7 @@ class Keep(msgspec.Struct, frozen=True):
         """Read an option.
 
         Raises:
-            BadURL: it says nothing we know.
+            InvalidURL: it says nothing we know.
         """
         if text in {"0", "1"}:
             return cls(text, any=text == "1")
@@ -44,7 +44,7 @@ class Keep(msgspec.Struct, frozen=True):
             return cls(text, age=int(match[1]) * _UNITS[match[2]])
         if text.isascii() and text.isdigit() and len(text) <= 9:
             return cls(text, count=int(text))
-        raise BadURL(
+        raise InvalidURL(
             f"{name} is 0 (removed at once), 1 (kept), an age like 7d or 12h, or a number like 1000 (the newest), not {text!r}"
         )
 

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterable, Sequence
 
 from qworker.clock import Clock
-from qworker.errors import NotSupported, PublishFailed
+from qworker.errors import NotSupported, PublishUncertain
 from qworker.files import CREATE, DIRECTORY, sync_file_system, write_all
 from qworker.message import Draft
 from qworker_file.names import item_name
@@ -151,10 +151,10 @@ class Flusher:
         """Put the rest on the disk; blocks.
 
         Raises:
-            PublishFailed: something is not there. It is never synced again: another attempt writes other files.
+            PublishUncertain: something is not there. It is never synced again: another attempt writes other files.
         """
         if self._thread is not None:
             self._thread.join()
         self._run()
         if self._error is not None:
-            raise PublishFailed(f"the disk did not take what was staged: {self._error.strerror}") from self._error
+            raise PublishUncertain(f"the disk did not take what was staged: {self._error.strerror}") from self._error

@@ -15,7 +15,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-from qworker.errors import PublishFailed
+from qworker.errors import PublishUncertain
 from qworker.files import DIRECTORY, list_names, store_errors
 from qworker.message import Draft
 from qworker.staging import Manifest, Published, StagedPart, Staging
@@ -108,7 +108,9 @@ class FileStaging(Staging):
             try:
                 await store.commit({local.files.queue, local.files.delay})
             except OSError as error:
-                raise PublishFailed(f"the disk did not take the names of the job {self.job}: run it again") from error
+                raise PublishUncertain(
+                    f"the disk did not take the names of the job {self.job}: run it again"
+                ) from error
             published = Published(
                 job=self.job, step=manifest.step, rows=manifest.rows, rejected=manifest.rejected, at=store.clock.time()
             )

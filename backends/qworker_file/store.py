@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 
 from qworker.clock import Clock
 from qworker.files import FileSystem, GroupCommit, boot_id
-from qworker.message import Settle, Settlement
+from qworker.message import SettleAction, Settlement
 from qworker.names import is_queue_name
 from qworker_file.holder import Holder
 from qworker_file.layout import create_queue, is_queue, open_queue
@@ -182,7 +182,7 @@ class Store:
             del local.own[lease.item]
             if self._cramped:
                 self._make_room()
-        if lease.ended is settlement and settlement.how in {Settle.RELEASE, Settle.FAIL_TMP}:
+        if lease.ended is settlement and settlement.how in {SettleAction.RELEASE, SettleAction.FAIL_TMP}:
             left = [] if lease.left is None else [lease.left]
             local.added(left if lease.left_ready else [], [] if lease.left_ready else left, returned=True)
             self.notify(local)

@@ -19,7 +19,7 @@ from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.errors import QueueNotFound
 from qworker.history.memory import MemoryHistory
 from qworker.history.store import NO_HISTORY
-from qworker.message import Draft, Finished, Lease, Message, QueueStats, Settle, Settlement, State, StoredMessage
+from qworker.message import Draft, Finished, Lease, Message, QueueStats, SettleAction, Settlement, State, StoredMessage
 from qworker.names import check_id, check_queue, new_id
 from qworker.url import BackendURL
 
@@ -313,7 +313,7 @@ class MemoryBackend(Backend):
                     refused.append(settlement)
                     continue
                 self._end(*found, settlement, now)
-                if settlement.how in {Settle.RELEASE, Settle.FAIL_TMP}:
+                if settlement.how in {SettleAction.RELEASE, SettleAction.FAIL_TMP}:
                     awake.add(settlement.lease.message.queue)
         for queue in awake:
             self._store.wake(queue)
@@ -328,16 +328,16 @@ class MemoryBackend(Backend):
 
     def _end(self, held: _Queue, entry: _Entry, settlement: Settlement, now: float) -> None:
         entry.holder = None
-        if settlement.how is Settle.ACK:
+        if settlement.how is SettleAction.ACK:
             if self._keep_done:
                 held.put(entry, State.DONE, now)
             else:
                 held.drop(entry)
-        elif settlement.how is Settle.FAIL_PERM:
+        elif settlement.how is SettleAction.FAIL_PERM:
             entry.error = settlement.error
             held.put(entry, State.FAIL, now)
         else:
-            if settlement.how is Settle.FAIL_TMP:
+            if settlement.how is SettleAction.FAIL_TMP:
                 entry.error = settlement.error
                 entry.message = msgspec.structs.replace(entry.message, tries=entry.message.tries + 1)
             if settlement.delay > 0:

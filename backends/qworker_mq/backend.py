@@ -21,7 +21,7 @@ from qworker.errors import BackendUnavailable
 from qworker.files import check_writable, durability_at, missing_directory, store_errors
 from qworker.history.directory import directory_history
 from qworker.history.store import HISTORY_OPTIONS
-from qworker.message import Draft, Finished, Lease, QueueStats, Settle, Settlement, State, StoredMessage
+from qworker.message import Draft, Finished, Lease, QueueStats, SettleAction, Settlement, State, StoredMessage
 from qworker.names import check_queue
 from qworker.parts import Share, shares
 from qworker.url import BackendURL
@@ -218,7 +218,7 @@ class MqBackend(Backend):
     def _give_back(self, store: Store, held: Held, leases: Sequence[Lease]) -> None:
         for lease in leases:
             try:
-                if store.claims.settle(Settlement(lease=lease, how=Settle.RELEASE), held.dirs):
+                if store.claims.settle(Settlement(lease=lease, how=SettleAction.RELEASE), held.dirs):
                     held.window.add(lease.message.id)
             except Busy:
                 # It expires.
@@ -321,10 +321,10 @@ class MqBackend(Backend):
     def _ended(store: Store, held: Held, settlement: Settlement, acked: list[str]) -> set[int]:
         """Note what a settlement did; the directories to sync."""
         message = settlement.lease.message
-        if settlement.how is Settle.ACK:
+        if settlement.how is SettleAction.ACK:
             acked.append(f"{message.queue}:{message.id}")
             return {store.root.remove}
-        if settlement.how is Settle.FAIL_PERM:
+        if settlement.how is SettleAction.FAIL_PERM:
             return {held.dirs.fail, store.root.reason}
         if settlement.delay > 0:
             return {held.dirs.due}

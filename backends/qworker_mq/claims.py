@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from qworker.clock import Clock
-from qworker.message import Lease, Message, Settle, Settlement
+from qworker.message import Lease, Message, SettleAction, Settlement
 from qworker_mq.layout import QueueDirs, Root
 from qworker_mq.record import Record, Records
 
@@ -165,11 +165,11 @@ class Claims:
             record = self._held(fd, name, lease.token)
             if record is None:
                 return False
-            if settlement.how is Settle.ACK:
+            if settlement.how is SettleAction.ACK:
                 return self._ack(name)
-            if settlement.how is Settle.FAIL_PERM:
+            if settlement.how is SettleAction.FAIL_PERM:
                 return self._fail(name, lease.message.id, dirs, record, settlement.error or "")
-            failed = settlement.how is Settle.FAIL_TMP
+            failed = settlement.how is SettleAction.FAIL_TMP
             after = record.ended(tries=record.tries + failed, error=settlement.error)
             due_at = self._clock.time() + settlement.delay if settlement.delay > 0 else 0.0
             return self._back(name, lease.message.id, dirs, after, due_at)

@@ -13,7 +13,7 @@ from urllib.parse import unquote
 import h11
 import msgspec
 
-from qworker.errors import BackendUnavailable, BadURL
+from qworker.errors import BackendUnavailable, InvalidURL
 from qworker.network import why
 from qworker.url import BackendURL
 
@@ -38,18 +38,18 @@ class Address(msgspec.Struct, frozen=True):
         """The server of `mq+http://[:TOKEN@]host[:port]`.
 
         Raises:
-            BadURL: there is no host, the port is none, or a path follows.
+            InvalidURL: there is no host, the port is none, or a path follows.
         """
         user, _, place = url.authority.rpartition("@")
         if url.path not in {"", "/"}:
-            raise BadURL(f"{url.masked}: a server has no path: write {url.scheme}://HOST:PORT")
+            raise InvalidURL(f"{url.masked}: a server has no path: write {url.scheme}://HOST:PORT")
         given = unquote(user.partition(":")[2]) or token
         secure = url.scheme.endswith("s")
         host, colon, port = place.rpartition(":")
         if not colon or place.endswith("]"):
             host, port = place, "443" if secure else "80"
         if not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
-            raise BadURL(f"{url.masked} names no server: write {url.scheme}://HOST:PORT")
+            raise InvalidURL(f"{url.masked} names no server: write {url.scheme}://HOST:PORT")
         return cls(host.strip("[]"), int(port), secure, given)
 
 

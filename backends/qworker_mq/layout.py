@@ -13,7 +13,7 @@ import os
 import re
 from pathlib import Path
 
-from qworker.errors import BadName, FormatTooNew
+from qworker.errors import FormatTooNew, InvalidName
 from qworker.names import check_queue
 
 __all__ = ["QueueDirs", "Root", "open_directory", "split_name", "usable_id"]
@@ -30,7 +30,7 @@ def split_name(name: str) -> tuple[str, str] | None:
         return None
     try:
         return check_queue(queue), message_id
-    except BadName:
+    except InvalidName:
         return None
 
 

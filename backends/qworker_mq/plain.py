@@ -14,8 +14,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import ClassVar, NoReturn
 from urllib.parse import quote
 
-from qworker.errors import BackendUnavailable, NotSupported, PublishFailed
-from qworker.message import Draft, Lease, Message, QueueStats, Settle, Settlement, State, StoredMessage
+from qworker.errors import BackendUnavailable, NotSupported, PublishUncertain
+from qworker.message import Draft, Lease, Message, QueueStats, SettleAction, Settlement, State, StoredMessage
 from qworker.names import check_queue
 from qworker_mq.client import Answer
 from qworker_mq.remote import MqHttpBackend
@@ -86,7 +86,7 @@ class PlainMqHttpBackend(MqHttpBackend):
             try:
                 answer = await self._plain("POST", f"/{check_queue(queue)}/messages", draft.body)
             except BackendUnavailable as error:
-                raise PublishFailed(f"{error}: perhaps it is stored") from error
+                raise PublishUncertain(f"{error}: perhaps it is stored") from error
             ids.append(_message_id(answer))
         return ids
 
@@ -114,9 +114,9 @@ class PlainMqHttpBackend(MqHttpBackend):
         """Delete what is done; leave what is not to the server's mover."""
         for settlement in settlements:
             message = settlement.lease.message
-            if settlement.how is Settle.FAIL_PERM:
+            if settlement.how is SettleAction.FAIL_PERM:
                 await self._plain("POST", f"/{message.queue}failed/messages", message.body)
-            if settlement.how in {Settle.ACK, Settle.FAIL_PERM}:
+            if settlement.how in {SettleAction.ACK, SettleAction.FAIL_PERM}:
                 await self.remove(message.queue, [message.id])
         return []
 

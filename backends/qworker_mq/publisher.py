@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from qworker.errors import BackendError, NotSupported, PublishFailed, StorageFull, StorePermission
+from qworker.errors import BackendError, NotSupported, PermissionDenied, PublishUncertain, StorageFull
 from qworker.files import CREATE, files_at_once, store_error, write_all
 from qworker.message import Draft
 from qworker_mq.ids import at_unix, is_uuid, new_uuids, uuid_of
@@ -194,6 +194,6 @@ def _exists(name: str, directory: int) -> bool:
 
 def _translated(error: OSError) -> BackendError:
     told = store_error(error, "store a message")
-    if isinstance(told, StorageFull | StorePermission):
+    if isinstance(told, StorageFull | PermissionDenied):
         return told
-    return PublishFailed(f"{told}: perhaps it is stored: publish again with the same id")
+    return PublishUncertain(f"{told}: perhaps it is stored: publish again with the same id")

@@ -18,8 +18,15 @@ import msgspec
 from qworker import errors
 from qworker.backend import Backend
 from qworker.clock import SYSTEM_CLOCK, Clock
-from qworker.errors import BackendError, BackendUnavailable, BadURL, PublishFailed, QueueNotFound, StorePermission
-from qworker.message import Draft, Lease, Message, QueueStats, Settle, Settlement, State, StoredMessage
+from qworker.errors import (
+    BackendError,
+    BackendUnavailable,
+    InvalidURL,
+    PermissionDenied,
+    PublishUncertain,
+    QueueNotFound,
+)
+from qworker.message import Draft, Lease, Message, QueueStats, SettleAction, Settlement, State, StoredMessage
 from qworker.names import check_queue
 from qworker.url import BackendURL
 from qworker_mq.client import Address, Answer, BlockingClient, Client
@@ -85,7 +92,7 @@ class MqHttpBackend(Backend):
         """Ask the server what it is."""
         answer = await self._client.request("GET", "/-/about", timeout=_PATIENCE)
         if answer.status == 404:
-            raise BadURL(f"{self.describe()} has mq's endpoints only: add ?plain=1")
+            raise InvalidURL(f"{self.describe()} has mq's endpoints only: add ?plain=1")
         about = _decoded(self._checked(answer), _About)
         self._durability = about.durability
         # What its backend deviates in, this one does: an instance's own, over the class's.
@@ -131,7 +138,7 @@ class MqHttpBackend(Backend):
         if name in {"QueueNotFound", "StoreNotFound"}:
             raise QueueNotFound(queue)
         if answer.status in {401, 403}:
-            raise StorePermission(f"{self.describe()} refuses this client: set its token in QWORKER_TOKEN")
+            raise PermissionDenied(f"{self.describe()} refuses this client: set its token in QWORKER_TOKEN")
         _raise_named(name, text)
         raise BackendUnavailable(f"{self.describe()}: {text}")
 
@@ -150,7 +157,7 @@ class MqHttpBackend(Backend):
             try:
                 answer = await self._ask("POST", target, batch, queue=queue)
             except BackendUnavailable as error:
-                raise PublishFailed(f"{error}: perhaps it is stored: publish again with the same id") from error
+                raise PublishUncertain(f"{error}: perhaps it is stored: publish again with the same id") from error
             ids += _decoded(answer, list[str])
         return ids
 
@@ -166,7 +173,7 @@ class MqHttpBackend(Backend):
         except asyncio.CancelledError:
             # The server may have given leases already: nobody else would give them back before they expire.
             leases = await asking
-            await self.settle([Settlement(lease=lease, how=Settle.RELEASE) for lease in leases])
+            await self.settle([Settlement(lease=lease, how=SettleAction.RELEASE) for lease in leases])
             raise
 
     async def _lease(self, queue: str, limit: int, visibility: float) -> list[Lease]:

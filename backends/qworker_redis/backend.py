@@ -16,7 +16,7 @@ import structlog
 
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.errors import BackendError, BackendUnavailable
-from qworker.message import Draft, Lease, Settle, Settlement
+from qworker.message import Draft, Lease, SettleAction, Settlement
 from qworker.names import check_id, check_queue, new_ids
 from qworker.staging import HalfPublished, Staging
 from qworker.url import BackendURL
@@ -265,7 +265,7 @@ class RedisBackend(BulkReading):
     async def _return(self, leases: Sequence[Lease]) -> None:
         """Release what a cancelled call has leased."""
         if leases:
-            chore = self._start(self.settle([Settlement(lease=lease, how=Settle.RELEASE) for lease in leases]))
+            chore = self._start(self.settle([Settlement(lease=lease, how=SettleAction.RELEASE) for lease in leases]))
             await asyncio.wait([chore], timeout=_GIVE_BACK)
 
     def _start(self, chore: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:

@@ -26,7 +26,7 @@ class BlockingWire:
 
     Raises:
         BackendUnavailable: the server cannot be reached.
-        StorePermission: it refuses this user.
+        PermissionDenied: it refuses this user.
     """
 
     def __init__(self, options: Options, address: Address, *, sentinel: bool = False) -> None:

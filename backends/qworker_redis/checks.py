@@ -7,7 +7,7 @@ from typing import cast
 
 import msgspec
 
-from qworker.errors import BackendError, StorePermission
+from qworker.errors import BackendError, PermissionDenied
 from qworker_redis.replies import Reply
 from qworker_redis.wire import Wire
 
@@ -64,7 +64,7 @@ async def _told(asked: asyncio.Future[Reply]) -> Reply:
     """An answer; nothing where this user may not ask, or where a provider has taken the command away."""
     try:
         return await asked
-    except StorePermission:
+    except PermissionDenied:
         return None
     except BackendError as error:
         if "unknown command" in str(error).lower() or "unknown subcommand" in str(error).lower():
@@ -81,13 +81,13 @@ def refuse(facts: ServerFacts) -> None:
     """Refuse a server that cannot keep the promises.
 
     Raises:
-        StorePermission: it is too old, or may evict queues.
+        PermissionDenied: it is too old, or may evict queues.
     """
     if (0, 0) < facts.version < _OLDEST:
         version = ".".join(map(str, facts.version))
-        raise StorePermission(f"Redis {version} at {facts.address} is too old: qworker needs 6.2 or newer")
+        raise PermissionDenied(f"Redis {version} at {facts.address} is too old: qworker needs 6.2 or newer")
     # volatile-* evicts only keys with a time to live, and queues have none.
     if facts.policy.startswith("allkeys"):
-        raise StorePermission(
+        raise PermissionDenied(
             f"Redis at {facts.address} may throw queues away (maxmemory-policy {facts.policy}): set it to noeviction"
         )

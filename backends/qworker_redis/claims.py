@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import cast
 
-from qworker.message import Lease, Settle, Settlement, State
+from qworker.message import Lease, SettleAction, Settlement, State
 from qworker_redis.codec import decode
 from qworker_redis.options import Retention
 from qworker_redis.replies import Reply
@@ -16,7 +16,7 @@ __all__ = ["DETACHED", "Doubt", "RedisLease", "SettleBatch", "resumed"]
 # In front of a claimant whose leases are held by others than its process.
 DETACHED = "detached/"
 
-_HOW = {Settle.ACK: "a", Settle.FAIL_TMP: "t", Settle.FAIL_PERM: "p", Settle.RELEASE: "r"}
+_HOW = {SettleAction.ACK: "a", SettleAction.FAIL_TMP: "t", SettleAction.FAIL_PERM: "p", SettleAction.RELEASE: "r"}
 
 # Key and sequence number under which the server may keep the answer to a settlement, and its number in that batch.
 Doubt = tuple[str, str, int]
@@ -57,7 +57,7 @@ class SettleBatch:
         plain: list[Settlement] = []
         others: list[Settlement] = []
         for settlement in settlements:
-            is_plain = settlement.how is Settle.ACK and settlement.lease.message.key is None and not done.keep
+            is_plain = settlement.how is SettleAction.ACK and settlement.lease.message.key is None and not done.keep
             (plain if is_plain else others).append(settlement)
         self.ordered = plain + others
         self._plain = len(plain)

@@ -40,7 +40,7 @@ def encode(message_id: str, draft: Draft) -> PlainDraft:
     """What the publish script takes for one draft: its id, what is special about it (empty: nothing), and its value.
 
     Raises:
-        BadName: the key is too long.
+        InvalidName: the key is too long.
         NotSupported: the priority is not 0 to 9.
     """
     if (

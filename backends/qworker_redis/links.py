@@ -217,7 +217,7 @@ class Links:
 
         Raises:
             BackendUnavailable: it cannot be reached.
-            StorePermission: it refuses this user.
+            PermissionDenied: it refuses this user.
             BackendError: it is no place for queues.
         """
         return await self._wire_at(await self._address(slot))

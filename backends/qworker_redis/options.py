@@ -10,7 +10,7 @@ from urllib.parse import unquote
 
 import msgspec
 
-from qworker.errors import BadURL
+from qworker.errors import InvalidURL
 from qworker.history.store import HISTORY_OPTIONS, HistoryOptions
 from qworker.url import BackendURL
 
@@ -108,7 +108,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         """Understand a URL.
 
         Raises:
-            BadURL: a part or an option that no Redis URL has; says what to write.
+            InvalidURL: a part or an option that no Redis URL has; says what to write.
         """
         unix = url.scheme == "unix"
         mode = {"redis+sentinel": "sentinel", "redis+cluster": "cluster"}.get(url.scheme, "single")
@@ -124,7 +124,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
             addresses = parse_hosts(hosts or _default_host(url), 26379 if mode == "sentinel" else 6379, url)
             primary, db = _path(url, mode)
         if mode == "single" and len(addresses) > 1:
-            raise BadURL(f"{url.masked}: one host only; several are redis+sentinel:// or redis+cluster://")
+            raise InvalidURL(f"{url.masked}: one host only; several are redis+sentinel:// or redis+cluster://")
         secure = secure or (mode != "single" and url.boolean("tls", False))
         if not secure:
             _no_tls(url)
@@ -167,20 +167,20 @@ def parse_hosts(text: str, port: int, url: BackendURL) -> tuple[TcpAddress, ...]
     """`host`, `host:port`, `[v6]`, `[v6]:port`, or several with commas between them.
 
     Raises:
-        BadURL: one of them is none of these.
+        InvalidURL: one of them is none of these.
     """
     found: list[TcpAddress] = []
     for part in text.split(","):
         match = re.fullmatch(r"(?:\[([0-9A-Fa-f:.]+(?:%[\w.~%-]+)?)\]|([^:\[\]\s]+))(?::([0-9]{1,5}))?", part)
         if match is None or not 0 < int(match[3] or port) < 65536:
-            raise BadURL(f"{url.masked}: {part!r} is no host: write host, host:port or [IPv6 address]:port")
+            raise InvalidURL(f"{url.masked}: {part!r} is no host: write host, host:port or [IPv6 address]:port")
         found.append(TcpAddress(unquote(match[1] or match[2]), int(match[3] or port)))
     return tuple(found)
 
 
 def _socket(url: BackendURL, hosts: str) -> UnixAddress:
     if hosts or not url.path:
-        raise BadURL(f"{url.masked}: write unix:///path/of/the/socket, with ?db=1 for another database")
+        raise InvalidURL(f"{url.masked}: write unix:///path/of/the/socket, with ?db=1 for another database")
     return UnixAddress(os.path.abspath(url.path))
 
 
@@ -190,12 +190,12 @@ def _path(url: BackendURL, mode: str) -> tuple[str, int]:
     primary = ""
     if mode == "sentinel":
         if not parts:
-            raise BadURL(f"{url.masked}: name the primary: redis+sentinel://host1,host2/mymaster")
+            raise InvalidURL(f"{url.masked}: name the primary: redis+sentinel://host1,host2/mymaster")
         primary = parts.pop(0)
     if mode == "cluster" and parts not in ([], ["0"]):
-        raise BadURL(f"{url.masked}: a cluster has the database 0 only")
+        raise InvalidURL(f"{url.masked}: a cluster has the database 0 only")
     if len(parts) > 1 or any(not (p.isascii() and p.isdigit() and len(p) < 10) for p in parts):
-        raise BadURL(f"{url.masked}: the database is a number: redis://host:6379/0")
+        raise InvalidURL(f"{url.masked}: the database is a number: redis://host:6379/0")
     return primary, int(parts[0]) if parts else 0
 
 
@@ -208,7 +208,7 @@ def _seconds(url: BackendURL, name: str, default: float) -> float:
     except ValueError:
         seconds = 0.0
     if not 0.05 <= seconds <= 3600:
-        raise BadURL(f"{url.masked}: {name} is a number of seconds between 0.05 and 3600, not {value!r}")
+        raise InvalidURL(f"{url.masked}: {name} is a number of seconds between 0.05 and 3600, not {value!r}")
     return seconds
 
 
@@ -221,7 +221,7 @@ def _retention(url: BackendURL, name: str, default: Retention, on: Retention) ->
         return on if value == "1" else Retention()
     match = re.fullmatch(r"([0-9]{1,9})([smhd]?)", value)
     if match is None or int(match[1]) == 0:
-        raise BadURL(f"{url.masked}: {name} is 0, 1, an age like 7d or 12h, or a number of messages, not {value!r}")
+        raise InvalidURL(f"{url.masked}: {name} is 0, 1, an age like 7d or 12h, or a number of messages, not {value!r}")
     if match[2]:
         return Retention(keep=True, age=float(int(match[1]) * _UNITS[match[2]]))
     return Retention(keep=True, count=int(match[1]))
@@ -231,14 +231,16 @@ def _fail_retention(url: BackendURL) -> Retention:
     """For ever, or an age: a failure that is counted out unseen helps nobody."""
     found = _retention(url, "keep_fail", Retention(keep=True), Retention(keep=True))
     if not found.keep or found.count is not None:
-        raise BadURL(f"{url.masked}: keep_fail is 1 (for ever) or an age like 30d, not {url.options['keep_fail']!r}")
+        raise InvalidURL(
+            f"{url.masked}: keep_fail is 1 (for ever) or an age like 30d, not {url.options['keep_fail']!r}"
+        )
     return found
 
 
 def _no_tls(url: BackendURL) -> None:
     for name in ("ca", "cert", "key", "verify"):
         if name in url.options:
-            raise BadURL(f"{url.masked}: {name} is for TLS: use rediss:// (or ?tls=1 with sentinels and clusters)")
+            raise InvalidURL(f"{url.masked}: {name} is for TLS: use rediss:// (or ?tls=1 with sentinels and clusters)")
 
 
 def _tls(url: BackendURL) -> ssl.SSLContext:
@@ -249,9 +251,9 @@ def _tls(url: BackendURL) -> ssl.SSLContext:
         if "cert" in url.options:
             context.load_cert_chain(url.options["cert"], url.options.get("key"))
         elif "key" in url.options:
-            raise BadURL(f"{url.masked}: key goes with cert=FILE")
+            raise InvalidURL(f"{url.masked}: key goes with cert=FILE")
     except OSError as error:
-        raise BadURL(f"{url.masked}: the TLS files cannot be read: {error}") from error
+        raise InvalidURL(f"{url.masked}: the TLS files cannot be read: {error}") from error
     if verify != "1":
         context.check_hostname = False
     if verify == "0":

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from functools import partial
 from typing import Any, cast
 
-from qworker.errors import BackendUnavailable, PublishFailed
+from qworker.errors import BackendUnavailable, PublishUncertain
 from qworker_redis.codec import PlainDraft
 from qworker_redis.durable import BATCH, BATCH_BYTES, durable
 from qworker_redis.lanes import Lane, Mark
@@ -73,7 +73,7 @@ class Publishing:
         except ConnectionLost as error:
             mark.keep()
             if error.sent:
-                raise PublishFailed(f"perhaps published, perhaps not: {error}") from error
+                raise PublishUncertain(f"perhaps published, perhaps not: {error}") from error
             raise
         except BaseException:
             mark.keep()

@@ -6,7 +6,7 @@ import re
 
 from hiredis import ReplyError
 
-from qworker.errors import BackendError, BackendUnavailable, FormatTooNew, StorageFull, StorePermission
+from qworker.errors import BackendError, BackendUnavailable, FormatTooNew, PermissionDenied, StorageFull
 
 __all__ = ["ConnectionLost", "NoScript", "Redirected", "Reply", "meaning"]
 
@@ -57,7 +57,7 @@ def meaning(error: ReplyError) -> BackendError:
     elif code in _LATER:
         found = BackendUnavailable(f"Redis cannot serve now: {text}")
     elif (refusal := _refusal(code, text)) is not None:
-        found = StorePermission(refusal)
+        found = PermissionDenied(refusal)
     elif code in _FULL:
         found = StorageFull(f"Redis takes no more: {text}: raise maxmemory or free its disk; consuming goes on")
     elif code == "NOSCRIPT":

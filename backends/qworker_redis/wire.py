@@ -186,7 +186,7 @@ async def connect(options: Options, address: Address) -> Wire:
 
     Raises:
         BackendUnavailable: the server cannot be reached, or does not answer.
-        StorePermission: it refuses this user.
+        PermissionDenied: it refuses this user.
     """
     loop = asyncio.get_running_loop()
     wire: Wire | None = None

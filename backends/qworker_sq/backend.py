@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from qworker.errors import NotSupported
 from qworker.files import store_errors
-from qworker.message import Draft, Lease, Settle, Settlement
+from qworker.message import Draft, Lease, SettleAction, Settlement
 from qworker.names import check_id, check_queue
 from qworker_sq import consume
 from qworker_sq.admin import SqAdministration
@@ -157,7 +157,7 @@ class SqBackend(SqAdministration):
 
     async def _settle(self, channel: Channel, settlements: list[Settlement]) -> list[Settlement]:
         done: list[tuple[int, int]] = []
-        wake = any(settlement.how in {Settle.RELEASE, Settle.FAIL_TMP} for settlement in settlements)
+        wake = any(settlement.how in {SettleAction.RELEASE, SettleAction.FAIL_TMP} for settlement in settlements)
         try:
             with store_errors(f"settle messages of {channel.topic.name}"):
                 async with channel.section():

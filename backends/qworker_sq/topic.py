@@ -26,7 +26,7 @@ import msgspec
 import structlog
 
 from qworker.clock import Clock
-from qworker.errors import BackendError, BackendUnavailable, NotSupported, PublishFailed
+from qworker.errors import BackendError, BackendUnavailable, NotSupported, PublishUncertain
 from qworker.files import boot_id, store_error
 from qworker.message import Draft
 from qworker.segments.disk import make_directory, open_directory, open_regular, write_all, write_new
@@ -371,7 +371,7 @@ class Topic:
             await self._sync(touched)
         except OSError as error:
             self.state.move(0, self.log.abandon(at))
-            raise PublishFailed(
+            raise PublishUncertain(
                 f"the disk did not confirm what was published to {self.name} ({error.strerror}): publish again with the same id"
             ) from error
 

@@ -13,7 +13,7 @@ from typing import Self
 
 from qworker.backend import Backend
 from qworker.clock import SYSTEM_CLOCK, Clock
-from qworker.errors import BadName, BadURL
+from qworker.errors import InvalidName, InvalidURL
 from qworker.files import durability_at, missing_directory, store_errors
 from qworker.history.directory import directory_history
 from qworker.history.store import HISTORY_OPTIONS
@@ -94,12 +94,12 @@ class SqTopics(Backend):
         url.only(_OPTIONS)
         channel = url.options.get("channel", "default")
         if not _CHANNEL.fullmatch(channel) or len(channel) > NAME_BYTES:
-            raise BadURL(
+            raise InvalidURL(
                 f"{url.masked}: a channel has 1 to {NAME_BYTES} of A-Z a-z 0-9 . _ - and begins with a letter or digit"
             )
         size = url.integer("segment_size", 0, minimum=_SMALLEST_SEGMENT)
         if size > _LARGEST_SEGMENT:
-            raise BadURL(f"{url.masked}: segment_size is at most {_LARGEST_SEGMENT}")
+            raise InvalidURL(f"{url.masked}: segment_size is at most {_LARGEST_SEGMENT}")
         return cls(
             url,
             channel=channel,
@@ -239,7 +239,7 @@ class SqTopics(Backend):
         try:
             with store_errors(f"open the queue {queue}"):
                 held = await self._found(queue)
-        except BadName:
+        except InvalidName:
             held = None
         if held is None:
             raise self.not_found(queue)

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from qworker.errors import NotSupported
 from qworker.files import list_names, store_errors
-from qworker.message import Draft, Lease, Settle, Settlement
+from qworker.message import Draft, Lease, SettleAction, Settlement
 from qworker.names import check_queue
 from qworker_vsqs.admin import VsqsAdministration
 from qworker_vsqs.consume import VsqsLease
@@ -171,7 +171,7 @@ class VsqsBackend(VsqsAdministration):
             for lease in done:
                 lease.unsure = True
             raise
-        if any(settlement.how is not Settle.ACK for settlement in settlements):
+        if any(settlement.how is not SettleAction.ACK for settlement in settlements):
             self._wake()
         return refused
 

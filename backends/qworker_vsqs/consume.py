@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import msgspec
 import structlog
 
-from qworker.message import Lease, Message, Settle, Settlement
+from qworker.message import Lease, Message, SettleAction, Settlement
 from qworker_vsqs.folder import Folder, Note
 from qworker_vsqs.names import Unit, leased_name
 
@@ -122,7 +122,9 @@ class Consumer:
             elif lease.unsure:
                 lease.unsure = False
                 done.append(lease)
-            elif settlement.how is Settle.ACK or (settlement.how is Settle.RELEASE and settlement.delay <= 0):
+            elif settlement.how is SettleAction.ACK or (
+                settlement.how is SettleAction.RELEASE and settlement.delay <= 0
+            ):
                 if self._end(folder, settlement, lease):
                     done.append(lease)
                 else:
@@ -143,7 +145,7 @@ class Consumer:
 
     def _end(self, folder: Folder, settlement: Settlement, lease: VsqsLease) -> bool:
         name = leased_name(lease.number, lease.expiry)
-        if settlement.how is Settle.RELEASE:
+        if settlement.how is SettleAction.RELEASE:
             if not folder.move(name, str(lease.number)):
                 return False
             folder.window.came(str(lease.number))
@@ -161,11 +163,11 @@ class Consumer:
         number, expiry = lease.number, lease.expiry
         error = None if settlement.error is None else settlement.error.encode(errors="replace").decode()
         replace = msgspec.structs.replace
-        if settlement.how is Settle.FAIL_PERM:
+        if settlement.how is SettleAction.FAIL_PERM:
             return fail(folder, number, expiry, error, now)
         due = self._unit.ticks(now + settlement.delay) if settlement.delay > 0 else None
         target = str(number) if due is None else leased_name(number, due)
-        if settlement.how is Settle.FAIL_TMP:
+        if settlement.how is SettleAction.FAIL_TMP:
             fd = folder.end_lease(
                 number,
                 expiry,

@@ -10,7 +10,7 @@ from typing import Self
 
 from qworker.backend import Backend
 from qworker.clock import SYSTEM_CLOCK, Clock
-from qworker.errors import BadName, BadURL
+from qworker.errors import InvalidName, InvalidURL
 from qworker.files import FileSystem, GroupCommit, durability_at, missing_directory, raise_file_limit, store_errors
 from qworker.history.directory import directory_history
 from qworker.history.store import HISTORY_OPTIONS
@@ -70,7 +70,7 @@ class VsqsFolders(Backend):
         except ValueError:
             seconds = -1.0
         if seconds is not None and not 0 <= seconds < float("inf"):
-            raise BadURL(f"{url.masked}: timeout is a number of seconds, not {timeout!r}")
+            raise InvalidURL(f"{url.masked}: timeout is a number of seconds, not {timeout!r}")
         return cls(
             url,
             unit=url.choice("unit", "us", _UNITS),
@@ -177,7 +177,7 @@ class VsqsFolders(Backend):
     async def _existing(self, queue: str) -> Folder:
         try:
             folder = await self._found(queue)
-        except BadName:
+        except InvalidName:
             folder = None
         if folder is None:
             raise self.not_found(queue)

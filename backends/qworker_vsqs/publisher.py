@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 import msgspec
 
 from qworker.clock import Clock
-from qworker.errors import PublishFailed, QueueFull
+from qworker.errors import PublishUncertain, QueueFull
 from qworker.files import GroupCommit, files_at_once, list_names, store_error, write_all
 from qworker.message import Draft
 from qworker_vsqs.folder import Folder, Note
@@ -66,7 +66,7 @@ class Publisher:
 
         Raises:
             QueueFull: no room within the timeout; what had room is stored.
-            PublishFailed: a sync failed.
+            PublishUncertain: a sync failed.
         """
         if all(draft.origin is None for draft in drafts):
             return await self._publish(folder, drafts)
@@ -177,7 +177,7 @@ class Publisher:
             await self._commit.data([new.fd for new in news])
         except OSError as error:
             known = store_error(error, f"publish to {folder.name}")
-            raise PublishFailed(f"{known}: nothing of this batch is stored; publish it again") from error
+            raise PublishUncertain(f"{known}: nothing of this batch is stored; publish it again") from error
 
     def _show(self, folder: Folder, news: list[_New]) -> bool:
         """Give the messages their names; whether something had to be noted of one."""

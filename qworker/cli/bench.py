@@ -12,7 +12,7 @@ import msgspec
 from qworker.backend import Backend
 from qworker.cli.common import URLCommand, json_option, run
 from qworker.cli.output import print_json, print_table, say
-from qworker.message import Draft, Lease, Settle, Settlement
+from qworker.message import Draft, Lease, SettleAction, Settlement
 from qworker.names import counted
 from qworker.registry import open_backend
 
@@ -93,7 +93,7 @@ async def _steps(backend: Backend, queue: str, messages: int, batch: int, body: 
 
     async def ack() -> None:
         for start in range(0, messages, batch):
-            await backend.settle([Settlement(lease=one, how=Settle.ACK) for one in leases[start : start + batch]])
+            await backend.settle([Settlement(lease=one, how=SettleAction.ACK) for one in leases[start : start + batch]])
 
     rates = [await _timed("publish", messages, publish), await _timed("lease", messages, lease)]
     rates.append(await _timed("ack", messages, ack))

@@ -13,7 +13,7 @@ import click
 
 from qworker.backend import Backend
 from qworker.cli.configured import PREFIX, blamed, did_you_mean, file_defaults, options_of, warn_of_unknown
-from qworker.errors import BadURL, MissingExtra, StoreNotFound, UsageError
+from qworker.errors import InvalidURL, MissingExtra, StoreNotFound, UsageError
 from qworker.extras import not_installed
 from qworker.message import State
 from qworker.registry import open_backend
@@ -240,7 +240,7 @@ async def opened(url: str, *, make: bool = False) -> AsyncGenerator[Backend]:
         make: whether its directory is made where it is not there. What only looks makes none.
 
     Raises:
-        BadURL: the URL is not known.
+        InvalidURL: the URL is not known.
         StoreNotFound: there is no such directory.
         BackendUnavailable: nobody answers there.
     """
@@ -249,7 +249,7 @@ async def opened(url: str, *, make: bool = False) -> AsyncGenerator[Backend]:
         raise StoreNotFound(backend.missing)
     if not backend.shared:
         await backend.aclose()
-        raise BadURL(f"{backend.describe()}: its queues live in one process only, and this is another: use file:")
+        raise InvalidURL(f"{backend.describe()}: its queues live in one process only, and this is another: use file:")
     try:
         await backend.open()
         yield backend

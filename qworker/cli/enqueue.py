@@ -13,9 +13,9 @@ from qworker.cli.common import Command, batches, json_option, run, url_option
 from qworker.cli.configured import did_you_mean
 from qworker.cli.loader import load_app
 from qworker.cli.output import Progress, print_json, reporting, say, say_where
-from qworker.errors import BadArguments, UsageError
+from qworker.errors import InvalidArguments, UsageError
 from qworker.names import counted
-from qworker.task import BoundTask, Call, Job, Task
+from qworker.task import Call, ConfiguredTask, Job, Task
 
 __all__ = ["command"]
 
@@ -106,33 +106,37 @@ def _json(text: str) -> Any:
         if text.startswith("--"):
             name = text.partition("=")[0]
             known = (option for param in command.params for option in param.opts)
-            raise BadArguments(
+            raise InvalidArguments(
                 f"no option {name}: {did_you_mean(name, known) or 'see qworker enqueue --help'}"
             ) from error
         quoted = msgspec.json.encode(text).decode()
-        raise BadArguments(f"{text!r} is not JSON: text is written '{quoted}', with both kinds of quotes") from error
+        raise InvalidArguments(
+            f"{text!r} is not JSON: text is written '{quoted}', with both kinds of quotes"
+        ) from error
 
 
 def _object(text: str) -> dict[str, Any]:
     value = _json(text)
     if not isinstance(value, dict):
-        raise BadArguments(f"--kwargs is a JSON object such as '{{\"width\": 640}}', not {text!r}")
+        raise InvalidArguments(f"--kwargs is a JSON object such as '{{\"width\": 640}}', not {text!r}")
     return cast("dict[str, Any]", value)
 
 
-def _call(task: _AnyTask, bound: BoundTask[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Call:
+def _call(task: _AnyTask, bound: ConfiguredTask[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Call:
     task.signature.convert(args, kwargs)
     return bound.call(*args, **kwargs)
 
 
-def _calls(task: _AnyTask, bound: BoundTask[..., Any], lines: BinaryIO) -> Iterator[Call]:
+def _calls(task: _AnyTask, bound: ConfiguredTask[..., Any], lines: BinaryIO) -> Iterator[Call]:
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:
             yield _call(task, bound, *_line(line))
-        except (msgspec.DecodeError, BadArguments) as error:
-            raise BadArguments(f"line {number} of {lines.name}: {error}; the lines before it may be stored") from error
+        except (msgspec.DecodeError, InvalidArguments) as error:
+            raise InvalidArguments(
+                f"line {number} of {lines.name}: {error}; the lines before it may be stored"
+            ) from error
 
 
 def _line(line: bytes) -> tuple[list[Any], dict[str, Any]]:

@@ -17,11 +17,11 @@ from qworker.cli.output import say
 from qworker.errors import (
     BackendUnavailable,
     FormatTooNew,
+    PermissionDenied,
     QueueNotFound,
     QworkerError,
     StorageFull,
     StoreNotFound,
-    StorePermission,
     UsageError,
 )
 from qworker.streams import ERROR_STREAM, flush_all, flush_output, is_of_output, prepare, silence_stdout
@@ -166,6 +166,6 @@ def exit_status(error: QworkerError) -> int:
         return EXIT_CRASH
     if isinstance(error, UsageError | QueueNotFound):
         return EXIT_USAGE
-    if isinstance(error, BackendUnavailable | StorePermission | StorageFull | FormatTooNew):
+    if isinstance(error, BackendUnavailable | PermissionDenied | StorageFull | FormatTooNew):
         return EXIT_UNREACHABLE
     return EXIT_CRASH

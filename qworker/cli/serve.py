@@ -10,7 +10,7 @@ import structlog
 
 from qworker import logs
 from qworker.cli.common import URLCommand, positive
-from qworker.errors import BadURL, UsageError
+from qworker.errors import InvalidURL, UsageError
 from qworker.extras import not_installed
 from qworker.registry import open_backend
 from qworker.supervisor.loops import loop_factory
@@ -58,7 +58,9 @@ def command(url: str, host: str, port: int, visibility: float, body_limit: int, 
     async def run() -> None:
         backend = open_backend(url)
         if not backend.shared:
-            raise BadURL(f"{backend.describe()}: its queues live in one process only, and this is another: use file:")
+            raise InvalidURL(
+                f"{backend.describe()}: its queues live in one process only, and this is another: use file:"
+            )
         app = make_app(backend, token=token, body_limit=body_limit, visibility=visibility)
         listener = bind(host, port)
         address, bound = listener.getsockname()[:2]

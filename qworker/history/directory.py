@@ -46,7 +46,7 @@ def directory_history(
         clock: the backend's.
 
     Raises:
-        BadURL: an option makes no sense.
+        InvalidURL: an option makes no sense.
     """
     return DirectoryHistory(os.fspath(directory), HistoryOptions.from_url(url, default=default), clock=clock)
 

@@ -18,7 +18,7 @@ from qworker.history.batch import EventBatch
 from qworker.history.columns import Acks, by_queue, task_column
 from qworker.history.event import Kind
 from qworker.logs import one_line
-from qworker.message import Settle
+from qworker.message import SettleAction
 from qworker.run import Run
 
 __all__ = ["Recorder"]
@@ -33,11 +33,11 @@ _MOST_WITH_TEXT = 16
 _MOST_ERROR = 300
 
 _WITH_ERROR = frozenset({"retried", "failed", "lost"})
-_KINDS: dict[Settle, Kind] = {
-    Settle.ACK: "acked",
-    Settle.FAIL_TMP: "retried",
-    Settle.FAIL_PERM: "failed",
-    Settle.RELEASE: "released",
+_KINDS: dict[SettleAction, Kind] = {
+    SettleAction.ACK: "acked",
+    SettleAction.FAIL_TMP: "retried",
+    SettleAction.FAIL_PERM: "failed",
+    SettleAction.RELEASE: "released",
 }
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from qworker.errors import BadURL, UsageError
+from qworker.errors import InvalidURL, UsageError
 from qworker.history.batch import EventBatch
 from qworker.history.event import Event
 from qworker.names import printable
@@ -152,13 +152,13 @@ class HistoryOptions(msgspec.Struct, frozen=True, kw_only=True):
         """Read a URL's options; where it says nothing, there is a history if `default`, of at most `size` bytes.
 
         Raises:
-            BadURL: one makes no sense.
+            InvalidURL: one makes no sense.
         """
         options = cls(on=url.boolean("history", default), size=size)
         for text in filter(None, url.options.get("keep_history", "").split(",")):
             match = _KEEP.fullmatch(text)
             if match is None or int(match[1]) == 0:
-                raise BadURL(
+                raise InvalidURL(
                     f"{url.masked}: keep_history is an age like 7d or 12h, a size like 512M or 4G, or both with a comma"
                     f" between them, not {text!r}"
                 )

@@ -17,7 +17,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from qworker import __version__
-from qworker.errors import BadName, QueueNotFound, QworkerError, UsageError
+from qworker.errors import InvalidName, QueueNotFound, QworkerError, UsageError
 from qworker.http.history import history_routes
 from qworker.http.leases import parse_token
 from qworker.http.refusals import refusal_of
@@ -34,7 +34,7 @@ from qworker.http.wire import (
     check_draft,
     checked_lease,
 )
-from qworker.message import Draft, Lease, Settle, Settlement, State
+from qworker.message import Draft, Lease, SettleAction, Settlement, State
 from qworker.names import check_id, check_queue
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ class Additions:
     async def settle(self, request: Request) -> Response:
         """End one lease: the last part of the path says how."""
         try:
-            how = Settle(request.path_params["how"])
+            how = SettleAction(request.path_params["how"])
         except ValueError:
             raise HTTPException(404) from None
         place = _held(request)
@@ -361,7 +361,7 @@ def _json(value: Any, status: int = 200) -> Response:
 def _queue(request: Request) -> str:
     try:
         return check_queue(request.path_params["queue"])
-    except BadName:
+    except InvalidName:
         raise HTTPException(404) from None
 
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import structlog
 
 from qworker.backend import Backend
-from qworker.errors import BackendError, BadName, QueueNotFound, QworkerError
+from qworker.errors import BackendError, InvalidName, QueueNotFound, QworkerError
 from qworker.http.batches import Batches
 from qworker.http.idempotency import Idempotency
 from qworker.http.leases import Leases, parse_token
@@ -33,7 +33,7 @@ from qworker.http.reply import (
     reply,
     segments,
 )
-from qworker.message import Draft, Lease, Settle
+from qworker.message import Draft, Lease, SettleAction
 from qworker.names import check_id, is_queue_name
 
 __all__ = ["LONGEST_VISIBILITY", "LONGEST_WAIT", "MqApp", "make_app"]
@@ -231,12 +231,12 @@ class MqApp:
     async def _delete_message(self, queue: str, message_id: str, scope: Scope, send: Send) -> None:
         token = parse_token(header(scope, b"x-lease-token"))
         if token is not None:
-            done = await self.leases.settle(queue, check_id(message_id), token, Settle.ACK)
+            done = await self.leases.settle(queue, check_id(message_id), token, SettleAction.ACK)
             await reply(send, 202 if done else 409)
             return
         try:
             await self._removals.add(queue, check_id(message_id))
-        except (BadName, QueueNotFound):
+        except (InvalidName, QueueNotFound):
             # No such message: that is what was wanted.
             pass
         await reply(send, 202)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import structlog
 
-from qworker.errors import BadName, UsageError
+from qworker.errors import InvalidName, UsageError
 from qworker.files import DIRECTORY, is_finished, list_names, store_errors
 from qworker.inotify import Watcher
 from qworker.names import check_id, check_queue
@@ -32,7 +32,7 @@ def open_source(path: Path) -> int:
 
     Raises:
         UsageError: it is none.
-        StorePermission: this user may not.
+        PermissionDenied: this user may not.
     """
     with store_errors(f"open {path}"):
         try:
@@ -171,5 +171,5 @@ def _place(name: str) -> tuple[str, str] | None:
         return None
     try:
         return check_queue(queue), check_id(message_id)
-    except BadName:
+    except InvalidName:
         return None

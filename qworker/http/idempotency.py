@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 
 from qworker.clock import SYSTEM_CLOCK, Clock
-from qworker.errors import BadName, NotSupported, UsageError
+from qworker.errors import InvalidName, NotSupported, UsageError
 
 __all__ = ["Idempotency", "KeyReused"]
 
@@ -44,11 +44,11 @@ class Idempotency:
         """Store a body once per key; the id of the one that is stored.
 
         Raises:
-            BadName: the key is empty or too long.
+            InvalidName: the key is empty or too long.
             KeyReused: it came with another body.
         """
         if not 0 < len(key) <= 255:
-            raise BadName("an Idempotency-Key has 1 to 255 bytes")
+            raise InvalidName("an Idempotency-Key has 1 to 255 bytes")
         digest = hashlib.sha256(body).digest()
         known = self._known.get((queue, key))
         if known is not None and self._clock.monotonic() - known[0] < _DAY:
@@ -66,7 +66,7 @@ class Idempotency:
         name = hashlib.sha256(queue.encode() + b"\0" + key).digest()[:16]
         try:
             return await self._publish(queue, body, str(uuid.UUID(bytes=name, version=5)))
-        except (NotSupported, BadName):
+        except (NotSupported, InvalidName):
             return await self._publish(queue, body, None)
 
     def _forget_failed(self, queue: str, key: bytes, done: asyncio.Future[str]) -> None:

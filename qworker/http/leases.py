@@ -10,7 +10,7 @@ import asyncio
 from qworker.backend import Backend
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.errors import NotSupported
-from qworker.message import Lease, Settle, Settlement
+from qworker.message import Lease, SettleAction, Settlement
 
 __all__ = ["Leases", "parse_token"]
 
@@ -77,7 +77,14 @@ class Leases:
         return lease
 
     async def settle(
-        self, queue: str, message_id: str, token: int, how: Settle, *, delay: float = 0.0, error: str | None = None
+        self,
+        queue: str,
+        message_id: str,
+        token: int,
+        how: SettleAction,
+        *,
+        delay: float = 0.0,
+        error: str | None = None,
     ) -> bool:
         """End a lease; False when it is lost."""
         lease = await self.find(queue, message_id, token)
@@ -89,7 +96,7 @@ class Leases:
 
     async def release(self, leases: list[Lease]) -> None:
         """Give back leases that nobody heard of."""
-        await self._backend.settle([Settlement(lease=lease, how=Settle.RELEASE) for lease in leases])
+        await self._backend.settle([Settlement(lease=lease, how=SettleAction.RELEASE) for lease in leases])
         for lease in leases:
             self.forget(lease.message.queue, lease.message.id)
 

@@ -7,7 +7,7 @@ import msgspec
 from qworker.errors import UsageError
 from qworker.history.event import Event
 from qworker.http.reply import BodyTooLarge
-from qworker.message import Draft, Message, Settle
+from qworker.message import Draft, Message, SettleAction
 from qworker.names import check_id, check_key, check_queue
 
 __all__ = [
@@ -52,7 +52,7 @@ class Outcome(msgspec.Struct, frozen=True):
     """The end of one lease."""
 
     lease: Held
-    how: Settle
+    how: SettleAction
     delay: float = 0.0
     error: str | None = None
 
@@ -140,7 +140,7 @@ def checked_lease(held: Held) -> Held:
     """Refuse names that are none.
 
     Raises:
-        BadName: the queue or the id.
+        InvalidName: the queue or the id.
     """
     check_queue(held.queue)
     check_id(held.id)

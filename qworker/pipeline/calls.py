@@ -8,7 +8,7 @@ from typing import Any, cast
 import msgspec
 import pyarrow as pa
 
-from qworker.errors import BadArguments
+from qworker.errors import InvalidArguments
 from qworker.signature import Signature
 
 __all__ = ["CALL", "CallMaker"]
@@ -46,7 +46,7 @@ class CallMaker:
         for number, call in enumerate(self._calls(batch)):
             try:
                 bodies.append(self._body(call))
-            except BadArguments as error:
+            except InvalidArguments as error:
                 bodies.append(None)
                 bad.append((number, str(error)))
         return bodies, bad
@@ -66,7 +66,7 @@ class CallMaker:
         try:
             kwargs = _encode(call)
         except (TypeError, ValueError, msgspec.MsgspecError) as error:
-            raise BadArguments(f"a column has no form in JSON: {error}") from error
+            raise InvalidArguments(f"a column has no form in JSON: {error}") from error
         if self._signature is not None:
             _, read = self._signature.convert((), _decode(kwargs), strict=not self._text)
             if self._text:

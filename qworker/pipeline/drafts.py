@@ -8,7 +8,7 @@ from typing import Any, cast
 import msgspec
 import pyarrow as pa
 
-from qworker.errors import BadArguments, UsageError
+from qworker.errors import InvalidArguments, UsageError
 from qworker.message import Draft
 from qworker.pipeline.calls import CALL, CallMaker
 
@@ -86,7 +86,7 @@ class RowReader:
                 continue
             try:
                 drafts.append(self._draft({name: values[number] for name, values in columns.items()}, task))
-            except BadArguments as error:
+            except InvalidArguments as error:
                 bad.append((number, str(error)))
         return drafts, bad
 
@@ -102,15 +102,15 @@ class RowReader:
         body, task = row.get("body"), task or row.get("task")
         if body is None:
             if not task:
-                raise BadArguments("it has neither a task nor a body")
+                raise InvalidArguments("it has neither a task nor a body")
             body = self._envelope(task, row.get("args"), row.get("kwargs"))
         due_at = row.get("due_at")
         priority = row.get("priority") or 0
         if not 0 <= priority <= 9:
-            raise BadArguments(f"a priority is 0 to 9, not {priority}")
+            raise InvalidArguments(f"a priority is 0 to 9, not {priority}")
         key = row.get("key")
         if key is not None and not 0 < len(key.encode()) <= 255:
-            raise BadArguments("a key has 1 to 255 bytes")
+            raise InvalidArguments("a key has 1 to 255 bytes")
         return Draft(
             body=body,
             task=task or None,
@@ -136,5 +136,5 @@ def _checked(text: str, name: str, check: Any, what: str) -> bytes:
     try:
         check(raw)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise BadArguments(f"`{name}` is not {what} in JSON: {error}") from error
+        raise InvalidArguments(f"`{name}` is not {what} in JSON: {error}") from error
     return raw

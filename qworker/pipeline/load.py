@@ -11,7 +11,7 @@ import msgspec
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from qworker.errors import BadArguments, UsageError
+from qworker.errors import InvalidArguments, UsageError
 from qworker.names import check_queue
 from qworker.pipeline.calls import CALL, CallMaker
 from qworker.pipeline.drafts import SOURCE
@@ -83,7 +83,7 @@ def load(  # noqa: PLR0913 - each is one thing that a load is told
 
     Raises:
         UsageError: the task, a parameter, a column or an option is wrong; nothing is enqueued.
-        BadArguments: a row does not fit and there is no table for such; nothing is enqueued.
+        InvalidArguments: a row does not fit and there is no table for such; nothing is enqueued.
         BackendError: the store failed; run the job again.
     """
     found = None if app is None else app[task]
@@ -155,7 +155,7 @@ async def _done(options: WriteOptions) -> Published:
     async with staging_of(options, options.job or "") as staging:
         done = await staging.done(0)
     if done is None:
-        raise BadArguments(f"the job {options.job} ended without a mark")
+        raise InvalidArguments(f"the job {options.job} ended without a mark")
     return done
 
 

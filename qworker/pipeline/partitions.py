@@ -15,7 +15,7 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import WriterCommitMessage
 
-from qworker.errors import BackendError, BadArguments, PublishFailed, UsageError
+from qworker.errors import BackendError, InvalidArguments, PublishUncertain, UsageError
 from qworker.message import Draft
 from qworker.names import check_queue
 from qworker.pipeline.calls import CallMaker
@@ -114,7 +114,7 @@ class PartWriter:
         """Stage one partition.
 
         Raises:
-            BadArguments: a row cannot be enqueued, and there is no table for such.
+            InvalidArguments: a row cannot be enqueued, and there is no table for such.
         """
         context = TaskContext.get()
         assert context is not None
@@ -143,7 +143,7 @@ class PartWriter:
             drafts, bad = reader.read(batch)
             if bad and rejects is None:
                 number, reason = bad[0]
-                raise BadArguments(f"row {row + number} of partition {part} cannot be enqueued: {reason}")
+                raise InvalidArguments(f"row {row + number} of partition {part} cannot be enqueued: {reason}")
             if bad and rejects is not None:
                 rejects.write(batch, bad)
             row += batch.num_rows
@@ -178,14 +178,14 @@ class PartWriter:
         """Publish a seal, and its rejects.
 
         Raises:
-            PublishFailed: not all of it; says how to go on.
+            PublishUncertain: not all of it; says how to go on.
         """
         try:
             # Before the mark: from there on nobody looks for them.
             self.show_rejects(manifest, staging.job)
             await staging.publish(manifest)
         except (BackendError, OSError) as error:
-            raise PublishFailed(
+            raise PublishUncertain(
                 f"the job {staging.job} is perhaps half published: write again with job={staging.job}: {error}"
             ) from error
 

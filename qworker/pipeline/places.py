@@ -14,7 +14,7 @@ def absolute_url(url: str) -> str:
     """A backend's URL; that of a directory with its whole path.
 
     Raises:
-        BadURL: it cannot be understood.
+        InvalidURL: it cannot be understood.
     """
     parsed = BackendURL.parse(url)
     return parsed.anchored(Path(working_directory())) if parsed.is_relative else url

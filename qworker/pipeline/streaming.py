@@ -24,7 +24,7 @@ from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
 
 from qworker.backend import Backend
 from qworker.errors import NotSupported, QworkerError
-from qworker.message import Lease, Settle, Settlement, State, StoredMessage
+from qworker.message import Lease, SettleAction, Settlement, State, StoredMessage
 from qworker.pipeline.following import Follower, follower_class
 from qworker.pipeline.options import ReadOptions
 from qworker.pipeline.reading import batches
@@ -326,9 +326,9 @@ class _Leases:
 
     def ack(self, last: int) -> None:
         """End the batches up to `last`."""
-        self._settle([batch for batch in self._batches if batch <= last], Settle.ACK)
+        self._settle([batch for batch in self._batches if batch <= last], SettleAction.ACK)
 
-    def _settle(self, ended: list[int], how: Settle) -> None:
+    def _settle(self, ended: list[int], how: SettleAction) -> None:
         with self._lock:
             leases = [lease for batch in ended for lease in self._batches[batch]]
             if leases:
@@ -346,6 +346,6 @@ class _Leases:
         self._ended.set()
         self._keeper.join()
         try:
-            self._settle(list(self._batches), Settle.RELEASE)
+            self._settle(list(self._batches), SettleAction.RELEASE)
         finally:
             self._run(self._backend.aclose())

@@ -11,7 +11,7 @@ from typing import IO, Any, TypeVar
 
 from qworker.backend import Backend
 from qworker.errors import StoreNotFound
-from qworker.message import Lease, Settle, Settlement
+from qworker.message import Lease, SettleAction, Settlement
 from qworker.portal import Portal
 from qworker.registry import open_backend
 from qworker.scan.engine import Ended, Exits, ScanDown, ScanError, ScanOptions, Work
@@ -22,7 +22,11 @@ T = TypeVar("T")
 
 # Seconds that a lease lasts, and after which it is renewed.
 _VISIBILITY, _RENEWED = 30.0, 10.0
-_SETTLE = {Ended.SUCCESS: Settle.ACK, Ended.FAIL_TMP: Settle.FAIL_TMP, Ended.FAIL_PERM: Settle.FAIL_PERM}
+_SETTLE = {
+    Ended.SUCCESS: SettleAction.ACK,
+    Ended.FAIL_TMP: SettleAction.FAIL_TMP,
+    Ended.FAIL_PERM: SettleAction.FAIL_PERM,
+}
 
 
 class LeasedSource:
@@ -162,7 +166,7 @@ class LeasedWork:
 
     def leave(self) -> None:
         """Release it."""
-        self._settle(Settlement(lease=self._lease, how=Settle.RELEASE))
+        self._settle(Settlement(lease=self._lease, how=SettleAction.RELEASE))
 
     def _settle(self, settlement: Settlement) -> list[Settlement]:
         if self._file is not None:

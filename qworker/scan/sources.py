@@ -21,7 +21,7 @@ def open_source(url: str, queue: str, options: ScanOptions) -> Source:
     """The source of a queue's work.
 
     Raises:
-        BadURL: the URL, its scheme or an option is not known.
+        InvalidURL: the URL, its scheme or an option is not known.
         NotSupported: an option means nothing on this backend.
         ScanError: there is no such queue.
     """

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from qworker.errors import BackendError, BadName
+from qworker.errors import BackendError, InvalidName
 from qworker.message import Draft
 from qworker.names import check_queue, printable
 
@@ -101,10 +101,10 @@ def check_job(name: str) -> str:
     """Return `name` if it can be a job's name: it becomes part of file names, keys and message ids.
 
     Raises:
-        BadName: it cannot.
+        InvalidName: it cannot.
     """
     if not _JOB.fullmatch(name):
-        raise BadName(
+        raise InvalidName(
             f"{printable(name)!r} is no job name: use 1 to 64 of A-Z a-z 0-9 . _ - and begin with a letter or digit"
         )
     return name
@@ -138,7 +138,7 @@ class Staging(abc.ABC):
         job: the job's name; within a queue it stands for one input.
 
     Raises:
-        BadName: one of them is not allowed.
+        InvalidName: one of them is not allowed.
     """
 
     def __init__(self, queue: str, job: str) -> None:

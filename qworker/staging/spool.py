@@ -21,7 +21,7 @@ from typing import BinaryIO
 import msgspec
 
 from qworker.backend import Backend
-from qworker.errors import BackendError, BadURL, UsageError
+from qworker.errors import BackendError, InvalidURL, UsageError
 from qworker.files import CREATE, DIRECTORY, READ, store_errors, write_all
 from qworker.message import Draft
 from qworker.staging.contract import (
@@ -246,7 +246,7 @@ def _beside(backend: Backend) -> Path:
     store = BackendURL.parse(backend.describe())
     try:
         directory = store.directory
-    except BadURL as error:
+    except InvalidURL as error:
         raise UsageError(
             f"{store.scheme}: has no place for what is staged: name a folder that all processes see (the option `staging`)"
         ) from error

@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from qworker.errors import BadName, QueueNotFound
-from qworker.message import Settle, State
+from qworker.errors import InvalidName, QueueNotFound
+from qworker.message import SettleAction, State
 from qworker.testing.base import Contract
 from qworker.testing.harness import Case
 from qworker.testing.publishing import HOSTILE_NAMES
@@ -43,7 +43,7 @@ async def one_of_each(case: Case) -> dict[State, str]:
     """A failed, a delayed, a leased and a ready message."""
     (failed,) = await case.fail(b"fail")
     (delayed,) = await case.publish(b"delayed")
-    await case.settle(await case.lease_one(), Settle.RELEASE, delay=case.long)
+    await case.settle(await case.lease_one(), SettleAction.RELEASE, delay=case.long)
     (leased,) = await case.publish(b"leased")
     await case.lease_one()
     (ready,) = await case.publish(b"ready")
@@ -94,7 +94,7 @@ class AdministeringContract(Contract):
         await case.backend.delete(case.queue)
         assert case.queue not in await case.backend.queues()
         assert await case.lease(10) == []
-        assert not await case.settle(lease, Settle.RELEASE)
+        assert not await case.settle(lease, SettleAction.RELEASE)
         await case.publish(b"new")
         assert await case.leased_bodies() == [b"new"]
 
@@ -129,12 +129,12 @@ class AdministeringContract(Contract):
                 backend.remove(name, ["x"]),
                 backend.purge(name),
             ):
-                with pytest.raises((BadName, QueueNotFound)):
+                with pytest.raises((InvalidName, QueueNotFound)):
                     await call
             try:
                 assert await backend.reap(name) == 0
                 await backend.delete(name)
-            except BadName:
+            except InvalidName:
                 pass
         assert await backend.queues() == before
 
@@ -145,7 +145,7 @@ class AdministeringContract(Contract):
                 assert await case.find(name) is None
                 assert await case.backend.remove(case.queue, [name]) == 0
                 assert await case.backend.requeue(case.queue, [name]) == 0
-            except BadName:
+            except InvalidName:
                 pass
         assert await case.leased_bodies() == [b"x"]
 
@@ -153,10 +153,10 @@ class AdministeringContract(Contract):
     async def test_stats_count_each_state(self, case: Case) -> None:
         await case.publish(*[b"x"] * 10)
         leases = await case.lease(6)
-        await case.settle(leases[0], Settle.ACK)
-        await case.settle(leases[1], Settle.FAIL_TMP, delay=case.long)
-        await case.settle(leases[2], Settle.FAIL_TMP, delay=case.long)
-        await case.settle(leases[3], Settle.FAIL_PERM, error="no")
+        await case.settle(leases[0], SettleAction.ACK)
+        await case.settle(leases[1], SettleAction.FAIL_TMP, delay=case.long)
+        await case.settle(leases[2], SettleAction.FAIL_TMP, delay=case.long)
+        await case.settle(leases[3], SettleAction.FAIL_PERM, error="no")
         assert await case.counts() == (4, 2, 2, 1)
         stats = await case.stats()
         assert stats.queue == case.queue
@@ -188,7 +188,7 @@ class AdministeringContract(Contract):
         for number in (3, 1, 2):
             await case.publish(b"%d" % number)
             (lease,) = await case.lease(1)
-            await case.settle(lease, Settle.RELEASE, delay=case.tick * 100 * number)
+            await case.settle(lease, SettleAction.RELEASE, delay=case.tick * 100 * number)
         assert await case.browse(State.DELAYED) == [b"1", b"2", b"3"]
         stored = await case.backend.browse(case.queue, State.DELAYED)
         due = [one.due_at for one in stored if one.due_at is not None]
@@ -239,14 +239,14 @@ class AdministeringContract(Contract):
     @rule("requeue")
     async def test_requeue_makes_failed_messages_ready_with_no_tries(self, case: Case) -> None:
         await case.publish(b"x")
-        await case.settle(await case.lease_one(), Settle.FAIL_TMP, error="once")
+        await case.settle(await case.lease_one(), SettleAction.FAIL_TMP, error="once")
         (lease,) = await until(case.lease)
-        await case.settle(lease, Settle.FAIL_PERM, error="twice")
+        await case.settle(lease, SettleAction.FAIL_PERM, error="twice")
         assert await case.backend.requeue(case.queue) == 1
         assert await case.counts() == (1, 0, 0, 0)
         lease = await case.lease_one()
         assert (lease.message.tries, lease.message.body) == (0, b"x")
-        assert await case.settle(lease, Settle.ACK)
+        assert await case.settle(lease, SettleAction.ACK)
         assert await case.backend.requeue(case.queue) == 0
 
     @rule("requeue")
@@ -289,7 +289,11 @@ class AdministeringContract(Contract):
         assert await case.backend.remove(case.queue, ids) == 4
         if "extend" not in case.backend.deviations:
             assert case.backend.extend(leases, case.long) == leases
-        for lease, how in zip(leases, (Settle.RELEASE, Settle.FAIL_TMP, Settle.FAIL_PERM, Settle.RELEASE), strict=True):
+        for lease, how in zip(
+            leases,
+            (SettleAction.RELEASE, SettleAction.FAIL_TMP, SettleAction.FAIL_PERM, SettleAction.RELEASE),
+            strict=True,
+        ):
             assert not await case.settle(lease, how, error="stale")
         assert await case.counts() == (0, 0, 0, 0)
 
@@ -310,7 +314,7 @@ class AdministeringContract(Contract):
     @rule("purge")
     async def test_purge_of_what_is_done_touches_nothing_else(self, case: Case) -> None:
         await case.publish(b"1", b"2")
-        await case.settle(await case.lease_one(), Settle.ACK)
+        await case.settle(await case.lease_one(), SettleAction.ACK)
         await case.backend.purge(case.queue, State.DONE)
         assert await case.leased_bodies() == [b"2"]
 
@@ -335,7 +339,7 @@ class AdministeringContract(Contract):
         leases = await case.lease(2)
         await case.backend.down(case.queue)
         assert case.backend.extend(leases, case.long) == [] or "extend" in case.backend.deviations
-        assert await case.backend.settle(case.settlements(leases, Settle.ACK)) == []
+        assert await case.backend.settle(case.settlements(leases, SettleAction.ACK)) == []
 
     async def test_another_worker_sees_the_same_queue(self, case: Case) -> None:
         ids = await one_of_each(case)
@@ -363,11 +367,11 @@ class AdministeringContract(Contract):
     async def test_an_instance_works_again_after_it_was_closed(self, case: Case) -> None:
         other = await case.open()
         await case.publish(b"1", b"2")
-        await case.settle(await case.lease_one(by=other), Settle.ACK, by=other)
+        await case.settle(await case.lease_one(by=other), SettleAction.ACK, by=other)
         await other.aclose()
         await other.open()
         lease = await case.lease_one(by=other)
-        assert await case.settle(lease, Settle.ACK, by=other)
+        assert await case.settle(lease, SettleAction.ACK, by=other)
 
     async def test_cancelled_looks_and_pauses_leave_a_working_backend(self, case: Case) -> None:
         await case.publish(b"x")

@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from qworker.backend import Backend
 from qworker.clock import SYSTEM_CLOCK
-from qworker.message import Draft, Lease, QueueStats, Settle, Settlement, State, StoredMessage
+from qworker.message import Draft, Lease, QueueStats, SettleAction, Settlement, State, StoredMessage
 from qworker.registry import open_backend
 from qworker.testing.clock import FakeClock
 
@@ -114,7 +114,13 @@ class Case:
         return [lease.message.body for lease in await self.lease(limit)]
 
     async def settle(
-        self, lease: Lease, how: Settle, *, delay: float = 0.0, error: str | None = None, by: Backend | None = None
+        self,
+        lease: Lease,
+        how: SettleAction,
+        *,
+        delay: float = 0.0,
+        error: str | None = None,
+        by: Backend | None = None,
     ) -> bool:
         """End a lease; False: it was refused."""
         settlement = Settlement(lease=lease, how=how, delay=delay, error=error)
@@ -126,7 +132,7 @@ class Case:
         """Publish messages and fail them for good."""
         ids = await self.publish(*bodies)
         leases = await self.lease(len(bodies))
-        ends = [Settlement(lease=lease, how=Settle.FAIL_PERM, error=error) for lease in leases]
+        ends = [Settlement(lease=lease, how=SettleAction.FAIL_PERM, error=error) for lease in leases]
         assert await self.backend.settle(ends) == []
         return ids
 
@@ -159,6 +165,6 @@ class Case:
         """The bodies of the messages in a state, in the order of `Backend.browse`."""
         return [stored.message.body for stored in await self.backend.browse(self.queue, state, limit, offset)]
 
-    def settlements(self, leases: Sequence[Lease], how: Settle, **options: Any) -> list[Settlement]:
+    def settlements(self, leases: Sequence[Lease], how: SettleAction, **options: Any) -> list[Settlement]:
         """The same end for several leases."""
         return [Settlement(lease=lease, how=how, **options) for lease in leases]

@@ -15,7 +15,7 @@ from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.envelope import Envelope, open_envelope
 from qworker.errors import UsageError
 from qworker.logs import one_line
-from qworker.message import Draft, Settle, State, StoredMessage
+from qworker.message import Draft, SettleAction, State, StoredMessage
 from qworker.registry import open_backend
 from qworker.run import Run
 from qworker.worker import Worker, WorkerCounts, WorkerOptions
@@ -112,7 +112,7 @@ async def run_until_idle(tasks: Tasks, *, concurrency: int = 100, raise_failures
         concurrency: messages at once.
         raise_failures: raise what failed first, once nothing is left to run. That is the exception of the first run that ended in
             a retry or a failure, with its traceback; a `Retry` and a `Fail` that a handler raised on purpose, a timeout
-            (`TimeoutError`) and arguments that do not fit (`BadArguments`) too.
+            (`TimeoutError`) and arguments that do not fit (`InvalidArguments`) too.
 
     Returns:
         What the worker counted.
@@ -142,7 +142,7 @@ class _Failures:
 
     def finished(self, run: Run, outcome: str, error: str | None, duration: float) -> None:
         """Keep the first."""
-        if self.first is None and outcome in {Settle.FAIL_TMP, Settle.FAIL_PERM}:
+        if self.first is None and outcome in {SettleAction.FAIL_TMP, SettleAction.FAIL_PERM}:
             if isinstance(run.error, Exception):
                 self.first = run.error
             else:

@@ -6,8 +6,8 @@ import asyncio
 import functools
 import threading
 
-from qworker.errors import BadName
-from qworker.message import Lease, Settle, State
+from qworker.errors import InvalidName
+from qworker.message import Lease, SettleAction, State
 from qworker.testing.base import Contract
 from qworker.testing.harness import Case
 from qworker.testing.publishing import HOSTILE_NAMES
@@ -34,7 +34,7 @@ class LeasingContract(Contract):
         for name in HOSTILE_NAMES:
             try:
                 assert await case.backend.lease(name, 10, case.long) == []
-            except BadName:
+            except InvalidName:
                 pass
 
     async def test_no_more_than_the_limit_is_leased(self, case: Case) -> None:
@@ -79,7 +79,7 @@ class LeasingContract(Contract):
     async def test_tokens_rise_with_each_delivery(self, case: Case) -> None:
         await case.publish(b"x")
         tokens: list[int] = []
-        for how in (Settle.RELEASE, Settle.FAIL_TMP, Settle.RELEASE):
+        for how in (SettleAction.RELEASE, SettleAction.FAIL_TMP, SettleAction.RELEASE):
             lease = await case.lease_one()
             tokens.append(lease.token)
             assert await case.settle(lease, how)
@@ -108,7 +108,7 @@ class LeasingContract(Contract):
         assert lease.expires_at > before + case.tick
         assert await case.expire(case.tick) == 0
         assert await case.lease() == []
-        assert await case.settle(lease, Settle.ACK)
+        assert await case.settle(lease, SettleAction.ACK)
 
     @rule("extend")
     @rule("expiry", otherwise=leases_outlive_the_clock)
@@ -146,7 +146,7 @@ class LeasingContract(Contract):
     async def test_an_ended_lease_is_not_extended(self, case: Case) -> None:
         await case.publish(*[b"x"] * 4)
         leases = await case.lease(4)
-        for lease, how in zip(leases, Settle, strict=True):
+        for lease, how in zip(leases, SettleAction, strict=True):
             assert await case.settle(lease, how)
         assert case.backend.extend(leases, case.long) == leases
 
@@ -178,12 +178,12 @@ class LeasingContract(Contract):
         try:
             for _ in range(10):
                 leases = await case.lease(5)
-                assert await case.backend.settle(case.settlements(leases, Settle.ACK)) == []
+                assert await case.backend.settle(case.settlements(leases, SettleAction.ACK)) == []
         finally:
             stop.set()
             await asyncio.to_thread(thread.join)
         assert lost == []
-        assert await case.backend.settle(case.settlements(held, Settle.ACK)) == []
+        assert await case.backend.settle(case.settlements(held, SettleAction.ACK)) == []
         assert await case.counts() == (0, 0, 0, 0)
 
     async def test_a_cancelled_lease_holds_no_message(self, case: Case) -> None:
@@ -210,7 +210,7 @@ class LeasingContract(Contract):
             await until(functools.partial(self.is_ready, case, message_id))
             (lease,) = await until(case.lease)
             assert lease.message.tries == 0
-            assert await case.settle(lease, Settle.ACK)
+            assert await case.settle(lease, SettleAction.ACK)
 
     @staticmethod
     async def cancel_after(turns: int, call: asyncio.Task[list[Lease]], case: Case) -> None:
@@ -220,7 +220,7 @@ class LeasingContract(Contract):
         call.cancel()
         await asyncio.wait([call])
         if not call.cancelled():
-            assert await case.backend.settle(case.settlements(call.result(), Settle.RELEASE)) == []
+            assert await case.backend.settle(case.settlements(call.result(), SettleAction.RELEASE)) == []
 
         async def nothing_is_held() -> bool:
             return (await case.stats()).leased == 0

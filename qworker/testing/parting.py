@@ -6,7 +6,7 @@ import pytest
 
 from qworker.backend import Backend
 from qworker.errors import QueueNotFound
-from qworker.message import Finished, Settle, State, StoredMessage
+from qworker.message import Finished, SettleAction, State, StoredMessage
 from qworker.testing.base import Contract
 from qworker.testing.harness import Case
 from qworker.testing.rules import rule
@@ -112,6 +112,6 @@ class PartingContract(Contract):
         found = [as_found(stored) for stored in await read_all(case, State.FAIL)]
         await case.harness.advance(case.tick / 10)
         assert await case.backend.requeue(case.queue) == 1
-        assert await case.settle(await case.lease_one(), Settle.FAIL_PERM, error="again")
+        assert await case.settle(await case.lease_one(), SettleAction.FAIL_PERM, error="again")
         assert await case.backend.discard(case.queue, found) == 0
         assert await case.browse(State.FAIL) == [b"x"]

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from qworker.errors import BadName
-from qworker.message import Draft, Settle, State
+from qworker.errors import InvalidName
+from qworker.message import Draft, SettleAction, State
 from qworker.names import new_id
 from qworker.testing.base import Contract
 from qworker.testing.harness import Case
@@ -113,7 +113,7 @@ class PublishingContract(Contract):
     async def test_an_id_is_known_while_its_message_is_delayed(self, case: Case) -> None:
         chosen = new_id()
         await case.publish(b"x", id=chosen)
-        await case.settle(await case.lease_one(), Settle.FAIL_TMP, delay=case.tick)
+        await case.settle(await case.lease_one(), SettleAction.FAIL_TMP, delay=case.tick)
         assert await case.publish(b"x", id=chosen) == [chosen]
         await case.expire(case.tick)
         assert len(await case.lease(10)) == 1
@@ -122,7 +122,7 @@ class PublishingContract(Contract):
     async def test_an_id_is_known_after_its_message_failed(self, case: Case) -> None:
         chosen = new_id()
         await case.publish(b"x", id=chosen)
-        await case.settle(await case.lease_one(), Settle.FAIL_PERM, error="no")
+        await case.settle(await case.lease_one(), SettleAction.FAIL_PERM, error="no")
         assert await case.publish(b"x", id=chosen) == [chosen]
         assert await case.lease(10) == []
 
@@ -150,17 +150,17 @@ class PublishingContract(Contract):
         lease = await case.lease_one()
         assert lease.message.key == "a.png"
         assert await case.publish(b"third", key="a.png") == first
-        await case.settle(lease, Settle.FAIL_TMP, delay=case.tick)
+        await case.settle(lease, SettleAction.FAIL_TMP, delay=case.tick)
         assert await case.publish(b"fourth", key="a.png") == first
         assert await case.lease(10) == []
 
     @rule("key")
     async def test_a_key_is_free_again_after_ack_and_after_failure(self, case: Case) -> None:
         first = await case.publish(b"first", key="k")
-        await case.settle(await case.lease_one(), Settle.ACK)
+        await case.settle(await case.lease_one(), SettleAction.ACK)
         second = await case.publish(b"second", key="k")
         assert second != first
-        await case.settle(await case.lease_one(), Settle.FAIL_PERM, error="no")
+        await case.settle(await case.lease_one(), SettleAction.FAIL_PERM, error="no")
         third = await case.publish(b"third", key="k")
         assert third != second
         assert await case.leased_bodies() == [b"third"]
@@ -252,15 +252,15 @@ class PublishingContract(Contract):
 
     async def test_hostile_queue_names_are_refused(self, case: Case) -> None:
         for name in HOSTILE_NAMES:
-            with pytest.raises(BadName):
+            with pytest.raises(InvalidName):
                 await case.backend.publish(name, [Draft(body=b"x")])
-            with pytest.raises(BadName):
+            with pytest.raises(InvalidName):
                 await case.backend.create(name)
 
     @rule("given_ids")
     async def test_hostile_ids_are_refused_and_nothing_of_their_batch_is_broken(self, case: Case) -> None:
         for name in HOSTILE_NAMES:
-            with pytest.raises(BadName):
+            with pytest.raises(InvalidName):
                 await case.publish(b"x", id=name)
         await case.publish(b"good", id="good")
         assert await case.leased_bodies() == [b"good"]

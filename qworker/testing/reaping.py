@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from qworker.message import Settle, State
+from qworker.message import SettleAction, State
 from qworker.testing.base import Contract
 from qworker.testing.harness import Case
 from qworker.testing.rules import rule
@@ -19,7 +19,7 @@ async def leases_outlive_the_clock(case: Case) -> None:
     lease = await case.lease_one(visibility=case.tick)
     assert await case.expire(case.tick) == 0
     assert await case.lease(10) == []
-    assert await case.settle(lease, Settle.ACK)
+    assert await case.settle(lease, SettleAction.ACK)
 
 
 async def expiries_count_no_try(case: Case) -> None:
@@ -88,7 +88,7 @@ class ReapingContract(Contract):
         held = await case.lease_one()
         assert await case.expire(case.tick) == 1
         assert await case.leased_bodies() == [b"short"]
-        assert await case.settle(held, Settle.ACK)
+        assert await case.settle(held, SettleAction.ACK)
 
     @rule("delay")
     async def test_due_messages_are_ready_after_a_reap(self, case: Case) -> None:

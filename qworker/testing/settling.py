@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from qworker.message import Lease, Settle, Settlement, State
+from qworker.message import Lease, SettleAction, Settlement, State
 from qworker.testing.base import Contract
 from qworker.testing.harness import Case
 from qworker.testing.reaping import leases_outlive_the_clock
@@ -17,11 +17,11 @@ __all__ = ["SettlingContract"]
 async def tries_stay_zero(case: Case) -> None:
     """How a deviation from `tries_counted` shows."""
     await case.publish(b"x")
-    await case.settle(await case.lease_one(), Settle.FAIL_TMP, error="once")
+    await case.settle(await case.lease_one(), SettleAction.FAIL_TMP, error="once")
     assert (await until(case.lease))[0].message.tries == 0
 
 
-async def ready_without_a_delay(case: Case, how: Settle) -> None:
+async def ready_without_a_delay(case: Case, how: SettleAction) -> None:
     """How a deviation from `retry_delay` and `release_delay` shows."""
     await case.publish(b"x")
     await case.settle(await case.lease_one(), how, delay=case.long)
@@ -30,12 +30,12 @@ async def ready_without_a_delay(case: Case, how: Settle) -> None:
 
 async def failed_is_retried_at_once(case: Case) -> None:
     """How a deviation from `retry_delay` shows."""
-    await ready_without_a_delay(case, Settle.FAIL_TMP)
+    await ready_without_a_delay(case, SettleAction.FAIL_TMP)
 
 
 async def released_is_ready_at_once(case: Case) -> None:
     """How a deviation from `release_delay` shows."""
-    await ready_without_a_delay(case, Settle.RELEASE)
+    await ready_without_a_delay(case, SettleAction.RELEASE)
 
 
 async def failures_are_gone(case: Case) -> None:
@@ -56,7 +56,7 @@ async def errors_are_not_kept(case: Case) -> None:
 async def released_comes_back_somewhere(case: Case) -> None:
     """How a deviation from `release_in_place` shows."""
     await case.publish(b"1", b"2", b"3")
-    await case.settle(await case.lease_one(), Settle.RELEASE)
+    await case.settle(await case.lease_one(), SettleAction.RELEASE)
     assert sorted(await case.leased_bodies()) == [b"1", b"2", b"3"]
 
 
@@ -66,7 +66,7 @@ async def stale_ends_are_accepted(case: Case) -> None:
     stale = await case.lease_one(visibility=case.tick)
     await case.expire(case.tick)
     await case.lease_one()
-    assert await case.settle(stale, Settle.ACK)
+    assert await case.settle(stale, SettleAction.ACK)
 
 
 class SettlingContract(Contract):
@@ -74,7 +74,7 @@ class SettlingContract(Contract):
 
     async def test_an_acked_message_never_comes_back(self, case: Case) -> None:
         (message_id,) = await case.publish(b"x")
-        assert await case.settle(await case.lease_one(visibility=case.tick), Settle.ACK)
+        assert await case.settle(await case.lease_one(visibility=case.tick), SettleAction.ACK)
         assert await case.expire(case.tick) == 0
         assert await case.lease(10) == []
         assert await case.state(message_id) in {None, State.DONE}
@@ -88,12 +88,12 @@ class SettlingContract(Contract):
             assert lease.message.id == message_id
             assert lease.message.tries == tries
             assert lease.message.body == b"x"
-            assert await case.settle(lease, Settle.FAIL_TMP, error="again")
+            assert await case.settle(lease, SettleAction.FAIL_TMP, error="again")
 
     @rule("retry_delay", otherwise=failed_is_retried_at_once)
     async def test_a_temporary_failure_waits_for_its_delay(self, case: Case) -> None:
         (message_id,) = await case.publish(b"x")
-        await case.settle(await case.lease_one(), Settle.FAIL_TMP, delay=case.tick)
+        await case.settle(await case.lease_one(), SettleAction.FAIL_TMP, delay=case.tick)
         assert await case.state(message_id) is State.DELAYED
         assert await case.lease() == []
         await case.harness.advance(case.tick * 1.5)
@@ -102,7 +102,7 @@ class SettlingContract(Contract):
     @rule("fail_kept", otherwise=failures_are_gone)
     async def test_a_permanent_failure_is_kept_and_not_run_again(self, case: Case) -> None:
         (message_id,) = await case.publish(b"x")
-        await case.settle(await case.lease_one(visibility=case.tick), Settle.FAIL_PERM, error="no such file")
+        await case.settle(await case.lease_one(visibility=case.tick), SettleAction.FAIL_PERM, error="no such file")
         assert await case.expire(case.tick) == 0
         assert await case.lease(10) == []
         found = await case.find(message_id)
@@ -122,7 +122,7 @@ class SettlingContract(Contract):
 
     async def test_a_permanent_failure_without_a_reason_is_one(self, case: Case) -> None:
         await case.publish(b"x")
-        assert await case.settle(await case.lease_one(), Settle.FAIL_PERM)
+        assert await case.settle(await case.lease_one(), SettleAction.FAIL_PERM)
         assert await case.lease(10) == []
 
     async def test_a_release_leaves_tries_unchanged(self, case: Case) -> None:
@@ -130,19 +130,19 @@ class SettlingContract(Contract):
         for _ in range(3):
             (lease,) = await until(case.lease)
             assert lease.message.tries == 0
-            assert await case.settle(lease, Settle.RELEASE)
+            assert await case.settle(lease, SettleAction.RELEASE)
 
     @rule("release_in_place", otherwise=released_comes_back_somewhere)
     async def test_a_released_message_is_where_it_was(self, case: Case) -> None:
         await case.publish(b"1", b"2", b"3")
         leases = await case.lease(2)
-        assert await case.backend.settle(case.settlements(leases, Settle.RELEASE)) == []
+        assert await case.backend.settle(case.settlements(leases, SettleAction.RELEASE)) == []
         assert await case.leased_bodies() == [b"1", b"2", b"3"]
 
     @rule("release_delay", otherwise=released_is_ready_at_once)
     async def test_a_release_waits_for_its_delay(self, case: Case) -> None:
         (message_id,) = await case.publish(b"x")
-        await case.settle(await case.lease_one(), Settle.RELEASE, delay=case.tick)
+        await case.settle(await case.lease_one(), SettleAction.RELEASE, delay=case.tick)
         assert await case.state(message_id) is State.DELAYED
         assert await case.lease() == []
         await case.harness.advance(case.tick * 1.5)
@@ -151,15 +151,15 @@ class SettlingContract(Contract):
     async def test_a_released_message_is_leased_by_another_worker(self, case: Case) -> None:
         await case.publish(b"x")
         other = await case.open()
-        await case.settle(await case.lease_one(), Settle.RELEASE)
+        await case.settle(await case.lease_one(), SettleAction.RELEASE)
         (lease,) = await until(lambda: case.lease(by=other))
         assert lease.message.body == b"x"
-        assert await case.settle(lease, Settle.ACK, by=other)
+        assert await case.settle(lease, SettleAction.ACK, by=other)
 
     async def test_a_batch_settles_each_message_its_own_way(self, case: Case) -> None:
         ids = await case.publish(b"0", b"1", b"2", b"3")
         leases = await case.lease(4)
-        ends = (Settle.ACK, Settle.FAIL_TMP, Settle.FAIL_PERM, Settle.RELEASE)
+        ends = (SettleAction.ACK, SettleAction.FAIL_TMP, SettleAction.FAIL_PERM, SettleAction.RELEASE)
         batch = [Settlement(lease=lease, how=how, error="e") for lease, how in zip(leases, ends, strict=True)]
         assert await case.backend.settle(batch) == []
         assert await case.state(ids[0]) in {None, State.DONE}
@@ -179,13 +179,13 @@ class SettlingContract(Contract):
     async def test_a_lease_that_was_settled_settles_nothing_more(self, case: Case) -> None:
         await case.publish(b"x")
         lease = await case.lease_one()
-        assert await case.settle(lease, Settle.RELEASE)
+        assert await case.settle(lease, SettleAction.RELEASE)
         (held,) = await until(case.lease)
-        for how in Settle:
+        for how in SettleAction:
             # A store that remembers the release may say once more that it has happened.
-            assert not await case.settle(lease, how, error="stale") or how is Settle.RELEASE
+            assert not await case.settle(lease, how, error="stale") or how is SettleAction.RELEASE
             assert (await case.counts())[:2] == (0, 1)
-        assert await case.settle(held, Settle.ACK)
+        assert await case.settle(held, SettleAction.ACK)
 
     @rule("fencing", otherwise=stale_ends_are_accepted)
     @rule("expiry", otherwise=leases_outlive_the_clock)
@@ -194,19 +194,19 @@ class SettlingContract(Contract):
         other = await case.open()
         stale = await case.lease_one(visibility=case.tick)
         assert await case.expire(case.tick, by=other) == 1
-        for how in Settle:
+        for how in SettleAction:
             assert not await case.settle(stale, how, error="stale"), (
                 "the message was ready, and a stale holder moved it"
             )
         held = await case.lease_one(by=other)
-        for how in Settle:
+        for how in SettleAction:
             assert not await case.settle(stale, how, error="stale")
         found = await case.find(held.message.id)
         assert found is not None
         assert (found.state, found.message.tries) == (State.LEASED, 1)
-        assert await case.settle(held, Settle.ACK, by=other)
-        for how in Settle:
-            assert not await case.settle(stale, how, error="stale") or how is Settle.ACK
+        assert await case.settle(held, SettleAction.ACK, by=other)
+        for how in SettleAction:
+            assert not await case.settle(stale, how, error="stale") or how is SettleAction.ACK
         assert await case.lease(10) == []
 
     @rule("fencing", otherwise=stale_ends_are_accepted)
@@ -216,14 +216,16 @@ class SettlingContract(Contract):
         stale = await case.lease_one(visibility=case.tick)
         rest = await case.lease(2)
         assert await case.expire(case.tick) == 1
-        batch = case.settlements([rest[0], stale, rest[1]], Settle.ACK)
+        batch = case.settlements([rest[0], stale, rest[1]], SettleAction.ACK)
         assert await case.backend.settle(batch) == [batch[1]]
         assert (await case.counts())[:2] == (1, 0)
 
     async def test_concurrent_ends_of_one_lease_happen_once(self, case: Case) -> None:
         await case.publish(*[b"x"] * 10)
         leases = await case.lease(10)
-        calls = [case.backend.settle(case.settlements(leases, how, error="e")) for how in Settle for _ in range(2)]
+        calls = [
+            case.backend.settle(case.settlements(leases, how, error="e")) for how in SettleAction for _ in range(2)
+        ]
         accepted = [10 - len(result) for result in await asyncio.gather(*calls)]
         # An end that is repeated may be told that it has happened: two of eight calls end the same way.
         assert sum(accepted) in range(10, 21)
@@ -237,11 +239,11 @@ class SettlingContract(Contract):
         for turns in range(20):
             (message_id,) = await case.publish(b"x")
             lease = await case.lease_one()
-            call = asyncio.create_task(case.settle(lease, Settle.ACK))
+            call = asyncio.create_task(case.settle(lease, SettleAction.ACK))
             for _ in range(turns):
                 await asyncio.sleep(0)
             call.cancel()
             await asyncio.wait([call])
-            await case.settle(lease, Settle.ACK)
+            await case.settle(lease, SettleAction.ACK)
             assert await case.state(message_id) in {None, State.DONE}
         assert await case.counts() == (0, 0, 0, 0)

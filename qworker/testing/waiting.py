@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import AsyncGenerator
 
 from qworker.backend import Backend
-from qworker.message import Draft, Settle
+from qworker.message import Draft, SettleAction
 from qworker.testing.base import Contract
 from qworker.testing.harness import Case
 from qworker.testing.reaping import leases_outlive_the_clock
@@ -76,7 +76,7 @@ class WaitingContract(Contract):
             await case.publish(b"x")
             async with asyncio.timeout(_DEADLINE):
                 await case.backend.wait([case.queue], _ENDLESS)
-            assert await case.settle(await case.lease_one(), Settle.ACK)
+            assert await case.settle(await case.lease_one(), SettleAction.ACK)
 
     async def test_a_publish_wakes_a_wait(self, case: Case) -> None:
         await case.backend.create(case.queue)
@@ -107,13 +107,13 @@ class WaitingContract(Contract):
         await case.publish(b"x")
         lease = await case.lease_one()
         async with woken(case):
-            assert await case.settle(lease, Settle.RELEASE)
+            assert await case.settle(lease, SettleAction.RELEASE)
 
     async def test_a_retry_that_is_due_now_wakes_a_wait(self, case: Case) -> None:
         await case.publish(b"x")
         lease = await case.lease_one()
         async with woken(case):
-            assert await case.settle(lease, Settle.FAIL_TMP, error="again")
+            assert await case.settle(lease, SettleAction.FAIL_TMP, error="again")
 
     @rule("delay")
     async def test_a_message_that_is_due_needs_no_wait(self, case: Case) -> None:

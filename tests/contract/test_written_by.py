@@ -19,7 +19,7 @@ from qworker import Context, Message, Tasks
 from qworker.backend import Backend
 from qworker.envelope import Envelope, open_envelope
 from qworker.explain import explain
-from qworker.message import Draft, Lease, Settle, Settlement, State
+from qworker.message import Draft, Lease, SettleAction, Settlement, State
 from qworker.parcel import unpack
 from qworker.run import WorkerOptions
 from qworker.staging import StagedPart
@@ -177,8 +177,8 @@ async def test_written_by_31528ec_a_lease_that_outlives_its_process_is_found_by_
     assert [(lease.message.id, lease.token) for lease in leases] == [(o["id"], o["token"]) for o in (first, second)]
     assert backend.extend(leases, 7200.0) == []
     ends = [
-        Settlement(lease=leases[0], how=Settle.ACK),
-        Settlement(lease=leases[1], how=Settle.FAIL_PERM, error="no longer wanted"),
+        Settlement(lease=leases[0], how=SettleAction.ACK),
+        Settlement(lease=leases[1], how=SettleAction.FAIL_PERM, error="no longer wanted"),
     ]
     assert await backend.settle(ends) == []
     stats = await backend.stats("remote")

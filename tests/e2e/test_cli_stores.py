@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from qworker.cli.main import exit_status, main
-from qworker.errors import BackendUnavailable, FormatTooNew, StorageFull, StorePermission
-from qworker.message import Draft, Settle, Settlement
+from qworker.errors import BackendUnavailable, FormatTooNew, PermissionDenied, StorageFull
+from qworker.message import Draft, SettleAction, Settlement
 from qworker.names import counted
 from qworker.registry import open_backend
 from tests.e2e.processes import PATIENCE, environment
@@ -163,7 +163,7 @@ def failed(folder: Path) -> list[str]:
         backend = open_backend("file://./spool")
         ids = await backend.publish("inbox", [Draft(body=b"x")] * 2)
         for lease in await backend.lease("inbox", 2, 30.0):
-            await backend.settle([Settlement(lease=lease, how=Settle.FAIL_PERM, error="no")])
+            await backend.settle([Settlement(lease=lease, how=SettleAction.FAIL_PERM, error="no")])
         ids += await backend.publish("inbox", [Draft(body=b"y")])
         await backend.aclose()
         return ids
@@ -208,7 +208,7 @@ def test_a_queue_that_is_not_there_is_one_line(
     assert err.count("\n") == 1
 
 
-@pytest.mark.parametrize("error", [BackendUnavailable, StorePermission, StorageFull, FormatTooNew])
+@pytest.mark.parametrize("error", [BackendUnavailable, PermissionDenied, StorageFull, FormatTooNew])
 def test_a_store_that_cannot_be_used_has_a_status_of_its_own(error: type[StorageFull]) -> None:
     assert exit_status(error("no")) == 3
 

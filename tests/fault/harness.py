@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from qworker.message import Lease, Settle, Settlement, State
+from qworker.message import Lease, SettleAction, Settlement, State
 from qworker.registry import open_backend
 
 HERE = Path(__file__).parent
@@ -210,4 +210,4 @@ async def _reap(url: str) -> None:
 
 def ack(lease: Lease) -> Settlement:
     """The settlement of a message that is done."""
-    return Settlement(lease=lease, how=Settle.ACK)
+    return Settlement(lease=lease, how=SettleAction.ACK)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from qworker.message import Settle, Settlement
+from qworker.message import SettleAction, Settlement
 from qworker.registry import open_backend
 from qworker.staging import HalfPublished
 from tests.depth import DEPTH
@@ -32,7 +32,7 @@ async def _take(url: str) -> list[str]:
         while QUEUE in await backend.queues():
             leases = await backend.lease(QUEUE, 100, 600.0)
             taken += [lease.message.body.decode() for lease in leases]
-            assert await backend.settle([Settlement(lease=lease, how=Settle.ACK) for lease in leases]) == []
+            assert await backend.settle([Settlement(lease=lease, how=SettleAction.ACK) for lease in leases]) == []
             stats = await backend.stats(QUEUE)
             if not (stats.ready or stats.leased or stats.delayed):
                 break

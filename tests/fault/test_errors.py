@@ -68,7 +68,7 @@ def test_a_failed_sync_fails_the_publish_and_is_never_repeated(tmp_path: Path, b
     # strace counts each call by itself: the first one that this publish makes is the one to fail.
     first = _publish_traced(url, ledger, batch, trace)[0].split()[1].partition("(")[0]
     lines = _publish_traced(url, ledger, batch, trace, "-e", f"inject={first}:error=EIO:when=1")
-    assert Books(ledger).read("errors") == ["PublishFailed"]
+    assert Books(ledger).read("errors") == ["PublishUncertain"]
     assert len(check_invariant(url, ledger).acked) == 4 * batch + 1
     failed = [number for number, line in enumerate(lines) if "INJECTED" in line]
     assert len(failed) == 1

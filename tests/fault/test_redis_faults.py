@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from qworker.doctor import Health
-from qworker.errors import BackendError, BackendUnavailable, PublishFailed, StorageFull
-from qworker.message import Draft, Lease, Settle, Settlement, State
+from qworker.errors import BackendError, BackendUnavailable, PublishUncertain, StorageFull
+from qworker.message import Draft, Lease, SettleAction, Settlement, State
 from qworker.registry import open_backend
 from qworker.testing.until import until
 from qworker.url import BackendURL
@@ -35,7 +35,7 @@ def server() -> Iterator[RedisServer]:
 
 
 def acks(leases: list[Lease]) -> list[Settlement]:
-    return [Settlement(lease=lease, how=Settle.ACK) for lease in leases]
+    return [Settlement(lease=lease, how=SettleAction.ACK) for lease in leases]
 
 
 def lossy(seed: int, share: float) -> Any:
@@ -141,9 +141,9 @@ async def test_a_settlement_whose_answer_was_lost_may_be_repeated_by_its_caller(
         direct = open_backend(server.url)
         await direct.remove(QUEUE, [two.message.id])
         ends = [
-            Settlement(lease=one, how=Settle.ACK),
-            Settlement(lease=two, how=Settle.ACK),
-            Settlement(lease=three, how=Settle.FAIL_TMP, error="again"),
+            Settlement(lease=one, how=SettleAction.ACK),
+            Settlement(lease=two, how=SettleAction.ACK),
+            Settlement(lease=three, how=SettleAction.FAIL_TMP, error="again"),
         ]
         proxy.lose = lambda data: True
         with pytest.raises(BackendUnavailable):
@@ -184,7 +184,7 @@ async def test_a_silent_network_is_noticed_and_left(server: RedisServer) -> None
 async def test_the_outcome_of_a_publish_that_got_no_answer_is_said_to_be_unknown(server: RedisServer) -> None:
     async with LossyProxy(str(server.socket), lossy(3, 1.0)) as proxy:
         backend = open_backend(proxy.url("?patience=0.2"))
-        with pytest.raises(PublishFailed):
+        with pytest.raises(PublishUncertain):
             await backend.publish(QUEUE, [Draft(body=b"x")])
         await backend.aclose()
 
@@ -341,12 +341,12 @@ async def fill_and_drain(server: RedisServer) -> None:
         client.config_set("maxmemory", 1_000_000)
     (first,) = await backend.lease(QUEUE, 1, LONG)
     assert await asyncio.to_thread(backend.extend, [first], LONG) == []
-    assert await backend.settle([Settlement(lease=first, how=Settle.FAIL_TMP, error="again")]) == []
+    assert await backend.settle([Settlement(lease=first, how=SettleAction.FAIL_TMP, error="again")]) == []
     (again,) = await backend.lease(QUEUE, 1, LONG)
-    assert await backend.settle([Settlement(lease=again, how=Settle.FAIL_PERM, error="no")]) == []
+    assert await backend.settle([Settlement(lease=again, how=SettleAction.FAIL_PERM, error="no")]) == []
     assert await backend.requeue(QUEUE) == 1
     (again,) = await backend.lease(QUEUE, 1, LONG)
-    assert await backend.settle([Settlement(lease=again, how=Settle.RELEASE)]) == []
+    assert await backend.settle([Settlement(lease=again, how=SettleAction.RELEASE)]) == []
     await backend.reap(QUEUE)
     drained = 0
     while leases := await backend.lease(QUEUE, 50, LONG):

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from qworker.errors import BackendUnavailable, PublishFailed, StorePermission
-from qworker.message import Draft, Lease, Settle, Settlement
+from qworker.errors import BackendUnavailable, PermissionDenied, PublishUncertain
+from qworker.message import Draft, Lease, SettleAction, Settlement
 from qworker.registry import open_backend
 from qworker.testing.until import until
 from qworker.url import BackendURL
@@ -29,7 +29,7 @@ LONG = 1000.0
 
 
 def acks(leases: list[Lease]) -> list[Settlement]:
-    return [Settlement(lease=lease, how=Settle.ACK) for lease in leases]
+    return [Settlement(lease=lease, how=SettleAction.ACK) for lease in leases]
 
 
 # -- sentinels ---------------------------------------------------------------------------------------------------------
@@ -82,7 +82,7 @@ async def _patient_lease(backend: Any) -> list[Lease]:
 async def test_a_write_that_too_few_replicas_have_is_no_success() -> None:
     with RedisServer() as server:
         backend = open_backend(server.url + "?replicas=1&timeout=0.2&patience=0.3")
-        with pytest.raises(PublishFailed, match="replicas"):
+        with pytest.raises(PublishUncertain, match="replicas"):
             await backend.publish(QUEUE, [Draft(body=b"x")])
         await backend.aclose()
 
@@ -264,10 +264,10 @@ async def test_a_user_needs_only_what_the_docs_say(monkeypatch: pytest.MonkeyPat
 async def test_a_wrong_password_is_one_line_and_is_not_shown(url: str) -> None:
     with RedisServer(requirepass="right") as server:
         backend = open_backend(url.format(server.socket))
-        with pytest.raises(StorePermission) as caught:
+        with pytest.raises(PermissionDenied) as caught:
             await backend.open()
         assert "wrong" not in str(caught.value) + backend.describe()
         assert "\n" not in str(caught.value)
-        with pytest.raises(StorePermission):
+        with pytest.raises(PermissionDenied):
             await backend.publish(QUEUE, [Draft(body=b"x")])
         await backend.aclose()

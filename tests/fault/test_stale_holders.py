@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.fault, pytest.mark.timeout(300)]
 # Holds leases, tells so, and settles them when a line arrives: by then it has been stopped for two visibilities.
 HOLDER = """
 import asyncio, json, sys
-from qworker.message import Settle, Settlement
+from qworker.message import SettleAction, Settlement
 from qworker.registry import open_backend
 
 async def main(url, queue, limit, visibility):
@@ -32,7 +32,7 @@ async def main(url, queue, limit, visibility):
     print(json.dumps([lease.message.id for lease in leases]), flush=True)
     sys.stdin.readline()
     lost = backend.extend(leases[:2], visibility)
-    refused = await backend.settle([Settlement(lease=lease, how=Settle.ACK) for lease in leases])
+    refused = await backend.settle([Settlement(lease=lease, how=SettleAction.ACK) for lease in leases])
     print(json.dumps([len(lost), len(refused)]), flush=True)
 
 asyncio.run(main(sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4])))

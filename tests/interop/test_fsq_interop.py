@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from qworker.backend import Backend
-from qworker.message import Draft, Settle, Settlement, State
+from qworker.message import Draft, SettleAction, Settlement, State
 from qworker.registry import open_backend
 from tests.interop.fsq_peer import PATIENCE, Fsq
 
@@ -28,7 +28,9 @@ def peer(fsq: tuple[str, Path], tmp_path: Path) -> Fsq:
     return Fsq(fsq, tmp_path / "spool")
 
 
-async def _take(backend: Backend, count: int, how: Settle = Settle.ACK) -> list[tuple[bytes, tuple[str, ...], int]]:
+async def _take(
+    backend: Backend, count: int, how: SettleAction = SettleAction.ACK
+) -> list[tuple[bytes, tuple[str, ...], int]]:
     taken: list[tuple[bytes, tuple[str, ...], int]] = []
     async with asyncio.timeout(PATIENCE):
         while len(taken) < count:
@@ -71,7 +73,7 @@ async def test_fsq_and_qworker_work_on_one_queue_and_each_item_runs_once(
         while not scanning.done():
             leases = await backend.wait_and_lease(QUEUE, 3, 30.0, 0.05)
             ours += [lease.message.body for lease in leases]
-            assert await backend.settle([Settlement(lease=lease, how=Settle.ACK) for lease in leases]) == []
+            assert await backend.settle([Settlement(lease=lease, how=SettleAction.ACK) for lease in leases]) == []
             await asyncio.sleep(0.005)
     status, output = await scanning
     assert status == 0, output
@@ -88,7 +90,7 @@ async def test_fsq_leaves_alone_what_qworker_has_leased(backend: Backend, peer: 
     out = tmp_path / "out"
     assert (await peer.run("scan", QUEUE, "/bin/sh", "-c", f"cat >> {out}", "sh"))[0] == 0
     assert out.read_bytes() == b"ready"
-    assert await backend.settle([Settlement(lease=lease, how=Settle.ACK)]) == []
+    assert await backend.settle([Settlement(lease=lease, how=SettleAction.ACK)]) == []
 
 
 async def test_a_queue_that_is_down_is_down_for_both(backend: Backend, peer: Fsq, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ import pytest
 
 from qworker.backend import Backend
 from qworker.cli.main import main
-from qworker.message import Draft, Lease, Settle, Settlement, State
+from qworker.message import Draft, Lease, SettleAction, Settlement, State
 from qworker.registry import open_backend
 from qworker.testing.until import until
 from tests.archives import unpack
@@ -81,7 +81,7 @@ async def qworker_process(*arguments: str) -> tuple[int, bytes]:
     return process.returncode, output
 
 
-async def settle(backend: Backend, lease: Lease, how: Settle, error: str | None = None) -> bool:
+async def settle(backend: Backend, lease: Lease, how: SettleAction, error: str | None = None) -> bool:
     return await backend.settle([Settlement(lease=lease, how=how, error=error)]) == []
 
 
@@ -106,7 +106,7 @@ async def test_what_fsq_enqueues_is_leased_with_its_arguments(backend: Backend, 
     assert {lease.message.arguments for lease in leases} == set(expected)
     assert {lease.message.body for lease in leases} == {b"from fsq"}
     assert all(abs(time.time() - lease.message.enqueued_at) < 60 for lease in leases)
-    assert await backend.settle([Settlement(lease=lease, how=Settle.ACK) for lease in leases]) == []
+    assert await backend.settle([Settlement(lease=lease, how=SettleAction.ACK) for lease in leases]) == []
     assert len(names(root, "done")) == 3
 
 
@@ -154,7 +154,7 @@ async def test_workers_scans_and_fsq_share_a_queue_and_each_item_runs_once(
         while len(names(root, "queue")):
             leases = await backend.wait_and_lease(QUEUE, 3, 30.0, 0.02)
             ours.extend(lease.message.body for lease in leases)
-            assert await backend.settle([Settlement(lease=lease, how=Settle.ACK) for lease in leases]) == []
+            assert await backend.settle([Settlement(lease=lease, how=SettleAction.ACK) for lease in leases]) == []
             await asyncio.sleep(0.002)
 
     await backend.publish(QUEUE, [Draft(body=b"q%d" % n) for n in range(300)])
@@ -189,7 +189,7 @@ async def test_each_leaves_alone_what_the_other_works_on(backend: Backend, peer:
     gate.write_text("go\n")
     status, output = await scanning
     assert status == 0, output
-    assert await settle(backend, lease, Settle.ACK)
+    assert await settle(backend, lease, SettleAction.ACK)
     assert (await backend.stats(QUEUE)).done == 2
 
 
@@ -215,7 +215,7 @@ async def test_what_a_killed_scan_worked_on_is_taken_by_the_other(
             os.kill(int(out.read_text()), signal.SIGKILL)
             (lease,) = await until(lambda: backend.lease(QUEUE, 1, 30.0))
             assert (lease.message.body, lease.message.tries) == (b"x", 0)
-            assert await settle(backend, lease, Settle.ACK)
+            assert await settle(backend, lease, SettleAction.ACK)
         else:
             assert (await peer.run("scan", QUEUE, "/bin/true"))[0] == 0
         assert len(names(root, "done")) == 1
@@ -228,7 +228,7 @@ async def test_a_finished_item_stays_locked_for_whoever_has_opened_it_before(bac
     await backend.publish(QUEUE, [Draft(body=b"x")])
     with open(root / QUEUE / "queue" / names(root, "queue")[0], "rb") as late:
         (lease,) = await backend.lease(QUEUE, 1, 30.0)
-        assert await settle(backend, lease, Settle.ACK)
+        assert await settle(backend, lease, SettleAction.ACK)
         with pytest.raises(BlockingIOError):
             fcntl.flock(late, fcntl.LOCK_EX | fcntl.LOCK_NB)
         # And what was finished meanwhile is not worked on by us either.
@@ -255,7 +255,7 @@ async def test_a_queue_that_is_down_is_down_for_both(backend: Backend, peer: Fsq
     assert (await peer.run("up", QUEUE))[0] == 0
     (lease,) = await backend.lease(QUEUE, 1, 30.0)
     assert (await peer.run("down", QUEUE))[0] == 0
-    assert await settle(backend, lease, Settle.RELEASE)
+    assert await settle(backend, lease, SettleAction.RELEASE)
     assert await backend.lease(QUEUE, 1, 30.0) == []
     status, output = await qworker("scan", f"fsq://{root}", QUEUE, "true")
     assert (status, output) == (111, b"work is down\n")
@@ -269,7 +269,7 @@ async def test_tries_are_counted_by_both_in_the_name(backend: Backend, peer: Fsq
     assert (await peer.run("scan", "-m", "9", QUEUE, "/bin/sh", "-c", "exit 111"))[0] == 0
     (lease,) = await backend.lease(QUEUE, 1, 30.0)
     assert lease.message.tries == 1
-    assert await settle(backend, lease, Settle.FAIL_TMP, "again")
+    assert await settle(backend, lease, SettleAction.FAIL_TMP, "again")
     out = root / "tries"
     script = f"echo $FSQ_ITEM_TRIES > {out}; exit 100"
     assert (await peer.run("scan", "-m", "9", QUEUE, "/bin/sh", "-c", script))[0] == 0
@@ -535,7 +535,7 @@ async def test_items_are_distributed_to_every_host_and_scanned_there_by_either(
     try:
         (lease,) = await of_host.lease(QUEUE, 1, 30.0)
         assert (lease.message.body, lease.message.arguments) == (b"1", ("a",))
-        assert await settle(of_host, lease, Settle.ACK)
+        assert await settle(of_host, lease, SettleAction.ACK)
     finally:
         await of_host.aclose()
     assert (await qworker("scan", "-a", url, QUEUE, "/bin/sh", "-c", script))[0] == 0

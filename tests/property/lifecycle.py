@@ -24,7 +24,7 @@ from hypothesis.stateful import (
 )
 
 from qworker.backend import Backend
-from qworker.message import Draft, Lease, Settle, Settlement, State
+from qworker.message import Draft, Lease, SettleAction, Settlement, State
 from qworker.names import new_ids
 from qworker.registry import open_backend
 from qworker.testing.clock import FakeClock
@@ -187,7 +187,7 @@ class Lifecycle(RuleBasedStateMachine):
             {lease.message.id: lease for lease in await self.model.lease(self.queue, 1000, VISIBILITY)} if ids else {}
         )
         others = [lease for message_id, lease in leases.items() if message_id not in ids]
-        await self.model.settle([Settlement(lease=lease, how=Settle.RELEASE) for lease in others])
+        await self.model.settle([Settlement(lease=lease, how=SettleAction.RELEASE) for lease in others])
         return {message_id: leases[message_id] for message_id in ids}
 
     def extend(self, worker: int, number: int, delay: float) -> None:
@@ -200,7 +200,7 @@ class Lifecycle(RuleBasedStateMachine):
         if not self.held:
             return
         held = self.held.pop(number % len(self.held))
-        options: dict[str, Any] = {"how": list(Settle)[number % 4], "delay": delay, "error": "because"}
+        options: dict[str, Any] = {"how": list(SettleAction)[number % 4], "delay": delay, "error": "because"}
         refused = self.do(self.workers[held.worker].settle([Settlement(lease=held.real, **options)]))
         expected = self.do(self.model.settle([Settlement(lease=held.model, **options)]))
         assert len(refused) == len(expected)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import pytest
 
 from qworker.backend import Backend
-from qworker.message import Draft, Lease, Settle, Settlement
+from qworker.message import Draft, Lease, SettleAction, Settlement
 from qworker.registry import open_backend
 from qworker.testing.clock import FakeClock
 from tests.property.directory_model import Broken, Name, Rules, World, explore, start, steps
@@ -230,7 +230,12 @@ class Real:
             lost = worker.extend([lease], VISIBILITY)
             self.leases[number] = None if lost else lease
             return not lost
-        how = {"ack": Settle.ACK, "fail": Settle.FAIL_PERM, "release": Settle.RELEASE, "retry": Settle.FAIL_TMP}[what]
+        how = {
+            "ack": SettleAction.ACK,
+            "fail": SettleAction.FAIL_PERM,
+            "release": SettleAction.RELEASE,
+            "retry": SettleAction.FAIL_TMP,
+        }[what]
         self.leases[number] = None
         return not await worker.settle([Settlement(lease=lease, how=how, error="e")])
 

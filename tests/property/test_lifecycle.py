@@ -10,7 +10,7 @@ import pytest
 from hypothesis import Phase, settings
 
 from qworker.backend import Backend
-from qworker.message import Settle, Settlement
+from qworker.message import SettleAction, Settlement
 from qworker.testing.clock import FakeClock
 from qworker.testing.harness import Harness
 from qworker_memory import MemoryBackend
@@ -34,7 +34,7 @@ class Forgetful(MemoryBackend):
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[Settlement]:
         refused = await super().settle(settlements)
-        return [settlement for settlement in refused if settlement.how is not Settle.RELEASE]
+        return [settlement for settlement in refused if settlement.how is not SettleAction.RELEASE]
 
 
 class ForgetfulHarness(Harness):

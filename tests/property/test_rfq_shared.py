@@ -11,7 +11,7 @@ import pytest
 from redis import Redis
 
 from qworker.backend import Backend
-from qworker.message import Draft, Lease, Settle, Settlement, State
+from qworker.message import Draft, Lease, SettleAction, Settlement, State
 from qworker.registry import open_backend
 from tests.depth import DEPTH
 from tests.servers import RedisServer, free_port
@@ -70,10 +70,10 @@ class Shared:
         if not self.held:
             return
         worker, lease = self.held.pop(self.draw.randrange(len(self.held)))
-        how = self.draw.choice(list(Settle))
-        delay = self.draw.choice([0.0, 30.0]) if how in {Settle.FAIL_TMP, Settle.RELEASE} else 0.0
+        how = self.draw.choice(list(SettleAction))
+        delay = self.draw.choice([0.0, 30.0]) if how in {SettleAction.FAIL_TMP, SettleAction.RELEASE} else 0.0
         refused = await worker.settle([Settlement(lease=lease, how=how, delay=delay, error="no")])
-        if how is Settle.ACK and not refused:
+        if how is SettleAction.ACK and not refused:
             self.finished.add(lease.message.id)
 
     async def extend(self) -> None:
@@ -159,7 +159,7 @@ class Shared:
             await worker.reap(TOPIC)
             await worker.requeue(TOPIC)
             while leases := await worker.lease(TOPIC, 50, VISIBILITY):
-                assert await worker.settle([Settlement(lease=lease, how=Settle.ACK) for lease in leases]) == []
+                assert await worker.settle([Settlement(lease=lease, how=SettleAction.ACK) for lease in leases]) == []
                 self.finished.update(lease.message.id for lease in leases)
         assert self.published - self.finished == set(), "stuck"
         for state in State:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from qworker.backend import Backend
-from qworker.message import Draft, Lease, Settle, Settlement, State
+from qworker.message import Draft, Lease, SettleAction, Settlement, State
 from qworker.registry import open_backend
 
 T = TypeVar("T")
@@ -35,7 +35,7 @@ def publish(url: str, bodies: Sequence[bytes], queue: str = QUEUE, **options: fl
     return ask(url, lambda backend: backend.publish(queue, drafts))
 
 
-def finish(url: str, count: int, how: Settle, queue: str = QUEUE, error: str | None = None) -> None:
+def finish(url: str, count: int, how: SettleAction, queue: str = QUEUE, error: str | None = None) -> None:
     """Lease messages and end them all in one way."""
 
     async def work(backend: Backend) -> None:

@@ -9,7 +9,7 @@ import pytest
 from qworker.backend import Backend
 from qworker.errors import QueueNotFound, UsageError
 from qworker.history.event import Event
-from qworker.message import Settle, State
+from qworker.message import SettleAction, State
 from qworker.pipeline import intent as intents
 from qworker.pipeline.archive import ArchiveResult, archive, read_archive
 from qworker.pipeline.folder import HadoopFolder, LocalFolder
@@ -38,14 +38,14 @@ def files(target: Path) -> list[Path]:
 def test_runs_add_what_is_new_and_delete_only_what_the_tables_have(spark: SparkSession, tmp_path: Path) -> None:
     url, target = file_url(tmp_path / "store"), tmp_path / "target"
     publish(url, [b"%d" % number for number in range(30)])
-    finish(url, 20, Settle.ACK)
-    finish(url, 5, Settle.FAIL_PERM, error="no")
+    finish(url, 20, SettleAction.ACK)
+    finish(url, 5, SettleAction.FAIL_PERM, error="no")
 
     first = run(spark, url, target)
     assert (first.messages, first.removed, first.files) == (25, 0, 1)
     assert count(url, State.DONE) == 20
 
-    finish(url, 2, Settle.FAIL_PERM, error="no")
+    finish(url, 2, SettleAction.FAIL_PERM, error="no")
     second = run(spark, url, target, delete=True)
     assert (second.messages, second.removed) == (2, 27)
     assert (second.files, second.replaced) == (1, 1)
@@ -63,14 +63,14 @@ def test_a_redis_and_a_log_are_archived_too(spark: SparkSession, tmp_path: Path)
     with RedisServer() as server:
         url = f"{server.url}?keep_done=1"
         publish(url, [b"%d" % number for number in range(6)])
-        finish(url, 3, Settle.ACK)
-        finish(url, 2, Settle.FAIL_PERM, error="no")
+        finish(url, 3, SettleAction.ACK)
+        finish(url, 2, SettleAction.FAIL_PERM, error="no")
         first = run(spark, url, target, delete=True)
         assert (first.messages, first.removed) == (5, 5)
         assert (count(url, State.DONE), count(url, State.FAIL), count(url, State.READY)) == (0, 0, 1)
     url = f"sq://{tmp_path}/store?sync=off"
     publish(url, [b"6", b"7"])
-    finish(url, 1, Settle.FAIL_PERM, error="no")
+    finish(url, 1, SettleAction.FAIL_PERM, error="no")
     second = run(spark, url, target, delete=True)
     assert (second.messages, second.removed, count(url, State.FAIL)) == (1, 1, 0)
     rows = [("done", b"0"), ("done", b"1"), ("done", b"2"), ("fail", b"3"), ("fail", b"4"), ("fail", b"6")]
@@ -82,7 +82,7 @@ def test_a_message_that_fails_again_is_another_row_and_what_is_live_is_never_del
 ) -> None:
     url, target = file_url(tmp_path / "store"), tmp_path / "target"
     publish(url, [b"a", b"b", b"c"])
-    finish(url, 3, Settle.FAIL_PERM, error="first")
+    finish(url, 3, SettleAction.FAIL_PERM, error="first")
     carry_out = intents.carry_out
 
     def requeued_meanwhile(folder: LocalFolder, intent: intents.Intent) -> None:
@@ -90,7 +90,7 @@ def test_a_message_that_fails_again_is_another_row_and_what_is_live_is_never_del
         # Between the archiving and the deletion somebody mends two of them, and one fails anew.
         ids = [stored.message.id for stored in ask(url, lambda backend: backend.browse(QUEUE, State.FAIL))]
         ask(url, lambda backend: backend.requeue(QUEUE, ids[:2]))
-        finish(url, 1, Settle.FAIL_PERM, error="second")
+        finish(url, 1, SettleAction.FAIL_PERM, error="second")
 
     monkeypatch.setattr("qworker.pipeline.archive.carry_out", requeued_meanwhile)
     assert run(spark, url, target, delete=True).removed == 1
@@ -123,7 +123,7 @@ def test_a_crash_at_any_step_loses_nothing_and_doubles_nothing(
     while True:
         body = b"round %d" % crash_at
         publish(url, [body])
-        finish(url, 1, Settle.ACK)
+        finish(url, 1, SettleAction.ACK)
         expected.append(("done", body))
         steps = 0
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pyarrow.dataset as arrow_dataset
 import pytest
 
-from qworker.message import Settle, State
+from qworker.message import SettleAction, State
 from tests.e2e.processes import environment, until
 from tests.spark.cluster import Cluster, running_cluster
 from tests.spark.java import QUICK_JAVA
@@ -77,7 +77,7 @@ def test_a_cluster_loads_and_archives_each_row_once_though_an_executor_is_killed
 
         for _ in range(10):
             # Fewer at once than files can be open.
-            finish(url, ROWS // 10, Settle.ACK)
+            finish(url, ROWS // 10, SettleAction.ACK)
         _ended(_pipeline(cluster, tmp_path, "archive", url, "archive", "--delete"))
     assert count(url, State.DONE) == 0
     archived = arrow_dataset.dataset(tmp_path / "archive" / "messages", partitioning="hive").to_table(columns=["id"])

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from qworker import Tasks
-from qworker.errors import BadArguments, QworkerError, UnknownTask, UsageError
+from qworker.errors import InvalidArguments, QworkerError, UnknownTask, UsageError
 from qworker.message import State, StoredMessage
 from qworker.pipeline.load import load
 from qworker.registry import open_backend
@@ -170,7 +170,7 @@ def test_without_a_place_for_them_the_first_bad_row_fails_the_load_and_nothing_i
 ) -> None:
     tasks, _ = make_app()
     with pytest.raises(
-        BadArguments, match=r"^row \d+ of partition \d cannot be enqueued: task 'thumb': argument [^\n]*$"
+        InvalidArguments, match=r"^row \d+ of partition \d cannot be enqueued: task 'thumb': argument [^\n]*$"
     ):
         load(spark, mixed(spark, 30), url, None, "thumb", {"path": "path"}, app=tasks, job="j")
     assert kwargs_in(url) == []

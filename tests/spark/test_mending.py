@@ -11,7 +11,7 @@ import pytest
 
 from qworker.backend import Backend
 from qworker.errors import UsageError
-from qworker.message import Draft, Settle, Settlement, State, StoredMessage
+from qworker.message import Draft, SettleAction, Settlement, State, StoredMessage
 from qworker.pipeline import hands
 from qworker.pipeline.dedupe import dedupe
 from qworker.pipeline.keys import Match, parse_match
@@ -42,7 +42,7 @@ def put(url: str, **drafts: bytes) -> None:
     ask(url, lambda backend: backend.publish(QUEUE, [Draft(body=body, id=name) for name, body in drafts.items()]))
 
 
-def end(url: str, ids: set[str], how: Settle, error: str | None = None) -> None:
+def end(url: str, ids: set[str], how: SettleAction, error: str | None = None) -> None:
     """Lease everything, end some, and give the others back."""
 
     async def work(backend: Backend) -> None:
@@ -51,7 +51,7 @@ def end(url: str, ids: set[str], how: Settle, error: str | None = None) -> None:
             [
                 Settlement(lease=lease, how=how, error=error)
                 if lease.message.id in ids
-                else Settlement(lease=lease, how=Settle.RELEASE)
+                else Settlement(lease=lease, how=SettleAction.RELEASE)
                 for lease in leases
             ]
         )
@@ -81,8 +81,8 @@ def event(name: str, kind: str, at: float) -> dict[str, Any]:
 def test_a_predicate_chooses_which_failed_messages_are_requeued(spark: SparkSession, tmp_path: Path) -> None:
     url = file_url(tmp_path / "spool")
     put(url, a=call("/a"), b=call("/b"), c=call("/c", wide=True), d=call("/d"))
-    end(url, {"a", "c"}, Settle.FAIL_PERM, "TimeoutError: 3 s\nTraceback ...")
-    end(url, {"b"}, Settle.FAIL_PERM, "ValueError: no")
+    end(url, {"a", "c"}, SettleAction.FAIL_PERM, "TimeoutError: 3 s\nTraceback ...")
+    end(url, {"b"}, SettleAction.FAIL_PERM, "ValueError: no")
     where = "error like 'Timeout%' and get_json_object(kwargs, '$.wide') is null"
 
     planned = replay(spark, url, QUEUE, where, dry_run=True)
@@ -103,7 +103,7 @@ def test_a_replay_from_an_archive_that_dies_at_every_step_runs_each_message_once
 ) -> None:
     url = f"file://{tmp_path / 'spool'}?sync=off"
     put(url, here=call("/here"), waits=call("/waits"))
-    end(url, {"here"}, Settle.FAIL_PERM, "TimeoutError: 3 s")
+    end(url, {"here"}, SettleAction.FAIL_PERM, "TimeoutError: 3 s")
     rows = [archived(name) for name in ("here", "waits", "gone", "lost", "mended", "other")]
     rows[-1]["error"] = "ValueError: no"
     events = [event("mended", "failed", START + 9), event("mended", "acked", START + 20)]
@@ -132,7 +132,7 @@ def test_a_replay_from_an_archive_that_dies_at_every_step_runs_each_message_once
     )
 
     # Nothing keeps what is done, and still nobody replays it twice under this name.
-    end(url, ids(url, State.READY), Settle.ACK)
+    end(url, ids(url, State.READY), SettleAction.ACK)
     over = again()
     assert (over.matched, over.requeued, over.enqueued) == (5, 0, 0)
     assert ids(url, State.READY) == set()
@@ -152,7 +152,7 @@ def test_of_messages_for_the_same_work_the_oldest_stays(spark: SparkSession, tmp
     put(url, a1=call("/a"), a2=call("/a"), a3=call("/a", wide=True), b1=call("/b"), c1=call("/c"), c2=call("/c"))
     ask(url, lambda backend: backend.publish(QUEUE, [Draft(body=call("/b"), id="b2", delay=3600)]))
     # What is worked on stays, and so does what failed; done is done only when asked.
-    end(url, {"c1"}, Settle.ACK)
+    end(url, {"c1"}, SettleAction.ACK)
     ask(url, lambda backend: backend.lease(QUEUE, 1, 600.0))
 
     found = dedupe(spark, url, QUEUE)
@@ -178,8 +178,8 @@ def test_a_table_and_a_queue_are_compared_key_by_key(spark: SparkSession, tmp_pa
         x2=call("/twice"),
         u=call("/?"),
     )
-    end(url, {"done"}, Settle.ACK)
-    end(url, {"bad"}, Settle.FAIL_PERM, "no")
+    end(url, {"done"}, SettleAction.ACK)
+    end(url, {"bad"}, SettleAction.FAIL_PERM, "no")
     # Long done, kept by the archive alone; and one that was being worked on when it was last heard of, and is nowhere.
     archive = write_archive(
         spark,

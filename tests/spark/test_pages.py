@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from qworker.message import Settle, State
+from qworker.message import SettleAction, State
 from qworker.pipeline.archive import archive
 from tests.pages import blocks, pages
 from tests.spark.stores import count, finish, publish
@@ -37,7 +37,7 @@ def beside(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Pat
     (folder / "app.py").write_text(APP)
     queue = f"file://{folder}/var/spool/app"
     publish(queue, [b'{"task": "thumbnail", "args": ["a.png"]}'] * 3, "thumbs")
-    finish(queue, 2, Settle.FAIL_PERM, "thumbs", "no such picture")
+    finish(queue, 2, SettleAction.FAIL_PERM, "thumbs", "no such picture")
     archive(spark, queue, str(folder / "archive"))
     publish(f"sq://{folder}/var/spool/log?channel=spark", [b"an order"], "orders")
     spark.createDataFrame([("a.png",), ("b.png",)], "path string").write.parquet(str(folder / "data" / "pictures"))

@@ -15,7 +15,7 @@ from qworker.cli.main import main
 from qworker.cli.pipeline.load import content
 from qworker.cli.pipeline.report import moment
 from qworker.errors import UsageError
-from qworker.message import Settle, State
+from qworker.message import SettleAction, State
 from tests.spark.stores import count, finish
 
 if TYPE_CHECKING:
@@ -67,8 +67,8 @@ def test_a_table_goes_through_every_job(spark: SparkSession, qworker: Any, folde
     assert (loaded["enqueued"], loaded["rejected"], loaded["queue"]) == (3, 1, "pictures")
     assert count(URL, State.READY, "pictures") == 3
 
-    finish(URL, 1, Settle.ACK, "pictures")
-    finish(URL, 1, Settle.FAIL_PERM, "pictures", "TimeoutError: 3 s")
+    finish(URL, 1, SettleAction.ACK, "pictures")
+    finish(URL, 1, SettleAction.FAIL_PERM, "pictures", "TimeoutError: 3 s")
     assert "added 2 messages and 0 events" in ok("archive", URL, "archive", "pictures", "--no-history")
 
     told = ok("report", "archive", "--html", "report.html")

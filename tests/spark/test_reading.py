@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql.datasource import InputPartition
 
 from qworker.errors import MissingExtra, UsageError
-from qworker.message import Settle
+from qworker.message import SettleAction
 from qworker.pipeline.options import ReadOptions
 from qworker.pipeline.reading import EventsReader, FilteredMessagesReader
 from qworker.pipeline.schema import MESSAGES, column_names
@@ -34,7 +34,7 @@ def read(spark: SparkSession, url: str, **options: str) -> DataFrame:
 def test_every_message_of_every_state_is_one_row(spark: SparkSession, tmp_path: Path, scheme: str) -> None:
     url = f"{scheme}://{tmp_path}/store"
     publish(url, [b"%d" % number for number in range(20)])
-    finish(url, 4, Settle.FAIL_PERM, error="no good")
+    finish(url, 4, SettleAction.FAIL_PERM, error="no good")
     if scheme != "mq":
         publish(url, [b"later"], delay=3600)
 
@@ -87,7 +87,7 @@ def test_queries_of_one_frame_leave_no_trace_in_each_other(spark: SparkSession, 
     url = file_url(tmp_path / "store")
     for queue in ("a", "b"):
         publish(url, [b'{"task":"t%d"}' % (number % 3) for number in range(9)], queue)
-    finish(url, 3, Settle.FAIL_PERM, "a", error="no")
+    finish(url, 3, SettleAction.FAIL_PERM, "a", error="no")
     frame = read(spark, url)
     assert frame.where("state = 'fail' and queue in ('a', 'c') and error like 'n%'").count() == 3
     # Spark's releases up to 4.3 would give the rows of the query before, were filters handed down there.
@@ -100,7 +100,7 @@ def test_filters_that_are_handed_down_decide_what_is_read(tmp_path: Path) -> Non
     url = file_url(tmp_path / "store")
     for queue in ("a", "b"):
         publish(url, [b'{"task":"t%d"}' % (number % 3) for number in range(9)], queue)
-    finish(url, 3, Settle.FAIL_PERM, "a", error="no")
+    finish(url, 3, SettleAction.FAIL_PERM, "a", error="no")
 
     def rows(*filters: ds.Filter) -> tuple[int, set[tuple[str, str]], int]:
         """How many rows there are, which queues and states are read for them, and how many filters are left to Spark."""

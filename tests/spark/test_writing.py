@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from qworker.errors import BackendError, BadArguments, NotSupported, QworkerError, UsageError
-from qworker.message import Settle, Settlement, State, StoredMessage
+from qworker.errors import BackendError, InvalidArguments, NotSupported, QworkerError, UsageError
+from qworker.message import SettleAction, Settlement, State, StoredMessage
 from qworker.pipeline.session import map_in_arrow
 from qworker.pipeline.told import plain
 from qworker.registry import open_backend
@@ -73,7 +73,7 @@ async def _take(url: str) -> list[str]:
     taken: list[str] = []
     try:
         while leases := await backend.lease("q", 1000, 60.0):
-            await backend.settle([Settlement(lease=lease, how=Settle.ACK) for lease in leases])
+            await backend.settle([Settlement(lease=lease, how=SettleAction.ACK) for lease in leases])
             taken += [lease.message.body.decode() for lease in leases]
     finally:
         await backend.aclose()
@@ -133,7 +133,7 @@ def test_a_row_that_cannot_be_enqueued_leaves_nothing_and_is_named_in_one_line(
 ) -> None:
     df = spark.range(0, 400, 1, 4).selectExpr("'t' as task", "if(id = 250, '[1', '[1]') as args")
     with pytest.raises(
-        BadArguments, match=r"^row 50 of partition 2 cannot be enqueued: `args` is not an array in JSON: [^\n]*$"
+        InvalidArguments, match=r"^row 50 of partition 2 cannot be enqueued: `args` is not an array in JSON: [^\n]*$"
     ):
         write(df, url, job="bad")
     assert stored(url) == []

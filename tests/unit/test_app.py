@@ -13,7 +13,7 @@ import pytest
 
 import qworker
 from qworker import Backoff, Call, Context, Draft, Fail, Job, State, Tasks
-from qworker.errors import BadArguments, BadName, BadURL, DuplicateTask, UnknownTask, UsageError
+from qworker.errors import DuplicateTask, InvalidArguments, InvalidName, InvalidURL, UnknownTask, UsageError
 from qworker.message import Message, QueueStats, StoredMessage
 from qworker.task import Options
 from qworker.testing import run_until_idle
@@ -117,12 +117,12 @@ def test_a_call_that_does_not_fit_is_refused_where_it_is_made(tasks):
     @tasks.task
     async def work(a: int) -> None: ...
 
-    with pytest.raises(BadArguments):
+    with pytest.raises(InvalidArguments):
         work.call()
-    with pytest.raises(BadArguments):
+    with pytest.raises(InvalidArguments):
         work.enqueue_sync(object())
     for wrong in ({"delay": -1}, {"priority": 10}, {"key": ""}, {"id": "a/b"}, {"queue": ".."}):
-        with pytest.raises((UsageError, BadName)):
+        with pytest.raises((UsageError, InvalidName)):
             work.using(**wrong)
 
 
@@ -184,7 +184,7 @@ def test_no_url_and_an_unknown_one_are_told_with_the_mend(monkeypatch, tmp_path)
     monkeypatch.delenv("QWORKER_URL", raising=False)
     with pytest.raises(UsageError, match="QWORKER_URL"):
         _ = Tasks().url
-    with pytest.raises(BadURL, match="no backend for nothing:"):
+    with pytest.raises(InvalidURL, match="no backend for nothing:"):
         asyncio.run(Tasks("nothing:x").backend())
     monkeypatch.setenv("QWORKER_URL", "memory://from-the-environment")
     assert Tasks().url == "memory://from-the-environment"
@@ -231,9 +231,9 @@ def test_a_number_that_json_does_not_have_is_refused_where_it_is_given(tasks, nu
     @tasks.task
     async def work(a: Any, b: Any = None, *, c: Any = None) -> None: ...
 
-    with pytest.raises(BadArguments, match=rf"task 'work': argument 2: JSON has no {number}: give None"):
+    with pytest.raises(InvalidArguments, match=rf"task 'work': argument 2: JSON has no {number}: give None"):
         work.call(None, around(number))
-    with pytest.raises(BadArguments, match=rf"task 'work': argument c: JSON has no {number}: give None"):
+    with pytest.raises(InvalidArguments, match=rf"task 'work': argument c: JSON has no {number}: give None"):
         work.call(None, c=around(number))
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from qworker import Context, Tasks
-from qworker.errors import BadArguments
+from qworker.errors import InvalidArguments
 from qworker.testing import run_until_idle
 
 RAN: list[Any] = []
@@ -130,7 +130,7 @@ async def test_a_decorator_may_add_a_context(tasks, decorator):
     assert list(inspect.signature(add.enqueue).parameters) == ["day", "y"]
     assert await ran(tasks, add, date(2026, 1, 2), y=2) == ["add", (date(2026, 1, 2), 2)]
     for wrong in ((), (date(2026, 1, 2), 2, 3)):
-        with pytest.raises(BadArguments):
+        with pytest.raises(InvalidArguments):
             add.call(*wrong)
 
 
@@ -187,7 +187,7 @@ async def test_what_a_decorator_gives_and_does_not_say_is_told_with_what_to_do(t
     def send(request, to: str) -> None: ...
 
     with pytest.raises(
-        BadArguments, match=r"missing a required argument: 'to'; .* decorator .* must set __signature__"
+        InvalidArguments, match=r"missing a required argument: 'to'; .* decorator .* must set __signature__"
     ):
         send.call("me")
 
@@ -259,7 +259,7 @@ async def test_a_wrapper_hands_on_only_what_its_stars_can_carry(tasks):
     def add(x: int, day: date) -> None:
         RAN.append((x, day))
 
-    with pytest.raises(BadArguments):
+    with pytest.raises(InvalidArguments):
         add.call(1, date(2026, 1, 2))
     assert await ran(tasks, add, x=1, day=date(2026, 1, 2)) == [(1, date(2026, 1, 2))]
 

@@ -25,7 +25,7 @@ import yaml
 
 from qworker.cli.main import cli, main
 from qworker.cli.run import command as run_command
-from qworker.message import Draft, Settle, Settlement
+from qworker.message import Draft, SettleAction, Settlement
 from qworker.registry import open_backend
 from tests.e2e.processes import PYTHON
 from tests.pages import ROOT, Block, blocks, commands, environment, pages, parsed, sessions, shown
@@ -249,7 +249,7 @@ async def fill(url: str) -> None:
     backend = open_backend(url)
     await backend.publish("thumbs", [Draft(body=b"bad", id=FAILED)])
     for lease in await backend.lease("thumbs", 1, 60.0):
-        await backend.settle([Settlement(lease=lease, how=Settle.FAIL_PERM, error="no such picture")])
+        await backend.settle([Settlement(lease=lease, how=SettleAction.FAIL_PERM, error="no such picture")])
     for queue in ("thumbs", "inbox", "default"):
         await backend.publish(queue, [Draft(body=b"x")])
     await backend.aclose()

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qworker.envelope import Envelope, EnvelopeEncoder, open_envelope
-from qworker.errors import BadArguments
+from qworker.errors import InvalidArguments
 
 JSON = st.recursive(
     st.none()
@@ -59,12 +59,12 @@ def test_a_body_nested_without_end_is_no_envelope():
 
 @pytest.mark.parametrize("argument", [object(), {1, object()}, 2**70j])
 def test_an_argument_without_a_json_form_is_the_callers_mistake(argument):
-    with pytest.raises(BadArguments, match="'work'"):
+    with pytest.raises(InvalidArguments, match="'work'"):
         EnvelopeEncoder("work").encode((argument,), {}, {})
 
 
 def test_an_argument_that_holds_itself_is_the_callers_mistake():
     endless = []
     endless.append(endless)
-    with pytest.raises(BadArguments):
+    with pytest.raises(InvalidArguments):
         EnvelopeEncoder("work").encode((endless,), {}, {})

@@ -20,14 +20,14 @@ import pytest_asyncio
 
 from qworker.errors import (
     BackendError,
-    BadURL,
     FormatTooNew,
+    InvalidURL,
     NotSupported,
-    PublishFailed,
+    PublishUncertain,
     StorageFull,
 )
 from qworker.files import GroupCommit, read_all
-from qworker.message import Draft, Lease, Settle, Settlement, State
+from qworker.message import Draft, Lease, SettleAction, Settlement, State
 from qworker.names import new_id
 from qworker.registry import open_backend
 from qworker.testing.clock import FakeClock
@@ -74,7 +74,7 @@ async def lease(backend: FileBackend, limit: int = 10, visibility: float = LONG)
     return await backend.lease("q", limit, visibility)
 
 
-async def settle(backend: FileBackend, leases: list[Lease], how: Settle, **options: object) -> None:
+async def settle(backend: FileBackend, leases: list[Lease], how: SettleAction, **options: object) -> None:
     ends = [Settlement(lease=one, how=how, **options) for one in leases]
     assert await backend.settle(ends) == []
 
@@ -110,14 +110,14 @@ async def test_each_state_is_a_directory_and_a_name(root: Path, backend: FileBac
     assert len(parsed[2]) <= 40
     assert "." not in parsed[2]
 
-    await settle(backend, leases, Settle.FAIL_TMP, delay=60.0)
+    await settle(backend, leases, SettleAction.FAIL_TMP, delay=60.0)
     delayed = parse_delay(names(root, "delay")[0])
     assert delayed is not None
     assert abs(delayed[0] / 1000 - clock.time() - 60) < 1
     assert delayed[1] == f"_{message_id}_1_thumbnail"
 
     clock.advance(61)
-    await settle(backend, await lease(backend), Settle.FAIL_PERM, error="no such file")
+    await settle(backend, await lease(backend), SettleAction.FAIL_PERM, error="no such file")
     assert names(root, "fail") == [f"._{message_id}_1_thumbnail.reason", f"_{message_id}_1_thumbnail"]
     assert (root / "q" / "fail" / f"._{message_id}_1_thumbnail.reason").read_text() == "no such file"
 
@@ -125,15 +125,15 @@ async def test_each_state_is_a_directory_and_a_name(root: Path, backend: FileBac
     assert names(root, "fail") == []
     assert names(root, "queue") == [f"_{message_id}_0_thumbnail"]
 
-    await settle(backend, await lease(backend), Settle.ACK)
+    await settle(backend, await lease(backend), SettleAction.ACK)
     assert [names(root, part) for part in ("tmp", "queue", "lease", "delay", "done", "fail")] == [[]] * 6
 
 
 async def test_what_is_done_is_kept_as_long_as_was_asked(root: Path, clock: FakeClock) -> None:
     async with opened(root, "?sync=off&keep_done=2&keep_fail=1h", clock) as backend:
         await backend.publish("q", [Draft(body=b"%d" % number) for number in range(5)])
-        await settle(backend, await lease(backend, 4), Settle.ACK)
-        await settle(backend, await lease(backend, 1), Settle.FAIL_PERM, error="no")
+        await settle(backend, await lease(backend, 4), SettleAction.ACK)
+        await settle(backend, await lease(backend, 1), SettleAction.FAIL_PERM, error="no")
         assert (await backend.stats("q")).done == 4
         await backend.reap("q")
         assert [stored.message.body for stored in await backend.browse("q", State.DONE)] == [b"2", b"3"]
@@ -183,7 +183,7 @@ async def test_a_queue_of_fsq_is_taken_whole(root: Path) -> None:
         assert ("a_b", "100%", "x/y", "") in found
         assert found["café",].body != b""
         assert found[()].body == b""
-        await settle(backend, list(leases), Settle.ACK)
+        await settle(backend, list(leases), SettleAction.ACK)
         assert (await backend.stats("a_queue")).leased == 0
         assert await backend.requeue("a_queue") == 1
         assert (await backend.stats("downed")).down is True
@@ -199,11 +199,11 @@ async def test_a_strangers_file_of_any_name_is_a_message(root: Path, backend: Fi
     leases = await lease(backend, 100)
     assert {one.message.arguments[0]: one.message.body for one in leases} == {name: name.encode() for name in strange}
     assert len({one.message.id for one in leases}) == len(strange)
-    await settle(backend, leases, Settle.FAIL_TMP)
+    await settle(backend, leases, SettleAction.FAIL_TMP)
     again = await lease(backend, 100)
     assert {one.message.arguments[0] for one in again} == set(strange)
     assert {one.message.tries for one in again} == {1}
-    await settle(backend, again, Settle.ACK)
+    await settle(backend, again, SettleAction.ACK)
 
 
 async def test_the_longest_names_find_room_for_a_lease(root: Path, backend: FileBackend) -> None:
@@ -215,10 +215,10 @@ async def test_the_longest_names_find_room_for_a_lease(root: Path, backend: File
     assert {one.message.arguments[0] for one in leases} == {"a" * 226, stranger}
     assert {one.message.id for one in leases} >= {"20261121082028_5_13635_vm"}
     assert sorted(one.message.tries for one in leases) == [0, 2]
-    await settle(backend, leases, Settle.FAIL_TMP)
+    await settle(backend, leases, SettleAction.FAIL_TMP)
     again = await lease(backend)
     assert {one.message.arguments[0] for one in again} == {"a" * 226, stranger}
-    await settle(backend, again, Settle.FAIL_PERM, error="no")
+    await settle(backend, again, SettleAction.FAIL_PERM, error="no")
     failed = await backend.browse("q", State.FAIL)
     assert [one.error for one in failed] == ["no", "no"]
 
@@ -277,7 +277,7 @@ async def test_an_fsq_program_sees_a_leased_item_nowhere_and_a_released_one_unlo
     assert names(root, "queue") == []
     with (root / "q" / "lease" / names(root, "lease")[0]).open("rb") as file, pytest.raises(BlockingIOError):
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    await settle(backend, leases, Settle.RELEASE)
+    await settle(backend, leases, SettleAction.RELEASE)
     with (root / "q" / "queue" / names(root, "queue")[0]).open("rb") as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
@@ -409,7 +409,7 @@ async def test_detached_leases_outlive_their_process_and_are_found_by_their_toke
             assert found is not None
             assert found.message == held.message
             assert second.extend([found], 60.0) == []
-            assert await second.settle([Settlement(lease=found, how=Settle.ACK)]) == []
+            assert await second.settle([Settlement(lease=found, how=SettleAction.ACK)]) == []
             assert await second.resume("q", held.message.id, held.token) is None
         finally:
             await second.aclose()
@@ -504,7 +504,7 @@ async def test_a_drained_directory_is_not_listed_at_every_wake_up(
     for _ in range(50):
         await backend.publish("q", [Draft(body=b"x")])
         await backend.wait(["q"], 40.0)
-        await settle(backend, await lease(backend, 1), Settle.ACK)
+        await settle(backend, await lease(backend, 1), SettleAction.ACK)
     # The first look lists; a rescan may.
     assert len(listings) - first <= 10
 
@@ -527,7 +527,7 @@ async def test_a_publish_whose_sync_fails_shows_nothing_and_syncs_no_file_again(
             patched.setattr("qworker.files._fsync", broken)
             patched.setattr("qworker.files._finish_writing", broken)
             patched.setattr("qworker.files._syncfs", broken)
-            with pytest.raises(PublishFailed):
+            with pytest.raises(PublishUncertain):
                 await backend.publish("q", [Draft(body=b"1"), Draft(body=b"2")])
         assert len(synced) == 1
         assert names(root, "queue") == names(root, "tmp") == []
@@ -584,7 +584,7 @@ async def test_a_lease_comes_after_the_ends_that_were_asked_for_before_it(
 ) -> None:
     monkeypatch.setattr("qworker_file.settle._TURN", 0.0)
     await backend.publish("q", [Draft(body=b"x") for _ in range(20)])
-    ends = [Settlement(lease=one, how=Settle.ACK) for one in await backend.lease("q", 10, LONG)]
+    ends = [Settlement(lease=one, how=SettleAction.ACK) for one in await backend.lease("q", 10, LONG)]
     settling = asyncio.create_task(backend.settle(ends))
     await asyncio.sleep(0)
     assert len(await backend.lease("q", 10, LONG)) == 10
@@ -609,7 +609,7 @@ async def test_a_full_disk_is_one_clear_error_and_nothing_partial(
     assert names(root, "tmp") == []
     leases = await lease(backend)
     assert [one.message.body for one in leases] == [b"before"]
-    await settle(backend, leases, Settle.ACK)
+    await settle(backend, leases, SettleAction.ACK)
 
 
 async def test_no_descriptors_left_costs_no_message_a_try(
@@ -636,7 +636,7 @@ async def test_a_chosen_id_is_free_again_after_its_message_is_gone(root: Path, b
         assert await backend.publish("q", [Draft(body=b"x", id="order-1")]) == ["order-1"]
         leases = await lease(backend)
         assert len(leases) == 1
-        await settle(backend, leases, Settle.ACK)
+        await settle(backend, leases, SettleAction.ACK)
     assert names(root, "names") == []
 
 
@@ -671,7 +671,7 @@ async def test_a_newer_format_is_refused_in_one_line(root: Path, backend: FileBa
     "options", ["?sync=maybe", "?keep_done=soon", "?keep_fail=0", "?time=gmt", "?rescan=0", "?mode=0777", "?nope=1"]
 )
 def test_a_wrong_option_is_one_line(root: Path, options: str) -> None:
-    with pytest.raises(BadURL) as caught:
+    with pytest.raises(InvalidURL) as caught:
         open_backend(f"file://{root}{options}")
     assert "\n" not in str(caught.value)
 

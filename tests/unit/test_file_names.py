@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qworker.errors import BadName
+from qworker.errors import InvalidName
 from qworker.names import check_id, new_id
 from qworker_file.names import (
     MAX_OWN,
@@ -63,7 +63,7 @@ def test_a_chosen_id_leaves_room_for_the_suffix_of_a_lease(message_id: str) -> N
 
 @pytest.mark.parametrize("hostile", ["", ".", "..", "../x", "a/b", "a\0b", "_a", "-a", "a" * 121, "é", "a b", "a%2fb"])
 def test_a_hostile_id_becomes_no_name(hostile: str) -> None:
-    with pytest.raises(BadName):
+    with pytest.raises(InvalidName):
         stem_for(hostile, new_id())
 
 

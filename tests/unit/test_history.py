@@ -19,7 +19,7 @@ import structlog
 
 from qworker import Context, Draft, Fail, Message, Tasks
 from qworker.cli.main import main
-from qworker.errors import BadURL, UsageError
+from qworker.errors import InvalidURL, UsageError
 from qworker.explain import explain
 from qworker.history import Event
 from qworker.history.batch import EventBatch, decode_batch, encode_batch
@@ -455,7 +455,7 @@ async def test_memory_keeps_the_newest() -> None:
 
 @pytest.mark.parametrize("text", ["0d", "7", "d", "7w", "-1d", "7d;1M", "1.5G"])
 def test_a_retention_that_makes_no_sense_is_one_line(text: str) -> None:
-    with pytest.raises(BadURL, match="keep_history is an age like 7d"):
+    with pytest.raises(InvalidURL, match="keep_history is an age like 7d"):
         HistoryOptions.from_url(BackendURL.parse(f"file:///tmp/x?keep_history={text}"), default=True)
 
 

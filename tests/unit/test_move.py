@@ -9,7 +9,7 @@ import pytest
 
 from qworker import Draft, State
 from qworker.errors import BackendError, BackendUnavailable, QueueNotFound
-from qworker.message import Settle, Settlement
+from qworker.message import SettleAction, Settlement
 from qworker.move import move
 from qworker.testing import FakeClock
 from qworker_memory import MemoryBackend
@@ -31,7 +31,7 @@ class Fragile(MemoryBackend):
         return ids
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[Settlement]:
-        if any(s.how is Settle.ACK for s in settlements):
+        if any(s.how is SettleAction.ACK for s in settlements):
             self._stumble("ack", self.fail_before)
         return await super().settle(settlements)
 
@@ -120,7 +120,7 @@ async def test_what_workers_of_the_source_hold_stays_with_them(
     [lease] = await source.lease(QUEUE, 1, 30)
     moved = await move(source, target, QUEUE, clock=clock)
     assert (moved.ready, moved.left_leased) == (1, 1)
-    assert await source.settle([Settlement(lease=lease, how=Settle.ACK)]) == []
+    assert await source.settle([Settlement(lease=lease, how=SettleAction.ACK)]) == []
     assert set(await everything(target)) == {"free"}
 
 
@@ -129,7 +129,7 @@ async def test_failed_messages_move_when_asked_and_get_another_chance(
 ) -> None:
     await source.publish(QUEUE, [Draft(body=b"", id="f", tries=4)])
     [lease] = await source.lease(QUEUE, 1, 30)
-    await source.settle([Settlement(lease=lease, how=Settle.FAIL_PERM, error="no")])
+    await source.settle([Settlement(lease=lease, how=SettleAction.FAIL_PERM, error="no")])
     assert (await move(source, target, QUEUE, clock=clock)).total == 0
     assert (await move(source, target, QUEUE, failed=True, clock=clock)).failed == 1
     [found] = await target.browse(QUEUE, State.READY)

@@ -10,7 +10,7 @@ import pytest
 
 from qworker import Tasks
 from qworker.backend import Backend
-from qworker.message import Draft, Message, Settle, Settlement, State
+from qworker.message import Draft, Message, SettleAction, Settlement, State
 from qworker.move import Moved, move
 from qworker.parcel import pack, unpack
 from qworker.registry import open_backend
@@ -174,6 +174,6 @@ async def test_an_id_of_any_length_spoils_no_record(make: Make) -> None:
         await backend.publish(QUEUE, [Draft(body=b"x", tries=3, enqueued_at=5.0, origin="\x7f" * 5000)])
         (lease,) = await backend.lease(QUEUE, 1, 60.0)
         assert (lease.message.tries, (lease.message.origin or "")[:100]) == (3, "\x7f" * 100)
-        assert await backend.settle([Settlement(lease=lease, how=Settle.FAIL_TMP, error="\x01" * 5000)]) == []
+        assert await backend.settle([Settlement(lease=lease, how=SettleAction.FAIL_TMP, error="\x01" * 5000)]) == []
         (again,) = await stored(backend)
         assert (again.tries, (again.origin or "")[:100]) == (4, "\x7f" * 100)

@@ -14,7 +14,7 @@ import pytest_asyncio
 from qworker.backend import Backend
 from qworker.errors import FormatTooNew
 from qworker.files import boot_id
-from qworker.message import Draft, Lease, Settle, Settlement, State
+from qworker.message import Draft, Lease, SettleAction, Settlement, State
 from qworker.registry import open_backend
 from qworker.testing.clock import FakeClock
 from qworker.testing.until import until
@@ -47,7 +47,7 @@ async def one(backend: Backend, visibility: float = LONG) -> Lease:
     return leases[0]
 
 
-async def settled(backend: Backend, lease: Lease, how: Settle = Settle.ACK) -> bool:
+async def settled(backend: Backend, lease: Lease, how: SettleAction = SettleAction.ACK) -> bool:
     return not await backend.settle([Settlement(lease=lease, how=how)])
 
 
@@ -200,7 +200,7 @@ async def test_peers_take_every_message_once(root: Path) -> None:
         async def drain(backend: Backend) -> None:
             while leases := await backend.lease("q", 3, LONG):
                 taken.extend(lease.message.id for lease in leases)
-                assert await backend.settle([Settlement(lease=lease, how=Settle.ACK) for lease in leases]) == []
+                assert await backend.settle([Settlement(lease=lease, how=SettleAction.ACK) for lease in leases]) == []
 
         await asyncio.gather(*map(drain, backends))
         assert sorted(taken) == sorted(ids)
@@ -272,7 +272,7 @@ async def test_what_strangers_and_the_dead_left_behind_is_cleared(
 ) -> None:
     ids = await backend.publish("q", [Draft(body=b"x") for _ in range(3)])
     leases = await backend.lease("q", 3, LONG)
-    assert await settled(backend, leases[1], Settle.FAIL_TMP)
+    assert await settled(backend, leases[1], SettleAction.FAIL_TMP)
     # A foreign server deletes a leased message, and a foreign reaper unlinks it.
     (root / "delay" / f"q:{ids[0]}").unlink()
     (root / "remove" / f"q:{new_uuids(1)[0]}").write_bytes(b"removed by a foreign server")

@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pytest
 
-from qworker.errors import BadURL, NotSupported, StorageFull, StorePermission, UsageError
+from qworker.errors import InvalidURL, NotSupported, PermissionDenied, StorageFull, UsageError
 from qworker.http.openapi import document
 from qworker.http.server import check_exposure
-from qworker.message import Draft, Settle, Settlement
+from qworker.message import Draft, SettleAction, Settlement
 from qworker.registry import open_backend
 from qworker_memory import MemoryBackend
 from qworker_mq.ids import new_uuids
@@ -219,7 +219,7 @@ async def test_a_server_is_a_backend_with_a_token_that_is_never_printed() -> Non
         assert [lease.message.key for lease in await backend.lease("q", 5, 100.0)] == ["k"]
         await backend.aclose()
         stranger = open_backend(f"mq+http://127.0.0.1:{server.port}")
-        with pytest.raises(StorePermission, match="QWORKER_TOKEN"):
+        with pytest.raises(PermissionDenied, match="QWORKER_TOKEN"):
             await stranger.open()
         await stranger.aclose()
 
@@ -227,7 +227,7 @@ async def test_a_server_is_a_backend_with_a_token_that_is_never_printed() -> Non
 async def test_a_plain_mq_server_is_a_backend_with_less() -> None:
     with served(memory(), additions=False, visibility=600.0) as server:
         full = open_backend(f"mq+http://127.0.0.1:{server.port}")
-        with pytest.raises(BadURL, match="plain=1"):
+        with pytest.raises(InvalidURL, match="plain=1"):
             await full.open()
         await full.aclose()
         backend = open_backend(f"mq+http://127.0.0.1:{server.port}?plain=1")
@@ -236,8 +236,11 @@ async def test_a_plain_mq_server_is_a_backend_with_less() -> None:
         leases = await backend.lease("q", 10, 100.0)
         assert [lease.message.id for lease in leases] == ids
         assert backend.extend(leases, 100.0) == []
-        ends = [Settlement(lease=leases[0], how=Settle.ACK), Settlement(lease=leases[1], how=Settle.FAIL_PERM)]
-        assert await backend.settle([*ends, Settlement(lease=leases[2], how=Settle.FAIL_TMP)]) == []
+        ends = [
+            Settlement(lease=leases[0], how=SettleAction.ACK),
+            Settlement(lease=leases[1], how=SettleAction.FAIL_PERM),
+        ]
+        assert await backend.settle([*ends, Settlement(lease=leases[2], how=SettleAction.FAIL_TMP)]) == []
         stats = await server.app.backend.stats("q")
         assert (stats.ready, stats.leased) == (0, 1)
         assert [lease.message.body for lease in await backend.lease("qfailed", 10, 100.0)] == [b"b"]

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qworker.errors import BadName
+from qworker.errors import InvalidName
 from qworker.names import check_id, check_key, check_queue, new_id, new_ids, printable
 
 
@@ -23,7 +23,7 @@ def test_queue_names(name):
     "name", ["", ".", "..", "-a", ".a", "a/b", "a\n", "a\x00", "ä", "x" * 65, "a b", "../a", "a%2fb", "a\\b", "{a}"]
 )
 def test_what_could_leave_its_place_is_no_queue_name(name):
-    with pytest.raises(BadName):
+    with pytest.raises(InvalidName):
         check_queue(name)
 
 
@@ -32,7 +32,7 @@ def test_whatever_passes_is_one_plain_path_segment(text):
     for check in (check_queue, check_id):
         try:
             check(text)
-        except BadName as error:
+        except InvalidName as error:
             assert str(error).isprintable()  # noqa: PT017 - most texts are refused, and some are not
         else:
             assert os.path.basename(text) == text
@@ -43,7 +43,7 @@ def test_whatever_passes_is_one_plain_path_segment(text):
 
 @pytest.mark.parametrize("key", ["", "x" * 256, "ä" * 128])
 def test_a_key_has_its_bounds_in_bytes(key):
-    with pytest.raises(BadName):
+    with pytest.raises(InvalidName):
         check_key(key)
     assert check_key("x" * 255)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from qworker.errors import BadURL
+from qworker.errors import InvalidURL
 from qworker.registry import open_backend
 from qworker.url import BackendURL
 from qworker_redis.options import Options, TcpAddress, UnixAddress
@@ -122,7 +122,7 @@ def test_failed_messages_are_kept_for_ever_unless_told() -> None:
     ],
 )
 def test_a_wrong_url_says_what_to_write(url: str, mend: str) -> None:
-    with pytest.raises(BadURL, match=mend.replace("+", r"\+")) as caught:
+    with pytest.raises(InvalidURL, match=mend.replace("+", r"\+")) as caught:
         parsed(url)
     assert "\n" not in str(caught.value)
 

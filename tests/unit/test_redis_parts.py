@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from qworker.errors import (
     BackendError,
     BackendUnavailable,
-    BadName,
     FormatTooNew,
+    InvalidName,
     NotSupported,
+    PermissionDenied,
     StorageFull,
-    StorePermission,
 )
 from qworker.message import Draft
 from qworker.testing.until import until
@@ -88,7 +88,7 @@ def test_a_value_whose_text_is_none_is_damaged() -> None:
 def test_what_has_no_place_is_refused() -> None:
     with pytest.raises(NotSupported, match="0 to 9"):
         encode("id", Draft(body=b"", priority=10))
-    with pytest.raises(BadName, match="key"):
+    with pytest.raises(InvalidName, match="key"):
         encode("id", Draft(body=b"", key="k" * 256))
 
 
@@ -119,10 +119,10 @@ IN_SCRIPT = "ERR Error running script (call to f_f8d90fe0): @user_script:66: @us
     [
         ("OOM command not allowed when used memory > 'maxmemory'.", StorageFull),
         ("MISCONF Errors writing to the AOF file: No space left on device", StorageFull),
-        ("WRONGPASS invalid username-password pair or user is disabled.", StorePermission),
-        ("NOAUTH Authentication required.", StorePermission),
-        ("NOPERM this user has no permissions", StorePermission),
-        ("ERR AUTH <password> called without any password configured", StorePermission),
+        ("WRONGPASS invalid username-password pair or user is disabled.", PermissionDenied),
+        ("NOAUTH Authentication required.", PermissionDenied),
+        ("NOPERM this user has no permissions", PermissionDenied),
+        ("ERR AUTH <password> called without any password configured", PermissionDenied),
         ("LOADING Redis is loading the dataset in memory", BackendUnavailable),
         ("TRYAGAIN Multiple keys request during rehashing of slot", BackendUnavailable),
         ("MOVED 1 127.0.0.1:7000", Redirected),

@@ -17,8 +17,8 @@ from redis import Redis
 
 from qworker.backend import Backend
 from qworker.cli.main import main
-from qworker.errors import BackendError, BadArguments, BadURL, NotSupported
-from qworker.message import Draft, Lease, Settle, Settlement, State
+from qworker.errors import BackendError, InvalidArguments, InvalidURL, NotSupported
+from qworker.message import Draft, Lease, SettleAction, Settlement, State
 from qworker.registry import open_backend
 from qworker_redis.rfq.codec import BODY, BODY_BASE64, check, decode, encode
 from qworker_redis.rfq.ids import id_of, is_id, new_ids, published_at, ticks_of
@@ -49,7 +49,7 @@ async def backend(server: RedisServer, client: Redis) -> AsyncIterator[Backend]:
     await backend.aclose()
 
 
-def settlements(leases: list[Lease], how: Settle = Settle.ACK) -> list[Settlement]:
+def settlements(leases: list[Lease], how: SettleAction = SettleAction.ACK) -> list[Settlement]:
     return [Settlement(lease=lease, how=how) for lease in leases]
 
 
@@ -125,7 +125,7 @@ def test_what_rfq_has_no_place_for_is_refused_in_one_line(draft: Draft) -> None:
 
 @pytest.mark.parametrize("fields", [{"k": "\ud800"}, {"\ud800": "v"}, {"k": 1}, {BODY: "x"}, {BODY_BASE64: "x"}])
 def test_fields_that_are_no_text_or_qworkers_own_are_refused(fields: dict[str, Any]) -> None:
-    with pytest.raises(BadArguments, match=r"^[^\n]+$"):
+    with pytest.raises(InvalidArguments, match=r"^[^\n]+$"):
         encode("0" * 32, Draft(body=b"", fields=fields))
 
 
@@ -189,7 +189,7 @@ async def test_notes_of_messages_that_others_finish_do_not_stay(backend: Backend
     (lease,) = await backend.lease(TOPIC, 1, 60.0)
     assert (lease.message.tries, lease.message.enqueued_at, lease.message.origin) == (2, 5.0, "old-id")
     assert client.hgetall("rfq:tiles:qworker:origins") == {lease.message.id.encode(): b"old-id"}
-    assert await backend.settle([Settlement(lease=lease, how=Settle.FAIL_TMP, error="no")]) == []
+    assert await backend.settle([Settlement(lease=lease, how=SettleAction.FAIL_TMP, error="no")]) == []
     # As a foreign consumer consumes and commits.
     name = client.rpoplpush("rfq:tiles:backlog", "rfq:tiles:nextlog")
     client.lrem("rfq:tiles:nextlog", 1, name)
@@ -214,7 +214,7 @@ async def test_a_message_that_was_purged_by_another_is_lost_to_its_holder(backen
     first, second, third = await backend.lease(TOPIC, 3, 60.0)
     client.delete("rfq:tiles:nextlog", *[f"rfq:tiles:message:{message_id}" for message_id in ids])
     assert await asyncio.to_thread(backend.extend, [first], 60.0) == [first]
-    assert await backend.settle([Settlement(lease=second, how=Settle.FAIL_PERM, error="no")]) == []
+    assert await backend.settle([Settlement(lease=second, how=SettleAction.FAIL_PERM, error="no")]) == []
     assert await backend.reap(TOPIC) == 0
     assert await backend.settle(settlements([third])) != []
     assert (await backend.stats(TOPIC)).fail == 0
@@ -267,5 +267,5 @@ def test_a_url_without_a_host_leads_where_rfqs_variables_say(monkeypatch: pytest
     assert Options.parse(BackendURL.parse("rfq:")).addresses == (TcpAddress("queues.example", 7000),)
     assert Options.parse(BackendURL.parse("rfq:///3")).db == 3
     assert Options.parse(BackendURL.parse("rfq://other/1")).addresses == (TcpAddress("other", 6379),)
-    with pytest.raises(BadURL, match="keep_done"):
+    with pytest.raises(InvalidURL, match="keep_done"):
         Options.parse(BackendURL.parse("rfq://host/0?keep_done=1"))

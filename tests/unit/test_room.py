@@ -13,7 +13,7 @@ import structlog
 
 from qworker.backend import Backend
 from qworker.errors import BackendError
-from qworker.message import Draft, Settle, Settlement
+from qworker.message import Draft, SettleAction, Settlement
 from qworker.registry import open_backend
 from qworker.testing import until
 from qworker.worker import Worker, WorkerOptions
@@ -28,7 +28,7 @@ async def backend(request, tmp_path: Path) -> AsyncIterator[Backend]:
     await backend.aclose()
 
 
-@pytest.mark.parametrize("how", [Settle.ACK, Settle.FAIL_PERM, Settle.RELEASE])
+@pytest.mark.parametrize("how", [SettleAction.ACK, SettleAction.FAIL_PERM, SettleAction.RELEASE])
 async def test_a_full_store_waits_until_a_lease_ends(backend, how):
     backend._store.most_held = 2
     held = await backend.lease("q", 10, 30.0)

@@ -10,7 +10,7 @@ import structlog
 from qworker import Context, Fail, State
 from qworker.errors import BackendUnavailable
 from qworker.failure import summary
-from qworker.message import Settle
+from qworker.message import SettleAction
 from qworker.testing.until import until
 
 
@@ -78,7 +78,7 @@ async def test_what_cannot_be_settled_before_its_lease_expires_is_given_up_loudl
     assert {line["log_level"] for line in logs if line["event"] == "settlement_abandoned"} == {"error"}
 
 
-def refuse(store, monkeypatch, number: int, *hows: Settle) -> None:
+def refuse(store, monkeypatch, number: int, *hows: SettleAction) -> None:
     """Let the store of a test refuse batches with a settlement of these kinds."""
     settle = store.settle
 
@@ -98,7 +98,7 @@ async def test_an_outcome_that_the_store_can_never_take_fails_its_message_and_ho
     @app.task
     async def beside() -> None: ...
 
-    refuse(app.store, monkeypatch, errno.ENAMETOOLONG, Settle.FAIL_TMP)
+    refuse(app.store, monkeypatch, errno.ENAMETOOLONG, SettleAction.FAIL_TMP)
     await app.enqueue_many(task.call() for task in (bad, *[beside] * 20, bad))
     worker = await app.burst()
     assert (worker.counts.acked, worker.counts.failed) == (20, 2)
@@ -112,7 +112,7 @@ async def test_a_message_that_the_store_can_end_in_no_way_is_given_up_loudly(app
     async def bad() -> None:
         raise ValueError("no luck")
 
-    refuse(app.store, monkeypatch, errno.ENAMETOOLONG, Settle.FAIL_TMP, Settle.FAIL_PERM)
+    refuse(app.store, monkeypatch, errno.ENAMETOOLONG, SettleAction.FAIL_TMP, SettleAction.FAIL_PERM)
     await bad.enqueue()
     with structlog.testing.capture_logs() as logs:
         async with app.working() as (worker, _):
@@ -128,7 +128,7 @@ async def test_one_settlement_that_the_store_does_not_take_now_holds_up_no_other
     @app.task
     async def beside() -> None: ...
 
-    refuse(app.store, monkeypatch, errno.EACCES, Settle.FAIL_PERM)
+    refuse(app.store, monkeypatch, errno.EACCES, SettleAction.FAIL_PERM)
     await app.enqueue_many(task.call() for task in (bad, *[beside] * 20))
     async with app.working() as (worker, _):
         await until(lambda: worker.counts.acked == 20)

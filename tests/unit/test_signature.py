@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qworker.context import Context
-from qworker.errors import BadArguments, UsageError
+from qworker.errors import InvalidArguments, UsageError
 from qworker.signature import Signature
 
 
@@ -65,7 +65,7 @@ def test_star_arguments_are_converted_too():
 def test_what_does_not_fit_is_named(args, kwargs, problem):
     def work(a: int, b: str = "") -> None: ...
 
-    with pytest.raises(BadArguments, match=problem) as raised:
+    with pytest.raises(InvalidArguments, match=problem) as raised:
         made(work, *args, **kwargs)
     assert "work" in str(raised.value)
 
@@ -73,7 +73,7 @@ def test_what_does_not_fit_is_named(args, kwargs, problem):
 def test_a_required_keyword_is_required():
     def work(*, a: int) -> None: ...
 
-    with pytest.raises(BadArguments, match="'a'"):
+    with pytest.raises(InvalidArguments, match="'a'"):
         made(work)
 
 
@@ -101,7 +101,7 @@ def test_check_agrees_with_python(work, args, kwargs):
         if _bound_nevertheless(work, args, kwargs):
             Signature(work, Context).check(args, kwargs)
             return
-        with pytest.raises(BadArguments):
+        with pytest.raises(InvalidArguments):
             Signature(work, Context).check(args, kwargs)
     else:
         Signature(work, Context).check(args, kwargs)
@@ -173,7 +173,7 @@ def test_what_is_no_number_does_not_become_one(wanted, given):
     def work(x) -> None: ...
 
     work.__annotations__ = {"x": wanted}
-    with pytest.raises(BadArguments, match="argument 1: Expected"):
+    with pytest.raises(InvalidArguments, match="argument 1: Expected"):
         Signature(work, Context).convert([given], {})
 
 

@@ -13,8 +13,8 @@ import pytest
 import pytest_asyncio
 
 from qworker.backend import Backend
-from qworker.errors import BadURL, NotSupported, PublishFailed, StorageFull
-from qworker.message import Draft, Lease, Settle, Settlement, State
+from qworker.errors import InvalidURL, NotSupported, PublishUncertain, StorageFull
+from qworker.message import Draft, Lease, SettleAction, Settlement, State
 from qworker.registry import open_backend
 from qworker.segments.state import decode_state
 from qworker.testing.until import until
@@ -46,7 +46,7 @@ async def take(backend: Backend, limit: int = 100, queue: str = "q") -> list[Lea
     return await backend.lease(queue, limit, 1000.0)
 
 
-async def end(backend: Backend, leases: list[Lease], how: Settle = Settle.ACK, **options: object) -> None:
+async def end(backend: Backend, leases: list[Lease], how: SettleAction = SettleAction.ACK, **options: object) -> None:
     assert await backend.settle([Settlement(lease=one, how=how, **options) for one in leases]) == []  # type: ignore[arg-type]
 
 
@@ -96,7 +96,7 @@ async def test_the_position_moves_past_the_contiguous_acked_prefix_only(store: O
     assert state(tmp_path)[1]["default"] & 0xFFFFFFFF == offsets[0]
     await end(backend, leases[:1])
     assert state(tmp_path)[1]["default"] & 0xFFFFFFFF == offsets[2]
-    await end(backend, leases[2:3], Settle.FAIL_TMP, delay=500.0)
+    await end(backend, leases[2:3], SettleAction.FAIL_TMP, delay=500.0)
     await end(backend, leases[3:])
     assert state(tmp_path)[1]["default"] & 0xFFFFFFFF == offsets[2]
 
@@ -114,7 +114,7 @@ async def test_what_was_acked_out_of_order_does_not_come_back_after_a_restart(st
 async def test_a_failed_message_holds_neither_position_nor_segment(store: Open, tmp_path: Path) -> None:
     backend = store("?segment_size=4096")
     await publish(backend, b"bad" * 100)
-    await end(backend, await take(backend), Settle.FAIL_PERM, error="no")
+    await end(backend, await take(backend), SettleAction.FAIL_PERM, error="no")
     for _ in range(5):
         await publish(backend, b"x" * 3000)
         await end(backend, await take(backend))
@@ -172,7 +172,7 @@ async def test_a_temporary_channel_keeps_no_position(store: Open, tmp_path: Path
     leases = await take(watching)
     assert bodies(leases) == [b"2", b"3"]
     await end(watching, leases[:1])
-    await end(watching, leases[1:], Settle.FAIL_PERM, error="no")
+    await end(watching, leases[1:], SettleAction.FAIL_PERM, error="no")
     assert [one.error for one in await watching.browse("q", State.FAIL)] == ["no"]
     assert list(state(tmp_path)[1]) == ["default"]
     await watching.aclose()
@@ -200,7 +200,7 @@ async def test_options_that_are_wrong_are_told_in_one_line(tmp_path: Path) -> No
         "sync=maybe",
         "x=1",
     ):
-        with pytest.raises(BadURL):
+        with pytest.raises(InvalidURL):
             open_backend(f"sq://{tmp_path}/store?{query}")
     for absent in ({"priority": 1}, {"key": "k"}):
         with pytest.raises(NotSupported):
@@ -244,7 +244,7 @@ async def test_a_failed_sync_is_never_called_good(store: Open, tmp_path: Path, m
         real(fd)
 
     monkeypatch.setattr(os, "fdatasync", failing)
-    with pytest.raises(PublishFailed, match="publish again"):
+    with pytest.raises(PublishUncertain, match="publish again"):
         await publish(backend, b"unknown")
     await publish(backend, b"after")
     assert failed

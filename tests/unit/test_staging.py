@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from qworker.backend import Backend
-from qworker.errors import BackendError, BackendUnavailable, BadName, NotSupported, UsageError
-from qworker.message import Draft, Settle, Settlement, State
+from qworker.errors import BackendError, BackendUnavailable, InvalidName, NotSupported, UsageError
+from qworker.message import Draft, SettleAction, Settlement, State
 from qworker.registry import open_backend
 from qworker.staging import StagedPart, Staging, check_job, message_id
 from qworker.staging.spool import BATCH, SpooledStaging
@@ -56,7 +56,7 @@ class Store:
         """Lease and ack."""
         backend = self.backend()
         leases = await backend.lease("q", limit, 60.0)
-        await backend.settle([Settlement(lease=lease, how=Settle.ACK) for lease in leases])
+        await backend.settle([Settlement(lease=lease, how=SettleAction.ACK) for lease in leases])
         return [lease.message.body.decode() for lease in leases]
 
     async def aclose(self) -> None:
@@ -373,7 +373,7 @@ async def test_a_resumed_commit_through_a_folder_goes_on_behind_what_is_known_to
             # Workers go on meanwhile.
             leases = await backend.lease("q", 10_000, 60.0)
             taken += [lease.message.body.decode() for lease in leases]
-            await backend.settle([Settlement(lease=lease, how=Settle.ACK) for lease in leases])
+            await backend.settle([Settlement(lease=lease, how=SettleAction.ACK) for lease in leases])
     taken += [lease.message.body.decode() for lease in await backend.lease("q", 10_000, 60.0)]
     assert sorted(taken) == sorted(rows_of(2, 3 * BATCH))
     assert list((tmp_path / "q").glob("progress-*")) == []
@@ -387,5 +387,5 @@ def test_a_store_without_a_directory_says_that_it_needs_a_folder() -> None:
 
 @pytest.mark.parametrize("name", ["", "a/b", "..", ".a", "a:b", "x" * 65, "a b"])
 def test_a_job_s_name_cannot_lead_anywhere_else(name: str) -> None:
-    with pytest.raises(BadName, match="no job name"):
+    with pytest.raises(InvalidName, match="no job name"):
         check_job(name)

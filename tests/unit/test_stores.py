@@ -18,10 +18,10 @@ from qworker.doctor import Check, Health, examine
 from qworker.errors import (
     BackendError,
     BackendUnavailable,
+    PermissionDenied,
     QueueNotFound,
     StorageFull,
     StoreNotFound,
-    StorePermission,
 )
 from qworker.files import store_error
 from qworker.history import writer
@@ -101,8 +101,8 @@ async def test_the_doctor_of_a_directory_that_is_not_there_makes_none(scheme: st
     [
         (errno.ENOSPC, StorageFull, "free some space"),
         (errno.EDQUOT, StorageFull, "free some space"),
-        (errno.EACCES, StorePermission, "run as the directory's owner"),
-        (errno.EROFS, StorePermission, "mounted read-only: remount it"),
+        (errno.EACCES, PermissionDenied, "run as the directory's owner"),
+        (errno.EROFS, PermissionDenied, "mounted read-only: remount it"),
         (errno.ENOTDIR, BackendUnavailable, "a file where a directory should be: check the URL"),
         (errno.ELOOP, BackendUnavailable, "check the URL"),
         (errno.EMFILE, BackendUnavailable, "ulimit -n"),
@@ -144,7 +144,7 @@ async def test_a_file_system_without_hard_links_is_named_as_that(
     backend = open_backend(f"{scheme}://{tmp_path}/spool")
     _refusing(monkeypatch, "link", number)
     try:
-        with pytest.raises(StorePermission, match="this file system has no hard links: put the queues on another one"):
+        with pytest.raises(PermissionDenied, match="this file system has no hard links: put the queues on another one"):
             await backend.publish("q", [Draft(body=b"x", id=given)])
         assert (await backend.stats("q")).ready == 0
         assert not list((tmp_path / "spool" / "q" / "tmp").iterdir())
@@ -159,7 +159,7 @@ async def test_a_file_system_without_named_pipes_is_named_as_that(
     backend = open_backend(f"file://{tmp_path}/spool")
     _refusing(monkeypatch, "mkfifo", number)
     try:
-        with pytest.raises(StorePermission, match="this file system has no named pipes"):
+        with pytest.raises(PermissionDenied, match="this file system has no named pipes"):
             await backend.publish("q", [Draft(body=b"x")])
         # Nothing half made is left behind.
         assert list((tmp_path / "spool").iterdir()) == []
@@ -174,7 +174,7 @@ async def test_a_file_system_without_modes_is_named_as_that(
     backend = open_backend(f"{scheme}://{tmp_path}/spool")
     _refusing(monkeypatch, "fchmod", errno.EPERM)
     try:
-        with pytest.raises(StorePermission, match="this file system has no modes like"):
+        with pytest.raises(PermissionDenied, match="this file system has no modes like"):
             await backend.create("q")
     finally:
         await backend.aclose()
@@ -189,7 +189,7 @@ async def test_a_link_that_this_user_may_not_make_is_a_matter_of_permission(
     # The file is somebody else's.
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
     try:
-        with pytest.raises(StorePermission, match="run as the directory's owner"):
+        with pytest.raises(PermissionDenied, match="run as the directory's owner"):
             await backend.publish("q", [Draft(body=b"x")])
     finally:
         await backend.aclose()

@@ -20,7 +20,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from qworker import Context, Fail, Message, Retry, Tasks, logs, telemetry
 from qworker.errors import StorageFull
-from qworker.message import Lease, QueueStats, Settle
+from qworker.message import Lease, QueueStats, SettleAction
 from qworker.metrics import SECONDS, Metrics
 from qworker.retry import Backoff
 from qworker.run import Run
@@ -268,10 +268,10 @@ def test_error_types_and_unknown_tasks_make_no_new_series(reader: InMemoryMetric
     meter = next(o for o in telemetry.observers() if isinstance(o, telemetry.Meter))
     for number in range(300):
         error = type(f"Error{number}", (Exception,), {})()
-        meter.finished(a_run(tasks, "hopeless", error), Settle.FAIL_PERM, "", 0.5)
+        meter.finished(a_run(tasks, "hopeless", error), SettleAction.FAIL_PERM, "", 0.5)
         stranger = a_run(tasks, None)
         stranger.task = f"stranger-{number}"
-        meter.finished(stranger, Settle.RELEASE, None, 0.0)
+        meter.finished(stranger, SettleAction.RELEASE, None, 0.0)
     types = {p.attributes.get("error.type") for p in points(reader)["messaging.process.duration"]}
     assert len(types - {None}) == 101
     assert "_OTHER" in types
@@ -281,8 +281,8 @@ def test_error_types_and_unknown_tasks_make_no_new_series(reader: InMemoryMetric
 def test_counts_come_in_buckets() -> None:
     tasks, counts = app(), Metrics()
     for duration in (0.0005, SECONDS[0], 2.0, 1e6):
-        counts.finished(a_run(tasks, "hopeless"), Settle.ACK, None, duration)
-    for outcome in (Settle.FAIL_TMP, Settle.RELEASE, "lost"):
+        counts.finished(a_run(tasks, "hopeless"), SettleAction.ACK, None, duration)
+    for outcome in (SettleAction.FAIL_TMP, SettleAction.RELEASE, "lost"):
         counts.finished(a_run(tasks, "hopeless"), outcome, None, 0.2)
     (cell,) = counts.cells()
     assert cell.outcomes == {"ack": 4, "fail_tmp": 1, "fail_perm": 0, "release": 1, "lost": 1}

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from qworker import Backoff, Draft, Fail, Retry, Tasks
-from qworker.errors import BadArguments, NotSupported
+from qworker.errors import InvalidArguments, NotSupported
 from qworker.failure import RemoteFailure
 from qworker.registry import open_backend
 from qworker.testing import FakeClock, in_memory, run_until_idle
@@ -72,7 +72,7 @@ async def test_failures_that_are_no_exceptions_of_a_handler_are_raised_too(tasks
     assert isinstance(raised.value.__cause__, SystemExit)
     backend = await tasks.backend()
     await backend.publish("default", [Draft(body=b'{"task":"slow","args":["x"]}')])
-    with pytest.raises(BadArguments):
+    with pytest.raises(InvalidArguments):
         await run_until_idle(tasks, raise_failures=True)
     await backend.publish("default", [Draft(body=b'{"task":"leaving"}', tries=1)])
     with pytest.raises(RuntimeError, match="tries used up"):

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qworker.errors import BadURL
+from qworker.errors import InvalidURL
 from qworker.url import BackendURL, mask
 
 
@@ -27,13 +27,13 @@ def test_directories(text, directory):
 
 @pytest.mark.parametrize("text", ["file:", "file://", "file://host/dir"])
 def test_what_names_no_directory_is_refused_with_the_mend(text):
-    with pytest.raises(BadURL):
+    with pytest.raises(InvalidURL):
         _ = BackendURL.parse(text).directory
 
 
 @pytest.mark.parametrize("text", ["", "nothing", "://x", "file:a\nb", "file:a\x00", "FILE:a", "redis://h?a=1&a=2"])
 def test_what_is_no_url_is_refused(text):
-    with pytest.raises(BadURL):
+    with pytest.raises(InvalidURL):
         BackendURL.parse(text)
 
 
@@ -46,7 +46,7 @@ def test_a_password_is_masked_everywhere(password):
 
 def test_options_are_checked_by_name_and_by_kind():
     url = BackendURL.parse("file:a?sync=off&keep=3&on=yes")
-    with pytest.raises(BadURL, match="known: keep, on"):
+    with pytest.raises(InvalidURL, match="known: keep, on"):
         url.only({"keep", "on"})
     assert (url.integer("keep", 0), url.integer("other", 7), url.boolean("on", False)) == (3, 7, True)
     assert url.choice("sync", "full", ["off", "full"]) == "off"
@@ -56,5 +56,5 @@ def test_options_are_checked_by_name_and_by_kind():
         lambda: url.boolean("keep", False),
         lambda: url.choice("sync", "full", ["full"]),
     ):
-        with pytest.raises(BadURL):
+        with pytest.raises(InvalidURL):
             wrong()

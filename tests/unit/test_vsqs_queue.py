@@ -11,9 +11,9 @@ import pytest_asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qworker.errors import BadURL, NotSupported, PublishFailed, QueueFull
+from qworker.errors import InvalidURL, NotSupported, PublishUncertain, QueueFull
 from qworker.files import GroupCommit
-from qworker.message import Draft, Lease, Settle, Settlement, State
+from qworker.message import Draft, Lease, SettleAction, Settlement, State
 from qworker.registry import open_backend
 from qworker.testing.clock import FakeClock
 from qworker.testing.until import until
@@ -49,7 +49,9 @@ async def take(backend: VsqsBackend, limit: int = 100, visibility: float = 1000.
     return await backend.lease("q", limit, visibility)
 
 
-async def end(backend: VsqsBackend, leases: list[Lease], how: Settle = Settle.ACK, error: str | None = None) -> None:
+async def end(
+    backend: VsqsBackend, leases: list[Lease], how: SettleAction = SettleAction.ACK, error: str | None = None
+) -> None:
     assert await backend.settle([Settlement(lease=lease, how=how, error=error) for lease in leases]) == []
 
 
@@ -169,7 +171,7 @@ async def test_of_a_publish_whose_sync_failed_nothing_is_stored(
 
     with monkeypatch.context() as patch:
         patch.setattr(GroupCommit, "data", failing)
-        with pytest.raises(PublishFailed):
+        with pytest.raises(PublishUncertain):
             await publish(backend, b"1")
     assert names(tmp_path) == []
     await publish(backend, b"2")
@@ -202,7 +204,7 @@ async def test_a_crash_between_note_and_rename_counts_one_try(store: Open, monke
     with monkeypatch.context() as patch:
         patch.setattr(os, "rename", dying)
         with pytest.raises(Exception, match="dies here"):
-            await end(backend, leases, Settle.FAIL_TMP, "again")
+            await end(backend, leases, SettleAction.FAIL_TMP, "again")
     clock.advance(11.0)
     (lease,) = await take(store(clock=clock))
     assert lease.message.tries == 1
@@ -246,13 +248,13 @@ async def test_an_unreadable_note_says_nothing_and_breaks_nothing(store: Open, t
     (tmp_path / "store" / "q" / ".qworker" / "notes" / message_id).write_bytes(note)
     (lease,) = await take(backend)
     assert (lease.message.body, lease.message.tries) == (b"1", 0)
-    await end(backend, [lease], Settle.FAIL_PERM, "no")
+    await end(backend, [lease], SettleAction.FAIL_PERM, "no")
     assert [one.error for one in await backend.browse("q", State.FAIL)] == ["no"]
 
 
 async def test_options_that_are_wrong_are_told_in_one_line(tmp_path: Path) -> None:
     for query in ("unit=s", "capacity=0", "capacity=x", "timeout=-1", "timeout=soon", "timeout=nan", "sync=1", "x=1"):
-        with pytest.raises(BadURL):
+        with pytest.raises(InvalidURL):
             open_backend(f"vsqs://{tmp_path}/store?{query}")
     for absent in ({"priority": 1}, {"key": "k"}, {"id": "mine"}):
         with pytest.raises(NotSupported):

@@ -18,7 +18,7 @@ def install_queue(url: BackendURL, queue: str, options: InstallOptions) -> None:
     """Install a queue as the standard says.
 
     Raises:
-        BadURL: an option of the URL is not known.
+        InvalidURL: an option of the URL is not known.
         UsageError: an owner or a mode makes no sense.
         QueueExists: it is there.
     """

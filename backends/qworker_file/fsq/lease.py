@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from qworker.message import Lease, Message, Settle, Settlement
+from qworker.message import Lease, Message, SettleAction, Settlement
 from qworker_file.fsq.claim import Claimed, exhausted, read_origin
 from qworker_file.fsq.layout import QueueDir
 
@@ -57,7 +57,7 @@ def settle(settlement: Settlement, lease: FsqLease, now: float, limits: Limits) 
     """
     if lease.ended is not None:
         # Ended before by the same call, or acked twice: perhaps not yet on the disk.
-        same = lease.ended is settlement or lease.ended.how is settlement.how is Settle.ACK
+        same = lease.ended is settlement or lease.ended.how is settlement.how is SettleAction.ACK
         return frozenset({lease.claimed.files.queue}) if same else None
     if lease.claimed.fd < 0:
         return None
@@ -70,11 +70,11 @@ def settle(settlement: Settlement, lease: FsqLease, now: float, limits: Limits) 
 def _end(settlement: Settlement, claimed: Claimed, now: float, limits: Limits) -> frozenset[int] | None:
     files = claimed.files
     due = now + settlement.delay if settlement.delay > 0 else None
-    if settlement.how is Settle.ACK:
+    if settlement.how is SettleAction.ACK:
         ended, changed = claimed.finish(keep=limits.keep_done), {files.queue, files.done}
-    elif settlement.how is Settle.FAIL_PERM:
+    elif settlement.how is SettleAction.FAIL_PERM:
         ended, changed = claimed.fail(settlement.error), {files.queue, files.fail}
-    elif settlement.how is Settle.RELEASE:
+    elif settlement.how is SettleAction.RELEASE:
         ended, changed = claimed.is_ours if due is None else claimed.postpone(due), set[int]()
     else:
         item = claimed.item

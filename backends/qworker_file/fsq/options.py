@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from qworker.errors import BadName, BadURL
+from qworker.errors import InvalidName, InvalidURL
 from qworker.history.store import HISTORY_OPTIONS
 from qworker.names import check_queue
 from qworker.url import BackendURL
@@ -32,7 +32,7 @@ class FsqOptions(msgspec.Struct, frozen=True, kw_only=True):
         """Read a URL's options.
 
         Raises:
-            BadURL: one is unknown or makes no sense.
+            InvalidURL: one is unknown or makes no sense.
             UsageError: an FSQ_* variable makes no sense.
         """
         url.only({"host", "sync", "keep_done", "max_tries", "ttl", *HISTORY_OPTIONS})
@@ -59,7 +59,7 @@ def root_of(url: BackendURL, constants: Constants) -> Path:
     """The directory of queues: the URL's, or FSQ_ROOT where that names none (`fsq:`).
 
     Raises:
-        BadURL: it names a host.
+        InvalidURL: it names a host.
     """
     if not url.authority and not url.path:
         return Path(constants.root)
@@ -70,9 +70,9 @@ def check_host(host: str) -> str:
     """Return `host` if it can be a host's.
 
     Raises:
-        BadURL: it cannot.
+        InvalidURL: it cannot.
     """
     try:
         return check_queue(host)
-    except BadName as error:
-        raise BadURL(str(error).replace("no queue name", "no host's name")) from error
+    except InvalidName as error:
+        raise InvalidURL(str(error).replace("no queue name", "no host's name")) from error

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from qworker.clock import Clock
-from qworker.errors import NotSupported, PublishFailed, StorageFull
+from qworker.errors import NotSupported, PublishUncertain, StorageFull
 from qworker.files import CREATE, FULL, GroupCommit, files_at_once, link_file, list_names, write_all
 from qworker.message import Draft
 from qworker_file.fsq.claim import mark_due, write_origin
@@ -96,7 +96,7 @@ class Publisher:
 
         Raises:
             NotSupported: a draft cannot be stored; none was.
-            StorageFull, PublishFailed, BackendError: see `Backend.publish`.
+            StorageFull, PublishUncertain, BackendError: see `Backend.publish`.
             FileNotFoundError: the queue was deleted.
         """
         now = self._clock.time()
@@ -149,7 +149,9 @@ class Publisher:
             try:
                 await self._commit.directories({files.queue})
             except OSError as error:
-                raise PublishFailed(f"perhaps published: the disk did not take the names: {error.strerror}") from error
+                raise PublishUncertain(
+                    f"perhaps published: the disk did not take the names: {error.strerror}"
+                ) from error
 
     async def _write(self, files: QueueDir, plans: list[_Plan]) -> None:
         keep_open = self._commit is not None
@@ -187,7 +189,7 @@ class Publisher:
         except OSError as error:
             if error.errno in FULL:
                 raise StorageFull(f"cannot publish: {error.strerror}: free some space") from error
-            raise PublishFailed(f"cannot publish: the disk did not take the data: {error.strerror}") from error
+            raise PublishUncertain(f"cannot publish: the disk did not take the data: {error.strerror}") from error
 
     async def _show(self, files: QueueDir, plans: list[_Plan]) -> None:
         turn_ends = time.perf_counter() + _TURN

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 
-from qworker.errors import BadName, QueueNotFound
+from qworker.errors import InvalidName, QueueNotFound
 from qworker.files import CREATE, DIRECTORY, link_file, write_all
 from qworker.names import check_queue, printable
 from qworker_file.fsq.claim import Claimed
@@ -29,7 +29,7 @@ def opened(root: int, queue: str, constants: Constants, host: str | None = None)
     """An open queue.
 
     Raises:
-        BadName: it cannot be one.
+        InvalidName: it cannot be one.
         QueueNotFound: there is none.
     """
     found = open_queue(root, check_queue(queue), constants, host)
@@ -42,14 +42,14 @@ def check_item(name: str, constants: Constants) -> str:
     """Return `name` if it is an item's, and so stays in its directory.
 
     Raises:
-        BadName: it is none.
+        InvalidName: it is none.
     """
     if "/" in name or "\0" in name or name[:1] in {"", "."} or len(os.fsencode(name)) > MAX_NAME:
-        raise BadName(f"{printable(name)[:80]!r} is no item's name")
+        raise InvalidName(f"{printable(name)[:80]!r} is no item's name")
     try:
         parse(name, constants)
     except Malformed as error:
-        raise BadName(f"{printable(name)[:80]!r} is no item's name: {error}") from error
+        raise InvalidName(f"{printable(name)[:80]!r} is no item's name: {error}") from error
     return name
 
 

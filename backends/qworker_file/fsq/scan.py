@@ -28,7 +28,7 @@ def open_scan(url: BackendURL, queue: str, options: ScanOptions) -> FsqSource:
     """The source of a queue's items, for the entry point.
 
     Raises:
-        BadURL: an option of the URL is not known.
+        InvalidURL: an option of the URL is not known.
         UsageError: an FSQ_* variable makes no sense.
         ScanError: there is no such queue.
     """

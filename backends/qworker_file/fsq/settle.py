@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 
-from qworker.message import Settle, Settlement
+from qworker.message import SettleAction, Settlement
 from qworker_file.fsq.lease import FsqLease, settle
 from qworker_file.fsq.store import Store
 
@@ -52,7 +52,7 @@ def _settle_one(store: Store, settlement: Settlement, now: float) -> frozenset[i
         return None
     directories = settle(settlement, lease, now, store.limits)
     if before is None:
-        stays = directories is not None and settlement.how in {Settle.RELEASE, Settle.FAIL_TMP}
+        stays = directories is not None and settlement.how in {SettleAction.RELEASE, SettleAction.FAIL_TMP}
         due = now + settlement.delay if settlement.delay > 0 else None
         local.ended(lease, name, stays=stays, due=due)
         store.make_room()

@@ -153,7 +153,7 @@ class RfqAdministration(Administration):
         """Store a map as it is, at the end of the line or in front; its id.
 
         Raises:
-            BadArguments: a field is no text.
+            InvalidArguments: a field is no text.
         """
         (message_id,) = new_ids(1, self._clock.time())
         names_and_values = [part for item in fields.items() for part in item]

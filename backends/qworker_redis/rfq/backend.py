@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Self, cast
 
 from qworker.backend import Backend
 from qworker.clock import SYSTEM_CLOCK, Clock
-from qworker.errors import BackendError, BadName
+from qworker.errors import BackendError, InvalidName
 from qworker.message import Draft, Lease, State
 from qworker.names import check_id, check_queue, printable
 from qworker.staging import HalfPublished, Staging
@@ -114,7 +114,7 @@ class RfqBackend(RfqAdministration, RedisBackend):
             claim = b"%d %b" % (token, claimants[0])
             try:
                 message = decode(queue, check_id(name.decode()), value)
-            except (BackendError, BadName, UnicodeDecodeError) as error:
+            except (BackendError, InvalidName, UnicodeDecodeError) as error:
                 await self._set_aside_raw(queue, name, claim, str(error))
                 continue
             leases.append(RedisLease(message=message, token=token, expires_at=expiry / 1e6, claim=claim))

@@ -14,8 +14,8 @@ import click
 from qworker import __version__
 from qworker.cli.common import Command, Group, run
 from qworker.cli.output import print_json, reporting, say
-from qworker.errors import BadURL, UsageError
-from qworker.message import Lease, Settle, Settlement
+from qworker.errors import InvalidURL, UsageError
+from qworker.message import Lease, SettleAction, Settlement
 from qworker.names import check_queue
 from qworker.url import BackendURL
 from qworker_redis.rfq.admin import List
@@ -57,12 +57,12 @@ async def _opened(url: str) -> AsyncGenerator[RfqBackend]:
     """The Redis of a URL, or of rfq's variables.
 
     Raises:
-        BadURL: it is no rfq: URL.
+        InvalidURL: it is no rfq: URL.
         BackendUnavailable: nobody answers there.
     """
     parsed = BackendURL.parse(url)
     if parsed.scheme != "rfq":
-        raise BadURL(f"{parsed.masked} is no rfq: URL: write rfq://host:6379/0")
+        raise InvalidURL(f"{parsed.masked} is no rfq: URL: write rfq://host:6379/0")
     backend = RfqBackend.from_url(parsed)
     try:
         await backend.open()
@@ -235,7 +235,7 @@ def consume_command(topic: str, url: str, json: bool) -> None:
                 print_json(fields)
             else:
                 say(repr(fields))
-            await backend.settle([Settlement(lease=leases[0], how=Settle.ACK)])
+            await backend.settle([Settlement(lease=leases[0], how=SettleAction.ACK)])
 
     try:
         run(consumed())

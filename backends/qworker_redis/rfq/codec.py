@@ -12,7 +12,7 @@ import struct
 from collections.abc import Sequence
 from typing import cast
 
-from qworker.errors import BackendError, BadArguments, NotSupported
+from qworker.errors import BackendError, InvalidArguments, NotSupported
 from qworker.message import Draft, Message
 from qworker_redis.codec import PlainDraft
 from qworker_redis.replies import Reply
@@ -55,13 +55,13 @@ def encode(message_id: str, draft: Draft) -> PlainDraft:
         draft: checked.
 
     Raises:
-        BadArguments: a field is no text, or is one of qworker's own.
+        InvalidArguments: a field is no text, or is one of qworker's own.
     """
     fields: list[str | bytes] = []
     if draft.fields:
         for name, value in draft.fields.items():
             if name in _RESERVED:
-                raise BadArguments(f"rfq: the field {name!r} is where qworker keeps the body: give it as the body")
+                raise InvalidArguments(f"rfq: the field {name!r} is where qworker keeps the body: give it as the body")
             fields += [name, value]
     if draft.body or not fields:
         fields += _body(draft.body)
@@ -72,12 +72,12 @@ def packed(fields: Sequence[str | bytes]) -> bytes:
     """A list of names and values, as the publish script takes it.
 
     Raises:
-        BadArguments: one of them is no text.
+        InvalidArguments: one of them is no text.
     """
     try:
         parts = [field if isinstance(field, bytes) else field.encode() for field in fields]
     except (UnicodeEncodeError, AttributeError) as error:
-        raise BadArguments(f"rfq: fields are text: {error}") from error
+        raise InvalidArguments(f"rfq: fields are text: {error}") from error
     return b"".join([_LENGTH.pack(len(part)) + part for part in parts])
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from qworker.errors import BadName
+from qworker.errors import InvalidName
 from qworker.names import check_queue
 from qworker_redis.scripts import ScriptSet
 
@@ -25,7 +25,7 @@ def topic_of(key: bytes, part: str) -> str | None:
         return None
     try:
         return check_queue(key[len(beginning) : -len(end)].decode())
-    except (BadName, UnicodeDecodeError):
+    except (InvalidName, UnicodeDecodeError):
         return None
 
 

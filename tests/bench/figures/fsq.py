@@ -195,14 +195,14 @@ async def _publish(backend: Any, draft: Any, count: int, batch: int) -> float:
 
 
 async def _drain(backend: Any, count: int) -> float:
-    from qworker.message import Settle, Settlement
+    from qworker.message import SettleAction, Settlement
 
     began = time.perf_counter()
     done = 0
     while done < count:
         leases = await backend.lease("bench", _BATCH, 30.0)
         assert leases
-        refused = await backend.settle([Settlement(lease=lease, how=Settle.ACK) for lease in leases])
+        refused = await backend.settle([Settlement(lease=lease, how=SettleAction.ACK) for lease in leases])
         assert not refused
         done += len(leases)
     return (time.perf_counter() - began) / count * 1e6

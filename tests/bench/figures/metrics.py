@@ -112,12 +112,12 @@ def _scrape(port: int, ended: threading.Event) -> None:
 
 def knows_history(_: dict[str, Any]) -> bool:
     """Whether backends keep a history yet."""
-    from qworker.errors import BadURL
+    from qworker.errors import InvalidURL
     from qworker.registry import open_backend
 
     try:
         open_backend("file:///nowhere?history=1")
-    except BadURL:
+    except InvalidURL:
         return False
     return True
 

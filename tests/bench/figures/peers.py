@@ -124,7 +124,7 @@ def work(given: dict[str, Any]) -> float:
     """Microseconds per message of publish, and then of lease + ack, through the backend alone as the peers'."""
     from harness.work import QUEUE, drafts, noop_app, run_loop
     from qworker.backend import Backend
-    from qworker.message import Settle, Settlement
+    from qworker.message import SettleAction, Settlement
 
     count, batch = given["count"], given["batch"]
 
@@ -140,7 +140,7 @@ def work(given: dict[str, Any]) -> float:
         while done < messages:
             leases = await backend.lease(QUEUE, batch, 30.0)
             assert leases
-            refused = await backend.settle([Settlement(lease=lease, how=Settle.ACK) for lease in leases])
+            refused = await backend.settle([Settlement(lease=lease, how=SettleAction.ACK) for lease in leases])
             assert not refused
             done += len(leases)
         return (time.perf_counter() - began) / done * messages

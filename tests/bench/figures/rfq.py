@@ -98,7 +98,7 @@ def _ours(bench: Bench, server: RedisServer, batch: int) -> Times:
 def work(given: dict[str, Any]) -> Times:
     """Microseconds per message of publish, and of lease + ack, through the backend alone as the package's."""
     from harness.work import QUEUE, run_loop
-    from qworker.message import Draft, Settle, Settlement
+    from qworker.message import Draft, SettleAction, Settlement
     from qworker.registry import open_backend
 
     count, batch = given["count"], given["batch"]
@@ -118,7 +118,7 @@ def work(given: dict[str, Any]) -> Times:
             for _ in range(0, messages, batch):
                 leases = await backend.lease(QUEUE, batch, 30.0)
                 assert len(leases) == batch
-                assert not await backend.settle([Settlement(lease=lease, how=Settle.ACK) for lease in leases])
+                assert not await backend.settle([Settlement(lease=lease, how=SettleAction.ACK) for lease in leases])
             return (time.perf_counter() - began) / messages * 1e6
 
         await publish(batch)

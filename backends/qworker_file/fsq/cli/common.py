@@ -12,7 +12,7 @@ import msgspec
 
 from qworker.cli.common import URLCommand
 from qworker.cli.output import say
-from qworker.errors import BadURL, QworkerError, UsageError
+from qworker.errors import InvalidURL, QworkerError, UsageError
 from qworker.scan import ScanError
 from qworker.url import BackendURL
 from qworker_file.fsq.constants import Constants
@@ -82,12 +82,12 @@ def placed(url: str, **constants: str | None) -> Generator[Place]:
         constants: over what the environment says; None: what that says.
 
     Raises:
-        BadURL: it is none.
+        InvalidURL: it is none.
         OSError: there is no such directory.
     """
     parsed = BackendURL.parse(url)
     if parsed.scheme != "fsq":
-        raise BadURL(f"{parsed.masked}: this is for queues of fsq: write fsq:///var/fsq")
+        raise InvalidURL(f"{parsed.masked}: this is for queues of fsq: write fsq:///var/fsq")
     given = {name: value for name, value in constants.items() if value is not None}
     known = FsqOptions.from_url(parsed).constants.changed(**given)
     directory = str(root_of(parsed, known))

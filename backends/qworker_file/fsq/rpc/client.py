@@ -11,7 +11,7 @@ from urllib.parse import unquote, urlsplit
 
 import msgspec
 
-from qworker.errors import BackendError, BackendUnavailable, BadURL, NotSupported
+from qworker.errors import BackendError, BackendUnavailable, InvalidURL, NotSupported
 from qworker.url import mask
 
 __all__ = ["Remote"]
@@ -37,7 +37,7 @@ class Remote:
         address: `http://[user:token@]host:port[/path]`, `https://...` or `unix:///path`.
 
     Raises:
-        BadURL: it is none of these.
+        InvalidURL: it is none of these.
     """
 
     def __init__(self, address: str) -> None:
@@ -46,9 +46,9 @@ class Remote:
             parts = urlsplit(address)
             port = parts.port
         except ValueError as error:
-            raise BadURL(f"{self.address}: {error}") from error
+            raise InvalidURL(f"{self.address}: {error}") from error
         if parts.scheme not in {"http", "https", "unix"} or not (parts.netloc or parts.path):
-            raise BadURL(f"{self.address} is no address of a jsonrpcd: write http://HOST:PORT or unix:///PATH")
+            raise InvalidURL(f"{self.address} is no address of a jsonrpcd: write http://HOST:PORT or unix:///PATH")
         self._scheme, self._host, self._port = parts.scheme, parts.hostname or "", port
         self._path = re.sub("^/*", "/", f"{parts.netloc}{parts.path}") if parts.scheme == "unix" else parts.path or "/"
         self._headers = {"Content-Type": "application/json-rpc"}
