@@ -16,7 +16,7 @@ from qworker.errors import NotSupported, QueueNotFound, StoreNotFound
 from qworker.history.batch import EventBatch
 from qworker.history.event import Event
 from qworker.history.store import NO_HISTORY, HistoryStore
-from qworker.message import Draft, Finished, Lease, QueueStats, Settlement, State, StoredMessage
+from qworker.message import Draft, FinishedMessage, Lease, QueueStats, Settlement, State, StoredMessage
 from qworker.parts import pages
 from qworker.staging.contract import HalfPublished, Staging
 from qworker.url import BackendURL
@@ -311,7 +311,7 @@ class Backend(abc.ABC):
         async for page in pages(await self.browse(queue, state, limit=sys.maxsize)):
             yield page
 
-    async def discard(self, queue: str, found: Sequence[Finished]) -> int:
+    async def discard(self, queue: str, found: Sequence[FinishedMessage]) -> int:
         """Delete done and failed messages that are still as they were found; count them.
 
         One that was requeued since, or has finished again, stays. Composed of `find` and `remove`, between which a requeue

@@ -21,7 +21,7 @@ import msgspec
 
 __all__ = [
     "Draft",
-    "Finished",
+    "FinishedMessage",
     "Lease",
     "Message",
     "QueueStats",
@@ -29,7 +29,7 @@ __all__ = [
     "Settlement",
     "State",
     "StoredMessage",
-    "microseconds",
+    "to_microseconds",
 ]
 
 
@@ -154,7 +154,7 @@ class StoredMessage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         finished_at: Unix seconds at which a done or failed message ended; None in other states.
         holder: The worker that leases it.
         error: Why it failed.
-        place: Where the store has a finished message, for `discard`; it means nothing elsewhere.
+        location: Where the store has a finished message, for `discard`; it means nothing elsewhere.
     """
 
     message: Message
@@ -164,23 +164,23 @@ class StoredMessage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     finished_at: float | None = None
     holder: str | None = None
     error: str | None = None
-    place: str | None = None
+    location: str | None = None
 
 
-class Finished(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+class FinishedMessage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A done or failed message as a look found it.
 
     Attributes:
         id: The message's id.
         state: `done` or `fail`.
         finished_at: Unix seconds.
-        place: As in `StoredMessage`.
+        location: As in `StoredMessage`.
     """
 
     id: str
     state: State
     finished_at: float | None
-    place: str | None = None
+    location: str | None = None
 
     def matches(self, stored: StoredMessage | None) -> bool:
         """Whether a look finds it still as it was, to the microsecond."""
@@ -188,15 +188,15 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True, gc=False):
             stored is not None
             and stored.message.id == self.id
             and stored.state is self.state
-            and self.is_from(stored.finished_at)
+            and self.has_finished_at(stored.finished_at)
         )
 
-    def is_from(self, finished_at: float | None) -> bool:
+    def has_finished_at(self, finished_at: float | None) -> bool:
         """Whether it was found with this time."""
-        return microseconds(finished_at) == microseconds(self.finished_at)
+        return to_microseconds(finished_at) == to_microseconds(self.finished_at)
 
 
-def microseconds(seconds: float | None) -> int | None:
+def to_microseconds(seconds: float | None) -> int | None:
     """Whole microseconds: the precision in which a time survives a table, and in which two are compared."""
     return None if seconds is None else round(seconds * 1e6)
 

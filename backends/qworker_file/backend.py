@@ -12,7 +12,7 @@ from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.errors import BackendUnavailable
 from qworker.files import check_writable, durability_at, missing_directory, store_errors
 from qworker.history.directory import DirectoryHistory
-from qworker.message import Draft, Finished, Lease, QueueStats, Settlement, State, StoredMessage
+from qworker.message import Draft, FinishedMessage, Lease, QueueStats, Settlement, State, StoredMessage
 from qworker.names import check_queue
 from qworker.parts import Share, shares
 from qworker.staging import HalfPublished, Staging
@@ -335,7 +335,7 @@ class FileBackend(Backend):
             async for page in found:
                 yield page
 
-    async def discard(self, queue: str, found: Sequence[Finished]) -> int:
+    async def discard(self, queue: str, found: Sequence[FinishedMessage]) -> int:
         """Delete finished messages that are as they were found."""
         with store_errors(f"remove from {queue!r}"):
             gone = await parts.discard(self._found(queue).files, found)

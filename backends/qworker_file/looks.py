@@ -188,7 +188,7 @@ def look(files: QueueDir, entry: Entry, *, local: bool) -> StoredMessage | None:
         finished_at=status.st_mtime if state in {State.DONE, State.FAIL} else None,
         holder=entry.holder,
         error=read_reason(files.fail, reason_name(entry.item)) if state is State.FAIL else None,
-        place=entry.name if state in {State.DONE, State.FAIL} else None,
+        location=entry.name if state in {State.DONE, State.FAIL} else None,
     )
 
 

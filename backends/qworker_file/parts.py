@@ -7,7 +7,7 @@ import os
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
 from qworker.files import DIRECTORY
-from qworker.message import Finished, State, StoredMessage
+from qworker.message import FinishedMessage, State, StoredMessage
 from qworker.parts import Share, pages
 from qworker_file.admin import delete_entry
 from qworker_file.layout import QueueDir
@@ -67,7 +67,7 @@ def _listed(directory: int, wanted: Callable[[str], bool]) -> list[str]:
         os.close(fd)
 
 
-async def discard(files: QueueDir, found: Sequence[Finished]) -> list[Entry]:
+async def discard(files: QueueDir, found: Sequence[FinishedMessage]) -> list[Entry]:
     """Delete finished messages that are still where and as they were found; what was deleted.
 
     A requeue renames the file away, and a file of the same name that finished later has another time.
@@ -85,9 +85,9 @@ async def discard(files: QueueDir, found: Sequence[Finished]) -> list[Entry]:
     return gone
 
 
-def _finished_entry(files: QueueDir, one: Finished) -> tuple[Entry | None, int]:
+def _finished_entry(files: QueueDir, one: FinishedMessage) -> tuple[Entry | None, int]:
     """Its file, and how many links that has; None where it is gone, or another."""
-    name = one.place
+    name = one.location
     directory = {State.DONE: files.done, State.FAIL: files.fail}.get(one.state)
     # It has been in a table that others may write to.
     if directory is None or not name or name[0] == "." or "/" in name or "\0" in name:
@@ -96,4 +96,4 @@ def _finished_entry(files: QueueDir, one: Finished) -> tuple[Entry | None, int]:
         found = os.stat(name, dir_fd=directory, follow_symlinks=False)
     except FileNotFoundError:
         return None, 0
-    return (Entry(one.state, directory, name, name) if one.is_from(found.st_mtime) else None), found.st_nlink
+    return (Entry(one.state, directory, name, name) if one.has_finished_at(found.st_mtime) else None), found.st_nlink

@@ -19,7 +19,17 @@ from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.errors import QueueNotFound
 from qworker.history.memory import MemoryHistory
 from qworker.history.store import NO_HISTORY
-from qworker.message import Draft, Finished, Lease, Message, QueueStats, SettleAction, Settlement, State, StoredMessage
+from qworker.message import (
+    Draft,
+    FinishedMessage,
+    Lease,
+    Message,
+    QueueStats,
+    SettleAction,
+    Settlement,
+    State,
+    StoredMessage,
+)
 from qworker.names import check_id, check_queue, new_id
 from qworker.url import BackendURL
 
@@ -424,7 +434,7 @@ class MemoryBackend(Backend):
             entry = held.entries.get(message_id)
             return None if entry is None else _stored(entry)
 
-    async def discard(self, queue: str, found: Sequence[Finished]) -> int:
+    async def discard(self, queue: str, found: Sequence[FinishedMessage]) -> int:
         """Delete finished messages that are as they were found."""
         with self._store.lock:
             held = self._found(queue)

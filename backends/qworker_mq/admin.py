@@ -10,7 +10,7 @@ import stat
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 
 from qworker.files import read_all
-from qworker.message import Finished, Message, QueueStats, State, StoredMessage
+from qworker.message import FinishedMessage, Message, QueueStats, State, StoredMessage
 from qworker.names import check_queue, is_queue_name
 from qworker.parts import Share, pages
 from qworker_mq.layout import split_name, usable_id
@@ -110,7 +110,7 @@ class Admin:
         async for page in pages(self._look(held, state, *row) for row in rows):
             yield page
 
-    async def discard(self, queue: str, found: Sequence[Finished]) -> int:
+    async def discard(self, queue: str, found: Sequence[FinishedMessage]) -> int:
         """Move failed messages that are as they were found to remove/: from fail/ alone, where no requeued one is."""
         held = self._store.found(queue)
         removed = [
@@ -118,7 +118,7 @@ class Admin:
             for one in found
             if one.state is State.FAIL
             and usable_id(one.id)
-            and one.is_from(self._failed_at(f"{held.name}:{one.id}"))
+            and one.has_finished_at(self._failed_at(f"{held.name}:{one.id}"))
             and self._discarded(held, one.id, (one.id, held.dirs.fail))
         ]
         await self._finish(held, removed, {held.dirs.fail})

@@ -21,7 +21,7 @@ from qworker.errors import BackendUnavailable
 from qworker.files import check_writable, durability_at, missing_directory, store_errors
 from qworker.history.directory import directory_history
 from qworker.history.store import HISTORY_OPTIONS
-from qworker.message import Draft, Finished, Lease, QueueStats, SettleAction, Settlement, State, StoredMessage
+from qworker.message import Draft, FinishedMessage, Lease, QueueStats, SettleAction, Settlement, State, StoredMessage
 from qworker.names import check_queue
 from qworker.parts import Share, shares
 from qworker.url import BackendURL
@@ -402,7 +402,7 @@ class MqBackend(Backend):
             async for page in self._admin.browse_share(queue, state, Share.parse(part)):
                 yield page
 
-    async def discard(self, queue: str, found: Sequence[Finished]) -> int:
+    async def discard(self, queue: str, found: Sequence[FinishedMessage]) -> int:
         """Delete failed messages that are as they were found."""
         with store_errors(self._doing):
             self._existing(queue)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from typing import cast
 
-from qworker.message import Finished, State, StoredMessage, microseconds
+from qworker.message import FinishedMessage, State, StoredMessage, to_microseconds
 from qworker.names import check_queue
 from qworker.parts import PAGE_BYTES, PAGE_MESSAGES, Share, shares
 from qworker_redis.admin import Administration, stored_of
@@ -114,12 +114,12 @@ class BulkReading(Administration):
                 flat += [name, value, state.value.encode(), time, claim or b"", error or b""]
         return list(stored_of(queue, flat))
 
-    async def discard(self, queue: str, found: Sequence[Finished]) -> int:
+    async def discard(self, queue: str, found: Sequence[FinishedMessage]) -> int:
         """Delete finished messages that are as they were found."""
         count = 0
         for first in range(0, max(1, len(found)), _READ):
             arguments: list[str | int] = []
             for one in found[first : first + _READ]:
-                arguments += [one.state.value, one.id, microseconds(one.finished_at) or 0]
+                arguments += [one.state.value, one.id, to_microseconds(one.finished_at) or 0]
             count += await self._counted("discard", queue, arguments)
         return count

@@ -8,7 +8,7 @@ import shutil
 from collections.abc import AsyncIterator, Iterable, Sequence
 
 from qworker.files import hide_directory, store_errors
-from qworker.message import Finished, QueueStats, State, StoredMessage
+from qworker.message import FinishedMessage, QueueStats, State, StoredMessage
 from qworker.names import check_queue, is_queue_name
 from qworker_sq import consume, contents, parts
 from qworker_sq.channel import Channel
@@ -161,7 +161,7 @@ class SqAdministration(SqTopics):
             async for page in found:
                 yield page
 
-    async def discard(self, queue: str, found: Sequence[Finished]) -> int:
+    async def discard(self, queue: str, found: Sequence[FinishedMessage]) -> int:
         """Delete failed messages that are as they were found, for our channel."""
         async with self.channel(queue) as channel:
             count = contents.remove_places(channel, parts.failed_as_found(channel, found))

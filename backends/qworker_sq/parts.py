@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 
 import msgspec
 
-from qworker.message import Finished, State, StoredMessage
+from qworker.message import FinishedMessage, State, StoredMessage
 from qworker.parts import PAGE_MESSAGES, pages
 from qworker.segments.format import HEADER_SIZE, position, split
 from qworker.segments.log import Damaged, Log
@@ -111,12 +111,12 @@ async def ready_in(channel: Channel, stretch: Stretch, now: float) -> AsyncItera
         yield page
 
 
-def failed_as_found(channel: Channel, found: Sequence[Finished]) -> list[int]:
+def failed_as_found(channel: Channel, found: Sequence[FinishedMessage]) -> list[int]:
     """The places of messages that failed, and are still as they were found."""
     places: list[int] = []
     for one in found:
         place = contents.locate(channel, one.id) if one.state is State.FAIL else None
         failed = None if place is None else channel.ledger.failed.get(place)
-        if place is not None and failed is not None and one.is_from(failed.at):
+        if place is not None and failed is not None and one.has_finished_at(failed.at):
             places.append(place)
     return places

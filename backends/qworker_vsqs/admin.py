@@ -9,7 +9,7 @@ import shutil
 from collections.abc import AsyncIterator, Iterable, Sequence
 
 from qworker.files import hide_directory, store_errors
-from qworker.message import Finished, QueueStats, State, StoredMessage
+from qworker.message import FinishedMessage, QueueStats, State, StoredMessage
 from qworker.names import check_queue, is_queue_name
 from qworker.parts import Share, pages, shares
 from qworker_vsqs import contents
@@ -112,7 +112,7 @@ class VsqsAdministration(VsqsFolders):
             async for page in pages(contents.stored(folder, self._unit, state, row) for row in rows):
                 yield page
 
-    async def discard(self, queue: str, found: Sequence[Finished]) -> int:
+    async def discard(self, queue: str, found: Sequence[FinishedMessage]) -> int:
         """Delete failed messages that are as they were found."""
         folder = await self._existing(queue)
         with store_errors(f"remove from {queue}"):

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Sequence
 
 from qworker.files import list_names
-from qworker.message import Finished, State, StoredMessage
+from qworker.message import FinishedMessage, State, StoredMessage
 from qworker_vsqs.consume import make_message
 from qworker_vsqs.folder import Folder, Note
 from qworker_vsqs.names import Unit, leased_name, parse
@@ -78,7 +78,7 @@ def _name(row: Row) -> str:
     return str(number) if expiry is None else leased_name(number, expiry)
 
 
-def as_found(folder: Folder, found: Sequence[Finished]) -> list[tuple[State, Row]]:
+def as_found(folder: Folder, found: Sequence[FinishedMessage]) -> list[tuple[State, Row]]:
     """Of failed messages those that are as they were found."""
     rows: list[tuple[State, Row]] = []
     for one in found:
@@ -86,7 +86,7 @@ def as_found(folder: Folder, found: Sequence[Finished]) -> list[tuple[State, Row
         if one.state is not State.FAIL or parsed is None or parsed[1] is not None:
             continue
         note = folder.note(parsed[0])
-        if one.is_from(note.failed_at):
+        if one.has_finished_at(note.failed_at):
             # In fail/ alone: what was requeued since is not there.
             rows.append((State.FAIL, (parsed[0], None, note)))
     return rows

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from qworker.backend import Backend
 from qworker.errors import QueueNotFound
-from qworker.message import Finished, State
+from qworker.message import FinishedMessage, State
 from qworker.pipeline.reading import opened
 from qworker.pipeline.schema import PLACE
 from qworker.pipeline.session import map_in_arrow
@@ -48,7 +48,7 @@ async def _discard_pages(url: str, pages: Iterator[pa.RecordBatch]) -> int:
     return removed
 
 
-async def _discard_found(backend: Backend, queue: str, found: list[Finished]) -> int:
+async def _discard_found(backend: Backend, queue: str, found: list[FinishedMessage]) -> int:
     try:
         return await backend.discard(queue, found)
     except QueueNotFound:
@@ -56,13 +56,13 @@ async def _discard_found(backend: Backend, queue: str, found: list[Finished]) ->
         return 0
 
 
-def _by_queue(page: pa.RecordBatch) -> dict[str, list[Finished]]:
-    found: dict[str, list[Finished]] = {}
+def _by_queue(page: pa.RecordBatch) -> dict[str, list[FinishedMessage]]:
+    found: dict[str, list[FinishedMessage]] = {}
     times = pc.cast(page.column("finished_at"), pa.int64()).to_pylist()
     columns = [page.column(name).to_pylist() for name in ("queue", "state", "id", PLACE)]
     for queue, state, message_id, place, time in zip(*columns, times, strict=True):
         seconds = None if time is None else cast("int", time) / 1e6
-        one = Finished(id=cast("str", message_id), state=State(state), finished_at=seconds, place=place)
+        one = FinishedMessage(id=cast("str", message_id), state=State(state), finished_at=seconds, location=place)
         found.setdefault(cast("str", queue), []).append(one)
     return found
 

@@ -107,7 +107,7 @@ def _text(text: str) -> str:
 
 
 def timestamps(values: Iterable[float | None]) -> pa.Array[Any]:
-    """Unix seconds as timestamps, to the microsecond that `message.microseconds` says."""
+    """Unix seconds as timestamps, to the microsecond that `message.to_microseconds` says."""
     seconds = pa.array(list(values), pa.float64())
     return pc.cast(pc.cast(pc.round(pc.multiply(seconds, 1e6)), pa.int64()), _TIME)
 
@@ -137,7 +137,7 @@ _COLUMNS: dict[str, Callable[[Sequence[StoredMessage]], pa.Array[Any]]] = {
     "fields": lambda found: pa.array(
         [None if one.message.fields is None else list(one.message.fields.items()) for one in found], _FIELDS
     ),
-    "place": lambda found: _strings(one.place for one in found),
+    "place": lambda found: _strings(one.location for one in found),
 }
 
 _EVENT_COLUMNS: dict[str, Callable[[Sequence[Event]], pa.Array[Any]]] = {

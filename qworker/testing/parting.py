@@ -6,7 +6,7 @@ import pytest
 
 from qworker.backend import Backend
 from qworker.errors import QueueNotFound
-from qworker.message import Finished, SettleAction, State, StoredMessage
+from qworker.message import FinishedMessage, SettleAction, State, StoredMessage
 from qworker.testing.base import Contract
 from qworker.testing.harness import Case
 from qworker.testing.rules import rule
@@ -21,9 +21,11 @@ async def read_all(case: Case, state: State, wanted: int = 3, by: Backend | None
     return [stored for part in parts async for page in backend.browse_part(case.queue, state, part) for stored in page]
 
 
-def as_found(stored: StoredMessage) -> Finished:
+def as_found(stored: StoredMessage) -> FinishedMessage:
     """What a reader keeps of a finished message."""
-    return Finished(id=stored.message.id, state=stored.state, finished_at=stored.finished_at, place=stored.place)
+    return FinishedMessage(
+        id=stored.message.id, state=stored.state, finished_at=stored.finished_at, location=stored.location
+    )
 
 
 async def in_parts(case: Case, state: State, bodies: list[bytes]) -> None:
@@ -96,9 +98,11 @@ class PartingContract(Contract):
         found = [as_found(stored) for stored in await read_all(case, State.FAIL)]
         assert await case.backend.requeue(case.queue, [ids[1]]) == 1
         strangers = [
-            Finished(id=ready, state=State.FAIL, finished_at=found[0].finished_at, place=ready),
-            Finished(id="unknown", state=State.FAIL, finished_at=1.0, place="unknown"),
-            Finished(id=found[0].id, state=State.DONE, finished_at=found[0].finished_at, place=found[0].place),
+            FinishedMessage(id=ready, state=State.FAIL, finished_at=found[0].finished_at, location=ready),
+            FinishedMessage(id="unknown", state=State.FAIL, finished_at=1.0, location="unknown"),
+            FinishedMessage(
+                id=found[0].id, state=State.DONE, finished_at=found[0].finished_at, location=found[0].location
+            ),
         ]
         assert await case.backend.discard(case.queue, strangers) == 0
         assert await case.backend.discard(case.queue, found) == 2

@@ -15,7 +15,7 @@ from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.errors import BackendUnavailable
 from qworker.files import check_writable, durability_at, link_file, missing_directory, store_errors
 from qworker.history.directory import directory_history
-from qworker.message import Draft, Finished, Lease, QueueStats, Settlement, State, StoredMessage
+from qworker.message import Draft, FinishedMessage, Lease, QueueStats, Settlement, State, StoredMessage
 from qworker.names import check_queue
 from qworker.parts import Share, pages, shares
 from qworker.url import BackendURL
@@ -329,15 +329,15 @@ class FsqBackend(Backend):
             async for page in pages(look.read(entry) for entry in entries):
                 yield page
 
-    async def discard(self, queue: str, found: Sequence[Finished]) -> int:
+    async def discard(self, queue: str, found: Sequence[FinishedMessage]) -> int:
         """Delete finished messages that are as they were found, by their place."""
-        places = {(one.state, one.place): one for one in found}
+        places = {(one.state, one.location): one for one in found}
         with store_errors(f"remove from {queue!r}"):
             local = self._found(queue)
             entries = [
                 entry
                 for entry in await self._look(local).entries(State.FAIL, State.DONE)
-                if (one := places.get((entry.state, entry.name))) is not None and one.is_from(entry.at)
+                if (one := places.get((entry.state, entry.name))) is not None and one.has_finished_at(entry.at)
             ]
             return await self._delete(local, entries)
 

@@ -191,7 +191,7 @@ class Look:
             finished_at=entry.at if state in {State.DONE, State.FAIL} else None,
             holder=entry.holder,
             error=read_reason(self._files.fail, reason_name(entry.name)) if state is State.FAIL else None,
-            place=entry.name if state in {State.DONE, State.FAIL} else None,
+            location=entry.name if state in {State.DONE, State.FAIL} else None,
         )
 
 
