@@ -223,7 +223,7 @@ class Backend(abc.ABC):
             BackendUnavailable: nothing is known to be lost; try again until the leases expire.
         """
 
-    async def resume(self, queue: str, message_id: str, token: int) -> Lease | None:
+    async def find_lease(self, queue: str, message_id: str, token: int) -> Lease | None:
         """The lease of `message_id` that has this token, whichever `detached` process took it; None when it is lost.
 
         A store whose leases cannot outlive a process has none to find.

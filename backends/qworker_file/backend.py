@@ -239,7 +239,7 @@ class FileBackend(Backend):
                 raise BackendUnavailable(f"cannot extend leases: {error.strerror}") from error
         return lost
 
-    async def resume(self, queue: str, message_id: str, token: int) -> Lease | None:
+    async def find_lease(self, queue: str, message_id: str, token: int) -> Lease | None:
         """Find a detached lease again."""
         store = self._opened()
         with store_errors(f"resume a lease of {queue!r}"):

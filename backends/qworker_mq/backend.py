@@ -274,7 +274,7 @@ class MqBackend(Backend):
                     self._mover.note(lease, visibility, holder)
         return lost
 
-    async def resume(self, queue: str, message_id: str, token: int) -> Lease | None:
+    async def find_lease(self, queue: str, message_id: str, token: int) -> Lease | None:
         """Find a lease again by its token."""
         with store_errors(self._doing):
             return self._opened().claims.resume(check_queue(queue), message_id, token)

@@ -120,7 +120,7 @@ class PlainMqHttpBackend(MqHttpBackend):
                 await self.remove(message.queue, [message.id])
         return []
 
-    async def resume(self, queue: str, message_id: str, token: int) -> Lease | None:
+    async def find_lease(self, queue: str, message_id: str, token: int) -> Lease | None:
         """A plain server tells nobody who fetched what."""
         return None
 

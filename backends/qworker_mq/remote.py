@@ -221,7 +221,7 @@ class MqHttpBackend(Backend):
         refused = _decoded(await self._ask("POST", "/-/settle", value), list[int])
         return [settlements[place] for place in refused]
 
-    async def resume(self, queue: str, message_id: str, token: int) -> Lease | None:
+    async def find_lease(self, queue: str, message_id: str, token: int) -> Lease | None:
         """The lease, as long as the server knows it."""
         found = await self.find(queue, message_id)
         if found is None or found.state is not State.LEASED:

@@ -307,7 +307,7 @@ class RedisBackend(BulkReading):
             lost += self._renewals.extend(queue, cast("list[RedisLease]", ours), visibility)
         return lost
 
-    async def resume(self, queue: str, message_id: str, token: int) -> Lease | None:
+    async def find_lease(self, queue: str, message_id: str, token: int) -> Lease | None:
         """Find a detached lease again."""
         reply = cast("list[Reply]", await self._links.script("look", check_queue(queue), ("id", message_id)))
         return resumed(queue, message_id, token, reply[1:])

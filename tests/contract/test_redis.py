@@ -85,21 +85,21 @@ async def test_detached_leases_outlive_their_process_and_are_found_by_their_toke
     await first.aclose()
     second = open_backend(server.url)
     second.detached = True
-    assert await second.resume("resumed", held.message.id, held.token + 1) is None
-    assert await second.resume("resumed", "unknown", held.token) is None
-    assert await second.resume("absent", held.message.id, held.token) is None
-    found = await second.resume("resumed", held.message.id, held.token)
+    assert await second.find_lease("resumed", held.message.id, held.token + 1) is None
+    assert await second.find_lease("resumed", "unknown", held.token) is None
+    assert await second.find_lease("absent", held.message.id, held.token) is None
+    found = await second.find_lease("resumed", held.message.id, held.token)
     assert found is not None
     assert (found.message, found.token) == (held.message, held.token)
     assert found.expires_at == pytest.approx(held.expires_at, abs=0.001)
     assert await asyncio.to_thread(second.extend, [found], 90.0) == []
     assert await second.settle([Settlement(lease=found, how=SettleAction.ACK)]) == []
-    assert await second.resume("resumed", held.message.id, held.token) is None
+    assert await second.find_lease("resumed", held.message.id, held.token) is None
     # What has expired and was taken by another is lost, however good the token once was.
     server.advance(61.0)
     assert await second.reap("resumed") == 1
     (taken,) = await second.lease("resumed", 1, 60.0)
-    assert await second.resume("resumed", other.message.id, other.token) is None
+    assert await second.find_lease("resumed", other.message.id, other.token) is None
     assert taken.token > other.token
     await second.aclose()
 
@@ -108,5 +108,5 @@ async def test_nobody_takes_a_workers_lease_over_with_its_token(server: RedisSer
     worker = open_backend(server.url)
     await worker.publish("attached", [Draft(body=b"kept")])
     (held,) = await worker.lease("attached", 1, 60.0)
-    assert await worker.resume("attached", held.message.id, held.token) is None
+    assert await worker.find_lease("attached", held.message.id, held.token) is None
     await worker.aclose()

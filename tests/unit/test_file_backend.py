@@ -403,14 +403,14 @@ async def test_detached_leases_outlive_their_process_and_are_found_by_their_toke
         second = open_backend(f"file://{root}?sync=off", clock=clock)
         second.detached = True
         try:
-            assert await second.resume("q", held.message.id, held.token + 1) is None
-            assert await second.resume("q", "unknown", held.token) is None
-            found = await second.resume("q", held.message.id, held.token)
+            assert await second.find_lease("q", held.message.id, held.token + 1) is None
+            assert await second.find_lease("q", "unknown", held.token) is None
+            found = await second.find_lease("q", held.message.id, held.token)
             assert found is not None
             assert found.message == held.message
             assert second.extend([found], 60.0) == []
             assert await second.settle([Settlement(lease=found, how=SettleAction.ACK)]) == []
-            assert await second.resume("q", held.message.id, held.token) is None
+            assert await second.find_lease("q", held.message.id, held.token) is None
         finally:
             await second.aclose()
 

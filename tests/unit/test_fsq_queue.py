@@ -198,7 +198,7 @@ async def test_where_holders_are_elsewhere_a_lease_ends_by_time(root: Path) -> N
     try:
         await backend.publish(QUEUE, [Draft(body=b"x")])
         (lease,) = await backend.lease(QUEUE, 1, 30.0)
-        assert await backend.resume(QUEUE, lease.message.id, lease.token) is lease
+        assert await backend.find_lease(QUEUE, lease.message.id, lease.token) is lease
         clock.advance(20)
         assert backend.extend([lease], 30.0) == []
         clock.advance(20)

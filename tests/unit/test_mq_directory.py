@@ -223,14 +223,14 @@ async def test_a_detached_lease_outlives_its_process_and_is_found_by_its_token(r
         await first.aclose()
         second = await opened()
         assert await second.reap("q") == 0
-        assert await second.resume("q", lease.message.id, lease.token + 1) is None
-        found = await second.resume("q", lease.message.id, lease.token)
+        assert await second.find_lease("q", lease.message.id, lease.token + 1) is None
+        found = await second.find_lease("q", lease.message.id, lease.token)
         assert found is not None
         assert second.extend([found], 100.0) == []
         clock.advance(90.0)
         assert await second.reap("q") == 0
         assert await settled(second, found)
-        assert await second.resume("q", lease.message.id, lease.token) is None
+        assert await second.find_lease("q", lease.message.id, lease.token) is None
         await second.aclose()
 
 

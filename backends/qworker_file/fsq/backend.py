@@ -215,7 +215,7 @@ class FsqBackend(Backend):
                 lost.append(lease)
         return lost
 
-    async def resume(self, queue: str, message_id: str, token: int) -> Lease | None:
+    async def find_lease(self, queue: str, message_id: str, token: int) -> Lease | None:
         """Find a lease again, which lives as long as this process."""
         store = self._opened()
         with store_errors(f"resume a lease of {queue!r}"):

@@ -158,7 +158,7 @@ class RfqBackend(RfqAdministration, RedisBackend):
         except Redirected:
             await asyncio.sleep(_REDIRECTION_PAUSE)
 
-    async def resume(self, queue: str, message_id: str, token: int) -> Lease | None:
+    async def find_lease(self, queue: str, message_id: str, token: int) -> Lease | None:
         """Find a detached lease again."""
         row = cast("list[Any]", await self._links.script("look", check_queue(queue), ("id", message_id)))[1:]
         if not row:
