@@ -15,12 +15,11 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable
 
-from qworker.doctor import Check, Health
 from qworker.files import FULL, NETWORK, FileSystem, link_file, make_fifo, store_error
 from qworker.mounts import MOUNTINFO
-from qworker.url import BackendURL
+from qworker.offers import Check, Health
 
-__all__ = ["Attempt", "doctor", "examine_directory", "try_fifo", "try_link"]
+__all__ = ["Attempt", "examine_directory", "try_fifo", "try_link"]
 
 # Raises OSError, or says what is wrong.
 Attempt = Callable[[str], Check]
@@ -35,19 +34,14 @@ _MEMORY = {"tmpfs", "ramfs"}
 _ELSEWHERE = "put the queues on another file system"
 
 
-async def doctor(url: BackendURL) -> list[Check]:
-    """Try the directory of `url`, whose protocol needs no links and no pipes."""
-    return await examine_directory(os.fspath(url.directory))
-
-
-async def examine_directory(path: str, more: Iterable[tuple[str, Attempt]] = ()) -> list[Check]:
+async def examine_directory(path: str | os.PathLike[str], more: Iterable[tuple[str, Attempt]] = ()) -> list[Check]:
     """Try a directory; in a thread, since a sick file system may take its time.
 
     Args:
         path: absolute; it may be absent.
         more: what is to be tried beside what every directory must be able to do.
     """
-    return await asyncio.to_thread(_examine, path, [*_ATTEMPTS, *more])
+    return await asyncio.to_thread(_examine, os.fspath(path), [*_ATTEMPTS, *more])
 
 
 def _examine(root: str, attempts: list[tuple[str, Attempt]]) -> list[Check]:

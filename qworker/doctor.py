@@ -1,7 +1,4 @@
-"""Is everything here that queues need? Each check really tries; a backend adds its own by an entry point in `qworker.doctors`.
-
-Such an entry point is keyed by a URL scheme, and names a coroutine function that takes the `BackendURL` and returns `Check`s.
-"""
+"""Is everything here that queues need? Each check really tries; a backend class adds its own by `doctor` (qworker/offers.py)."""
 
 from __future__ import annotations
 
@@ -9,53 +6,24 @@ import platform
 import resource
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from enum import StrEnum
-from importlib.metadata import PackageNotFoundError, entry_points, version
-from typing import cast
-
-import msgspec
+from collections.abc import Iterable, Sequence
+from importlib.metadata import PackageNotFoundError, version
 
 from qworker import __version__
 from qworker.backend import Backend
 from qworker.errors import BackendUnavailable, MissingExtra, QworkerError
 from qworker.files import store_error
 from qworker.names import counted
+from qworker.offers import Check, Health, doctor_of
 from qworker.registry import backend_class, open_backend, schemes
 from qworker.staging import HalfPublished
 from qworker.url import BackendURL
 
-__all__ = ["GROUP", "Check", "Doctor", "Health", "examine"]
-
-GROUP = "qworker.doctors"
+__all__ = ["examine"]
 
 _ENOUGH_FILES = 4096
 _ENOUGH_INOTIFY = 64
 _PACKAGES = ("anyio", "click", "msgspec", "structlog", "watchfiles", "uvloop", "redis", "hiredis")
-
-
-class Health(StrEnum):
-    """How a check came out."""
-
-    OK = "ok"
-    # It works, but worse than it could.
-    WARN = "warn"
-    # It does not work.
-    BROKEN = "broken"
-
-
-class Check(msgspec.Struct, frozen=True):
-    """The outcome of one check."""
-
-    name: str
-    health: Health
-    # What was found.
-    detail: str
-    # What to do about it; empty where nothing is to be done.
-    mend: str = ""
-
-
-Doctor = Callable[[BackendURL], Awaitable[list[Check]]]
 
 
 async def examine(url: str | None) -> list[Check]:
@@ -71,16 +39,9 @@ async def examine(url: str | None) -> list[Check]:
     if url is None:
         return checks
     parsed = BackendURL.parse(url)
-    backend_class(parsed.scheme)
+    own = doctor_of(parsed.scheme)
     checks += await _reachable(url)
-    for doctor in _doctors(parsed.scheme):
-        checks += await doctor(parsed)
-    return checks
-
-
-def _doctors(scheme: str) -> Iterable[Doctor]:
-    for point in entry_points(group=GROUP, name=scheme):
-        yield cast("Doctor", point.load())
+    return checks if own is None else [*checks, *await own.doctor(parsed)]
 
 
 def _versions() -> Check:

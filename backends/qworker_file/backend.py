@@ -14,6 +14,7 @@ from qworker.files import check_writable, durability_at, missing_directory, stor
 from qworker.history.directory import DirectoryHistory
 from qworker.message import Draft, FinishedMessage, Lease, QueueStats, Settlement, State, StoredMessage
 from qworker.names import check_queue
+from qworker.offers import Check
 from qworker.parts import Share, shares
 from qworker.staging import HalfPublished, Staging
 from qworker.staging.folder import half_published
@@ -386,3 +387,12 @@ class FileBackend(Backend):
             admin.resume_queue(local.files)
             await store.commit({local.files.base})
         store.notify(local)
+
+    # -- besides the contract (qworker/offers.py) ----------------------------------------------------------------------
+
+    @classmethod
+    async def doctor(cls, url: BackendURL) -> list[Check]:
+        """Try the directory: a given id is a second link, and a pipe wakes idle workers."""
+        from qworker.directory_doctor import examine_directory, try_fifo, try_link
+
+        return await examine_directory(url.directory, [("link", try_link), ("fifo", try_fifo)])

@@ -23,6 +23,7 @@ from qworker.history.directory import directory_history
 from qworker.history.store import HISTORY_OPTIONS
 from qworker.message import Draft, FinishedMessage, Lease, QueueStats, SettleAction, Settlement, State, StoredMessage
 from qworker.names import check_queue
+from qworker.offers import Check
 from qworker.parts import Share, shares
 from qworker.url import BackendURL
 from qworker_mq.admin import Admin
@@ -437,6 +438,15 @@ class MqBackend(Backend):
         with store_errors(self._doing):
             self._existing(queue)
             await self._admin.up(queue)
+
+    # -- besides the contract (qworker/offers.py) ----------------------------------------------------------------------
+
+    @classmethod
+    async def doctor(cls, url: BackendURL) -> list[Check]:
+        """Try the directory."""
+        from qworker.directory_doctor import examine_directory
+
+        return await examine_directory(url.directory)
 
 
 async def _set_within(event: asyncio.Event, timeout: float) -> bool:

@@ -18,6 +18,7 @@ from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.errors import BackendError, BackendUnavailable
 from qworker.message import Draft, Lease, SettleAction, Settlement
 from qworker.names import check_id, check_queue, new_ids
+from qworker.offers import Check
 from qworker.staging import HalfPublished, Staging
 from qworker.url import BackendURL
 from qworker_redis.bulk import BulkReading
@@ -329,6 +330,15 @@ class RedisBackend(BulkReading):
             self._reaped[queue] = (str(now) if now else "", self._clock.monotonic())
             total += count
         return total
+
+    # -- besides the contract (qworker/offers.py) ----------------------------------------------------------------------
+
+    @classmethod
+    async def doctor(cls, url: BackendURL) -> list[Check]:
+        """Examine the server."""
+        from qworker_redis.doctor import examine_server
+
+        return await examine_server(url)
 
 
 def _item(fresh: str, draft: Draft) -> PlainDraft:

@@ -6,8 +6,8 @@ import asyncio
 import time
 from typing import cast
 
-from qworker.doctor import Check, Health
 from qworker.errors import BackendError, QworkerError
+from qworker.offers import Check, Health
 from qworker.url import BackendURL
 from qworker_redis.checks import ServerFacts, inspect, refuse
 from qworker_redis.options import Options
@@ -17,7 +17,7 @@ from qworker_redis.scripts import NATIVE, ScriptSet
 from qworker_redis.topology import slot_of, topology
 from qworker_redis.wire import Wire, connect
 
-__all__ = ["doctor"]
+__all__ = ["examine_server"]
 
 _PINGS = 20
 # Seconds.
@@ -25,7 +25,7 @@ _SLOW = 0.005
 _SKEW = 5.0
 
 
-async def doctor(url: BackendURL) -> list[Check]:
+async def examine_server(url: BackendURL) -> list[Check]:
     """Examine the server that the URL leads to; nothing when it cannot be reached, which is a check of its own."""
     options = Options.parse(url)
     try:

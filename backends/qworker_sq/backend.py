@@ -10,6 +10,8 @@ from qworker.errors import NotSupported
 from qworker.files import store_errors
 from qworker.message import Draft, Lease, SettleAction, Settlement
 from qworker.names import check_id, check_queue
+from qworker.offers import Check, Follower
+from qworker.url import BackendURL
 from qworker_sq import consume
 from qworker_sq.admin import SqAdministration
 from qworker_sq.channel import Channel
@@ -182,3 +184,19 @@ class SqBackend(SqAdministration):
             if count:
                 channel.topic.wake()
         return count
+
+    # -- besides the contract (qworker/offers.py) ----------------------------------------------------------------------
+
+    @classmethod
+    async def doctor(cls, url: BackendURL) -> list[Check]:
+        """Try the directory."""
+        from qworker.directory_doctor import examine_directory
+
+        return await examine_directory(url.directory)
+
+    @classmethod
+    def follower(cls, url: BackendURL, queue: str) -> Follower:
+        """Follow a topic as the URL's channel."""
+        from qworker_sq.follow import SqFollower
+
+        return SqFollower(url, queue)

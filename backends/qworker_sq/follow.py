@@ -20,7 +20,7 @@ __all__ = ["SqFollower"]
 
 
 class SqFollower:
-    """One queue's log, read in order; see `qworker.pipeline.following.Follower`.
+    """One queue's log, read in order; see `qworker.offers.Follower`.
 
     Positions are written as message ids are: `SEGMENT-OFFSET`. The log stays as long as the channel stands before it.
     """

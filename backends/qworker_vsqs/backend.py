@@ -11,6 +11,8 @@ from qworker.errors import NotSupported
 from qworker.files import list_names, store_errors
 from qworker.message import Draft, Lease, SettleAction, Settlement
 from qworker.names import check_queue
+from qworker.offers import Check
+from qworker.url import BackendURL
 from qworker_vsqs.admin import VsqsAdministration
 from qworker_vsqs.consume import VsqsLease
 from qworker_vsqs.folder import Folder
@@ -185,3 +187,12 @@ class VsqsBackend(VsqsAdministration):
         if count:
             self._wake()
         return count
+
+    # -- besides the contract (qworker/offers.py) ----------------------------------------------------------------------
+
+    @classmethod
+    async def doctor(cls, url: BackendURL) -> list[Check]:
+        """Try the directory."""
+        from qworker.directory_doctor import examine_directory
+
+        return await examine_directory(url.directory)

@@ -8,8 +8,9 @@ import msgspec
 from qworker.cli.common import Unavailable, URLCommand, json_option, run
 from qworker.cli.configured import file_defaults, walk
 from qworker.cli.output import print_json, say
-from qworker.doctor import Check, Health, examine
+from qworker.doctor import examine
 from qworker.errors import UsageError
+from qworker.offers import Check, Health
 from qworker.registry import open_backend
 from qworker.settings import file_settings, settings_path
 

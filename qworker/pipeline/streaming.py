@@ -25,7 +25,7 @@ from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
 from qworker.backend import Backend
 from qworker.errors import NotSupported, QworkerError
 from qworker.message import Lease, SettleAction, Settlement, State, StoredMessage
-from qworker.pipeline.following import Follower, follower_class
+from qworker.offers import Follower, follower_of
 from qworker.pipeline.options import ReadOptions
 from qworker.pipeline.reading import batches
 from qworker.pipeline.rows import messages_batch
@@ -52,7 +52,7 @@ def stream_reader(options: ReadOptions, names: Sequence[str]) -> DataSourceStrea
     """
     if options.table != "messages":
         raise NotSupported("a stream gives messages: read the events in batches")
-    if not options.consume and follower_class(options.scheme) is not None:
+    if not options.consume and follower_of(options.scheme) is not None:
         return FollowingReader(options, names)
     return ConsumingReader(options, names)
 
@@ -92,9 +92,9 @@ class FollowingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target: str | None = None
 
     def _follower(self) -> Follower:
-        found = follower_class(self._options.scheme)
+        found = follower_of(self._options.scheme)
         assert found is not None
-        return found(self._options.parsed, self._queue)
+        return found.follower(self._options.parsed, self._queue)
 
     def _ask(self, question: Callable[[Follower], Awaitable[T]]) -> T:
         async def asked() -> T:

@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from importlib.metadata import entry_points
-from typing import cast
-
 from qworker.errors import NotSupported
+from qworker.offers import scan_of
 from qworker.scan.engine import ScanOptions, Source
 from qworker.url import BackendURL
 
-__all__ = ["GROUP", "open_source"]
-
-GROUP = "qworker.scanners"
-
-Opener = Callable[[BackendURL, str, ScanOptions], Source]
+__all__ = ["open_source"]
 
 
 def open_source(url: str, queue: str, options: ScanOptions) -> Source:
@@ -26,8 +19,9 @@ def open_source(url: str, queue: str, options: ScanOptions) -> Source:
         ScanError: there is no such queue.
     """
     parsed = BackendURL.parse(url)
-    for point in entry_points(group=GROUP, name=parsed.scheme):
-        return cast("Opener", point.load())(parsed, queue, options)
+    own = scan_of(parsed.scheme)
+    if own is not None:
+        return own.open_scan(parsed, queue, options)
     if options.all_hosts or options.hosts:
         raise NotSupported(f"{parsed.scheme}: has no sub-queues for hosts: -a and -A are for fsq:")
     if options.ignore_down or options.lock is False:

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from qworker.doctor import Health
 from qworker.errors import BackendError, BackendUnavailable, PublishUncertain, StorageFull
 from qworker.message import Draft, Lease, SettleAction, Settlement, State
+from qworker.offers import Health
 from qworker.registry import open_backend
 from qworker.testing.until import until
 from qworker.url import BackendURL
-from qworker_redis.doctor import doctor
+from qworker_redis.doctor import examine_server
 from qworker_redis.scripts import queue_key
 from tests.depth import DEPTH
 from tests.proxy import LossyProxy
@@ -407,7 +407,7 @@ async def test_a_stopped_server_delays_and_loses_nothing(server: RedisServer) ->
 @pytest.mark.parametrize("program", PROGRAMS)
 async def test_the_doctor_names_the_server_and_finds_it_well(program: str) -> None:
     with RedisServer(program=program) as server:
-        checks = {check.name: check for check in await doctor(BackendURL.parse(server.url))}
+        checks = {check.name: check for check in await examine_server(BackendURL.parse(server.url))}
     product, _, version = program.partition("-")
     wanted = "Redis " if program == "redis-server" else f"{product.capitalize()} {version} at "
     assert checks["redis version"].detail.startswith(wanted)
@@ -417,7 +417,7 @@ async def test_the_doctor_names_the_server_and_finds_it_well(program: str) -> No
 
 async def test_the_doctor_tells_what_is_in_force(server: RedisServer) -> None:
     url = BackendURL.parse(server.url)
-    checks = {check.name: check for check in await doctor(url)}
+    checks = {check.name: check for check in await examine_server(url)}
     assert checks["redis version"].health is Health.OK
     assert checks["redis scripts"].health is Health.OK
     assert checks["redis persistence"].health is Health.WARN
@@ -425,11 +425,11 @@ async def test_the_doctor_tells_what_is_in_force(server: RedisServer) -> None:
         client.config_set("maxmemory-policy", "allkeys-lru")
         client.config_set("appendonly", "yes")
         client.config_set("appendfsync", "always")
-    checks = {check.name: check for check in await doctor(BackendURL.parse(server.url + "?replicas=2"))}
+    checks = {check.name: check for check in await examine_server(BackendURL.parse(server.url + "?replicas=2"))}
     assert checks["redis memory"].health is Health.BROKEN
     assert "noeviction" in checks["redis memory"].mend
     assert checks["redis persistence"].health is Health.OK
     assert checks["redis replicas"].health is Health.BROKEN
     server.stop(signal.SIGKILL)
     # That nobody is there is told by the check before.
-    assert await doctor(url) == []
+    assert await examine_server(url) == []

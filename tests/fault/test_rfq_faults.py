@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 
 from qworker.backend import Backend
-from qworker.doctor import Health
 from qworker.errors import BackendUnavailable
 from qworker.message import Draft, Lease, SettleAction, Settlement, State
+from qworker.offers import Health
 from qworker.registry import open_backend
 from qworker.testing.until import until
 from qworker.url import BackendURL
-from qworker_redis.doctor import doctor
+from qworker_redis.doctor import examine_server
 from tests.proxy import LossyProxy
 from tests.servers import RedisServer, free_port
 
@@ -191,5 +191,5 @@ async def test_flushed_scripts_are_taught_again_and_the_doctor_knows_them(server
         leases = await direct.lease(TOPIC, 1, LONG)
         assert await asyncio.to_thread(direct.extend, leases, LONG) == []
         assert await direct.settle(acks(leases)) == []
-    checks = {check.name: check for check in await doctor(BackendURL.parse(direct.describe()))}
+    checks = {check.name: check for check in await examine_server(BackendURL.parse(direct.describe()))}
     assert checks["redis scripts"].health is Health.OK

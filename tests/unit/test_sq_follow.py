@@ -8,9 +8,10 @@ import pytest
 
 from qworker.backend import Backend
 from qworker.message import Draft, State
-from qworker.pipeline.following import follower_class
+from qworker.offers import follower_of
 from qworker.registry import open_backend
 from qworker.url import BackendURL
+from qworker_sq import SqBackend
 from qworker_sq.follow import SqFollower
 
 QUEUE = "log"
@@ -44,8 +45,9 @@ async def read(follower: SqFollower, start: str, end: str, wanted: int = 3) -> l
 
 
 def test_the_scheme_has_a_follower() -> None:
-    assert follower_class("sq") is SqFollower
-    assert follower_class("file") is None
+    assert follower_of("sq") is SqBackend
+    assert isinstance(SqBackend.follower(BackendURL.parse("sq:///nowhere"), QUEUE), SqFollower)
+    assert follower_of("file") is None
 
 
 async def test_a_stretch_is_the_same_until_it_is_committed(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import structlog
 
 from qworker import Draft, State
 from qworker.backend import Backend
-from qworker.doctor import Check, Health, examine
+from qworker.doctor import examine
 from qworker.errors import (
     BackendError,
     BackendUnavailable,
@@ -28,6 +28,7 @@ from qworker.history import writer
 from qworker.history.batch import EventBatch
 from qworker.history.directory import DirectoryHistory
 from qworker.history.store import HistoryOptions
+from qworker.offers import Check, Health
 from qworker.parts import shares
 from qworker.registry import _installed, open_backend, schemes
 

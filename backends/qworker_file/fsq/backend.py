@@ -8,7 +8,7 @@ import os
 import secrets
 import shutil
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from typing import ClassVar, Self
+from typing import TYPE_CHECKING, ClassVar, Self
 
 from qworker.backend import Backend
 from qworker.clock import SYSTEM_CLOCK, Clock
@@ -17,6 +17,7 @@ from qworker.files import check_writable, durability_at, link_file, missing_dire
 from qworker.history.directory import directory_history
 from qworker.message import Draft, FinishedMessage, Lease, QueueStats, Settlement, State, StoredMessage
 from qworker.names import check_queue
+from qworker.offers import Check
 from qworker.parts import Share, pages, shares
 from qworker.url import BackendURL
 from qworker_file.fsq.claim import reason_name
@@ -29,6 +30,9 @@ from qworker_file.fsq.options import FsqOptions, root_of
 from qworker_file.fsq.publish import check, ids
 from qworker_file.fsq.settle import settle_all
 from qworker_file.fsq.store import ABSENT_PAUSE, Store
+
+if TYPE_CHECKING:
+    from qworker.scan.engine import ScanOptions, Source
 
 __all__ = ["FsqBackend"]
 
@@ -423,6 +427,23 @@ class FsqBackend(Backend):
             local.files.up()
             await store.commit({local.files.base})
             store.notify(local, trigger=True)
+
+    # -- besides the contract (qworker/offers.py) ----------------------------------------------------------------------
+
+    @classmethod
+    async def doctor(cls, url: BackendURL) -> list[Check]:
+        """Try the directory, or FSQ_ROOT: enqueueing is a link."""
+        from qworker.directory_doctor import examine_directory, try_link
+
+        root = root_of(url, FsqOptions.from_url(url).constants)
+        return await examine_directory(root, [("link", try_link)])
+
+    @classmethod
+    def open_scan(cls, url: BackendURL, queue: str, options: ScanOptions) -> Source:
+        """Do what fsq's scan does, item by item, in place."""
+        from qworker_file.fsq.scan import open_scan
+
+        return open_scan(url, queue, options)
 
 
 def _is_there(name: str, directory: int) -> bool:
