@@ -280,8 +280,18 @@ class Backend(abc.ABC):
         """
 
     @abc.abstractmethod
-    async def find(self, queue: str, message_id: str) -> StoredMessage | None:
-        """Look at one message, wherever it is; None when it is not stored.
+    async def find(self, queue: str, ids: Sequence[str]) -> list[StoredMessage]:
+        """Look at messages by their ids, in whatever state they are.
+
+        An id that is not in the answer is not stored: a message that moves from state to state meanwhile is found all the
+        same. One call for many ids costs a store that lists its messages one listing.
+
+        Args:
+            queue: where they are.
+            ids: any text; what cannot be an id is not stored.
+
+        Returns:
+            The messages that are stored, in the order of `ids`, each once.
 
         Raises:
             QueueNotFound: there is none.
@@ -320,7 +330,8 @@ class Backend(abc.ABC):
         Raises:
             QueueNotFound: there is none.
         """
-        ids = [one.id for one in found if one.matches(await self.find(queue, one.id))]
+        stored = {one.message.id: one for one in await self.find(queue, [one.id for one in found])}
+        ids = [one.id for one in found if one.matches(stored.get(one.id))]
         return await self.remove(queue, ids)
 
     @abc.abstractmethod

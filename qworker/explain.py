@@ -86,7 +86,7 @@ async def explain(
     Raises:
         QueueNotFound: there is no such queue.
     """
-    stored = await backend.find(queue, message_id)
+    stored = next(iter(await backend.find(queue, [message_id])), None)
     stats = await backend.stats(queue)
     history, unreadable = await _history(backend, queue, message_id)
     if stored is None:

@@ -316,11 +316,11 @@ class FileBackend(Backend):
             now = self._clock.time()
             return await looks.browse(local.files, state, limit, offset, now, local=self._options.local_time)
 
-    async def find(self, queue: str, message_id: str) -> StoredMessage | None:
-        """Look at one message."""
+    async def find(self, queue: str, ids: Sequence[str]) -> list[StoredMessage]:
+        """Look at messages."""
         with store_errors(f"look into {queue!r}"):
             local = self._found(queue)
-            return await looks.find(local.files, message_id, self._clock.time, local=self._options.local_time)
+            return await looks.find(local.files, ids, self._clock.time, local=self._options.local_time)
 
     async def browse_parts(self, queue: str, state: State, wanted: int) -> list[str]:
         """Shares of the names."""

@@ -7,11 +7,12 @@ import errno
 import hashlib
 import os
 import stat
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
 import msgspec
 
 from qworker.files import READ, list_names, read_all
+from qworker.finding import find_each, stamp
 from qworker.message import Message, QueueStats, State, StoredMessage
 from qworker_file.foreign import arguments
 from qworker_file.layout import QueueDir
@@ -140,17 +141,24 @@ async def _finished_at(found: list[Entry]) -> None:
             await asyncio.sleep(0)
 
 
-async def find(files: QueueDir, wanted: str, now: Callable[[], float], *, local: bool) -> StoredMessage | None:
-    """One message in any state; looked for twice, for a listing misses what is moved meanwhile.
+async def find(files: QueueDir, ids: Sequence[str], now: Callable[[], float], *, local: bool) -> list[StoredMessage]:
+    """Messages in any state, by their ids.
 
     Raises:
         OSError: a directory cannot be listed.
     """
-    for _ in range(2):
-        async for entry in matching(files, frozenset({wanted}), now):
+
+    async def once(wanted: frozenset[str]) -> AsyncIterator[StoredMessage]:
+        left = set(wanted)
+        async for entry in matching(files, wanted, now):
             if (stored := look(files, entry, local=local)) is not None:
-                return stored
-    return None
+                yield stored
+                left.discard(stored.message.id)
+                if not left:
+                    return
+
+    directories = (files.queue, files.delay, files.lease, files.fail, files.done)
+    return await find_each(ids, once, lambda: stamp(directories))
 
 
 async def matching(files: QueueDir, wanted: frozenset[str], now: Callable[[], float]) -> AsyncIterator[Entry]:

@@ -426,13 +426,12 @@ class MemoryBackend(Backend):
             held.make_ready(State.DELAYED, self._clock.time())
             return [_stored(entry) for entry in held.in_state(state)[offset : offset + limit]]
 
-    async def find(self, queue: str, message_id: str) -> StoredMessage | None:
-        """Look at one message."""
+    async def find(self, queue: str, ids: Sequence[str]) -> list[StoredMessage]:
+        """Look at messages."""
         with self._store.lock:
             held = self._found(queue)
             held.make_ready(State.DELAYED, self._clock.time())
-            entry = held.entries.get(message_id)
-            return None if entry is None else _stored(entry)
+            return [_stored(held.entries[one]) for one in dict.fromkeys(ids) if one in held.entries]
 
     async def discard(self, queue: str, found: Sequence[FinishedMessage]) -> int:
         """Delete finished messages that are as they were found."""

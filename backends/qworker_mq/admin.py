@@ -10,6 +10,7 @@ import stat
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 
 from qworker.files import read_all
+from qworker.finding import find_each
 from qworker.message import FinishedMessage, Message, QueueStats, State, StoredMessage
 from qworker.names import check_queue, is_queue_name
 from qworker.parts import Share, pages
@@ -134,17 +135,20 @@ class Admin:
             return self._store.records.read(name).expires_at
         return self._failed_at(f"{held.name}:{name}")
 
-    async def find(self, queue: str, message_id: str) -> StoredMessage | None:
-        """Look in every place, twice: a message that moves on meanwhile is met again."""
+    async def find(self, queue: str, ids: Sequence[str]) -> list[StoredMessage]:
+        """Look in every place that messages can be in."""
         held = self._fresh(queue)
-        if not usable_id(message_id):
-            return None
-        for _ in range(2):
-            for state, place in self._places(held, message_id):
-                found = self._look(held, state, message_id, place)
-                if found is not None:
-                    return found
-        return None
+
+        async def once(wanted: frozenset[str]) -> AsyncIterator[StoredMessage]:
+            for number, message_id in enumerate(wanted):
+                places = self._places(held, message_id)
+                seen = (self._look(held, state, message_id, place) for state, place in places)
+                if (stored := next((one for one in seen if one is not None), None)) is not None:
+                    yield stored
+                if number % 50 == 49:
+                    await asyncio.sleep(0)
+
+        return await find_each([one for one in ids if usable_id(one)], once)
 
     def _places(self, held: Held, message_id: str) -> list[tuple[State, _Place]]:
         root = self._store.root

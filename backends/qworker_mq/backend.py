@@ -383,11 +383,11 @@ class MqBackend(Backend):
             self._existing(queue)
             return await self._admin.browse(queue, state, limit, offset)
 
-    async def find(self, queue: str, message_id: str) -> StoredMessage | None:
-        """Look at one message."""
+    async def find(self, queue: str, ids: Sequence[str]) -> list[StoredMessage]:
+        """Look at messages."""
         with store_errors(self._doing):
             self._existing(queue)
-            return await self._admin.find(queue, message_id)
+            return await self._admin.find(queue, ids)
 
     async def browse_parts(self, queue: str, state: State, wanted: int) -> list[str]:
         """Shares of the ids."""

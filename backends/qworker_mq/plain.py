@@ -140,9 +140,9 @@ class PlainMqHttpBackend(MqHttpBackend):
         """Not known."""
         self._refuse("list messages")
 
-    async def find(self, queue: str, message_id: str) -> StoredMessage | None:
+    async def find(self, queue: str, ids: Sequence[str]) -> list[StoredMessage]:
         """Not known."""
-        self._refuse("look at a message")
+        self._refuse("look at messages")
 
     async def requeue(self, queue: str, ids: Iterable[str] | None = None) -> int:
         """There are no failed messages."""

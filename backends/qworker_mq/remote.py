@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Self, TypeVar, cast
-from urllib.parse import quote, urlencode
+from urllib.parse import urlencode
 
 import msgspec
 
@@ -43,6 +43,8 @@ _LONGEST_WAIT = 20.0
 _EXTEND = 5.0
 # Bytes of bodies in one request; base64 makes them a third longer.
 _BATCH = 4 << 20
+# Messages that one answer holds.
+_FOUND = 100
 _JSON = {"content-type": "application/json"}
 
 
@@ -223,7 +225,7 @@ class MqHttpBackend(Backend):
 
     async def find_lease(self, queue: str, message_id: str, token: int) -> Lease | None:
         """The lease, as long as the server knows it."""
-        found = await self.find(queue, message_id)
+        found = next(iter(await self.find(queue, [message_id])), None)
         if found is None or found.state is not State.LEASED:
             return None
         return Lease(message=found.message, token=token, expires_at=found.expires_at or self._clock.time())
@@ -266,13 +268,16 @@ class MqHttpBackend(Backend):
             offset += len(page)
         return found
 
-    async def find(self, queue: str, message_id: str) -> StoredMessage | None:
-        """Look at one message."""
-        target = self._path(queue, f"messages/{quote(message_id, safe='')}")
-        answer = await self._client.request("GET", target, timeout=_PATIENCE)
-        if answer.status == 404 and "x-qworker-error" not in answer.headers:
-            return None
-        return _decoded(self._checked(answer, queue), StoredMessage)
+    async def find(self, queue: str, ids: Sequence[str]) -> list[StoredMessage]:
+        """Look at messages."""
+        unique = list(dict.fromkeys(ids))
+        found: list[StoredMessage] = []
+        for first in range(0, max(1, len(unique)), _FOUND):
+            some = {"ids": unique[first : first + _FOUND]}
+            found += _decoded(
+                await self._ask("POST", self._path(queue, "find"), some, queue=queue), list[StoredMessage]
+            )
+        return found
 
     async def requeue(self, queue: str, ids: Iterable[str] | None = None) -> int:
         """Make failed messages ready."""

@@ -18,7 +18,7 @@ from qworker_redis.staging import staged_keys
 from qworker_redis.topology import slot_of
 from qworker_redis.wire import Argument, Wire
 
-__all__ = ["Administration", "stored_of"]
+__all__ = ["Administration", "batches", "stored_of"]
 
 # Messages per script call: a server does nothing else meanwhile.
 _BATCH = 500
@@ -140,14 +140,17 @@ class Administration(Backend):
             if page <= 0 or len(reply) < 1 + 6 * page:
                 return found
 
-    async def find(self, queue: str, message_id: str) -> StoredMessage | None:
-        """Look at one message."""
-        return next(stored_of(queue, await self._found("look", queue, ("id", message_id))), None)
+    async def find(self, queue: str, ids: Sequence[str]) -> list[StoredMessage]:
+        """Look at messages."""
+        found: list[StoredMessage] = []
+        for batch in list(batches(ids)) or [[]]:
+            found += stored_of(queue, await self._found("look", queue, ("id", *batch)))
+        return found
 
     async def requeue(self, queue: str, ids: Iterable[str] | None = None) -> int:
         """Make failed messages ready, with no tries."""
         if ids is not None:
-            return sum([await self._counted("requeue", queue, (0, *batch)) for batch in _batches(ids)])
+            return sum([await self._counted("requeue", queue, (0, *batch)) for batch in batches(ids)])
         total = 0
         # Not more than there are now: what fails again meanwhile stays.
         left = (await self.stats(queue)).fail
@@ -160,7 +163,7 @@ class Administration(Backend):
     async def remove(self, queue: str, ids: Iterable[str]) -> int:
         """Delete messages by id."""
         await self._found("stats", queue, ())
-        return sum([await self._counted("remove", queue, ("ids", *batch)) for batch in _batches(ids)])
+        return sum([await self._counted("remove", queue, ("ids", *batch)) for batch in batches(ids)])
 
     async def purge(self, queue: str, state: State | None = None) -> int:
         """Delete messages by state."""
@@ -195,7 +198,8 @@ class Administration(Backend):
             raise QueueNotFound(queue)
 
 
-def _batches(ids: Iterable[str]) -> Iterator[list[str]]:
+def batches(ids: Iterable[str]) -> Iterator[list[str]]:
+    """Ids, each once, in as many as one script call takes."""
     unique = list(dict.fromkeys(ids))
     return (unique[first : first + _BATCH] for first in range(0, len(unique), _BATCH))
 

@@ -95,10 +95,9 @@ class BulkReading(Administration):
         """The messages of some rows that are still there."""
         sure = [row for row in rows if row[0] not in rewritten]
         found = await self._read_sure(queue, state, sure)
-        for name, _ in rows:
-            if name in rewritten:
-                stored = await self.find(queue, name.decode())
-                found += [stored] if stored is not None and stored.state is state else []
+        unsure = [name.decode() for name, _ in rows if name in rewritten]
+        if unsure:
+            found += [stored for stored in await self.find(queue, unsure) if stored.state is state]
         return found
 
     async def _read_sure(self, queue: str, state: State, rows: Sequence[_Row]) -> list[StoredMessage]:

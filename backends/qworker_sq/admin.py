@@ -134,13 +134,14 @@ class SqAdministration(SqTopics):
                         break
         return found
 
-    async def find(self, queue: str, message_id: str) -> StoredMessage | None:
-        """Look at one message."""
+    async def find(self, queue: str, ids: Sequence[str]) -> list[StoredMessage]:
+        """Look at messages."""
         async with self.channel(queue) as channel:
             now = self._clock.time()
             channel.ledger.make_due(now)
-            place = contents.locate(channel, message_id)
-            return None if place is None else contents.stored(channel, place, now)
+            places = [contents.locate(channel, one) for one in dict.fromkeys(ids)]
+            found = [contents.stored(channel, place, now) for place in places if place is not None]
+            return [stored for stored in found if stored is not None]
 
     async def browse_parts(self, queue: str, state: State, wanted: int) -> list[str]:
         """Stretches of the log, and what was handed out."""

@@ -9,6 +9,7 @@ import shutil
 from collections.abc import AsyncIterator, Iterable, Sequence
 
 from qworker.files import hide_directory, store_errors
+from qworker.finding import find_each, stamp
 from qworker.message import FinishedMessage, QueueStats, State, StoredMessage
 from qworker.names import check_queue, is_queue_name
 from qworker.parts import Share, pages, shares
@@ -85,18 +86,20 @@ class VsqsAdministration(VsqsFolders):
             seen = (contents.stored(folder, self._unit, state, row) for row in rows[offset : offset + limit])
             return [one for one in seen if one is not None]
 
-    async def find(self, queue: str, message_id: str) -> StoredMessage | None:
-        """Look at one message."""
+    async def find(self, queue: str, ids: Sequence[str]) -> list[StoredMessage]:
+        """Look at messages."""
         folder = await self._existing(queue)
-        parsed = parse(message_id)
-        if parsed is None or parsed[1] is not None:
-            return None
-        with store_errors(f"look into {queue}"):
-            for state, rows in (await self._look(folder)).items():
+        usable = [one for one in ids if (parsed := parse(one)) is not None and parsed[1] is None]
+
+        async def once(wanted: frozenset[str]) -> AsyncIterator[StoredMessage]:
+            now = self._unit.ticks(self._clock.time())
+            for state, rows in (await contents.look(folder, now, {int(one) for one in wanted})).items():
                 for row in rows:
-                    if row[0] == parsed[0]:
-                        return contents.stored(folder, self._unit, state, row)
-        return None
+                    if (stored := contents.stored(folder, self._unit, state, row)) is not None:
+                        yield stored
+
+        with store_errors(f"look into {queue}"):
+            return await find_each(usable, once, lambda: stamp((folder.fd, folder.fail)))
 
     async def browse_parts(self, queue: str, state: State, wanted: int) -> list[str]:
         """Shares of the ids."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 
 from qworker.files import list_names
 from qworker.message import FinishedMessage, State, StoredMessage
@@ -17,8 +17,8 @@ __all__ = ["Row", "as_found", "look", "requeue", "stored", "unlink"]
 Row = tuple[int, int | None, Note]
 
 
-async def look(folder: Folder, now: int) -> dict[State, list[Row]]:
-    """Everything stored, by state, in the order of `browse`; `now` is in ticks.
+async def look(folder: Folder, now: int, wanted: Container[int] | None = None) -> dict[State, list[Row]]:
+    """Everything stored, or what is wanted of it by its number, by state, in the order of `browse`; `now` is in ticks.
 
     Raises:
         OSError: a directory cannot be listed.
@@ -30,6 +30,8 @@ async def look(folder: Folder, now: int) -> dict[State, list[Row]]:
         if parsed is None:
             continue
         number, expiry = parsed
+        if wanted is not None and number not in wanted:
+            continue
         note = folder.note(number) if number in noted else Note()
         delayed = expiry is not None and note.due == expiry
         if expiry is None or (delayed and expiry <= now):
@@ -37,7 +39,7 @@ async def look(folder: Folder, now: int) -> dict[State, list[Row]]:
         else:
             found[State.DELAYED if delayed else State.LEASED].append((number, expiry, note))
     for name in await list_names(folder.fail):
-        if (parsed := parse(name)) is not None and parsed[1] is None:
+        if (parsed := parse(name)) is not None and parsed[1] is None and (wanted is None or parsed[0] in wanted):
             found[State.FAIL].append((parsed[0], None, folder.note(parsed[0])))
     found[State.READY].sort(key=lambda one: one[0])
     for state in (State.LEASED, State.DELAYED):

@@ -49,9 +49,8 @@ async def _requeue(url: str, queue: str, ids: list[str] | None) -> tuple[int, di
     async with opened(url) as backend:
         if ids is None or len(ids) > _NAMED:
             return await backend.requeue(queue, ids), {}
-        missed: dict[str, str] = {}
-        for message_id in ids:
-            if not await backend.requeue(queue, [message_id]):
-                found = await backend.find(queue, message_id)
-                missed[message_id] = "there is no such message" if found is None else f"it is {found.state}, not failed"
+        left = [message_id for message_id in ids if not await backend.requeue(queue, [message_id])]
+        missed = dict.fromkeys(left, "there is no such message")
+        for stored in await backend.find(queue, left):
+            missed[stored.message.id] = f"it is {stored.state}, not failed"
         return len(ids) - len(missed), missed

@@ -80,6 +80,7 @@ class Additions:
             ("POST", "/-/{queue}/lease", self.lease),
             ("GET", "/-/{queue}/stats", self.stats),
             ("GET", "/-/{queue}/browse", self.browse),
+            ("POST", "/-/{queue}/find", self.find_many),
             ("POST", "/-/{queue}/requeue", self.requeue),
             ("POST", "/-/{queue}/remove", self.remove),
             ("POST", "/-/{queue}/purge", self.purge),
@@ -263,8 +264,15 @@ class Additions:
 
     async def find(self, request: Request) -> Response:
         """Look at one message."""
-        found = await self._backend.find(_queue(request), request.path_params["id"])
-        return Response(status_code=404) if found is None else _json(found)
+        found = await self._backend.find(_queue(request), [request.path_params["id"]])
+        return _json(found[0]) if found else Response(status_code=404)
+
+    async def find_many(self, request: Request) -> Response:
+        """Look at messages by their ids."""
+        ids = (await self._read(request, Ids)).ids or []
+        if len(ids) > _MOST:
+            raise UsageError(f"ids are at most {_MOST} (got {len(ids)})")
+        return _json(await self._backend.find(_queue(request), ids))
 
     async def stats(self, request: Request) -> Response:
         """Count a queue."""

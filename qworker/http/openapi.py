@@ -130,6 +130,7 @@ def _additions() -> dict[str, Any]:
             _list("Draft"),
         ),
         ("lease", "lease messages; bodies are base64", _list("Given"), None),
+        ("find", "look at messages by their ids", _list("StoredMessage"), _ref("Ids")),
         ("requeue", "make failed messages ready", number, _ref("Ids")),
         ("remove", "delete messages", number, _ref("Ids")),
         ("purge", "delete by state", number, None),

@@ -55,7 +55,8 @@ async def _remove(backend: Backend, queue: str, ids: list[str]) -> list[bool]:
 
 
 async def _find(backend: Backend, queue: str, ids: list[str]) -> list[bool]:
-    return [await backend.find(queue, message_id) is not None for message_id in ids]
+    stored = {found.message.id for found in await backend.find(queue, ids)}
+    return [message_id in stored for message_id in ids]
 
 
 def _total(done: DataFrame) -> int:

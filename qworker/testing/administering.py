@@ -104,7 +104,7 @@ class AdministeringContract(Contract):
         calls: dict[str, Callable[[], Awaitable[object]]] = {
             "stats": lambda: backend.stats(case.queue),
             "browse": lambda: backend.browse(case.queue, State.READY),
-            "find": lambda: backend.find(case.queue, "x"),
+            "find": lambda: backend.find(case.queue, ["x"]),
             "down": lambda: backend.down(case.queue),
             "up": lambda: backend.up(case.queue),
         }
@@ -124,7 +124,7 @@ class AdministeringContract(Contract):
             for call in (
                 backend.stats(name),
                 backend.browse(name, State.READY),
-                backend.find(name, "x"),
+                backend.find(name, ["x"]),
                 backend.requeue(name),
                 backend.remove(name, ["x"]),
                 backend.purge(name),
@@ -139,10 +139,11 @@ class AdministeringContract(Contract):
         assert await backend.queues() == before
 
     async def test_hostile_ids_are_not_found(self, case: Case) -> None:
-        await case.publish(b"x")
+        (message_id,) = await case.publish(b"x")
+        found = await case.backend.find(case.queue, [*HOSTILE_NAMES, message_id])
+        assert [stored.message.id for stored in found] == [message_id]
         for name in HOSTILE_NAMES:
             try:
-                assert await case.find(name) is None
                 assert await case.backend.remove(case.queue, [name]) == 0
                 assert await case.backend.requeue(case.queue, [name]) == 0
             except InvalidName:
@@ -235,6 +236,39 @@ class AdministeringContract(Contract):
     async def test_find_shows_nothing_for_an_unknown_id(self, case: Case) -> None:
         await case.publish(b"x")
         assert await case.find("unknown") is None
+        assert await case.backend.find(case.queue, []) == []
+
+    async def test_find_shows_what_is_stored_of_many_ids_in_their_order_and_once(self, case: Case) -> None:
+        there = await one_of_each(case)
+        ids = [there[state] for state in (State.DELAYED, State.READY, State.FAIL, State.LEASED)]
+        wanted = [ids[0], "unknown", ids[1], ids[0], ids[2], "-", ids[3], ids[1]]
+        found = await case.backend.find(case.queue, wanted)
+        assert [stored.message.id for stored in found] == ids
+        assert [stored.state for stored in found] == [State.DELAYED, State.READY, State.FAIL, State.LEASED]
+
+    async def test_find_shows_many_messages(self, case: Case) -> None:
+        ids = await case.publish(*[b"%d" % number for number in range(700)])
+        found = await case.backend.find(case.queue, ids[::-1])
+        assert [stored.message.id for stored in found] == ids[::-1]
+        assert [stored.message.body for stored in found[:2]] == [b"699", b"698"]
+
+    async def test_a_message_that_moves_all_the_time_is_always_found(self, case: Case) -> None:
+        ids = await case.publish(*[b"%d" % number for number in range(5)])
+        other = await case.open()
+        missed: list[list[str]] = []
+
+        async def look() -> None:
+            for _ in range(20):
+                stored = {found.message.id for found in await other.find(case.queue, ids)}
+                missed.append([message_id for message_id in ids if message_id not in stored])
+
+        looking = asyncio.ensure_future(look())
+        while not looking.done():
+            leases = await case.lease(len(ids))
+            await case.backend.settle(case.settlements(leases, SettleAction.RELEASE))
+            await asyncio.sleep(0)
+        await looking
+        assert missed == [[]] * 20
 
     @rule("requeue")
     async def test_requeue_makes_failed_messages_ready_with_no_tries(self, case: Case) -> None:
@@ -348,8 +382,7 @@ class AdministeringContract(Contract):
         assert (stats.ready, stats.leased, stats.delayed, stats.fail) == (1, 1, 1, 1)
         assert case.queue in await other.queues()
         for state, message_id in ids.items():
-            found = await other.find(case.queue, message_id)
-            assert found is not None
+            (found,) = await other.find(case.queue, [message_id])
             assert found.state is state
 
     async def test_open_is_idempotent_and_other_methods_open_by_themselves(self, case: Case) -> None:
@@ -379,7 +412,7 @@ class AdministeringContract(Contract):
         calls: list[Callable[[], Awaitable[object]]] = [
             lambda: backend.stats(case.queue),
             lambda: backend.browse(case.queue, State.READY),
-            lambda: backend.find(case.queue, "x"),
+            lambda: backend.find(case.queue, ["x"]),
             lambda: backend.create(case.queue),
             backend.queues,
             lambda: backend.reap(case.queue),

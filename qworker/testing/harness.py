@@ -154,7 +154,7 @@ class Case:
 
     async def find(self, message_id: str) -> StoredMessage | None:
         """Look at one message."""
-        return await self.backend.find(self.queue, message_id)
+        return next(iter(await self.backend.find(self.queue, [message_id])), None)
 
     async def state(self, message_id: str) -> State | None:
         """Where a message is."""

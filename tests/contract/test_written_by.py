@@ -75,8 +75,7 @@ async def test_written_by_31528ec_each_message_is_listed_as_it_was(anywhere: Wri
             found = [described(one) for one in await backend.browse(queue, state, limit=1000)]
             assert without(found, unkept) == without(written.messages(queue, word), unkept), (queue, word)
         for one in written.messages(queue):
-            stored = await backend.find(queue, one["id"])
-            assert stored is not None, one
+            (stored,) = await backend.find(queue, [one["id"]])
             assert without([described(stored)], unkept) == without([one], unkept)
 
 

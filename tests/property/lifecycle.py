@@ -148,7 +148,7 @@ class Lifecycle(RuleBasedStateMachine):
 
     def some_ids(self, number: int, count: int) -> list[str]:
         """Some of the stored messages."""
-        stored = [name for name in self.ids if self.do(self.model.find(self.queue, name)) is not None]
+        stored = [found.message.id for found in self.do(self.model.find(self.queue, self.ids))]
         start = number % len(stored) if stored else 0
         return stored[start : start + count]
 

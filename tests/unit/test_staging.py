@@ -251,8 +251,7 @@ async def test_ids_say_job_step_partition_and_row(native: Store) -> None:
     backend = native.backend()
     ids = [each.message.id for each in await backend.browse("q", State.READY)]
     assert ids == [message_id("orders.2026", 0, part, row) for part in range(2) for row in range(3)]
-    found = await backend.find("q", "orders.2026:0:1:2")
-    assert found is not None
+    (found,) = await backend.find("q", ["orders.2026:0:1:2"])
     assert found.message.body == b"1.2"
     # And so nobody else stores one of them beside it.
     await backend.publish("q", [Draft(body=b"other", id="orders.2026:0:1:2")])

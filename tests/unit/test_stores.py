@@ -43,7 +43,7 @@ async def _parts(backend: Backend) -> None:
 LOOKS: dict[str, Callable[[Backend], Awaitable[object]]] = {
     "stats": lambda backend: backend.stats("q"),
     "browse": lambda backend: backend.browse("q", State.READY),
-    "find": lambda backend: backend.find("q", "x"),
+    "find": lambda backend: backend.find("q", ["x"]),
     "browse_parts": lambda backend: backend.browse_parts("q", State.READY, 2),
     "browse_part": _parts,
     "discard": lambda backend: backend.discard("q", []),
@@ -77,8 +77,8 @@ async def test_looking_into_a_directory_that_is_not_there_makes_none_and_names_i
         # Whoever publishes makes it.
         (message_id,) = await backend.publish("q", [Draft(body=b"x")])
         assert backend.missing is None
-        found = await backend.find("q", message_id)
-        assert found is not None
+        (found,) = await backend.find("q", [message_id])
+        assert found.message.body == b"x"
         with pytest.raises(QueueNotFound, match="there is no queue 'other'"):
             await backend.stats("other")
     finally:

@@ -14,6 +14,7 @@ from qworker.backend import Backend
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.errors import BackendUnavailable
 from qworker.files import check_writable, durability_at, link_file, missing_directory, store_errors
+from qworker.finding import find_each, stamp
 from qworker.history.directory import directory_history
 from qworker.message import Draft, FinishedMessage, Lease, QueueStats, Settlement, State, StoredMessage
 from qworker.names import check_queue
@@ -307,16 +308,18 @@ class FsqBackend(Backend):
         with store_errors(f"browse {queue!r}"):
             return await self._look(self._found(queue)).page(state, limit, offset)
 
-    async def find(self, queue: str, message_id: str) -> StoredMessage | None:
-        """Look at one message."""
+    async def find(self, queue: str, ids: Sequence[str]) -> list[StoredMessage]:
+        """Look at messages."""
         with store_errors(f"look into {queue!r}"):
-            look = self._look(self._found(queue))
-            # Twice, for a listing misses what is renamed meanwhile.
-            for _ in range(2):
-                for entry in await look.matching(frozenset({message_id}), *State):
+            local = self._found(queue)
+            look, files = self._look(local), local.files
+
+            async def once(wanted: frozenset[str]) -> AsyncIterator[StoredMessage]:
+                for entry in await look.matching(wanted, *State):
                     if (stored := look.read(entry)) is not None:
-                        return stored
-        return None
+                        yield stored
+
+            return await find_each(ids, once, lambda: stamp((files.queue, files.fail, files.done)))
 
     async def browse_parts(self, queue: str, state: State, wanted: int) -> list[str]:
         """Shares of the names."""

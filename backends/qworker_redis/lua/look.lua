@@ -1,6 +1,6 @@
--- Look at messages: those of a state, or one by its id.
+-- Look at messages: those of a state, or some by their ids.
 -- KEYS: meta msg ready sorted delayed leased claims errors fail done gone
--- ARGV: state (ready, delayed, leased, done, fail) or id, then offset and limit, or an id
+-- ARGV: state (ready, delayed, leased, done, fail) then offset and limit; or id, then ids
 -- RETURNS: [] if there is no queue; or [1, then for each message: id, value, state, time us, claim, error]
 local meta, msg, ready, sorted, delayed, leased, claims, errors, fail, done, gone = unpack(KEYS)
 local head = call('HMGET', meta, 'version', 'gone')
@@ -55,7 +55,7 @@ local function timed_rows(state, offset, limit)
 end
 
 if ARGV[1] == 'id' then
-  one(ARGV[2])
+  for i = 2, #ARGV do one(ARGV[i]) end
 elseif ARGV[1] == 'ready' then
   ready_rows(tonumber(ARGV[2]), tonumber(ARGV[3]))
 else

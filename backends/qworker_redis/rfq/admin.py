@@ -11,7 +11,7 @@ from qworker.clock import Clock
 from qworker.errors import BackendError
 from qworker.message import Message, QueueStats, State, StoredMessage
 from qworker.names import check_queue, printable
-from qworker_redis.admin import Administration
+from qworker_redis.admin import Administration, batches
 from qworker_redis.replies import Reply
 from qworker_redis.rfq.codec import fields_of, packed, readable
 from qworker_redis.rfq.ids import new_ids, published_at
@@ -109,10 +109,13 @@ class RfqAdministration(Administration):
             if page <= 0 or len(reply) < 1 + 6 * page:
                 return found
 
-    async def find(self, queue: str, message_id: str) -> StoredMessage | None:
-        """Look at one message."""
-        argument = message_id.encode(errors="surrogateescape")
-        return next(_stored(queue, await self._found("look", queue, ("id", argument))), None)
+    async def find(self, queue: str, ids: Sequence[str]) -> list[StoredMessage]:
+        """Look at messages."""
+        found: list[StoredMessage] = []
+        for batch in list(batches(ids)) or [[]]:
+            named = [one.encode(errors="surrogateescape") for one in batch]
+            found += _stored(queue, await self._found("look", queue, ("id", *named)))
+        return found
 
     # -- rfq's commands ----------------------------------------------------------------------------------------------
 

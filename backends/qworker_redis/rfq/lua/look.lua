@@ -1,6 +1,6 @@
--- Look at messages: those of a state, or one by its id.
+-- Look at messages: those of a state, or some by their ids.
 -- KEYS: meta backlog nextlog message leased claims delayed tries errors enqueued origins failed
--- ARGV: state (ready, delayed, leased, done, fail) or id, then offset and limit, or an id
+-- ARGV: state (ready, delayed, leased, done, fail) then offset and limit; or id, then ids
 -- RETURNS: [] if there is no such topic; or [1, then for each message: id, value, state, time us, claim, error]
 local meta, backlog, nextlog, message, leased, claims, delayed, tries, errors, enqueued, origins, failed = unpack(KEYS)
 local version = call('HGET', meta, 'version')
@@ -54,14 +54,13 @@ local function timed_rows(set, state, offset, limit)
   for i = 1, #rows, 2 do tell_of(rows[i], state, rows[i + 1]) end
 end
 
-local offset, limit = tonumber(ARGV[2]), tonumber(ARGV[3])
 if ARGV[1] == 'id' then
-  one(ARGV[2])
+  for i = 2, #ARGV do one(ARGV[i]) end
 elseif ARGV[1] == 'ready' then
-  ready_rows(offset, limit)
+  ready_rows(tonumber(ARGV[2]), tonumber(ARGV[3]))
 elseif ARGV[1] == 'leased' then
-  leased_rows(offset, limit)
+  leased_rows(tonumber(ARGV[2]), tonumber(ARGV[3]))
 elseif ARGV[1] ~= 'done' then
-  timed_rows(ARGV[1] == 'fail' and failed or delayed, ARGV[1], offset, limit)
+  timed_rows(ARGV[1] == 'fail' and failed or delayed, ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]))
 end
 return answer
