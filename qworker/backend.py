@@ -52,7 +52,7 @@ class Backend(abc.ABC):
     detached: bool = False
 
     # Where events are kept. A backend sets its own (`qworker.history` has one for a directory and one for memory), says what its
-    # `words` are in `QueueStats.retention`, and closes it in `aclose`.
+    # `describe_retention` is in `QueueStats.retention`, and closes it in `aclose`.
     history: HistoryStore = NO_HISTORY
 
     @classmethod
@@ -373,11 +373,11 @@ class Backend(abc.ABC):
         Cheap, and never raises because of the store: events are buffered and not synced, and where they cannot be kept that is
         logged once. No message depends on them.
         """
-        self.history.record(batches)
+        self.history.append(batches)
 
     async def history_parts(self) -> list[str]:
         """The parts of the history, sorted; each can be read on its own and in parallel."""
-        return await self.history.parts()
+        return await self.history.logs()
 
     async def read_history(self, part: str, after: str | None, limit: int) -> tuple[list[Event], str | None]:
         """Read up to `limit` events of a part, from a position on.
@@ -398,8 +398,8 @@ class Backend(abc.ABC):
 
     async def forget_history(self, part: str, until: str) -> None:
         """Say that what lies before a position may be removed; when, and whether all of it, is the store's matter."""
-        await self.history.forget(part, until)
+        await self.history.delete_before(part, until)
 
     async def message_history(self, queue: str, message_id: str) -> list[Event]:
         """What is known to have happened to one message, by time; it need not be stored any more."""
-        return await self.history.of_message(queue, message_id)
+        return await self.history.for_message(queue, message_id)

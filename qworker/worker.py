@@ -217,7 +217,7 @@ class Worker:
         return msgspec.structs.replace(self._options, concurrency=most)
 
     def _told_to(self, backend: Backend, held: AbstractSet[Run]) -> Recorder | None:
-        if backend.history.on:
+        if backend.history.enabled:
             self._recorder = Recorder(
                 backend.record,
                 held,

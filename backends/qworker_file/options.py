@@ -60,7 +60,7 @@ class FileOptions(msgspec.Struct, frozen=True, kw_only=True):
             f"keep_done={self.keep_done.text}" if self.keep_done.any else "",
             f"keep_fail={self.keep_fail.text}" if self.keep_fail.limits else "",
             "time=local" if self.local_time else "",
-            "" if self.history.on else "history=0",
+            "" if self.history.enabled else "history=0",
         ]
         query = "&".join(option for option in given if option)
         return f"?{query}" if query else ""
@@ -72,5 +72,5 @@ class FileOptions(msgspec.Struct, frozen=True, kw_only=True):
             "done": self.keep_done.words,
             "fail": self.keep_fail.words,
             "unfinished": "removed after 36 hours",
-            "history": self.history.words,
+            "history": self.history.describe_retention(),
         }

@@ -99,7 +99,7 @@ class MqHttpBackend(Backend):
         self._durability = about.durability
         # What its backend deviates in, this one does: an instance's own, over the class's.
         vars(self)["deviations"] = about.deviations
-        if about.history and self._wants_history and not self.history.on:
+        if about.history and self._wants_history and not self.history.enabled:
             self.history = HttpHistory(self._ask, self.describe())
 
     async def aclose(self) -> None:

@@ -52,14 +52,13 @@ class HttpHistory(HistoryStore):
         self._paused = False
         self._log: Any = structlog.get_logger("qworker.history")
 
-    @property
-    def words(self) -> str:
+    def describe_retention(self) -> str:
         """For people."""
         return "kept by the server"
 
     # -- writing -----------------------------------------------------------------------------------------------------
 
-    def record(self, batches: Sequence[EventBatch]) -> None:
+    def append(self, batches: Sequence[EventBatch]) -> None:
         """Have them sent."""
         self._waiting.extend(batches)
         if self._waiting and self._sender is None:
@@ -101,21 +100,21 @@ class HttpHistory(HistoryStore):
 
     # -- reading -----------------------------------------------------------------------------------------------------
 
-    async def parts(self) -> list[str]:
+    async def logs(self) -> list[str]:
         """The server's."""
         return _decoded(await self._ask("GET", "/-/-history"), list[str])
 
-    async def read(self, part: str, after: str | None, limit: int) -> tuple[list[Event], str | None]:
+    async def read(self, log: str, after: str | None, limit: int) -> tuple[list[Event], str | None]:
         """See `Backend.read_history`."""
         query = {"limit": min(limit, 1000), **({} if after is None else {"after": after})}
-        page = _decoded(await self._ask("GET", f"/-/-history/{check_queue(part)}?{urlencode(query)}"), _Page)
+        page = _decoded(await self._ask("GET", f"/-/-history/{check_queue(log)}?{urlencode(query)}"), _Page)
         return page.events, page.after
 
-    async def forget(self, part: str, until: str) -> None:
+    async def delete_before(self, log: str, position: str) -> None:
         """See `Backend.forget_history`."""
-        await self._ask("POST", f"/-/-history/{check_queue(part)}/forget", {"until": until})
+        await self._ask("POST", f"/-/-history/{check_queue(log)}/forget", {"until": position})
 
-    async def of_message(self, queue: str, message_id: str) -> list[Event]:
+    async def for_message(self, queue: str, message_id: str) -> list[Event]:
         """See `Backend.message_history`."""
         target = f"/-/{check_queue(queue)}/messages/{quote(message_id, safe='')}/history"
         return _decoded(await self._ask("GET", target), list[Event])

@@ -126,7 +126,7 @@ class Administration(Backend):
             retention={
                 "done": self._options.done.describe(),
                 "fail": self._options.fail.describe(),
-                "history": self.history.words,
+                "history": self.history.describe_retention(),
             },
         )
 

@@ -62,7 +62,7 @@ class RedisHistory(HistoryStore):
         command: Command,
         queues: Callable[[], Awaitable[list[str]]],
     ) -> None:
-        self.on = options.on
+        self.enabled = options.enabled
         self._links = links
         self._options = options
         self._clock = clock
@@ -77,17 +77,16 @@ class RedisHistory(HistoryStore):
         self._paused_until = 0.0
         self._log: Any = structlog.get_logger("qworker.redis")
 
-    @property
-    def words(self) -> str:
+    def describe_retention(self) -> str:
         """For people."""
-        return f"{self._options.words} per queue" if self.on else self._options.words
+        return f"{self._options.describe_retention()} per queue" if self.enabled else self._options.describe_retention()
 
     # -- writing -----------------------------------------------------------------------------------------------------
 
-    def record(self, batches: Sequence[EventBatch]) -> None:
+    def append(self, batches: Sequence[EventBatch]) -> None:
         """Send records, where there is a connection; else with the next ones."""
         now = self._clock.monotonic()
-        if not self.on or now < self._paused_until:
+        if not self.enabled or now < self._paused_until:
             return
         self._waiting.extend([(batch.queue, encode_batch(batch)) for batch in batches])
         while self._waiting:
@@ -138,17 +137,17 @@ class RedisHistory(HistoryStore):
 
     # -- reading -----------------------------------------------------------------------------------------------------
 
-    async def parts(self) -> list[str]:
+    async def logs(self) -> list[str]:
         """The queues that have a stream."""
         names = await self._queues()
         return [name for name in names if await self._command(slot_of(name), "EXISTS", queue_key(name, "history"))]
 
-    async def read(self, part: str, after: str | None, limit: int) -> tuple[list[Event], str | None]:
+    async def read(self, log: str, after: str | None, limit: int) -> tuple[list[Event], str | None]:
         """See `Backend.read_history`."""
         found: list[Event] = []
         place, skip = _parsed(after)
         while len(found) < limit:
-            entries = await self._entries(part, place, skip)
+            entries = await self._entries(log, place, skip)
             if not entries:
                 break
             for own, payload in entries:
@@ -162,7 +161,7 @@ class RedisHistory(HistoryStore):
             place, skip = entries[-1][0], _ALL
         return found, after
 
-    async def of_message(self, queue: str, message_id: str) -> list[Event]:
+    async def for_message(self, queue: str, message_id: str) -> list[Event]:
         """See `Backend.message_history`."""
         needle = msgspec.json.encode(message_id)
         found: list[Event] = []
@@ -185,12 +184,12 @@ class RedisHistory(HistoryStore):
             found.append(((int(moment), int(number)), fields[1] if fields[:1] == [_FIELD] else b""))
         return found
 
-    async def forget(self, part: str, until: str) -> None:
+    async def delete_before(self, log: str, position: str) -> None:
         """Trim what lies before."""
-        (moment, number), given = _parsed(until)
+        (moment, number), given = _parsed(position)
         first = f"{moment}-{number + 1 if given == _ALL else number}"
-        arguments: list[Argument] = ["XTRIM", queue_key(check_queue(part), "history"), "MINID", "=", first]
-        await self._command(slot_of(part), *arguments)
+        arguments: list[Argument] = ["XTRIM", queue_key(check_queue(log), "history"), "MINID", "=", first]
+        await self._command(slot_of(log), *arguments)
 
 
 def _forget(future: asyncio.Future[Reply]) -> None:

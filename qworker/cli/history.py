@@ -83,7 +83,7 @@ def _kinds(chosen: tuple[str, ...], everything: bool) -> frozenset[str] | None:
 
 async def _print(url: str, wanted: Wanted, limit: int, following: bool, json: bool) -> None:
     async with opened(url) as backend:
-        if not backend.history.on and not await backend.history_parts():
+        if not backend.history.enabled and not await backend.history_parts():
             say("no history is kept here: ?history=1 in the workers' URL keeps one", err=True)
         found, ends = await newest(backend, wanted, limit)
         if following:

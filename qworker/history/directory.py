@@ -65,7 +65,7 @@ class DirectoryHistory(HistoryStore):
         self, directory: str, options: HistoryOptions, *, clock: Clock = SYSTEM_CLOCK, shared: bool = False
     ) -> None:
         self._path = os.path.join(directory, FOLDER)
-        self.on = options.on
+        self.enabled = options.enabled
         self._options = options
         self._clock = clock
         self._shared = shared
@@ -81,17 +81,16 @@ class DirectoryHistory(HistoryStore):
         self._pruning: asyncio.Task[None] | None = None
         self._log: Any = structlog.get_logger("qworker.history")
 
-    @property
-    def words(self) -> str:
+    def describe_retention(self) -> str:
         """For people."""
-        return self._options.words
+        return self._options.describe_retention()
 
     # -- writing -----------------------------------------------------------------------------------------------------
 
-    def record(self, batches: Sequence[EventBatch]) -> None:
+    def append(self, batches: Sequence[EventBatch]) -> None:
         """Append to this process's log."""
         now = self._clock.monotonic()
-        if not self.on or now < self._paused_until:
+        if not self.enabled or now < self._paused_until:
             return
         self._waiting += map(encode_batch, batches)
         try:
@@ -176,7 +175,7 @@ class DirectoryHistory(HistoryStore):
         for _ in range(100):
             if not self._waiting:
                 break
-            self.record([])
+            self.append([])
             await asyncio.sleep(0.01)
         self._waiting.clear()
         if self._pruning is not None:
@@ -186,18 +185,18 @@ class DirectoryHistory(HistoryStore):
 
     # -- reading -----------------------------------------------------------------------------------------------------
 
-    async def parts(self) -> list[str]:
+    async def logs(self) -> list[str]:
         """The logs."""
-        return await self._reader.parts()
+        return await self._reader.logs()
 
-    async def read(self, part: str, after: str | None, limit: int) -> tuple[list[Event], str | None]:
+    async def read(self, log: str, after: str | None, limit: int) -> tuple[list[Event], str | None]:
         """See `Backend.read_history`."""
-        return await self._reader.read(part, after, limit)
+        return await self._reader.read(log, after, limit)
 
-    async def of_message(self, queue: str, message_id: str) -> list[Event]:
+    async def for_message(self, queue: str, message_id: str) -> list[Event]:
         """See `Backend.message_history`."""
-        return await self._reader.of_message(queue, message_id)
+        return await self._reader.for_message(queue, message_id)
 
-    async def forget(self, part: str, until: str) -> None:
+    async def delete_before(self, log: str, position: str) -> None:
         """Remove the segments that lie wholly before, and the whole log where its process is dead and all of it does."""
-        await self._reader.forget(part, until)
+        await self._reader.delete_before(log, position)

@@ -13,7 +13,7 @@ from qworker.history.store import HistoryStore, parsed_position
 __all__ = ["MemoryHistory"]
 
 _MOST = 50_000
-_PART = "memory"
+_LOG = "memory"
 
 
 class MemoryHistory(HistoryStore):
@@ -27,7 +27,7 @@ class MemoryHistory(HistoryStore):
         self._next = 1
         self._messages = 0
 
-    def record(self, batches: Sequence[EventBatch]) -> None:
+    def append(self, batches: Sequence[EventBatch]) -> None:
         """Keep events, and let the oldest go."""
         with self._lock:
             for batch in batches:
@@ -37,15 +37,15 @@ class MemoryHistory(HistoryStore):
             while self._messages > self._most and len(self._batches) > 1:
                 self._messages -= len(self._batches.popleft()[1].id)
 
-    async def parts(self) -> list[str]:
+    async def logs(self) -> list[str]:
         """One, where anything was recorded."""
-        return [_PART] if self._batches else []
+        return [_LOG] if self._batches else []
 
-    async def read(self, part: str, after: str | None, limit: int) -> tuple[list[Event], str | None]:
+    async def read(self, log: str, after: str | None, limit: int) -> tuple[list[Event], str | None]:
         """See `Backend.read_history`."""
         number, given = [0, 0] if after is None else parsed_position(after, 2)
         with self._lock:
-            batches = [(own, batch) for own, batch in self._batches if own >= number and part == _PART]
+            batches = [(own, batch) for own, batch in self._batches if own >= number and log == _LOG]
         found: list[Event] = []
         for own, batch in batches:
             events = batch.events()
@@ -57,15 +57,14 @@ class MemoryHistory(HistoryStore):
             after = _position(own + 1, 0)
         return found, after
 
-    async def forget(self, part: str, until: str) -> None:
+    async def delete_before(self, log: str, position: str) -> None:
         """Drop the batches that lie wholly before."""
-        number = parsed_position(until, 2)[0]
+        number = parsed_position(position, 2)[0]
         with self._lock:
-            while part == _PART and self._batches and self._batches[0][0] < number:
+            while log == _LOG and self._batches and self._batches[0][0] < number:
                 self._messages -= len(self._batches.popleft()[1].id)
 
-    @property
-    def words(self) -> str:
+    def describe_retention(self) -> str:
         """For people."""
         return f"of the newest {self._most:,} messages"
 

@@ -40,7 +40,7 @@ class LogReader:
         self._path = path
         self._clock = clock
 
-    async def parts(self) -> list[str]:
+    async def logs(self) -> list[str]:
         """The logs."""
         with store_errors(f"list {self._path}"):
             try:
@@ -50,16 +50,16 @@ class LogReader:
             return sorted(name for name in names if name[0] != "." and os.path.isfile(f"{self._path}/{name}/state"))
 
     @contextmanager
-    def _opened(self, part: str) -> Generator[tuple[int, Log, StateFile] | None]:
+    def _opened(self, name: str) -> Generator[tuple[int, Log, StateFile] | None]:
         """A log to read; None when it is gone."""
-        check_queue(part)
+        check_queue(name)
         descriptors: list[int] = []
         log: Log | None = None
         try:
             with store_errors(f"read the history in {self._path}"):
                 try:
                     descriptors.append(open_directory(self._path))
-                    descriptors.append(open_directory(part, descriptors[0]))
+                    descriptors.append(open_directory(name, descriptors[0]))
                     descriptors.append(open_regular("state", descriptors[1], os.O_RDONLY))
                 except (FileNotFoundError, NotADirectoryError):
                     yield None
@@ -73,11 +73,11 @@ class LogReader:
             for fd in descriptors:
                 os.close(fd)
 
-    async def read(self, part: str, after: str | None, limit: int) -> tuple[list[Event], str | None]:
+    async def read(self, name: str, after: str | None, limit: int) -> tuple[list[Event], str | None]:
         """See `Backend.read_history`."""
         place, skip = _parsed(after)
         found: list[Event] = []
-        with self._opened(part) as opened:
+        with self._opened(name) as opened:
             while opened is not None and len(found) < limit:
                 _, log, state = opened
                 records, following = log.read(place, _RECORDS, state.place(0))
@@ -96,18 +96,18 @@ class LogReader:
                 await asyncio.sleep(0)
         return found, after
 
-    async def end(self, part: str) -> str | None:
+    async def last_position(self, name: str) -> str | None:
         """Where the next record will be: nothing is read for it."""
-        with self._opened(part) as opened:
+        with self._opened(name) as opened:
             return None if opened is None else _position(opened[2].place(0), 0)
 
-    async def of_message(self, queue: str, message_id: str) -> list[Event]:
+    async def for_message(self, queue: str, message_id: str) -> list[Event]:
         """See `Backend.message_history`: records without the id are passed over undecoded."""
         needle = msgspec.json.encode(message_id)
         found: list[Event] = []
-        for part in await self.parts():
+        for name in await self.logs():
             place = 0
-            with self._opened(part) as opened:
+            with self._opened(name) as opened:
                 while opened is not None:
                     _, log, state = opened
                     records, place = log.read(place, _RECORDS, state.place(0))
@@ -119,10 +119,10 @@ class LogReader:
                     await asyncio.sleep(0)
         return in_order(found)
 
-    async def forget(self, part: str, until: str) -> None:
+    async def delete_before(self, name: str, until: str) -> None:
         """Remove the segments that lie wholly before, and the whole log where its process is dead and all of it does."""
         place = _parsed(until)[0]
-        with self._opened(part) as opened:
+        with self._opened(name) as opened:
             if opened is None:
                 return
             folder, log, state = opened
@@ -130,7 +130,7 @@ class LogReader:
             if place >= end and is_dead(folder):
                 root = open_directory(self._path)
                 try:
-                    remove_log(root, part)
+                    remove_log(root, name)
                 finally:
                     os.close(root)
                 return

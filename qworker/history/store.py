@@ -38,56 +38,55 @@ class HistoryStore(abc.ABC):
     """Append-only logs of events. Belongs to one event loop."""
 
     # False: nothing is recorded, and nobody need try. What was recorded earlier, or by others, can be read all the same.
-    on: bool = True
+    enabled: bool = True
 
     @abc.abstractmethod
-    def record(self, batches: Sequence[EventBatch]) -> None:
+    def append(self, batches: Sequence[EventBatch]) -> None:
         """Keep events; cheap, on the loop's thread.
 
         Never raises because of the store: when it is full or broken that is logged once, and nothing is kept until it is well.
         """
 
     @abc.abstractmethod
-    async def parts(self) -> list[str]:
+    async def logs(self) -> list[str]:
         """The logs, which can be read in parallel; sorted."""
 
     @abc.abstractmethod
-    async def read(self, part: str, after: str | None, limit: int) -> tuple[list[Event], str | None]:
+    async def read(self, log: str, after: str | None, limit: int) -> tuple[list[Event], str | None]:
         """See `Backend.read_history`."""
 
     @abc.abstractmethod
-    async def forget(self, part: str, until: str) -> None:
+    async def delete_before(self, log: str, position: str) -> None:
         """See `Backend.forget_history`."""
 
-    async def end(self, part: str) -> str | None:
+    async def last_position(self, log: str) -> str | None:
         """The position after the last event of a part, for who wants to hear of what comes; None: it has no events."""
         after: str | None = None
         while True:
-            page, after = await self.read(part, after, _PAGE)
+            page, after = await self.read(log, after, _PAGE)
             if not page:
                 return after
 
-    async def of_message(self, queue: str, message_id: str) -> list[Event]:
+    async def for_message(self, queue: str, message_id: str) -> list[Event]:
         """See `Backend.message_history`."""
         found: list[Event] = []
-        for part in await self.parts():
+        for log in await self.logs():
             after: str | None = None
             while True:
-                page, after = await self.read(part, after, _PAGE)
+                page, after = await self.read(log, after, _PAGE)
                 if not page:
                     break
                 found += [event for event in page if event.id == message_id and event.queue == queue]
         return in_order(found)
 
-    @property
     @abc.abstractmethod
-    def words(self) -> str:
+    def describe_retention(self) -> str:
         """For how long events are kept, for people."""
 
     @property
     def retention(self) -> Mapping[str, str]:
         """What `QueueStats.retention` says of it."""
-        return {"history": self.words} if self.on else {}
+        return {"history": self.describe_retention()} if self.enabled else {}
 
     async def aclose(self) -> None:
         """Let go of everything, after what was recorded is kept. Idempotent; the next call begins anew."""
@@ -97,24 +96,23 @@ class HistoryStore(abc.ABC):
 class NoHistory(HistoryStore):
     """Keeps nothing."""
 
-    on = False
+    enabled = False
 
-    def record(self, batches: Sequence[EventBatch]) -> None:
+    def append(self, batches: Sequence[EventBatch]) -> None:
         """Keep nothing."""
 
-    async def parts(self) -> list[str]:
+    async def logs(self) -> list[str]:
         """None."""
         return []
 
-    async def read(self, part: str, after: str | None, limit: int) -> tuple[list[Event], str | None]:
+    async def read(self, log: str, after: str | None, limit: int) -> tuple[list[Event], str | None]:
         """Nothing."""
         return [], after
 
-    async def forget(self, part: str, until: str) -> None:
+    async def delete_before(self, log: str, position: str) -> None:
         """Nothing to forget."""
 
-    @property
-    def words(self) -> str:
+    def describe_retention(self) -> str:
         """For people."""
         return "not kept"
 
@@ -142,7 +140,7 @@ def in_order(events: list[Event]) -> list[Event]:
 class HistoryOptions(msgspec.Struct, frozen=True, kw_only=True):
     """`?history=0|1&keep_history=7d,512M`."""
 
-    on: bool = True
+    enabled: bool = True
     # Seconds for which, and bytes of which, events are kept.
     age: float = 7 * 86400.0
     size: int = _SIZE
@@ -154,7 +152,7 @@ class HistoryOptions(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             InvalidURL: one makes no sense.
         """
-        options = cls(on=url.boolean("history", default), size=size)
+        options = cls(enabled=url.boolean("history", default), size=size)
         for text in filter(None, url.options.get("keep_history", "").split(",")):
             match = _KEEP.fullmatch(text)
             if match is None or int(match[1]) == 0:
@@ -168,11 +166,10 @@ class HistoryOptions(msgspec.Struct, frozen=True, kw_only=True):
                 options = msgspec.structs.replace(options, size=int(match[1]) * _SIZE_UNITS[match[2]])
         return options
 
-    @property
-    def words(self) -> str:
+    def describe_retention(self) -> str:
         """For people."""
-        if not self.on:
-            return NO_HISTORY.words
+        if not self.enabled:
+            return NO_HISTORY.describe_retention()
         return f"kept for {_in_units(self.age, _AGE_UNITS)}, at most {_in_units(self.size, _SIZE_UNITS)}"
 
 

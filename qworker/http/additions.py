@@ -107,7 +107,7 @@ class Additions:
                 "version": __version__,
                 "durability": self._backend.durability,
                 "shared": self._backend.shared,
-                "history": self._backend.history.on,
+                "history": self._backend.history.enabled,
                 "deviations": dict(self._backend.deviations),
             }
         )

@@ -31,11 +31,11 @@ class _History:
         self._backend = backend
         self._body_limit = body_limit
 
-    async def parts(self, _request: Request) -> Response:
+    async def logs(self, _request: Request) -> Response:
         """The parts."""
         return _json(await self._backend.history_parts())
 
-    async def record(self, request: Request) -> Response:
+    async def append(self, request: Request) -> Response:
         """Keep what a worker elsewhere tells."""
         body = await read_body(request.scope, request.receive, self._body_limit)
         try:
@@ -54,7 +54,7 @@ class _History:
         events, after = await self._backend.read_history(_part(request), given.get("after"), limit)
         return _json(Page(events, after))
 
-    async def forget(self, request: Request) -> Response:
+    async def delete_before(self, request: Request) -> Response:
         """Let go of what lies before a position."""
         body = await read_body(request.scope, request.receive, self._body_limit)
         try:
@@ -64,7 +64,7 @@ class _History:
         await self._backend.forget_history(_part(request), until)
         return Response(status_code=204)
 
-    async def of_message(self, request: Request) -> Response:
+    async def for_message(self, request: Request) -> Response:
         """What happened to one message."""
         queue, message_id = check_queue(request.path_params["queue"]), check_id(request.path_params["id"])
         return _json(await self._backend.message_history(queue, message_id))
@@ -74,11 +74,11 @@ def history_routes(backend: Backend, body_limit: int) -> list[Route]:
     """The routes."""
     history = _History(backend, body_limit)
     return [
-        Route("/-/-history", history.parts, methods=["GET"]),
-        Route("/-/-history", history.record, methods=["POST"]),
+        Route("/-/-history", history.logs, methods=["GET"]),
+        Route("/-/-history", history.append, methods=["POST"]),
         Route("/-/-history/{part}", history.read, methods=["GET"]),
-        Route("/-/-history/{part}/forget", history.forget, methods=["POST"]),
-        Route("/-/{queue}/messages/{id}/history", history.of_message, methods=["GET"]),
+        Route("/-/-history/{part}/forget", history.delete_before, methods=["POST"]),
+        Route("/-/{queue}/messages/{id}/history", history.for_message, methods=["GET"]),
     ]
 
 

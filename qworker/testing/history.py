@@ -74,7 +74,7 @@ async def read_all(backend: Backend, queue: str, limit: int = 1000) -> list[Even
 
 
 class HistoryContract(Contract):
-    """Where `history.on` is false, nothing is kept, and nobody is told."""
+    """Where `history.enabled` is false, nothing is kept, and nobody is told."""
 
     async def test_every_transition_is_told_by_the_history_in_order(self, case: Case) -> None:
         app = _App(case.backend)
@@ -99,7 +99,7 @@ class HistoryContract(Contract):
         await until(lambda: worker.counts.acked == 3 and worker.counts.failed == 1)
         worker.drain()
         assert await running
-        if not case.backend.history.on:
+        if not case.backend.history.enabled:
             assert await read_all(case.backend, case.queue) == []
             return
         found = await self._until_told(case, 4 * 3 + 2)
@@ -151,7 +151,7 @@ class HistoryContract(Contract):
         given = events_of(case.queue, 20)
         case.backend.record(batches_of(given[:11]))
         case.backend.record(batches_of(given[11:]))
-        if not case.backend.history.on:
+        if not case.backend.history.enabled:
             assert await case.backend.history_parts() == []
             return
         found = await self._until_told(case, 20)
@@ -166,13 +166,13 @@ class HistoryContract(Contract):
         ]
 
     async def test_another_process_reads_on_where_it_has_left_off(self, case: Case) -> None:
-        if not case.backend.history.on:
+        if not case.backend.history.enabled:
             return
         await case.backend.create(case.queue)
         reader = await case.open()
         case.backend.record(batches_of(events_of(case.queue, 3)))
         assert len(await self._until_told(case, 3)) == 3
-        ends = {part: await reader.history.end(part) for part in await reader.history_parts()}
+        ends = {part: await reader.history.last_position(part) for part in await reader.history_parts()}
         assert ends == {part: await self._end(reader, part) for part in ends}
         case.backend.record(batches_of(events_of(case.queue, 5)[3:]))
 
@@ -183,7 +183,7 @@ class HistoryContract(Contract):
         assert await until(told) == ["m3", "m4"]
 
     async def test_forgotten_history_may_be_gone_and_what_follows_stays(self, case: Case) -> None:
-        if not case.backend.history.on:
+        if not case.backend.history.enabled:
             return
         await case.backend.create(case.queue)
         case.backend.record(batches_of(events_of(case.queue, 3)))
@@ -216,7 +216,7 @@ class HistoryContract(Contract):
 
     async def test_the_history_of_what_is_not_there_is_empty(self, case: Case) -> None:
         assert await case.backend.read_history("nothing-here", None, 10) == ([], None)
-        if not case.backend.history.on:
+        if not case.backend.history.enabled:
             return
         with pytest.raises(UsageError, match="no position"):
             await case.backend.read_history((await self._some_part(case)), "yesterday", 10)

@@ -57,7 +57,7 @@ async def history(tmp_path: Path, clock: FakeClock) -> AsyncIterator[DirectoryHi
 
 async def read(history: DirectoryHistory | MemoryHistory, limit: int = 100_000) -> list[Event]:
     found: list[Event] = []
-    for part in await history.parts():
+    for part in await history.logs():
         after: str | None = None
         while True:
             page, after = await history.read(part, after, limit)
@@ -173,7 +173,7 @@ async def test_the_tasks_of_strangers_and_raw_messages_are_told_bounded(app) -> 
 
 async def test_a_history_that_breaks_stops_no_worker(app) -> None:
     class Broken(MemoryHistory):
-        def record(self, batches: object) -> None:
+        def append(self, batches: object) -> None:
             raise RuntimeError("no")
 
     @app.task
@@ -272,15 +272,15 @@ async def test_a_worker_that_is_killed_leaves_what_it_was_at_and_its_log_is_remo
 
 
 async def test_a_log_is_a_topic_that_any_sq_channel_follows(history: DirectoryHistory, tmp_path: Path) -> None:
-    history.record([batch(1)])
-    (part,) = await history.parts()
+    history.append([batch(1)])
+    (part,) = await history.logs()
     topics = open_backend(f"sq://{tmp_path}/.history?channel=spark")
     assert await topics.queues() == [part]
     # A new channel gets what comes after it.
     assert await topics.lease(part, 10, 30.0) == []
     await topics.create(part)
     for number in (2, 3):
-        history.record([batch(number)])
+        history.append([batch(number)])
     leases = await topics.lease(part, 10, 30.0)
     assert [decode_batch(lease.message.body) for lease in leases] == [batch(2), batch(3)]
     await topics.aclose()
@@ -288,20 +288,20 @@ async def test_a_log_is_a_topic_that_any_sq_channel_follows(history: DirectoryHi
 
 
 async def test_while_another_program_has_the_topics_lock_events_wait(history: DirectoryHistory, tmp_path: Path) -> None:
-    history.record([batch(1)])
-    (part,) = await history.parts()
+    history.append([batch(1)])
+    (part,) = await history.logs()
     with open(tmp_path / ".history" / part / ".qworker" / "lock", "rb+") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        history.record([batch(2)])
+        history.append([batch(2)])
         assert [event.at for event in await read(history)] == [1.0]
-    history.record([batch(3)])
+    history.append([batch(3)])
     assert [event.at for event in await read(history)] == [1.0, 2.0, 3.0]
 
 
 async def test_segments_follow_one_another_and_are_read_in_pages_across_them(history: DirectoryHistory) -> None:
     for number in range(120):
-        history.record([batch(number, size=100, text="x" * 90_000)])
-    (part,) = await history.parts()
+        history.append([batch(number, size=100, text="x" * 90_000)])
+    (part,) = await history.logs()
     found = await read(history)
     assert [event.at for event in found] == [float(number) for number in range(120) for _ in range(100)]
     assert await read(history, limit=777) == found
@@ -312,24 +312,24 @@ async def test_what_is_forgotten_is_removed_by_segments(tmp_path: Path, clock: F
     history = DirectoryHistory(str(tmp_path), HistoryOptions(), clock=clock)
     for number in range(60):
         clock.advance(1)
-        history.record([batch(number, size=1, text="x" * 200_000)])
-    (part,) = await history.parts()
+        history.append([batch(number, size=1, text="x" * 200_000)])
+    (part,) = await history.logs()
     folder = tmp_path / ".history" / part
     before = sorted(folder.glob("*.q"))
     assert len(before) == 3
     _, half = await history.read(part, None, 30)
     assert half is not None
-    await history.forget(part, half)
+    await history.delete_before(part, half)
     assert sorted(folder.glob("*.q")) == before[1:]
     assert (await history.read(part, half, 100))[0][0].at == 30.0
     _, end = await history.read(part, half, 100)
     assert end is not None
     # All of it was read, but its process lives.
-    await history.forget(part, end)
+    await history.delete_before(part, end)
     assert sorted(folder.glob("*.q")) == before[2:]
     await history.aclose()
-    await history.forget(part, end)
-    assert await history.parts() == []
+    await history.delete_before(part, end)
+    assert await history.logs() == []
     assert await history.read(part, half, 10) == ([], half)
 
 
@@ -339,24 +339,24 @@ async def test_old_segments_and_the_oldest_beyond_the_size_are_removed_in_the_ba
     history = DirectoryHistory(str(tmp_path), HistoryOptions(size=9 << 20), clock=clock)
     for number in range(60):
         clock.advance(0.1)
-        history.record([batch(number, size=1, text="x" * 200_000)])
-    (part,) = await history.parts()
+        history.append([batch(number, size=1, text="x" * 200_000)])
+    (part,) = await history.logs()
     folder = tmp_path / ".history" / part
     assert len(list(folder.glob("*.q"))) == 3
     clock.advance(61)
-    history.record([batch(60)])
+    history.append([batch(60)])
     await until(lambda: len(list(folder.glob("*.q"))) == 2)
     assert [event.at for event in await read(history)][-1] == 60.0
     clock.advance(8 * 86400)
-    history.record([batch(61)])
+    history.append([batch(61)])
     await until(lambda: len(list(folder.glob("*.q"))) == 1)
     await history.aclose()
 
 
 async def test_damage_costs_the_damaged_records_and_no_others(history: DirectoryHistory, tmp_path: Path) -> None:
     for number in range(200):
-        history.record([batch(number)])
-    (part,) = await history.parts()
+        history.append([batch(number)])
+    (part,) = await history.logs()
     await history.aclose()
     (segment,) = (tmp_path / ".history" / part).glob("*.q")
     intact = segment.read_bytes()
@@ -388,15 +388,15 @@ async def test_a_full_disk_is_told_once_and_costs_no_message(small_disk: Path, c
     history = DirectoryHistory(str(small_disk), HistoryOptions(), clock=clock)
     with structlog.testing.capture_logs() as logs:
         for number in range(300):
-            history.record([batch(number, text="x" * 1000)])
+            history.append([batch(number, text="x" * 1000)])
             clock.advance(1)
         kept = [event.at for event in await read(history)]
         assert 50 < len(kept) < 300
         assert kept == [float(number) for number in range(len(kept))]
-        for old in await history.parts():
-            await history.forget(old, "9" * 19 + "-0000000000-000000")
+        for old in await history.logs():
+            await history.delete_before(old, "9" * 19 + "-0000000000-000000")
         clock.advance(31)
-        history.record([batch(1000)])
+        history.append([batch(1000)])
     assert [line["event"] for line in logs] == ["history_paused", "history_resumed"]
     assert [event.at for event in await read(history)] == [1000.0]
     await history.aclose()
@@ -447,7 +447,7 @@ async def test_the_newest_events_of_all_parts_are_shown_in_order_and_followed(cl
 async def test_memory_keeps_the_newest() -> None:
     history = MemoryHistory(most=100)
     for number in range(50):
-        history.record([batch(number, size=10)])
+        history.append([batch(number, size=10)])
     found = await read(history)
     assert len(found) == 100
     assert found[-1].at == 49.0
@@ -462,7 +462,7 @@ def test_a_retention_that_makes_no_sense_is_one_line(text: str) -> None:
 def test_a_retention_is_an_age_a_size_or_both() -> None:
     def words(text: str) -> str:
         url = BackendURL.parse(f"file:///tmp/x?{text}")
-        return HistoryOptions.from_url(url, default=True).words
+        return HistoryOptions.from_url(url, default=True).describe_retention()
 
     assert words("") == "kept for 7d, at most 512M"
     assert words("keep_history=36h") == "kept for 36h, at most 512M"
@@ -471,8 +471,8 @@ def test_a_retention_is_an_age_a_size_or_both() -> None:
 
 
 async def test_a_position_that_is_none_is_a_mistake_in_one_line(history: DirectoryHistory) -> None:
-    history.record([batch(1)])
-    (part,) = await history.parts()
+    history.append([batch(1)])
+    (part,) = await history.logs()
     with pytest.raises(UsageError, match="no position"):
         await history.read(part, "yesterday", 10)
     with pytest.raises(UsageError):
@@ -484,38 +484,38 @@ async def test_workers_that_come_and_go_leave_one_log_and_a_tail_that_one_has_le
 ) -> None:
     for number in range(5):
         history = DirectoryHistory(str(tmp_path), HistoryOptions(), clock=clock)
-        history.record([batch(number)])
+        history.append([batch(number)])
         await history.aclose()
-    (part,) = await history.parts()
+    (part,) = await history.logs()
     folder = tmp_path / ".history" / part
     # As after a death between the records and the write position, and after one in the middle of a record.
     (segment,) = folder.glob("*.q")
     state = (folder / "state").read_bytes()
-    history.record([batch(5), batch(6)])
+    history.append([batch(5), batch(6)])
     await history.aclose()
     (folder / "state").write_bytes(state)
     assert [event.at for event in await read(history)] == [0.0, 1.0, 2.0, 3.0, 4.0]
     written = segment.read_bytes()
     end = len(written.rstrip(b"\0"))
     segment.write_bytes(written[: end - 5] + bytes(len(written) - end + 5))
-    history.record([batch(7)])
+    history.append([batch(7)])
     assert [event.at for event in await read(history)] == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 7.0]
     # While that one is being written, another process has its own.
     other = DirectoryHistory(str(tmp_path), HistoryOptions(), clock=clock)
-    other.record([batch(8)])
-    assert len(await history.parts()) == 2
+    other.append([batch(8)])
+    assert len(await history.logs()) == 2
     await other.aclose()
     await history.aclose()
 
 
 async def test_a_log_of_another_boot_is_left_alone(tmp_path: Path, clock: FakeClock) -> None:
     history = DirectoryHistory(str(tmp_path), HistoryOptions(), clock=clock)
-    history.record([batch(1)])
+    history.append([batch(1)])
     await history.aclose()
-    (part,) = await history.parts()
+    (part,) = await history.logs()
     (tmp_path / ".history" / part / ".qworker" / "writer").write_text("another boot")
-    history.record([batch(2)])
-    assert len(await history.parts()) == 2
+    history.append([batch(2)])
+    assert len(await history.logs()) == 2
     await history.aclose()
 
 
@@ -622,7 +622,7 @@ async def test_what_others_record_is_read_by_who_records_nothing(tmp_path: Path,
     await writer.create(QUEUE)
     writer.record([batch(1)])
     reader = open_backend(f"{scheme}://{tmp_path}/spool" + ("?history=0" if scheme == "file" else ""))
-    assert not reader.history.on
+    assert not reader.history.enabled
     reader.record([batch(2)])
     assert [event.event for event in await reader.message_history(QUEUE, "m1-0")] == ["acked"]
     assert await reader.message_history(QUEUE, "m2-0") == []
@@ -634,20 +634,20 @@ async def test_what_others_record_is_read_by_who_records_nothing(tmp_path: Path,
 
 async def test_a_log_that_cannot_be_written_any_more_is_left_for_a_new_one(tmp_path: Path, clock: FakeClock) -> None:
     history = DirectoryHistory(str(tmp_path), HistoryOptions(), clock=clock)
-    history.record([batch(1)])
-    (part,) = await history.parts()
+    history.append([batch(1)])
+    (part,) = await history.logs()
     (segment,) = (tmp_path / ".history" / part).glob("*.q")
     await history.aclose()
     # What a damaged file system may make of a file.
     segment.unlink()
     segment.mkdir()
     with structlog.testing.capture_logs() as logs:
-        history.record([batch(2)])
+        history.append([batch(2)])
         clock.advance(31)
-        history.record([batch(3)])
-    assert len(await history.parts()) == 2
+        history.append([batch(3)])
+    assert len(await history.logs()) == 2
     assert [line["event"] for line in logs] in ([], ["history_paused", "history_resumed"])
-    (other,) = set(await history.parts()) - {part}
+    (other,) = set(await history.logs()) - {part}
     assert (await history.read(other, None, 10))[0][-1].at == 3.0
     backend = open_backend(f"file://{tmp_path}")
     (message_id,) = await backend.publish(QUEUE, [Draft(body=b"")])

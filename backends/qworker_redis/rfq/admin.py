@@ -73,7 +73,7 @@ class RfqAdministration(Administration):
             while cast("int", await self._links.script("remove", queue, (state.value, _BATCH))) > 0:
                 pass
         keys = [rfq_key(queue, part) for part in ("backlog", "nextlog", *PARTS)]
-        if self.history.on:
+        if self.history.enabled:
             keys.append(queue_key(queue, "history"))
         await self._command(slot_of(queue), "UNLINK", *keys)
 

@@ -30,7 +30,7 @@ class Told:
     @property
     def on(self) -> bool:
         """Whether there is anything to count."""
-        return self._backend.history.on
+        return self._backend.history.enabled
 
     async def look(self, now: float) -> None:
         """Take what is new.
@@ -40,7 +40,7 @@ class Told:
         """
         parts = await self._backend.history_parts()
         if self._ends is None:
-            self._ends = {part: await self._backend.history.end(part) for part in parts}
+            self._ends = {part: await self._backend.history.last_position(part) for part in parts}
             return
         for part in parts:
             # The log of a worker that has begun meanwhile is new from its beginning.
