@@ -120,14 +120,14 @@ async def _history(backend: Backend, queue: str, message_id: str) -> tuple[list[
 def _gone(last: Event) -> Reason:
     """What is not stored any more, by the last that is known of it."""
     ran = f" after {last.duration_s:.3g} s" if last.duration_s is not None else ""
-    if last.event == "acked":
+    if last.kind == "acked":
         return Reason("done", f"it finished{_at(last.at)}{ran} on {last.worker}, and is not kept")
-    if last.event == "failed":
+    if last.kind == "failed":
         return Reason(
             "failed", f"it failed for good{_at(last.at)}: {last.error or 'no reason was kept'}; it is not kept"
         )
     return Reason(
-        "not-found", f"it is not stored any more; the last that is known: {last.event}{_at(last.at)} by {last.worker}"
+        "not-found", f"it is not stored any more; the last that is known: {last.kind}{_at(last.at)} by {last.worker}"
     )
 
 

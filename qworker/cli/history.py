@@ -108,12 +108,12 @@ def _print_each(found: list[Event], json: bool) -> None:
 def event_line(event: Event) -> str:
     """One event for people."""
     at = datetime.fromtimestamp(event.at, UTC).isoformat(sep=" ", timespec="milliseconds").replace("+00:00", "Z")
-    words = [at, f"{event.event:<8}", event.queue, event.id, event.task or "(raw)"]
+    words = [at, f"{event.kind:<8}", event.queue, event.id, event.task or "(raw)"]
     if event.tries:
         words.append(f"tries {event.tries}")
     if event.duration_s is not None:
         words.append(f"after {span(event.duration_s)}")
-    if event.event != "enqueued":
+    if event.kind != "enqueued":
         words.append(f"by {event.worker}")
     if event.error:
         words.append(f": {event.error}")

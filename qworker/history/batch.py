@@ -26,7 +26,8 @@ _MOST = 256
 class EventBatch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """One transition of each of some messages of one queue."""
 
-    event: Kind
+    # Its stored name is `event`.
+    kind: Kind = msgspec.field(name="event")
     queue: str
     worker: str
     # Unix seconds.
@@ -54,10 +55,10 @@ class EventBatch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
             known = _Known(self.queue, self.worker, name, task, tries, enqueued_at)
             if self.begins and tries == 0 and enqueued_at:
                 found.append(known.event("enqueued", enqueued_at))
-            if self.begins and self.event != "leased" and leased_at is not None:
+            if self.begins and self.kind != "leased" and leased_at is not None:
                 found.append(known.event("leased", leased_at, token))
             seconds = None if duration is None else duration / 1e6
-            found.append(known.event(self.event, at, token, seconds, error, text))
+            found.append(known.event(self.kind, at, token, seconds, error, text))
         return found
 
     def _rows(
@@ -120,7 +121,7 @@ class _Known(msgspec.Struct, frozen=True, gc=False):
         text: str | None = None,
     ) -> Event:
         return Event(
-            event=kind,
+            kind=kind,
             at=at,
             queue=self.queue,
             id=self.id,
@@ -138,13 +139,13 @@ class _Known(msgspec.Struct, frozen=True, gc=False):
 def batches_of(events: Iterable[Event]) -> list[EventBatch]:
     """Batches that tell these events in this order."""
     batches: list[EventBatch] = []
-    for (kind, queue, worker), run in groupby(events, lambda one: (one.event, one.queue, one.worker)):
+    for (kind, queue, worker), run in groupby(events, lambda one: (one.kind, one.queue, one.worker)):
         rows = list(run)
         for first in range(0, len(rows), _MOST):
             some = rows[first : first + _MOST]
             batches.append(
                 EventBatch(
-                    event=kind,
+                    kind=kind,
                     queue=queue,
                     worker=worker,
                     at=[row.at for row in some],

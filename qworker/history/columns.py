@@ -57,7 +57,7 @@ class Acks:
             return
         batches.append(
             EventBatch(
-                event="acked",
+                kind="acked",
                 queue=self._queue,
                 worker=self._worker,
                 at=self._at,

@@ -20,7 +20,8 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     same `at`, when it is leased again: an event is named by its id, kind and `at`.
     """
 
-    event: Kind
+    # Its stored name, also in JSON, is `event`.
+    kind: Kind = msgspec.field(name="event")
     # When it happened; `enqueued`: when the message was published; an end: when its outcome was sent to the store, which took it.
     at: float
     queue: str

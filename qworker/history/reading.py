@@ -31,7 +31,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
         return (
             (self.queue is None or event.queue == self.queue)
             and (self.id is None or event.id == self.id)
-            and (self.kinds is None or event.event in self.kinds)
+            and (self.kinds is None or event.kind in self.kinds)
             and (self.since is None or event.at >= self.since)
         )
 

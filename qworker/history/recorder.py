@@ -163,7 +163,7 @@ class Recorder:
         leased_at = [run.leased_at for run in runs]
         ended = kind not in {"leased", "extended"}
         return EventBatch(
-            event=kind,
+            kind=kind,
             queue=messages[0].queue,
             worker=self._worker,
             at=[*leased_at] if at is None else at,

@@ -141,7 +141,7 @@ _COLUMNS: dict[str, Callable[[Sequence[StoredMessage]], pa.Array[Any]]] = {
 }
 
 _EVENT_COLUMNS: dict[str, Callable[[Sequence[Event]], pa.Array[Any]]] = {
-    "event": lambda found: _strings(one.event for one in found),
+    "event": lambda found: _strings(one.kind for one in found),
     "at": lambda found: timestamps(one.at for one in found),
     "queue": lambda found: _strings(one.queue for one in found),
     "id": lambda found: _strings(one.id for one in found),

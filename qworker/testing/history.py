@@ -36,7 +36,7 @@ def events_of(queue: str, count: int) -> list[Event]:
     """Events as workers tell them; the names hold what could be taken for syntax."""
     return [
         Event(
-            event="acked" if number % 2 else "leased",
+            kind="acked" if number % 2 else "leased",
             at=1_800_000_000.25 + number,
             queue=queue,
             id=f"m{number}",
@@ -104,7 +104,7 @@ class HistoryContract(Contract):
             return
         found = await self._until_told(case, 4 * 3 + 2)
         told = {
-            name: [(event.event, event.tries) for event in found if event.id == name]
+            name: [(event.kind, event.tries) for event in found if event.id == name]
             for name in (acked, failed, again, plain)
         }
         counted = "tries_counted" not in case.harness.deviations
@@ -124,14 +124,14 @@ class HistoryContract(Contract):
         assert {event.task for event in found if event.id != plain} == {"work"}
         assert {event.task for event in found if event.id == plain} == {None}
         assert {event.worker for event in found} == {worker.name}
-        ends = {event.event: event for event in found if event.id in (failed, again)}
+        ends = {event.kind: event for event in found if event.id in (failed, again)}
         assert (ends["failed"].error, ends["retried"].error) == ("never", "not yet")
         assert all(event.duration_s is not None and event.duration_s >= 0 for event in ends.values() if event.error)
         # By the worker's clock; the publish is told by the store's.
         leased, ended = [event.at for event in found if event.id == acked][-2:]
         assert leased <= ended
         history = await case.backend.message_history(case.queue, again)
-        assert [event.event for event in history if event.event != "enqueued"] == [
+        assert [event.kind for event in history if event.kind != "enqueued"] == [
             "leased",
             "retried",
             "leased",

@@ -40,7 +40,7 @@ QUEUE = "jobs"
 
 def batch(number: int, *, size: int = 1, text: str = "") -> EventBatch:
     names = [f"m{number}-{row}" for row in range(size)]
-    return EventBatch(event="acked", queue=QUEUE, worker="w", at=float(number), id=names, error=text or None)
+    return EventBatch(kind="acked", queue=QUEUE, worker="w", at=float(number), id=names, error=text or None)
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ async def read(history: DirectoryHistory | MemoryHistory, limit: int = 100_000) 
 
 def test_a_batch_tells_each_message_from_its_publish_to_its_end() -> None:
     told = EventBatch(
-        event="retried",
+        kind="retried",
         queue=QUEUE,
         worker="w",
         at=[12.0, 13.0],
@@ -87,7 +87,7 @@ def test_a_batch_tells_each_message_from_its_publish_to_its_end() -> None:
         leased_at=11.0,
     )
     events = told.events()
-    assert [(e.id, e.event, e.at, e.token, e.duration_s, e.error) for e in events] == [
+    assert [(e.id, e.kind, e.at, e.token, e.duration_s, e.error) for e in events] == [
         ("a", "enqueued", 10.0, None, None, None),
         ("a", "leased", 11.0, 7, None, None),
         ("a", "retried", 12.0, 7, 1.5, "late"),
@@ -118,7 +118,7 @@ async def test_a_long_run_is_told_when_it_begins_and_each_time_its_lease_is_rene
     job = await work.enqueue()
 
     async def told() -> list[str]:
-        return [event.event for event in await app.store.message_history("default", job.id)]
+        return [event.kind for event in await app.store.message_history("default", job.id)]
 
     async def is_renewed() -> bool:
         return (await told())[:3] == ["enqueued", "leased", "extended"]
@@ -152,8 +152,8 @@ async def test_what_is_cancelled_at_the_end_is_told_as_released_and_a_lost_lease
         await begun.wait()
         await until(lambda: worker.counts.lost == 1)
     ends = {event.id: event for event in await read(app.store.history)}
-    assert (ends[job.id].event, ends[job.id].error) == ("released", None)
-    assert (ends[lost.id].event, ends[lost.id].error) == ("lost", "the store refused the outcome")
+    assert (ends[job.id].kind, ends[job.id].error) == ("released", None)
+    assert (ends[lost.id].kind, ends[lost.id].error) == ("lost", "the store refused the outcome")
 
 
 async def test_the_tasks_of_strangers_and_raw_messages_are_told_bounded(app) -> None:
@@ -166,7 +166,7 @@ async def test_the_tasks_of_strangers_and_raw_messages_are_told_bounded(app) -> 
     async with app.working() as (worker, _):
         await until(lambda: worker.counts.failed == 1 and worker.counts.released == 2)
     ends = {event.id: event for event in await read(app.store.history)}
-    assert [ends[name].event for name in ids] == ["failed", "released", "released"]
+    assert [ends[name].kind for name in ids] == ["failed", "released", "released"]
     assert [ends[name].task for name in ids] == ["known", "t" * 200, None]
     assert ends[ids[0]].error == "b" * 300
 
@@ -214,10 +214,10 @@ async def test_explain_knows_what_became_of_a_message_that_is_gone(app) -> None:
     await store.remove("default", [done.id, failed.id])
     found = await explain(store, "default", done.id)
     assert (found.state, [reason.code for reason in found.reasons]) == (None, ["done"])
-    assert [event.event for event in found.history] == ["enqueued", "leased", "acked"]
+    assert [event.kind for event in found.history] == ["enqueued", "leased", "acked"]
     found = await explain(store, "default", failed.id)
     assert (found.reasons[0].code, "no such user" in found.reasons[0].text) == ("failed", True)
-    assert [event.event for event in (await explain(store, "default", purged.id)).history][-1] == "failed"
+    assert [event.kind for event in (await explain(store, "default", purged.id)).history][-1] == "failed"
     assert (await explain(store, "default", "never-here")).reasons[0].code == "not-found"
 
 
@@ -253,7 +253,7 @@ async def test_a_worker_that_is_killed_leaves_what_it_was_at_and_its_log_is_remo
             return await backend.message_history(QUEUE, job.id)
 
         found = await until(told)
-        assert [event.event for event in found] == ["enqueued", "leased"]
+        assert [event.kind for event in found] == ["enqueued", "leased"]
         root = os.open(tmp_path / "spool" / ".history", os.O_RDONLY)
         later = found[0].at + 1e6
         # As long as it lives the log that it writes stays, however old.
@@ -539,7 +539,7 @@ async def test_a_worker_on_several_queues_tells_each_message_with_its_own_queue_
     assert len(found) == 900
     assert {event.id: (event.queue, event.task) for event in found} == given
     for name in given:
-        assert [event.event for event in found if event.id == name] == ["enqueued", "leased", "acked"]
+        assert [event.kind for event in found if event.id == name] == ["enqueued", "leased", "acked"]
 
 
 def test_the_command_prints_the_newest_as_lines_and_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -570,7 +570,7 @@ def test_renewals_are_shown_only_where_they_are_asked_for(tmp_path: Path, capsys
     url = f"file://{tmp_path}/spool"
 
     def renewed(number: int) -> EventBatch:
-        return EventBatch(event="extended", queue=QUEUE, worker="w", at=float(number), id=[f"m{number}"])
+        return EventBatch(kind="extended", queue=QUEUE, worker="w", at=float(number), id=[f"m{number}"])
 
     async def tell() -> None:
         backend = open_backend(url)
@@ -624,7 +624,7 @@ async def test_what_others_record_is_read_by_who_records_nothing(tmp_path: Path,
     reader = open_backend(f"{scheme}://{tmp_path}/spool" + ("?history=0" if scheme == "file" else ""))
     assert not reader.history.enabled
     reader.record([batch(2)])
-    assert [event.event for event in await reader.message_history(QUEUE, "m1-0")] == ["acked"]
+    assert [event.kind for event in await reader.message_history(QUEUE, "m1-0")] == ["acked"]
     assert await reader.message_history(QUEUE, "m2-0") == []
     assert await reader.queues() == [QUEUE]
     assert "history" in (await writer.stats(QUEUE)).retention

@@ -26,7 +26,7 @@ def server() -> Iterator[RedisServer]:
 
 
 def batch(number: int, text: str = "") -> EventBatch:
-    return EventBatch(event="acked", queue=QUEUE, worker="w", at=float(number), id=[f"m{number}"], error=text or None)
+    return EventBatch(kind="acked", queue=QUEUE, worker="w", at=float(number), id=[f"m{number}"], error=text or None)
 
 
 async def test_a_stream_keeps_about_the_size_that_the_url_says(server: RedisServer) -> None:

@@ -336,7 +336,7 @@ async def test_a_history_without_proc_pauses_and_names_what_is_missing(
     monkeypatch.setattr(writer, "boot_id", missing)
     history = DirectoryHistory(str(tmp_path), HistoryOptions())
     with structlog.testing.capture_logs() as logs:
-        history.append([EventBatch(event="acked", queue="q", worker="w", at=1.0, id=["x"])])
+        history.append([EventBatch(kind="acked", queue="q", worker="w", at=1.0, id=["x"])])
     assert [(line["event"], line["error"]) for line in logs] == [
         ("history_paused", "/proc/sys/kernel/random/boot_id cannot be read: mount /proc")
     ]

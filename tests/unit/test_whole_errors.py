@@ -86,7 +86,7 @@ async def test_a_failure_that_many_have_in_common_is_told_once():
     for _ in range(10):
         await tasks["work"].enqueue()
     await run_until_idle(tasks)
-    told = [batch for batch in records if batch.event == "retried"]
+    told = [batch for batch in records if batch.kind == "retried"]
     assert all(isinstance(batch.text, str) for batch in told)
-    events = [event for batch in told for event in batch.events() if event.event == "retried"]
+    events = [event for batch in told for event in batch.events() if event.kind == "retried"]
     assert [(event.error, event.text.endswith(LINES)) for event in events] == [(NEWS, True)] * 10

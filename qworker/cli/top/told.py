@@ -52,9 +52,9 @@ class Told:
                     break
                 for event in page:
                     self._heard[event.queue][event.worker] = now
-                    if event.event == "acked":
+                    if event.kind == "acked":
                         self.done[event.queue] += 1
-                    elif event.event == "failed":
+                    elif event.kind == "failed":
                         self.failed[event.queue] += 1
 
     def workers(self, queue: str, since: float) -> int:
