@@ -13,8 +13,6 @@ from typing import ClassVar, Self
 
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.errors import NotSupported, QueueNotFound, StoreNotFound
-from qworker.history.batch import EventBatch
-from qworker.history.event import Event
 from qworker.history.store import NO_HISTORY, HistoryStore
 from qworker.message import Draft, FinishedMessage, Lease, QueueStats, Settlement, State, StoredMessage
 from qworker.parts import pages
@@ -51,8 +49,8 @@ class Backend(abc.ABC):
     # of an HTTP server). Otherwise a store that can tell takes back a dead process's leases at once.
     detached: bool = False
 
-    # Where events are kept. A backend sets its own (`qworker.history` has one for a directory and one for memory), says what its
-    # `describe_retention` is in `QueueStats.retention`, and closes it in `aclose`.
+    # Where events are kept. Callers use its methods directly. A backend sets its own (`qworker.history` has one for a directory and
+    # one for memory), adds its `retention` to `QueueStats.retention`, and closes it in `aclose`.
     history: HistoryStore = NO_HISTORY
 
     @classmethod
@@ -364,42 +362,3 @@ class Backend(abc.ABC):
         Raises:
             QueueNotFound: there is none.
         """
-
-    # -- the history -------------------------------------------------------------------------------------------------
-
-    def record(self, batches: Sequence[EventBatch]) -> None:
-        """Keep what has happened to messages; called by the worker's loops, on the loop's thread.
-
-        Cheap, and never raises because of the store: events are buffered and not synced, and where they cannot be kept that is
-        logged once. No message depends on them.
-        """
-        self.history.append(batches)
-
-    async def history_parts(self) -> list[str]:
-        """The parts of the history, sorted; each can be read on its own and in parallel."""
-        return await self.history.logs()
-
-    async def read_history(self, part: str, after: str | None, limit: int) -> tuple[list[Event], str | None]:
-        """Read up to `limit` events of a part, from a position on.
-
-        One message's events are in their order within a part; a message that several workers had is in several parts. Damaged
-        records are passed over.
-
-        Args:
-            part: one of `history_parts`; one that is gone has no events.
-            after: a position that this gave; None: the beginning of what is kept.
-            limit: at least 1.
-
-        Returns:
-            The events, none when there are no more for now; and the position to go on from. Positions of a part are opaque,
-            stable, and ordered as text.
-        """
-        return await self.history.read(part, after, limit)
-
-    async def forget_history(self, part: str, until: str) -> None:
-        """Say that what lies before a position may be removed; when, and whether all of it, is the store's matter."""
-        await self.history.delete_before(part, until)
-
-    async def message_history(self, queue: str, message_id: str) -> list[Event]:
-        """What is known to have happened to one message, by time; it need not be stored any more."""
-        return await self.history.for_message(queue, message_id)

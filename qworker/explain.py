@@ -112,7 +112,7 @@ def _told_error(history: list[Event]) -> str | None:
 async def _history(backend: Backend, queue: str, message_id: str) -> tuple[list[Event], list[Reason]]:
     """What is told of it; and why nothing is, where the history is damaged: the message itself may be well."""
     try:
-        return await backend.message_history(queue, message_id), []
+        return await backend.history.for_message(queue, message_id), []
     except BackendError as error:
         return [], [Reason("no-history", f"its history cannot be read: {error}")]
 

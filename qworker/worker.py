@@ -219,7 +219,7 @@ class Worker:
     def _told_to(self, backend: Backend, held: AbstractSet[Run]) -> Recorder | None:
         if backend.history.enabled:
             self._recorder = Recorder(
-                backend.record,
+                backend.history.append,
                 held,
                 self.queues,
                 self.name,

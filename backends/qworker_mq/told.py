@@ -53,13 +53,13 @@ class HttpHistory(HistoryStore):
         self._log: Any = structlog.get_logger("qworker.history")
 
     def describe_retention(self) -> str:
-        """For people."""
+        """Return who keeps the events."""
         return "kept by the server"
 
     # -- writing -----------------------------------------------------------------------------------------------------
 
     def append(self, batches: Sequence[EventBatch]) -> None:
-        """Have them sent."""
+        """Queue events for the background sender."""
         self._waiting.extend(batches)
         if self._waiting and self._sender is None:
             self._sender = asyncio.get_running_loop().create_task(self._send_all(), name="qworker-history-sender")
@@ -101,21 +101,21 @@ class HttpHistory(HistoryStore):
     # -- reading -----------------------------------------------------------------------------------------------------
 
     async def logs(self) -> list[str]:
-        """The server's."""
+        """Return the logs of the server."""
         return _decoded(await self._ask("GET", "/-/-history"), list[str])
 
     async def read(self, log: str, after: str | None, limit: int) -> tuple[list[Event], str | None]:
-        """See `Backend.read_history`."""
+        """Read one page from the server, of at most 1000 events."""
         query = {"limit": min(limit, 1000), **({} if after is None else {"after": after})}
         page = _decoded(await self._ask("GET", f"/-/-history/{check_queue(log)}?{urlencode(query)}"), _Page)
         return page.events, page.after
 
     async def delete_before(self, log: str, position: str) -> None:
-        """See `Backend.forget_history`."""
+        """Ask the server to remove them."""
         await self._ask("POST", f"/-/-history/{check_queue(log)}/forget", {"until": position})
 
     async def for_message(self, queue: str, message_id: str) -> list[Event]:
-        """See `Backend.message_history`."""
+        """Ask the server."""
         target = f"/-/{check_queue(queue)}/messages/{quote(message_id, safe='')}/history"
         return _decoded(await self._ask("GET", target), list[Event])
 

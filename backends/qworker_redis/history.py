@@ -78,13 +78,13 @@ class RedisHistory(HistoryStore):
         self._log: Any = structlog.get_logger("qworker.redis")
 
     def describe_retention(self) -> str:
-        """For people."""
+        """Return the age and the size that are kept for each queue."""
         return f"{self._options.describe_retention()} per queue" if self.enabled else self._options.describe_retention()
 
     # -- writing -----------------------------------------------------------------------------------------------------
 
     def append(self, batches: Sequence[EventBatch]) -> None:
-        """Send records, where there is a connection; else with the next ones."""
+        """Send records if there is a connection. Otherwise they are sent with the next ones."""
         now = self._clock.monotonic()
         if not self.enabled or now < self._paused_until:
             return
@@ -138,12 +138,12 @@ class RedisHistory(HistoryStore):
     # -- reading -----------------------------------------------------------------------------------------------------
 
     async def logs(self) -> list[str]:
-        """The queues that have a stream."""
+        """Return the queues that have a stream."""
         names = await self._queues()
         return [name for name in names if await self._command(slot_of(name), "EXISTS", queue_key(name, "history"))]
 
     async def read(self, log: str, after: str | None, limit: int) -> tuple[list[Event], str | None]:
-        """See `Backend.read_history`."""
+        """Read the entries of a queue's stream. A position is the id of an entry and how many of its events were given."""
         found: list[Event] = []
         place, skip = _parsed(after)
         while len(found) < limit:
@@ -162,7 +162,7 @@ class RedisHistory(HistoryStore):
         return found, after
 
     async def for_message(self, queue: str, message_id: str) -> list[Event]:
-        """See `Backend.message_history`."""
+        """Search the queue's stream, without decoding entries that do not contain the id."""
         needle = msgspec.json.encode(message_id)
         found: list[Event] = []
         place, skip = (0, 0), 0
@@ -185,7 +185,7 @@ class RedisHistory(HistoryStore):
         return found
 
     async def delete_before(self, log: str, position: str) -> None:
-        """Trim what lies before."""
+        """Trim the stream."""
         (moment, number), given = _parsed(position)
         first = f"{moment}-{number + 1 if given == _ALL else number}"
         arguments: list[Argument] = ["XTRIM", queue_key(check_queue(log), "history"), "MINID", "=", first]

@@ -83,12 +83,12 @@ def _kinds(chosen: tuple[str, ...], everything: bool) -> frozenset[str] | None:
 
 async def _print(url: str, wanted: Wanted, limit: int, following: bool, json: bool) -> None:
     async with opened(url) as backend:
-        if not backend.history.enabled and not await backend.history_parts():
+        if not backend.history.enabled and not await backend.history.logs():
             say("no history is kept here: ?history=1 in the workers' URL keeps one", err=True)
-        found, ends = await newest(backend, wanted, limit)
+        found, ends = await newest(backend.history, wanted, limit)
         if following:
             _print_each(found, json)
-            async for more in following_events(backend, wanted, ends):
+            async for more in following_events(backend.history, wanted, ends):
                 _print_each(more, json)
                 await asyncio.sleep(_LOOK)
         elif json:

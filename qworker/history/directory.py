@@ -82,13 +82,13 @@ class DirectoryHistory(HistoryStore):
         self._log: Any = structlog.get_logger("qworker.history")
 
     def describe_retention(self) -> str:
-        """For people."""
+        """Return the age and the size that are kept."""
         return self._options.describe_retention()
 
     # -- writing -----------------------------------------------------------------------------------------------------
 
     def append(self, batches: Sequence[EventBatch]) -> None:
-        """Append to this process's log."""
+        """Append to the log of this process."""
         now = self._clock.monotonic()
         if not self.enabled or now < self._paused_until:
             return
@@ -186,17 +186,17 @@ class DirectoryHistory(HistoryStore):
     # -- reading -----------------------------------------------------------------------------------------------------
 
     async def logs(self) -> list[str]:
-        """The logs."""
+        """Return the names of the logs: one for each writing process."""
         return await self._reader.logs()
 
     async def read(self, log: str, after: str | None, limit: int) -> tuple[list[Event], str | None]:
-        """See `Backend.read_history`."""
+        """Read records of a log, whichever process writes it."""
         return await self._reader.read(log, after, limit)
 
     async def for_message(self, queue: str, message_id: str) -> list[Event]:
-        """See `Backend.message_history`."""
+        """Search the logs, without decoding records that do not contain the id."""
         return await self._reader.for_message(queue, message_id)
 
     async def delete_before(self, log: str, position: str) -> None:
-        """Remove the segments that lie wholly before, and the whole log where its process is dead and all of it does."""
+        """Remove the segments before the position. If the log's process is dead and all of it lies before, remove the log."""
         await self._reader.delete_before(log, position)

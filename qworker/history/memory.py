@@ -28,7 +28,7 @@ class MemoryHistory(HistoryStore):
         self._messages = 0
 
     def append(self, batches: Sequence[EventBatch]) -> None:
-        """Keep events, and let the oldest go."""
+        """Keep events, and drop the oldest."""
         with self._lock:
             for batch in batches:
                 self._batches.append((self._next, batch))
@@ -38,11 +38,11 @@ class MemoryHistory(HistoryStore):
                 self._messages -= len(self._batches.popleft()[1].id)
 
     async def logs(self) -> list[str]:
-        """One, where anything was recorded."""
+        """Return the one log, if it holds events."""
         return [_LOG] if self._batches else []
 
     async def read(self, log: str, after: str | None, limit: int) -> tuple[list[Event], str | None]:
-        """See `Backend.read_history`."""
+        """Read the one log. A position is the number of a batch and how many of its events were given."""
         number, given = [0, 0] if after is None else parsed_position(after, 2)
         with self._lock:
             batches = [(own, batch) for own, batch in self._batches if own >= number and log == _LOG]
@@ -58,14 +58,14 @@ class MemoryHistory(HistoryStore):
         return found, after
 
     async def delete_before(self, log: str, position: str) -> None:
-        """Drop the batches that lie wholly before."""
+        """Drop the batches that lie completely before the position."""
         number = parsed_position(position, 2)[0]
         with self._lock:
             while log == _LOG and self._batches and self._batches[0][0] < number:
                 self._messages -= len(self._batches.popleft()[1].id)
 
     def describe_retention(self) -> str:
-        """For people."""
+        """Return how many messages' events are kept."""
         return f"of the newest {self._most:,} messages"
 
 

@@ -41,7 +41,7 @@ class LogReader:
         self._clock = clock
 
     async def logs(self) -> list[str]:
-        """The logs."""
+        """Return the names of the logs, sorted."""
         with store_errors(f"list {self._path}"):
             try:
                 names = os.listdir(self._path)
@@ -51,7 +51,7 @@ class LogReader:
 
     @contextmanager
     def _opened(self, name: str) -> Generator[tuple[int, Log, StateFile] | None]:
-        """A log to read; None when it is gone."""
+        """Open a log for reading; None if it is gone."""
         check_queue(name)
         descriptors: list[int] = []
         log: Log | None = None
@@ -74,7 +74,7 @@ class LogReader:
                 os.close(fd)
 
     async def read(self, name: str, after: str | None, limit: int) -> tuple[list[Event], str | None]:
-        """See `Backend.read_history`."""
+        """Read events of a log, as `HistoryStore.read` does."""
         place, skip = _parsed(after)
         found: list[Event] = []
         with self._opened(name) as opened:
@@ -97,12 +97,12 @@ class LogReader:
         return found, after
 
     async def last_position(self, name: str) -> str | None:
-        """Where the next record will be: nothing is read for it."""
+        """Return the position of the next record, without reading any; None if the log is gone."""
         with self._opened(name) as opened:
             return None if opened is None else _position(opened[2].place(0), 0)
 
     async def for_message(self, queue: str, message_id: str) -> list[Event]:
-        """See `Backend.message_history`: records without the id are passed over undecoded."""
+        """Return all events of a message, by time. Records without its id are not decoded."""
         needle = msgspec.json.encode(message_id)
         found: list[Event] = []
         for name in await self.logs():
@@ -120,7 +120,7 @@ class LogReader:
         return in_order(found)
 
     async def delete_before(self, name: str, until: str) -> None:
-        """Remove the segments that lie wholly before, and the whole log where its process is dead and all of it does."""
+        """Remove the segments before a position. If the log's process is dead and all of it lies before, remove the log."""
         place = _parsed(until)[0]
         with self._opened(name) as opened:
             if opened is None:

@@ -1,4 +1,4 @@
-"""Looking through the history of a store: the newest events of all parts together, and what comes after them."""
+"""Read the history of a store: the newest events of all logs together, and the events that follow them."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from collections.abc import AsyncIterator
 
 import msgspec
 
-from qworker.backend import Backend
 from qworker.history.event import Event
-from qworker.history.store import in_order
+from qworker.history.store import HistoryStore, in_order
 
 __all__ = ["Wanted", "follow", "newest"]
 
@@ -36,18 +35,18 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-async def newest(backend: Backend, wanted: Wanted, count: int) -> tuple[list[Event], dict[str, str | None]]:
-    """The last `count` events by time, and the end of each part for `follow`.
+async def newest(history: HistoryStore, wanted: Wanted, count: int) -> tuple[list[Event], dict[str, str | None]]:
+    """Return the last `count` events by time, and the end of each log for `follow`.
 
     All of the history is read, in bounded memory.
     """
     kept: list[tuple[float, int, Event]] = []
     numbers = itertools.count()
     ends: dict[str, str | None] = {}
-    for part in await backend.history_parts():
+    for log in await history.logs():
         after: str | None = None
         while True:
-            page, after = await backend.read_history(part, after, _PAGE)
+            page, after = await history.read(log, after, _PAGE)
             if not page:
                 break
             for event in filter(wanted.has, page):
@@ -56,25 +55,25 @@ async def newest(backend: Backend, wanted: Wanted, count: int) -> tuple[list[Eve
                     heapq.heappush(kept, row)
                 elif kept and row > kept[0]:
                     heapq.heapreplace(kept, row)
-        ends[part] = after
+        ends[log] = after
     return [event for _, _, event in sorted(kept)], ends
 
 
-async def follow(backend: Backend, wanted: Wanted, ends: dict[str, str | None]) -> AsyncIterator[list[Event]]:
-    """What is told after `ends`, by time, once a look; a look that finds nothing gives an empty list.
+async def follow(history: HistoryStore, wanted: Wanted, ends: dict[str, str | None]) -> AsyncIterator[list[Event]]:
+    """Yield the events after `ends`, by time, once for each look. If a look finds nothing, the list is empty.
 
     Args:
-        backend: where.
-        wanted: which events.
-        ends: where each part was left off; it moves on. Parts that are not in it are read from their beginning.
+        history: Where to look.
+        wanted: Which events.
+        ends: The position in each log, which this function moves. A log that is not in it is read from its beginning.
     """
     while True:
         found: list[Event] = []
-        for part in await backend.history_parts():
-            after = ends.get(part)
+        for log in await history.logs():
+            after = ends.get(log)
             while True:
-                page, after = await backend.read_history(part, after, _PAGE)
-                ends[part] = after
+                page, after = await history.read(log, after, _PAGE)
+                ends[log] = after
                 if not page:
                     break
                 found += filter(wanted.has, page)

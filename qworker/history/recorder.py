@@ -45,7 +45,7 @@ class Recorder:
     """A worker's `Transitions`, for the history.
 
     Args:
-        record: the backend's.
+        append: The history's, which keeps batches.
         held: the worker's leases.
         queues: what it works on.
         worker: its name.
@@ -56,7 +56,7 @@ class Recorder:
 
     def __init__(
         self,
-        record: Callable[[Sequence[EventBatch]], None],
+        append: Callable[[Sequence[EventBatch]], None],
         held: AbstractSet[Run],
         queues: Sequence[str],
         worker: str,
@@ -66,7 +66,7 @@ class Recorder:
         texts: bool = False,
     ) -> None:
         self._texts = texts
-        self._record = record
+        self._append = append
         self._held = held
         self._one_queue = queues[0] if len(queues) == 1 else None
         self._worker = worker
@@ -193,7 +193,7 @@ class Recorder:
         self._move_acks()
         batches, self._ready = self._ready, []
         if batches and not self._unless_broken.broken:
-            self._record(batches)
+            self._append(batches)
 
     def _move_acks(self) -> None:
         for acks in self._acks.values():

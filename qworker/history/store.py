@@ -1,4 +1,4 @@
-"""Where events are kept. A backend has one of these, and passes the calls of its contract on to it."""
+"""Where events are kept: a backend has one history store, `Backend.history`, which callers use directly."""
 
 from __future__ import annotations
 
@@ -35,32 +35,57 @@ _KEEP = re.compile(r"(\d{1,9})([mhdMG])")
 
 
 class HistoryStore(abc.ABC):
-    """Append-only logs of events. Belongs to one event loop."""
+    """Append-only logs of events, which belong to one event loop.
 
-    # False: nothing is recorded, and nobody need try. What was recorded earlier, or by others, can be read all the same.
+    Attributes:
+        enabled: False if this process records nothing. What others record, or recorded earlier, can still be read.
+    """
+
     enabled: bool = True
 
     @abc.abstractmethod
     def append(self, batches: Sequence[EventBatch]) -> None:
-        """Keep events; cheap, on the loop's thread.
+        """Keep events.
 
-        Never raises because of the store: when it is full or broken that is logged once, and nothing is kept until it is well.
+        The worker's loops call it on the loop's thread, so it must be cheap: events are buffered and not synced. No message depends on
+        them. It never raises because of the store. If the store is full or broken, that is logged once, and events are dropped until
+        the store works again.
         """
 
     @abc.abstractmethod
     async def logs(self) -> list[str]:
-        """The logs, which can be read in parallel; sorted."""
+        """Return the names of the logs, sorted. Each can be read on its own, and all in parallel."""
 
     @abc.abstractmethod
     async def read(self, log: str, after: str | None, limit: int) -> tuple[list[Event], str | None]:
-        """See `Backend.read_history`."""
+        """Read events of one log, starting after a position.
+
+        The events of one message are in order within a log. If several workers had a message, its events are in several logs.
+        Damaged records are skipped.
+
+        Args:
+            log: One of `logs`. A log that does not exist has no events.
+            after: A position that an earlier `read` returned. None: the beginning of what is kept.
+            limit: The largest number of events to return, at least 1.
+
+        Returns:
+            The events (none if there are no more at present), and the position to continue from. Positions are opaque and stable.
+            Within a log they are ordered as text.
+
+        Raises:
+            UsageError: `after` is not a position.
+        """
 
     @abc.abstractmethod
     async def delete_before(self, log: str, position: str) -> None:
-        """See `Backend.forget_history`."""
+        """Allow the store to remove what lies before a position. The store decides when, and whether it removes all of it.
+
+        Raises:
+            UsageError: `position` is not a position.
+        """
 
     async def last_position(self, log: str) -> str | None:
-        """The position after the last event of a part, for who wants to hear of what comes; None: it has no events."""
+        """Return the position after the last event, or None if the log is empty."""
         after: str | None = None
         while True:
             page, after = await self.read(log, after, _PAGE)
@@ -68,7 +93,7 @@ class HistoryStore(abc.ABC):
                 return after
 
     async def for_message(self, queue: str, message_id: str) -> list[Event]:
-        """See `Backend.message_history`."""
+        """Return all known events of one message, by time. The message may be gone from the store."""
         found: list[Event] = []
         for log in await self.logs():
             after: str | None = None
@@ -81,39 +106,39 @@ class HistoryStore(abc.ABC):
 
     @abc.abstractmethod
     def describe_retention(self) -> str:
-        """For how long events are kept, for people."""
+        """Return how long events are kept, as text for people."""
 
     @property
     def retention(self) -> Mapping[str, str]:
-        """What `QueueStats.retention` says of it."""
+        """The history's entry of `QueueStats.retention`."""
         return {"history": self.describe_retention()} if self.enabled else {}
 
     async def aclose(self) -> None:
-        """Let go of everything, after what was recorded is kept. Idempotent; the next call begins anew."""
+        """Release everything, after what was appended is kept. Idempotent; a later call opens it again."""
         return
 
 
 class NoHistory(HistoryStore):
-    """Keeps nothing."""
+    """A history that keeps nothing."""
 
     enabled = False
 
     def append(self, batches: Sequence[EventBatch]) -> None:
-        """Keep nothing."""
+        """Drop the events."""
 
     async def logs(self) -> list[str]:
-        """None."""
+        """Return no logs."""
         return []
 
     async def read(self, log: str, after: str | None, limit: int) -> tuple[list[Event], str | None]:
-        """Nothing."""
+        """Return no events."""
         return [], after
 
     async def delete_before(self, log: str, position: str) -> None:
-        """Nothing to forget."""
+        """Do nothing."""
 
     def describe_retention(self) -> str:
-        """For people."""
+        """Return that nothing is kept."""
         return "not kept"
 
 
@@ -133,7 +158,7 @@ def parsed_position(text: str, fields: int) -> list[int]:
 
 
 def in_order(events: list[Event]) -> list[Event]:
-    """Events of several parts by their time; those of one moment stay in the order of their part."""
+    """Sort events of several logs by time. Events of the same moment stay in the order of their log."""
     return sorted(events, key=lambda event: event.at)
 
 
@@ -167,7 +192,7 @@ class HistoryOptions(msgspec.Struct, frozen=True, kw_only=True):
         return options
 
     def describe_retention(self) -> str:
-        """For people."""
+        """Return how long events are kept, as text for people."""
         if not self.enabled:
             return NO_HISTORY.describe_retention()
         return f"kept for {_in_units(self.age, _AGE_UNITS)}, at most {_in_units(self.size, _SIZE_UNITS)}"

@@ -33,7 +33,7 @@ class _History:
 
     async def logs(self, _request: Request) -> Response:
         """The parts."""
-        return _json(await self._backend.history_parts())
+        return _json(await self._backend.history.logs())
 
     async def append(self, request: Request) -> Response:
         """Keep what a worker elsewhere tells."""
@@ -44,14 +44,14 @@ class _History:
             raise UsageError(f"the body cannot be used: {error}") from error
         for batch in batches:
             check_queue(batch.queue)
-        self._backend.record(batches)
+        self._backend.history.append(batches)
         return Response(status_code=202)
 
     async def read(self, request: Request) -> Response:
         """Events of a part, and the position to go on from."""
         given = dict(request.query_params)
         limit = int(number(given, "limit", 1000, least=1, most=_MOST))
-        events, after = await self._backend.read_history(_part(request), given.get("after"), limit)
+        events, after = await self._backend.history.read(_part(request), given.get("after"), limit)
         return _json(Page(events, after))
 
     async def delete_before(self, request: Request) -> Response:
@@ -61,13 +61,13 @@ class _History:
             until = _until.decode(body).until
         except msgspec.DecodeError as error:
             raise UsageError(f"the body cannot be used: {error}") from error
-        await self._backend.forget_history(_part(request), until)
+        await self._backend.history.delete_before(_part(request), until)
         return Response(status_code=204)
 
     async def for_message(self, request: Request) -> Response:
         """What happened to one message."""
         queue, message_id = check_queue(request.path_params["queue"]), check_id(request.path_params["id"])
-        return _json(await self._backend.message_history(queue, message_id))
+        return _json(await self._backend.history.for_message(queue, message_id))
 
 
 def history_routes(backend: Backend, body_limit: int) -> list[Route]:

@@ -70,7 +70,7 @@ def _by_queue(page: pa.RecordBatch) -> dict[str, list[FinishedMessage]]:
 async def forget(url: str, positions: Mapping[str, str]) -> None:
     """Let the store remove the history that is archived."""
     async with opened(url) as backend:
-        there = await backend.history_parts()
+        there = await backend.history.logs()
         for part in there:
             if part in positions:
-                await backend.forget_history(part, positions[part])
+                await backend.history.delete_before(part, positions[part])

@@ -106,7 +106,7 @@ class EventsReader(DataSourceReader):
 
     async def _divide(self) -> list[InputPartition]:
         async with opened(self._options.url) as backend:
-            return [InputPartition(part) for part in await backend.history_parts()]
+            return [InputPartition(part) for part in await backend.history.logs()]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """In a task: one part."""
@@ -119,7 +119,7 @@ class EventsReader(DataSourceReader):
         position = options.after.get(part)
         async with opened(options.url) as backend:
             while True:
-                found, position = await backend.read_history(part, position, _EVENTS)
+                found, position = await backend.history.read(part, position, _EVENTS)
                 if not found:
                     return
                 if options.queues:

@@ -59,10 +59,10 @@ def _textual(text: str | None) -> str:
 async def read_all(backend: Backend, queue: str, limit: int = 1000) -> list[Event]:
     """A queue's events in every part, each part's in its order."""
     found: list[Event] = []
-    for part in await backend.history_parts():
+    for part in await backend.history.logs():
         after: str | None = None
         while True:
-            page, following = await backend.read_history(part, after, limit)
+            page, following = await backend.history.read(part, after, limit)
             if not page:
                 break
             assert len(page) <= limit
@@ -130,7 +130,7 @@ class HistoryContract(Contract):
         # By the worker's clock; the publish is told by the store's.
         leased, ended = [event.at for event in found if event.id == acked][-2:]
         assert leased <= ended
-        history = await case.backend.message_history(case.queue, again)
+        history = await case.backend.history.for_message(case.queue, again)
         assert [event.kind for event in history if event.kind != "enqueued"] == [
             "leased",
             "retried",
@@ -149,10 +149,10 @@ class HistoryContract(Contract):
     async def test_a_part_is_read_in_pages_of_any_size(self, case: Case, limit: int) -> None:
         await case.backend.create(case.queue)
         given = events_of(case.queue, 20)
-        case.backend.record(batches_of(given[:11]))
-        case.backend.record(batches_of(given[11:]))
+        case.backend.history.append(batches_of(given[:11]))
+        case.backend.history.append(batches_of(given[11:]))
         if not case.backend.history.enabled:
-            assert await case.backend.history_parts() == []
+            assert await case.backend.history.logs() == []
             return
         found = await self._until_told(case, 20)
         assert [event.id for event in found] == [event.id for event in given]
@@ -170,14 +170,14 @@ class HistoryContract(Contract):
             return
         await case.backend.create(case.queue)
         reader = await case.open()
-        case.backend.record(batches_of(events_of(case.queue, 3)))
+        case.backend.history.append(batches_of(events_of(case.queue, 3)))
         assert len(await self._until_told(case, 3)) == 3
-        ends = {part: await reader.history.last_position(part) for part in await reader.history_parts()}
+        ends = {part: await reader.history.last_position(part) for part in await reader.history.logs()}
         assert ends == {part: await self._end(reader, part) for part in ends}
-        case.backend.record(batches_of(events_of(case.queue, 5)[3:]))
+        case.backend.history.append(batches_of(events_of(case.queue, 5)[3:]))
 
         async def told() -> list[str]:
-            pages = [(await reader.read_history(part, ends.get(part), 100))[0] for part in await reader.history_parts()]
+            pages = [(await reader.history.read(part, ends.get(part), 100))[0] for part in await reader.history.logs()]
             return [event.id for page in pages for event in page if event.queue == case.queue]
 
         assert await until(told) == ["m3", "m4"]
@@ -186,13 +186,13 @@ class HistoryContract(Contract):
         if not case.backend.history.enabled:
             return
         await case.backend.create(case.queue)
-        case.backend.record(batches_of(events_of(case.queue, 3)))
+        case.backend.history.append(batches_of(events_of(case.queue, 3)))
         await self._until_told(case, 3)
-        for part in await case.backend.history_parts():
+        for part in await case.backend.history.logs():
             end = await self._end(case.backend, part)
             if end is not None:
-                await case.backend.forget_history(part, end)
-        case.backend.record(batches_of(events_of(case.queue, 5)[3:]))
+                await case.backend.history.delete_before(part, end)
+        case.backend.history.append(batches_of(events_of(case.queue, 5)[3:]))
 
         async def told() -> list[str]:
             found = [event.id for event in await read_all(case.backend, case.queue)]
@@ -203,21 +203,21 @@ class HistoryContract(Contract):
     @staticmethod
     async def _some_part(case: Case) -> str:
         await case.backend.create(case.queue)
-        case.backend.record(batches_of(events_of(case.queue, 1)))
-        return (await until(case.backend.history_parts))[0]
+        case.backend.history.append(batches_of(events_of(case.queue, 1)))
+        return (await until(case.backend.history.logs))[0]
 
     @staticmethod
     async def _end(backend: Backend, part: str) -> str | None:
         after: str | None = None
         while True:
-            page, after = await backend.read_history(part, after, 1000)
+            page, after = await backend.history.read(part, after, 1000)
             if not page:
                 return after
 
     async def test_the_history_of_what_is_not_there_is_empty(self, case: Case) -> None:
-        assert await case.backend.read_history("nothing-here", None, 10) == ([], None)
+        assert await case.backend.history.read("nothing-here", None, 10) == ([], None)
         if not case.backend.history.enabled:
             return
         with pytest.raises(UsageError, match="no position"):
-            await case.backend.read_history((await self._some_part(case)), "yesterday", 10)
-        assert await case.backend.message_history(case.queue, "unknown") == []
+            await case.backend.history.read((await self._some_part(case)), "yesterday", 10)
+        assert await case.backend.history.for_message(case.queue, "unknown") == []

@@ -102,10 +102,10 @@ async def test_written_by_31528ec_each_message_is_explained(written: Written) ->
 async def test_written_by_31528ec_the_history_is_told_as_it_was(written: Written) -> None:
     backend = await written.open()
     events: list[dict[str, Any]] = []
-    for part in await backend.history_parts():
+    for part in await backend.history.logs():
         after: str | None = None
         while True:
-            found, after = await backend.read_history(part, after, 10)
+            found, after = await backend.history.read(part, after, 10)
             if not found:
                 break
             events += [event_of(event) for event in found]
@@ -113,7 +113,7 @@ async def test_written_by_31528ec_the_history_is_told_as_it_was(written: Written
     assert {event["event"] for event in told} >= {"enqueued", "leased", "acked", "retried", "failed"}
     assert sorted(events, key=order) == sorted(told, key=order)
     for one in written.messages("told"):
-        of_one = [event_of(event) for event in await backend.message_history("told", one["id"])]
+        of_one = [event_of(event) for event in await backend.history.for_message("told", one["id"])]
         assert sorted(of_one, key=order) == sorted((e for e in told if e["id"] == one["id"]), key=order)
 
 

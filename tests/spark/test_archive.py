@@ -188,8 +188,8 @@ def _crash(*_: object) -> None:
 
 async def _history(backend: Backend) -> list[Event]:
     found: list[Event] = []
-    for part in await backend.history_parts():
-        found += (await backend.read_history(part, None, 1000))[0]
+    for part in await backend.history.logs():
+        found += (await backend.history.read(part, None, 1000))[0]
     return found
 
 

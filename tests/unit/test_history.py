@@ -118,7 +118,7 @@ async def test_a_long_run_is_told_when_it_begins_and_each_time_its_lease_is_rene
     job = await work.enqueue()
 
     async def told() -> list[str]:
-        return [event.kind for event in await app.store.message_history("default", job.id)]
+        return [event.kind for event in await app.store.history.for_message("default", job.id)]
 
     async def is_renewed() -> bool:
         return (await told())[:3] == ["enqueued", "leased", "extended"]
@@ -197,7 +197,7 @@ async def test_without_a_history_nothing_is_written(tmp_path: Path) -> None:
     await Worker(tasks, WorkerOptions(burst=True)).run()
     backend = await tasks.backend()
     assert not (tmp_path / "spool" / ".history").exists()
-    assert await backend.history_parts() == []
+    assert await backend.history.logs() == []
     assert "history" in (await backend.stats("default")).retention
     await tasks.aclose()
 
@@ -250,7 +250,7 @@ async def test_a_worker_that_is_killed_leaves_what_it_was_at_and_its_log_is_remo
     try:
 
         async def told() -> list[Event]:
-            return await backend.message_history(QUEUE, job.id)
+            return await backend.history.for_message(QUEUE, job.id)
 
         found = await until(told)
         assert [event.kind for event in found] == ["enqueued", "leased"]
@@ -428,18 +428,18 @@ async def test_the_newest_events_of_all_parts_are_shown_in_order_and_followed(cl
     first, second = (open_backend(f"file://{tmp_path}/spool", clock=clock) for _ in range(2))
     await first.open()
     for number in range(10):
-        (first if number % 2 else second).record([batch(number)])
-    assert len(await first.history_parts()) == 2
-    found, ends = await newest(first, Wanted(queue=QUEUE), 4)
+        (first if number % 2 else second).history.append([batch(number)])
+    assert len(await first.history.logs()) == 2
+    found, ends = await newest(first.history, Wanted(queue=QUEUE), 4)
     assert [event.at for event in found] == [6.0, 7.0, 8.0, 9.0]
-    following = follow(first, Wanted(since=3.0), ends)
+    following = follow(first.history, Wanted(since=3.0), ends)
     assert await anext(following) == []
     third = open_backend(f"file://{tmp_path}/spool", clock=clock)
     for number, backend in ((12, first), (11, second), (13, third), (2, third)):
-        backend.record([batch(number)])
+        backend.history.append([batch(number)])
     assert [event.at for event in await anext(following)] == [11.0, 12.0, 13.0]
-    assert (await newest(first, Wanted(id="m11-0"), 10))[0][0].at == 11.0
-    assert (await newest(first, Wanted(kinds=frozenset({"failed"})), 10))[0] == []
+    assert (await newest(first.history, Wanted(id="m11-0"), 10))[0][0].at == 11.0
+    assert (await newest(first.history, Wanted(kinds=frozenset({"failed"})), 10))[0] == []
     for backend in (first, second, third):
         await backend.aclose()
 
@@ -549,7 +549,7 @@ def test_the_command_prints_the_newest_as_lines_and_as_json(tmp_path: Path, caps
         backend = open_backend(url)
         await backend.open()
         for number in range(5):
-            backend.record([batch(number, text="\x1b[31mred" if number == 4 else "")])
+            backend.history.append([batch(number, text="\x1b[31mred" if number == 4 else "")])
         await backend.aclose()
 
     asyncio.run(tell())
@@ -575,7 +575,7 @@ def test_renewals_are_shown_only_where_they_are_asked_for(tmp_path: Path, capsys
     async def tell() -> None:
         backend = open_backend(url)
         await backend.open()
-        backend.record([batch(1), *(renewed(number) for number in range(2, 100)), batch(100)])
+        backend.history.append([batch(1), *(renewed(number) for number in range(2, 100)), batch(100)])
         await backend.aclose()
 
     asyncio.run(tell())
@@ -601,7 +601,7 @@ def test_the_command_follows_what_happens(tmp_path: Path) -> None:
     async def tell(number: int) -> None:
         backend = open_backend(url)
         await backend.open()
-        backend.record([batch(number)])
+        backend.history.append([batch(number)])
         await backend.aclose()
 
     try:
@@ -620,12 +620,12 @@ def test_the_command_follows_what_happens(tmp_path: Path) -> None:
 async def test_what_others_record_is_read_by_who_records_nothing(tmp_path: Path, scheme: str) -> None:
     writer = open_backend(f"{scheme}://{tmp_path}/spool?history=1")
     await writer.create(QUEUE)
-    writer.record([batch(1)])
+    writer.history.append([batch(1)])
     reader = open_backend(f"{scheme}://{tmp_path}/spool" + ("?history=0" if scheme == "file" else ""))
     assert not reader.history.enabled
-    reader.record([batch(2)])
-    assert [event.kind for event in await reader.message_history(QUEUE, "m1-0")] == ["acked"]
-    assert await reader.message_history(QUEUE, "m2-0") == []
+    reader.history.append([batch(2)])
+    assert [event.kind for event in await reader.history.for_message(QUEUE, "m1-0")] == ["acked"]
+    assert await reader.history.for_message(QUEUE, "m2-0") == []
     assert await reader.queues() == [QUEUE]
     assert "history" in (await writer.stats(QUEUE)).retention
     await reader.aclose()

@@ -33,7 +33,7 @@ async def test_a_stream_keeps_about_the_size_that_the_url_says(server: RedisServ
     backend = open_backend(server.url + "?keep_history=1M")
     await backend.create(QUEUE)
     for number in range(3000):
-        backend.record([batch(number, "x" * 2000)])
+        backend.history.append([batch(number, "x" * 2000)])
     await until(lambda: not backend.history._sent)
     found = await read_all(backend, QUEUE)
     assert found[-1].at == 2999.0
@@ -75,21 +75,21 @@ async def test_events_are_kept_while_the_server_is_away_and_a_store_that_refused
     await backend.create(QUEUE)
     # There is no connection yet, or no longer.
     other = open_backend(server.url, clock=clock)
-    other.record([batch(1)])
+    other.history.append([batch(1)])
     assert await read_all(backend, QUEUE) == []
     await other.open()
-    other.record([batch(2)])
+    other.history.append([batch(2)])
     assert [event.at for event in await until(lambda: read_all(backend, QUEUE))] == [1.0, 2.0]
     with server.client() as client:
         client.delete(f"{{qworker:{QUEUE}}}:history")
         client.set(f"{{qworker:{QUEUE}}}:history", "in the way")
         with structlog.testing.capture_logs() as logs:
-            other.record([batch(3)])
+            other.history.append([batch(3)])
             await until(lambda: not other.history._sent)
-            other.record([batch(4)])
+            other.history.append([batch(4)])
             client.delete(f"{{qworker:{QUEUE}}}:history")
             clock.advance(31)
-            other.record([batch(5)])
+            other.history.append([batch(5)])
             await until(lambda: not other.history._sent)
     assert [line["event"] for line in logs] == ["history_paused", "history_resumed"]
     assert [event.at for event in await read_all(backend, QUEUE)] == [5.0]

@@ -67,8 +67,8 @@ async def test_looking_into_a_directory_that_is_not_there_makes_none_and_names_i
             assert f"there is no queue 'q', and no directory {place}:" in str(caught.value), name
             assert caught.value.queue == "q"
         assert await backend.queues() == []
-        assert await backend.history_parts() == []
-        assert await backend.message_history("q", "x") == []
+        assert await backend.history.logs() == []
+        assert await backend.history.for_message("q", "x") == []
         assert await backend.half_published("q") == []
         await backend.delete("q")
         assert backend.missing == str(place)

@@ -38,7 +38,7 @@ class Told:
         Args:
             now: monotonic seconds.
         """
-        parts = await self._backend.history_parts()
+        parts = await self._backend.history.logs()
         if self._ends is None:
             self._ends = {part: await self._backend.history.last_position(part) for part in parts}
             return
@@ -46,7 +46,7 @@ class Told:
             # The log of a worker that has begun meanwhile is new from its beginning.
             after = self._ends.get(part)
             while True:
-                page, after = await self._backend.read_history(part, after, _PAGE)
+                page, after = await self._backend.history.read(part, after, _PAGE)
                 self._ends[part] = after
                 if not page:
                     break
