@@ -161,6 +161,13 @@ class RedisHistory(HistoryStore):
             place, skip = entries[-1][0], _ALL
         return found, after
 
+    async def last_position(self, log: str) -> str | None:
+        """Read the stream's last entry only."""
+        key = queue_key(check_queue(log), "history")
+        reply = await self._command(slot_of(log), "XREVRANGE", key, "+", "-", "COUNT", 1)
+        last = _entries_in(reply)
+        return _position(last[0][0], _ALL) if last else None
+
     async def for_message(self, queue: str, message_id: str) -> list[Event]:
         """Search the queue's stream, without decoding entries that do not contain the id."""
         needle = msgspec.json.encode(message_id)
@@ -178,11 +185,7 @@ class RedisHistory(HistoryStore):
         start = f"{'(' if given == _ALL else ''}{place[0]}-{place[1]}"
         key = queue_key(check_queue(queue), "history")
         reply = await self._command(slot_of(queue), "XRANGE", key, start, "+", "COUNT", _ENTRIES)
-        found: list[tuple[tuple[int, int], bytes]] = []
-        for name, fields in cast("list[tuple[bytes, list[bytes]]]", reply):
-            moment, _, number = name.partition(b"-")
-            found.append(((int(moment), int(number)), fields[1] if fields[:1] == [_FIELD] else b""))
-        return found
+        return _entries_in(reply)
 
     async def delete_before(self, log: str, position: str) -> None:
         """Trim the stream."""
@@ -196,6 +199,14 @@ def _forget(future: asyncio.Future[Reply]) -> None:
     # What is too old stays for another minute: the next trim may do better.
     if not future.cancelled():
         future.exception()
+
+
+def _entries_in(reply: Reply) -> list[tuple[tuple[int, int], bytes]]:
+    found: list[tuple[tuple[int, int], bytes]] = []
+    for name, fields in cast("list[tuple[bytes, list[bytes]]]", reply):
+        moment, _, number = name.partition(b"-")
+        found.append(((int(moment), int(number)), fields[1] if fields[:1] == [_FIELD] else b""))
+    return found
 
 
 def _events(payload: bytes) -> list[Event]:

@@ -193,6 +193,10 @@ class DirectoryHistory(HistoryStore):
         """Read records of a log, whichever process writes it."""
         return await self._reader.read(log, after, limit)
 
+    async def last_position(self, log: str) -> str | None:
+        """Read the log's write position, and no records."""
+        return await self._reader.last_position(log)
+
     async def for_message(self, queue: str, message_id: str) -> list[Event]:
         """Search the logs, without decoding records that do not contain the id."""
         return await self._reader.for_message(queue, message_id)

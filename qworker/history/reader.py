@@ -97,9 +97,10 @@ class LogReader:
         return found, after
 
     async def last_position(self, name: str) -> str | None:
-        """Return the position of the next record, without reading any; None if the log is gone."""
+        """Return the position of the next record, without reading any; None if the log is empty or gone."""
         with self._opened(name) as opened:
-            return None if opened is None else _position(opened[2].place(0), 0)
+            place = 0 if opened is None else opened[2].place(0)
+            return _position(place, 0) if place else None
 
     async def for_message(self, queue: str, message_id: str) -> list[Event]:
         """Return all events of a message, by time. Records without its id are not decoded."""

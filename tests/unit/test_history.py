@@ -29,6 +29,7 @@ from qworker.history.reading import Wanted, follow, newest
 from qworker.history.retention import prune
 from qworker.history.store import HistoryOptions
 from qworker.registry import open_backend
+from qworker.segments.log import Log
 from qworker.testing import FakeClock
 from qworker.testing.until import until
 from qworker.url import BackendURL
@@ -65,6 +66,19 @@ async def read(history: DirectoryHistory | MemoryHistory, limit: int = 100_000) 
                 break
             found += page
     return found
+
+
+async def test_the_end_of_a_log_is_found_without_reading_it(
+    history: DirectoryHistory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(60):
+        # More than one segment.
+        history.append([batch(number, size=1, text="x" * 200_000)])
+    (log,) = await history.logs()
+    _, end = await history.read(log, None, 100)
+    monkeypatch.setattr(Log, "read", None)
+    assert await history.last_position(log) == end
+    assert await history.last_position("nothing-here") is None
 
 
 # -- batches -----------------------------------------------------------------------------------------------------------

@@ -46,6 +46,22 @@ async def test_a_stream_keeps_about_the_size_that_the_url_says(server: RedisServ
     await backend.aclose()
 
 
+async def test_the_end_of_a_stream_is_found_by_its_last_entry(server: RedisServer) -> None:
+    backend = open_backend(server.url)
+    await backend.create(QUEUE)
+    assert await backend.history.last_position(QUEUE) is None
+    for number in range(100):
+        backend.history.append([batch(number)])
+    await until(lambda: not backend.history._sent)
+    _, end = await backend.history.read(QUEUE, None, 1000)
+    with server.client() as client:
+        before = client.info("commandstats")["cmdstat_xrange"]["calls"]
+        assert await backend.history.last_position(QUEUE) == end
+        assert client.info("commandstats")["cmdstat_xrange"]["calls"] == before
+    await backend.delete(QUEUE)
+    await backend.aclose()
+
+
 async def test_a_full_redis_is_told_once_and_costs_no_message(server: RedisServer) -> None:
     tasks = Tasks(server.url)
 
