@@ -117,9 +117,9 @@ class Backend(abc.ABC):
         """
         given = {
             "priority": draft.priority != 0,
-            "key": draft.key is not None,
+            "unique_key": draft.unique_key is not None,
             "fields": bool(draft.fields),
-            "arguments": bool(draft.arguments),
+            "argv": bool(draft.argv),
         }
         for rule, is_given in given.items():
             if is_given and rule in self.deviations:

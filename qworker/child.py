@@ -55,7 +55,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     raw: bool
     message: Message
     # The message's, which may come from names of files: no text is sent that has no UTF-8.
-    arguments: tuple[bytes, ...] = ()
+    argv: tuple[bytes, ...] = ()
     token: int
     # Unix seconds.
     deadline: float | None
@@ -168,7 +168,7 @@ def _outcome(function: Callable[..., Any], signature: Signature, request: Reques
 
 
 def _call(function: Callable[..., Any], signature: Signature, request: Request) -> None:
-    message = msgspec.structs.replace(request.message, arguments=tuple(map(os.fsdecode, request.arguments)))
+    message = msgspec.structs.replace(request.message, argv=tuple(map(os.fsdecode, request.argv)))
     args: list[Any] = [message]
     kwargs: dict[str, Any] = {}
     headers: Mapping[str, str] = {}

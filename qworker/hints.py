@@ -20,7 +20,7 @@ Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
 _TASK_OPTIONS = frozenset({"name", "queue", "max_tries", "timeout", "backoff", "process", "priority"})
-_CALL_OPTIONS = frozenset({"delay", "due_at", "priority", "key", "id", "queue", "headers"})
+_CALL_OPTIONS = frozenset({"delay", "due_at", "priority", "unique_key", "id", "queue", "headers"})
 
 # Words of other libraries: the option that is meant, and what differs.
 _OPTIONS: dict[str, tuple[str, str]] = {
@@ -50,7 +50,7 @@ _OPTIONS: dict[str, tuple[str, str]] = {
         ("backoff", "a Backoff(base=..., limit=...)"),
     ),
     **dict.fromkeys(("job_id", "_job_id", "task_id", "message_id"), ("id", "")),
-    **dict.fromkeys(("unique", "queueing_lock", "unique_for", "dedup_key"), ("key", "")),
+    **dict.fromkeys(("unique", "queueing_lock", "unique_for", "dedup_key", "key"), ("unique_key", "")),
     **dict.fromkeys(("actor_name", "task_name"), ("name", "")),
 }
 # Words that have no option here.

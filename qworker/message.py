@@ -52,14 +52,14 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         delay: Seconds from now, by the store's clock, until it may be leased.
         due_at: Unix seconds instead of `delay`; wins over it.
         priority: 0 (default) to 9 (first).
-        key: While a message with this key is ready, delayed or leased, another is not stored.
+        unique_key: While a message with this key is ready, delayed or leased, another is not stored.
         task: A label for people who list the store: the task's name, where there is one.
-        arguments: fsq's arguments, for protocols that have them.
+        argv: fsq's arguments, for protocols that have them.
         fields: rfq's flat map, for protocols that have one.
         tries: The failed attempts of a message that comes from another store.
         enqueued_at: Unix seconds at which such a message was enqueued there.
-        origin: Its id there, for protocols that give it one of their own. It is kept with the message, and a second message
-            with the same `origin` is not stored.
+        original_id: Its id there, for protocols that give it one of their own. It is kept with the message, and a second
+            message with the same one is not stored.
     """
 
     body: bytes
@@ -67,13 +67,13 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     delay: float = 0.0
     due_at: float | None = None
     priority: int = 0
-    key: str | None = None
+    unique_key: str | None = None
     task: str | None = None
-    arguments: tuple[str, ...] = ()
+    argv: tuple[str, ...] = ()
     fields: Mapping[str, str] | None = None
     tries: int = 0
     enqueued_at: float | None = None
-    origin: str | None = None
+    original_id: str | None = None
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -86,10 +86,10 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         tries: Failed attempts so far: temporary failures and expired leases both count.
         enqueued_at: Unix seconds.
         priority: 0 (default) to 9 (first).
-        key: The key under which it is stored once at a time, if it has one.
-        arguments: fsq's arguments; the old name of a file that another program put into the queue.
+        unique_key: The key under which it is stored once at a time, if it has one.
+        argv: fsq's arguments; the old name of a file that another program put into the queue.
         fields: rfq's flat map.
-        origin: The id that it had in the store that it came from, where this one gave it another.
+        original_id: The id that it had in the store that it came from, where this one gave it another.
     """
 
     id: str
@@ -98,10 +98,10 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     tries: int = 0
     enqueued_at: float = 0.0
     priority: int = 0
-    key: str | None = None
-    arguments: tuple[str, ...] = ()
+    unique_key: str | None = None
+    argv: tuple[str, ...] = ()
     fields: Mapping[str, str] | None = None
-    origin: str | None = None
+    original_id: str | None = None
 
 
 class Lease(msgspec.Struct, kw_only=True, eq=False):
@@ -132,13 +132,13 @@ class Settlement(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     Attributes:
         lease: The lease.
-        how: How it ends.
+        action: How it ends.
         delay: Seconds until a fail_tmp may run again.
         error: Why, for fail_tmp and fail_perm; kept with the message.
     """
 
     lease: Lease
-    how: SettleAction
+    action: SettleAction
     delay: float = 0.0
     error: str | None = None
 

@@ -117,9 +117,9 @@ async def _hand_over(source: Backend, target: _Receiver, leases: Sequence[Lease]
         await target.store([_draft(lease.message) for lease in leases])
     except BaseException:
         # The target has some of them perhaps; the source keeps all, unharmed and at once.
-        await asyncio.shield(source.settle([Settlement(lease=lease, how=SettleAction.RELEASE) for lease in leases]))
+        await asyncio.shield(source.settle([Settlement(lease=lease, action=SettleAction.RELEASE) for lease in leases]))
         raise
-    refused = await source.settle([Settlement(lease=lease, how=SettleAction.ACK) for lease in leases])
+    refused = await source.settle([Settlement(lease=lease, action=SettleAction.ACK) for lease in leases])
     moved.twice += len(refused)
 
 
@@ -158,7 +158,7 @@ def _draft(message: Message) -> Draft:
     message = unpack(message)
     opened = open_envelope(message.body)
     task = opened.task if isinstance(opened, Envelope) else None
-    arguments = message.arguments
+    arguments = message.argv
     if task is not None and arguments[:1] == (task,):
         # The label that a directory puts into the names of files.
         arguments = arguments[1:]
@@ -166,9 +166,9 @@ def _draft(message: Message) -> Draft:
         body=message.body,
         id=message.id,
         priority=message.priority,
-        key=message.key,
+        unique_key=message.unique_key,
         task=task,
-        arguments=arguments,
+        argv=arguments,
         fields=message.fields,
         tries=message.tries,
         enqueued_at=message.enqueued_at,
@@ -221,8 +221,8 @@ class _Receiver:
 
     def _fitted(self, draft: Draft) -> Draft:
         lacks = self._target.deviations
-        if ("fields" in lacks and draft.fields) or ("arguments" in lacks and draft.arguments):
+        if ("fields" in lacks and draft.fields) or ("argv" in lacks and draft.argv):
             draft = pack(draft)
         if "given_ids" in lacks or not _is_usual(draft.id):
-            draft = msgspec.structs.replace(draft, id=None, origin=draft.id)
+            draft = msgspec.structs.replace(draft, id=None, original_id=draft.id)
         return draft

@@ -59,7 +59,7 @@ def call_options(
     delay: float | timedelta | None,
     due_at: float | None,
     priority: int | None,
-    key: str | None,
+    unique_key: str | None,
     id: str | None,  # noqa: A002
     queue: str | None,
     headers: Mapping[str, str] | None,
@@ -67,7 +67,7 @@ def call_options(
     """The fields of a draft.
 
     Raises:
-        InvalidName: `key`, `id` or `queue` is not allowed.
+        InvalidName: `unique_key`, `id` or `queue` is not allowed.
         UsageError: an option has the wrong type or is out of range.
     """
     fields: dict[str, Any] = {}
@@ -79,8 +79,8 @@ def call_options(
         fields["due_at"] = _check_time("due_at", due_at)
     if priority is not None:
         fields["priority"] = check_whole("priority", priority, 0, 9)
-    if key is not None:
-        fields["key"] = check_key(check_text("key", key))
+    if unique_key is not None:
+        fields["unique_key"] = check_key(check_text("unique_key", unique_key))
     if id is not None:
         fields["id"] = check_id(check_text("id", id))
     if queue is not None:

@@ -40,16 +40,16 @@ def pack(draft: Draft, *, even_empty: bool = False) -> Draft:
         draft: not packed yet.
         even_empty: pack it all the same, for a protocol that has no empty bodies.
     """
-    if not (draft.fields or draft.arguments or even_empty):
+    if not (draft.fields or draft.argv or even_empty):
         return draft
     text, binary = _text(draft.body)
-    words: tuple[str, ...] = draft.arguments
+    words: tuple[str, ...] = draft.argv
     raw: tuple[bytes, ...] = ()
     if any(not _is_text(word) for word in words):
         raw = tuple(word.encode(errors="surrogateescape") for word in words)
         words = ()
     parcel = _Parcel(body=text, body_base64=binary, fields=draft.fields or None, arguments=words, arguments_base64=raw)
-    return msgspec.structs.replace(draft, body=_encode(parcel), fields=None, arguments=())
+    return msgspec.structs.replace(draft, body=_encode(parcel), fields=None, argv=())
 
 
 def unpack(message: Message) -> Message:
@@ -64,7 +64,7 @@ def unpack(message: Message) -> Message:
         message,
         body=parcel.body_base64 or parcel.body.encode(),
         fields=parcel.fields,
-        arguments=parcel.arguments or tuple(word.decode(errors="surrogateescape") for word in parcel.arguments_base64),
+        argv=parcel.arguments or tuple(word.decode(errors="surrogateescape") for word in parcel.arguments_base64),
     )
 
 

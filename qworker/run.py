@@ -104,9 +104,9 @@ class Run(msgspec.Struct, eq=False):
         if self.consumer is not None:
             self.consumer.cancel()
 
-    def settle(self, how: SettleAction, *, delay: float = 0.0, error: str | None = None) -> None:
+    def settle(self, action: SettleAction, *, delay: float = 0.0, error: str | None = None) -> None:
         """Decide how the lease ends."""
-        self.settlement = Settlement(lease=self.lease, how=how, delay=delay, error=error)
+        self.settlement = Settlement(lease=self.lease, action=action, delay=delay, error=error)
 
     @property
     def is_over(self) -> bool:

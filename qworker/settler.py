@@ -180,10 +180,10 @@ class Settler:
     def _instead(self, run: Run, error: BaseException) -> list[Run]:
         """Fail a message of which the store can never take the outcome; without one, its lease is left to expire."""
         settlement = run.settlement
-        if settlement is None or settlement.how is SettleAction.FAIL_PERM:
+        if settlement is None or settlement.action is SettleAction.FAIL_PERM:
             self._abandon([run], error)
             return []
-        why = f"its outcome ({settlement.how.value}) cannot be stored: {one_line(str(error))}"
+        why = f"its outcome ({settlement.action.value}) cannot be stored: {one_line(str(error))}"
         run.settle(SettleAction.FAIL_PERM, error=why if settlement.error is None else f"{why}\n\n{settlement.error}")
         return [run]
 
@@ -225,7 +225,7 @@ class Settler:
             settlement = run.settlement
             if settlement is None:
                 continue
-            if settlement.how is SettleAction.ACK:
+            if settlement.action is SettleAction.ACK:
                 counts.acked += 1
                 if telling:
                     self._tell_acked(run)
@@ -241,20 +241,20 @@ class Settler:
         self._observe(run, SettleAction.ACK, None)
 
     def _end_unacked(self, run: Run, settlement: Settlement) -> None:
-        more: dict[str, Any] = {events.OUTCOME: settlement.how.value, events.DURATION_S: round(run.duration, 6)}
+        more: dict[str, Any] = {events.OUTCOME: settlement.action.value, events.DURATION_S: round(run.duration, 6)}
         if settlement.error:
             more[events.ERROR_TYPE] = error_type(run.error)
             more[events.ERROR] = one_line(settlement.error)
-        if settlement.how is SettleAction.FAIL_TMP:
+        if settlement.action is SettleAction.FAIL_TMP:
             self._counts.retried += 1
             self._log.warning(events.MESSAGE_RETRIED, **run.fields(), **more, delay=round(settlement.delay, 3))
-        elif settlement.how is SettleAction.FAIL_PERM:
+        elif settlement.action is SettleAction.FAIL_PERM:
             self._counts.failed += 1
             self._log.warning(events.MESSAGE_FAILED, **run.fields(), **more)
         else:
             self._counts.released += 1
             self._log.info(events.MESSAGE_RELEASED, **run.fields(), **more)
-        self._observe(run, settlement.how, settlement.error)
+        self._observe(run, settlement.action, settlement.error)
 
     def _end_lost(self, run: Run, event: str, why: str) -> None:
         self._counts.lost += 1

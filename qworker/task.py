@@ -41,7 +41,7 @@ class Job(msgspec.Struct, frozen=True):
     Attributes:
         id: The message's id. While the message is stored, enqueueing again under the id stores nothing. When the message
             is done, its id is free again, unless the store keeps what is done (the URL option `keep_done`). With
-            `using(key=...)` it is the id of the call that waits or runs already, if there is one.
+            `using(unique_key=...)` it is the id of the call that waits or runs already, if there is one.
         queue: The queue that it is in.
     """
 
@@ -186,7 +186,7 @@ class Task(Handler, OtherMethods, Generic[P, R]):
         delay: float | timedelta | None = None,
         due_at: float | None = None,
         priority: int | None = None,
-        key: str | None = None,
+        unique_key: str | None = None,
         id: str | None = None,  # noqa: A002
         queue: str | None = None,
         headers: Mapping[str, str] | None = None,
@@ -197,16 +197,16 @@ class Task(Handler, OtherMethods, Generic[P, R]):
             delay: seconds until the call may run, or a timedelta.
             due_at: Unix seconds at which it may run, instead of `delay`.
             priority: 0 (default) to 9 (first).
-            key: while a call with this key waits or runs, another is not stored.
+            unique_key: while a call with this key waits or runs, another is not stored.
             id: the message's id; enqueueing again under it stores nothing while that message is stored.
             queue: another queue than the task's own.
             headers: texts by name that travel with the call.
 
         Raises:
-            InvalidName: `key`, `id` or `queue` is not allowed.
+            InvalidName: `unique_key`, `id` or `queue` is not allowed.
             UsageError: an option has the wrong type or is out of range.
         """
-        fields = call_options(delay, due_at, priority, key, id, queue, headers)
+        fields = call_options(delay, due_at, priority, unique_key, id, queue, headers)
         return ConfiguredTask(self._tasks, self, fields, queue=queue, headers=headers)
 
 

@@ -45,7 +45,7 @@ class FileBackend(Backend):
 
     deviations: ClassVar[Mapping[str, str]] = {
         "priority": "a directory is listed in one order: priorities come with redis:",
-        "key": "a directory has no place for keys: give messages ids, or use redis:",
+        "unique_key": "a directory has no place for keys: give messages ids, or use redis:",
         "fields": "a file has a name and its contents",
     }
 

@@ -197,7 +197,7 @@ def _make(
         body=body,
         tries=parsed.tries,
         enqueued_at=enqueued_at,
-        arguments=parsed.arguments if not parsed.arguments else foreign.arguments(files, parsed),
+        argv=parsed.arguments if not parsed.arguments else foreign.arguments(files, parsed),
     )
     return FileLease(
         message=message,
@@ -290,17 +290,17 @@ def settle(
     """
     if lease.ended is not None:
         # Ended before by the same call, or acked twice: perhaps not yet on the disk.
-        same = lease.ended is settlement or lease.ended.how is settlement.how is SettleAction.ACK
+        same = lease.ended is settlement or lease.ended.action is settlement.action is SettleAction.ACK
         return frozenset({lease.files.lease}) if same else None
     if lease.lost:
         return None
-    step = _STEPS[settlement.how]
-    changed = step(settlement, lease, now) if settlement.how is not SettleAction.ACK or keep_done else _unlink(lease)
+    step = _STEPS[settlement.action]
+    changed = step(settlement, lease, now) if settlement.action is not SettleAction.ACK or keep_done else _unlink(lease)
     if changed is None:
         lease.lost = True
     else:
         lease.ended = settlement
-        if settlement.how is SettleAction.ACK and lease.fd >= 0:
+        if settlement.action is SettleAction.ACK and lease.fd >= 0:
             finished.append(lease.fd)
             lease.fd = -1
     lease.close()
@@ -441,4 +441,4 @@ _STEPS: dict[SettleAction, _Step] = {
 
 def give_back(lease: FileLease, now: float) -> None:
     """Undo a claim that nobody will hear of."""
-    settle(Settlement(lease=lease, how=SettleAction.RELEASE), lease, now, [], keep_done=True)
+    settle(Settlement(lease=lease, action=SettleAction.RELEASE), lease, now, [], keep_done=True)

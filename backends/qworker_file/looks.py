@@ -185,7 +185,7 @@ def look(files: QueueDir, entry: Entry, *, local: bool) -> StoredMessage | None:
         body=body,
         tries=0 if parsed is None else parsed.tries,
         enqueued_at=moment,
-        arguments=(entry.item,) if parsed is None else arguments(files, parsed),
+        argv=(entry.item,) if parsed is None else arguments(files, parsed),
     )
     state = entry.state
     return StoredMessage(

@@ -131,13 +131,13 @@ class Publisher:
 
     @staticmethod
     def _name(stem: str, draft: Draft) -> str:
-        if draft.task is None and not draft.arguments:
+        if draft.task is None and not draft.argv:
             return f"_{stem}_{draft.tries}"
-        words = draft.arguments if draft.task is None else (draft.task, *draft.arguments)
+        words = draft.argv if draft.task is None else (draft.task, *draft.argv)
         name = item_name(stem, draft.tries, words)
         if size_of(name) <= MAX_OWN:
             return name
-        if draft.arguments:
+        if draft.argv:
             raise NotSupported("file: keeps arguments in the file's name, which has no room for these: use the body")
         # A label only: the envelope in the body has the task's whole name.
         return item_name(stem, draft.tries)
@@ -350,7 +350,7 @@ def check(draft: Draft) -> None:
     """
     if draft.priority:
         raise NotSupported("file: has no priorities: publish without one, or use redis:")
-    if draft.key is not None:
+    if draft.unique_key is not None:
         raise NotSupported("file: has no keys: give the message an id instead, or use redis:")
     if draft.fields:
         raise NotSupported("file: has no place for fields: put them into the body, or use rfq:")

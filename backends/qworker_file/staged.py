@@ -92,9 +92,9 @@ class _Names:
         Raises:
             NotSupported: the draft asks for what a directory has no place for.
         """
-        if draft.priority or draft.key is not None or draft.fields:
+        if draft.priority or draft.unique_key is not None or draft.fields:
             _refuse(draft)
-        kind = (draft.task, draft.tries, draft.arguments)
+        kind = (draft.task, draft.tries, draft.argv)
         suffix = self._kinds.get(kind)
         if suffix is None:
             suffix = _suffix(draft)
@@ -106,7 +106,7 @@ class _Names:
 
 def _suffix(draft: Draft) -> str:
     """What follows the id in the item's name."""
-    words = draft.arguments if draft.task is None else (draft.task, *draft.arguments)
+    words = draft.argv if draft.task is None else (draft.task, *draft.argv)
     return item_name("", draft.tries, words)[1:]
 
 
@@ -118,7 +118,7 @@ def _due_ms(draft: Draft, clock: Clock) -> int:
 def _refuse(draft: Draft) -> None:
     if draft.priority:
         raise NotSupported("file: has no priorities: leave the column out, or use redis:")
-    if draft.key is not None:
+    if draft.unique_key is not None:
         raise NotSupported("file: has no keys: leave the column out, or use redis:")
     raise NotSupported("file: has no place for fields: put them into the body, or use rfq:")
 

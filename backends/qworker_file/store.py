@@ -182,7 +182,7 @@ class Store:
             del local.own[lease.item]
             if self._cramped:
                 self._make_room()
-        if lease.ended is settlement and settlement.how in {SettleAction.RELEASE, SettleAction.FAIL_TMP}:
+        if lease.ended is settlement and settlement.action in {SettleAction.RELEASE, SettleAction.FAIL_TMP}:
             left = [] if lease.left is None else [lease.left]
             local.added(left if lease.left_ready else [], [] if lease.left_ready else left, returned=True)
             self.notify(local)

@@ -77,7 +77,7 @@ class _Queue:
         """Move an entry to a state, and to the order that the state has."""
         entry.state = state
         entry.at = at
-        key = entry.message.key
+        key = entry.message.unique_key
         heap = self.heaps.get(state)
         if heap is None:
             self._free_key(entry)
@@ -113,7 +113,7 @@ class _Queue:
         self._free_key(entry)
 
     def _free_key(self, entry: _Entry) -> None:
-        key = entry.message.key
+        key = entry.message.unique_key
         if key is not None and self.pending_keys.get(key) == entry.message.id:
             del self.pending_keys[key]
 
@@ -227,8 +227,8 @@ class MemoryBackend(Backend):
         message_id = new_id() if draft.id is None else check_id(draft.id)
         if message_id in held.entries:
             return message_id
-        if draft.key is not None and draft.key in held.pending_keys:
-            return held.pending_keys[draft.key]
+        if draft.unique_key is not None and draft.unique_key in held.pending_keys:
+            return held.pending_keys[draft.unique_key]
         message = Message(
             id=message_id,
             queue=queue,
@@ -236,8 +236,8 @@ class MemoryBackend(Backend):
             tries=draft.tries,
             enqueued_at=now if draft.enqueued_at is None else draft.enqueued_at,
             priority=draft.priority,
-            key=draft.key,
-            arguments=draft.arguments,
+            unique_key=draft.unique_key,
+            argv=draft.argv,
             fields=draft.fields,
         )
         entry = held.entries[message_id] = _Entry(message=message, state=State.READY, order=held.next_order)
@@ -323,7 +323,7 @@ class MemoryBackend(Backend):
                     refused.append(settlement)
                     continue
                 self._end(*found, settlement, now)
-                if settlement.how in {SettleAction.RELEASE, SettleAction.FAIL_TMP}:
+                if settlement.action in {SettleAction.RELEASE, SettleAction.FAIL_TMP}:
                     awake.add(settlement.lease.message.queue)
         for queue in awake:
             self._store.wake(queue)
@@ -338,16 +338,16 @@ class MemoryBackend(Backend):
 
     def _end(self, held: _Queue, entry: _Entry, settlement: Settlement, now: float) -> None:
         entry.holder = None
-        if settlement.how is SettleAction.ACK:
+        if settlement.action is SettleAction.ACK:
             if self._keep_done:
                 held.put(entry, State.DONE, now)
             else:
                 held.drop(entry)
-        elif settlement.how is SettleAction.FAIL_PERM:
+        elif settlement.action is SettleAction.FAIL_PERM:
             entry.error = settlement.error
             held.put(entry, State.FAIL, now)
         else:
-            if settlement.how is SettleAction.FAIL_TMP:
+            if settlement.action is SettleAction.FAIL_TMP:
                 entry.error = settlement.error
                 entry.message = msgspec.structs.replace(entry.message, tries=entry.message.tries + 1)
             if settlement.delay > 0:

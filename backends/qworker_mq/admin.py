@@ -191,7 +191,7 @@ class Admin:
                 body=body,
                 tries=record.tries,
                 enqueued_at=enqueued_at,
-                origin=record.origin or None,
+                original_id=record.origin or None,
             ),
             state=state,
             due_at=int(place[0].partition(".")[0]) / 1000 if state is State.DELAYED else None,

@@ -49,10 +49,10 @@ class MqBackend(Backend):
 
     deviations: ClassVar[Mapping[str, str]] = {
         "priority": "mq has no priorities",
-        "key": "mq has no keys",
+        "unique_key": "mq has no keys",
         "given_ids": "an mq id is a UUID: only those can be given",
         "fields": "a message is its contents alone",
-        "arguments": "a message is its contents alone",
+        "argv": "a message is its contents alone",
     }
 
     def __init__(
@@ -219,7 +219,7 @@ class MqBackend(Backend):
     def _give_back(self, store: Store, held: Held, leases: Sequence[Lease]) -> None:
         for lease in leases:
             try:
-                if store.claims.settle(Settlement(lease=lease, how=SettleAction.RELEASE), held.dirs):
+                if store.claims.settle(Settlement(lease=lease, action=SettleAction.RELEASE), held.dirs):
                     held.window.add(lease.message.id)
             except Busy:
                 # It expires.
@@ -322,10 +322,10 @@ class MqBackend(Backend):
     def _ended(store: Store, held: Held, settlement: Settlement, acked: list[str]) -> set[int]:
         """Note what a settlement did; the directories to sync."""
         message = settlement.lease.message
-        if settlement.how is SettleAction.ACK:
+        if settlement.action is SettleAction.ACK:
             acked.append(f"{message.queue}:{message.id}")
             return {store.root.remove}
-        if settlement.how is SettleAction.FAIL_PERM:
+        if settlement.action is SettleAction.FAIL_PERM:
             return {held.dirs.fail, store.root.reason}
         if settlement.delay > 0:
             return {held.dirs.due}

@@ -111,7 +111,9 @@ class Claims:
                 ),
             )
         origin = record.origin or None
-        message = Message(id=message_id, queue=queue, body=body, tries=tries, enqueued_at=found.st_mtime, origin=origin)
+        message = Message(
+            id=message_id, queue=queue, body=body, tries=tries, enqueued_at=found.st_mtime, original_id=origin
+        )
         return MqLease(
             message=message, token=token, expires_at=now + visibility, moved=found.st_ctime_ns, recorded=recorded
         )
@@ -165,11 +167,11 @@ class Claims:
             record = self._held(fd, name, lease.token)
             if record is None:
                 return False
-            if settlement.how is SettleAction.ACK:
+            if settlement.action is SettleAction.ACK:
                 return self._ack(name)
-            if settlement.how is SettleAction.FAIL_PERM:
+            if settlement.action is SettleAction.FAIL_PERM:
                 return self._fail(name, lease.message.id, dirs, record, settlement.error or "")
-            failed = settlement.how is SettleAction.FAIL_TMP
+            failed = settlement.action is SettleAction.FAIL_TMP
             after = record.ended(tries=record.tries + failed, error=settlement.error)
             due_at = self._clock.time() + settlement.delay if settlement.delay > 0 else 0.0
             return self._back(name, lease.message.id, dirs, after, due_at)
@@ -250,7 +252,7 @@ class Claims:
                 body=_read(fd),
                 tries=record.tries,
                 enqueued_at=os.fstat(fd).st_mtime,
-                origin=record.origin or None,
+                original_id=record.origin or None,
             )
             return MqLease(message=message, token=token, expires_at=record.expires_at, moved=record.moved)
         finally:

@@ -32,10 +32,10 @@ class PlainMqHttpBackend(MqHttpBackend):
 
     deviations: ClassVar[Mapping[str, str]] = {
         "priority": "mq has no priorities",
-        "key": "mq has no keys",
+        "unique_key": "mq has no keys",
         "given_ids": "the server makes the ids",
         "fields": "a message is its contents alone",
-        "arguments": "a message is its contents alone",
+        "argv": "a message is its contents alone",
         "delay": "mq publishes at once",
         "fifo": "a server with peers takes one of the first at random",
         "tries_carried": "mq counts no tries",
@@ -70,9 +70,9 @@ class PlainMqHttpBackend(MqHttpBackend):
 
     def check(self, draft: Draft) -> None:
         """Refuse what mq has no place for."""
-        if draft.priority or draft.key is not None or draft.id is not None:
+        if draft.priority or draft.unique_key is not None or draft.id is not None:
             raise NotSupported("a plain mq server has no priorities, keys or ids of the publisher's")
-        if draft.fields or draft.arguments:
+        if draft.fields or draft.argv:
             raise NotSupported("a plain mq server has no place for fields and arguments: put them into the body")
         if draft.delay > 0 or (draft.due_at or 0) > self._clock.time():
             raise NotSupported("a plain mq server publishes at once: leave the delay out")
@@ -114,9 +114,9 @@ class PlainMqHttpBackend(MqHttpBackend):
         """Delete what is done; leave what is not to the server's mover."""
         for settlement in settlements:
             message = settlement.lease.message
-            if settlement.how is SettleAction.FAIL_PERM:
+            if settlement.action is SettleAction.FAIL_PERM:
                 await self._plain("POST", f"/{message.queue}failed/messages", message.body)
-            if settlement.how in {SettleAction.ACK, SettleAction.FAIL_PERM}:
+            if settlement.action in {SettleAction.ACK, SettleAction.FAIL_PERM}:
                 await self.remove(message.queue, [message.id])
         return []
 

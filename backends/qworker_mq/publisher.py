@@ -88,11 +88,11 @@ class Publisher:
 
     def _chosen(self, draft: Draft) -> str | None:
         """The id that a message must have: its publisher's, or one that goes with its id in another store."""
-        if draft.id is not None or draft.origin is None or draft.enqueued_at is None:
+        if draft.id is not None or draft.original_id is None or draft.enqueued_at is None:
             return draft.id
         # Not the same time for two: the order in which they come is that of their ids.
         self._last = max(at_unix(draft.enqueued_at), self._last + 1)
-        return uuid_of(draft.origin, self._last)
+        return uuid_of(draft.original_id, self._last)
 
     def _write(self, message_id: str, draft: Draft, *, given: bool) -> _Written:
         now = self._store.clock.time()
@@ -106,7 +106,7 @@ class Publisher:
             tries=draft.tries,
             due_at=due_at if due_at > now else 0.0,
             given=given,
-            origin=draft.origin or "",
+            origin=draft.original_id or "",
         )
         try:
             write_all(fd, draft.body)
@@ -176,11 +176,11 @@ def check(draft: Draft) -> None:
     """
     if draft.priority:
         raise NotSupported("mq: has no priorities: publish without one, or use a queue of its own")
-    if draft.key is not None:
+    if draft.unique_key is not None:
         raise NotSupported("mq: has no keys: publish with a UUID as the id, which is stored once")
     if draft.id is not None and not is_uuid(draft.id):
         raise NotSupported("an id on mq: is a UUID in lower case with hyphens: publish without one")
-    if draft.fields or draft.arguments:
+    if draft.fields or draft.argv:
         raise NotSupported("mq: has no place for fields and arguments: put them into the body")
 
 

@@ -175,7 +175,7 @@ class MqHttpBackend(Backend):
         except asyncio.CancelledError:
             # The server may have given leases already: nobody else would give them back before they expire.
             leases = await asking
-            await self.settle([Settlement(lease=lease, how=SettleAction.RELEASE) for lease in leases])
+            await self.settle([Settlement(lease=lease, action=SettleAction.RELEASE) for lease in leases])
             raise
 
     async def _lease(self, queue: str, limit: int, visibility: float) -> list[Lease]:
@@ -217,7 +217,7 @@ class MqHttpBackend(Backend):
         if not settlements:
             return []
         value = [
-            {"lease": _held(each.lease), "how": each.how, "delay": each.delay, "error": each.error}
+            {"lease": _held(each.lease), "action": each.action, "delay": each.delay, "error": each.error}
             for each in settlements
         ]
         refused = _decoded(await self._ask("POST", "/-/settle", value), list[int])

@@ -266,7 +266,7 @@ class RedisBackend(BulkReading):
     async def _return(self, leases: Sequence[Lease]) -> None:
         """Release what a cancelled call has leased."""
         if leases:
-            chore = self._start(self.settle([Settlement(lease=lease, how=SettleAction.RELEASE) for lease in leases]))
+            chore = self._start(self.settle([Settlement(lease=lease, action=SettleAction.RELEASE) for lease in leases]))
             await asyncio.wait([chore], timeout=_GIVE_BACK)
 
     def _start(self, chore: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:

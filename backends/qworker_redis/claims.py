@@ -57,7 +57,9 @@ class SettleBatch:
         plain: list[Settlement] = []
         others: list[Settlement] = []
         for settlement in settlements:
-            is_plain = settlement.how is SettleAction.ACK and settlement.lease.message.key is None and not done.keep
+            is_plain = (
+                settlement.action is SettleAction.ACK and settlement.lease.message.unique_key is None and not done.keep
+            )
             (plain if is_plain else others).append(settlement)
         self.ordered = plain + others
         self._plain = len(plain)
@@ -87,9 +89,9 @@ class SettleBatch:
 
 def _described(settlement: Settlement) -> list[Argument]:
     lease = cast("RedisLease", settlement.lease)
-    key = lease.message.key
+    key = lease.message.unique_key
     return [
-        _HOW[settlement.how],
+        _HOW[settlement.action],
         lease.message.id,
         lease.claim,
         max(0, int(settlement.delay * 1e6)),

@@ -44,13 +44,13 @@ def encode(message_id: str, draft: Draft) -> PlainDraft:
         NotSupported: the priority is not 0 to 9.
     """
     if (
-        draft.key is None
+        draft.unique_key is None
         and not draft.priority
         and draft.delay <= 0
         and draft.due_at is None
         and not draft.tries
         and draft.enqueued_at is None
-        and not draft.arguments
+        and not draft.argv
         and draft.fields is None
     ):
         return message_id, b"", _PLAIN_REST + draft.body
@@ -60,7 +60,7 @@ def encode(message_id: str, draft: Draft) -> PlainDraft:
 def _special(draft: Draft) -> bytes:
     if not 0 <= draft.priority <= 9:
         raise NotSupported(f"a priority is 0 to 9, not {draft.priority}")
-    key = b"" if draft.key is None else check_key(draft.key).encode(errors="surrogateescape")
+    key = b"" if draft.unique_key is None else check_key(draft.unique_key).encode(errors="surrogateescape")
     # A due time in the past is still a due time; 0 says that there is none.
     due = 0 if draft.due_at is None else max(1, int(draft.due_at * 1e6))
     return _SPECIAL.pack(min(draft.tries, 0xFFFF), max(0, int(draft.delay * 1e6)), due, draft.priority) + key
@@ -68,14 +68,14 @@ def _special(draft: Draft) -> bytes:
 
 def _rest(draft: Draft) -> bytes:
     flags, parts = 0, b""
-    if draft.key is not None:
+    if draft.unique_key is not None:
         flags |= _KEY
-        key = draft.key.encode(errors="surrogateescape")
+        key = draft.unique_key.encode(errors="surrogateescape")
         parts = bytes((len(key),)) + key
-    if draft.enqueued_at is not None or draft.arguments or draft.fields is not None:
+    if draft.enqueued_at is not None or draft.argv or draft.fields is not None:
         flags |= _MORE
         fields = None if draft.fields is None else dict(draft.fields)
-        arguments = tuple(argument.encode(errors="surrogateescape") for argument in draft.arguments)
+        arguments = tuple(argument.encode(errors="surrogateescape") for argument in draft.argv)
         extra = _encoder.encode(_Extra(draft.enqueued_at, arguments, fields))
         parts += _EXTRA_LENGTH.pack(len(extra)) + extra
     return bytes((draft.priority, flags)) + parts + draft.body
@@ -103,8 +103,8 @@ def decode(queue: str, message_id: str, value: bytes) -> Message:
         tries=tries,
         enqueued_at=order / 1e6 if extra.enqueued_at is None else extra.enqueued_at,
         priority=priority,
-        key=key,
-        arguments=tuple(argument.decode(errors="surrogateescape") for argument in extra.arguments),
+        unique_key=key,
+        argv=tuple(argument.decode(errors="surrogateescape") for argument in extra.arguments),
         fields=extra.fields,
     )
 

@@ -29,10 +29,10 @@ class SqBackend(SqAdministration):
 
     deviations: ClassVar[Mapping[str, str]] = {
         "priority": "a log has one order",
-        "key": "a log keeps no index of keys",
+        "unique_key": "a log keeps no index of keys",
         "empty_bodies": "a record of length 0 is the end of the log",
         "fields": "a record is its bytes alone",
-        "arguments": "a record is its bytes alone",
+        "argv": "a record is its bytes alone",
     }
 
     # -- producing ---------------------------------------------------------------------------------------------------
@@ -41,11 +41,11 @@ class SqBackend(SqAdministration):
         """Refuse what the protocol has no place for."""
         if draft.priority:
             raise NotSupported("sq: has no priorities: a log has one order; use another queue for what is urgent")
-        if draft.key is not None:
+        if draft.unique_key is not None:
             raise NotSupported("sq: has no keys: a log keeps no index of them; give the message an id instead")
         if not draft.body:
             raise NotSupported("sq: has no empty messages: a record of length 0 ends the log")
-        if draft.fields or draft.arguments:
+        if draft.fields or draft.argv:
             raise NotSupported("sq: has no place for fields and arguments: put them into the body")
         if draft.id is not None:
             check_id(draft.id)
@@ -159,7 +159,7 @@ class SqBackend(SqAdministration):
 
     async def _settle(self, channel: Channel, settlements: list[Settlement]) -> list[Settlement]:
         done: list[tuple[int, int]] = []
-        wake = any(settlement.how in {SettleAction.RELEASE, SettleAction.FAIL_TMP} for settlement in settlements)
+        wake = any(settlement.action in {SettleAction.RELEASE, SettleAction.FAIL_TMP} for settlement in settlements)
         try:
             with store_errors(f"settle messages of {channel.topic.name}"):
                 async with channel.section():

@@ -161,7 +161,7 @@ def settle(
             done.append((lease.place, lease.token))
         elif not isinstance(lease, SqLease) or lease.place in acked or not holds(channel, lease):
             refused.append(settlement)
-        elif settlement.how is SettleAction.ACK:
+        elif settlement.action is SettleAction.ACK:
             acked[lease.place] = lease.token
         else:
             _end(channel, settlement, lease.place, now)
@@ -177,10 +177,10 @@ def settle(
 def _end(channel: Channel, settlement: Settlement, place: int, now: float) -> None:
     due = now + settlement.delay if settlement.delay > 0 else 0.0
     error = None if settlement.error is None else settlement.error.encode(errors="replace").decode()
-    if settlement.how is SettleAction.FAIL_PERM:
+    if settlement.action is SettleAction.FAIL_PERM:
         channel.keep_body(place, settlement.lease.message.body)
         channel.append([[Row.FAIL, place, now, channel.ledger.open[place].tries, error, 0]])
-    elif settlement.how is SettleAction.FAIL_TMP:
+    elif settlement.action is SettleAction.FAIL_TMP:
         channel.append([[Row.RETRY, place, due, error]])
     else:
         channel.append([[Row.RELEASE, place, due]])

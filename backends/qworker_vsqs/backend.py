@@ -25,10 +25,10 @@ class VsqsBackend(VsqsAdministration):
 
     deviations: ClassVar[Mapping[str, str]] = {
         "priority": "the order is that of the ids",
-        "key": "the protocol has no keys",
+        "unique_key": "the protocol has no keys",
         "given_ids": "an id is the time of its making",
         "fields": "a message is its contents alone",
-        "arguments": "a message is its contents alone",
+        "argv": "a message is its contents alone",
     }
 
     # -- producing ---------------------------------------------------------------------------------------------------
@@ -39,11 +39,11 @@ class VsqsBackend(VsqsAdministration):
             raise NotSupported(
                 "vsqs: has no priorities: the order is that of the ids; use another queue for what is urgent"
             )
-        if draft.key is not None:
+        if draft.unique_key is not None:
             raise NotSupported("vsqs: has no keys")
         if draft.id is not None:
             raise NotSupported("vsqs: an id is the time of its making: publish without one")
-        if draft.fields or draft.arguments:
+        if draft.fields or draft.argv:
             raise NotSupported("vsqs: has no place for fields and arguments: put them into the body")
 
     async def publish(self, queue: str, drafts: Sequence[Draft]) -> list[str]:
@@ -173,7 +173,7 @@ class VsqsBackend(VsqsAdministration):
             for lease in done:
                 lease.unsure = True
             raise
-        if any(settlement.how is not SettleAction.ACK for settlement in settlements):
+        if any(settlement.action is not SettleAction.ACK for settlement in settlements):
             self._wake()
         return refused
 

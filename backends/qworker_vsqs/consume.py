@@ -38,7 +38,7 @@ def make_message(folder: Folder, number: int, body: bytes, note: Note) -> Messag
         body=body,
         tries=note.tries,
         enqueued_at=Unit.enqueued_at(number) if note.enqueued_at is None else note.enqueued_at,
-        origin=note.origin,
+        original_id=note.origin,
     )
 
 
@@ -122,8 +122,8 @@ class Consumer:
             elif lease.unsure:
                 lease.unsure = False
                 done.append(lease)
-            elif settlement.how is SettleAction.ACK or (
-                settlement.how is SettleAction.RELEASE and settlement.delay <= 0
+            elif settlement.action is SettleAction.ACK or (
+                settlement.action is SettleAction.RELEASE and settlement.delay <= 0
             ):
                 if self._end(folder, settlement, lease):
                     done.append(lease)
@@ -145,7 +145,7 @@ class Consumer:
 
     def _end(self, folder: Folder, settlement: Settlement, lease: VsqsLease) -> bool:
         name = leased_name(lease.number, lease.expiry)
-        if settlement.how is SettleAction.RELEASE:
+        if settlement.action is SettleAction.RELEASE:
             if not folder.move(name, str(lease.number)):
                 return False
             folder.window.came(str(lease.number))
@@ -163,11 +163,11 @@ class Consumer:
         number, expiry = lease.number, lease.expiry
         error = None if settlement.error is None else settlement.error.encode(errors="replace").decode()
         replace = msgspec.structs.replace
-        if settlement.how is SettleAction.FAIL_PERM:
+        if settlement.action is SettleAction.FAIL_PERM:
             return fail(folder, number, expiry, error, now)
         due = self._unit.ticks(now + settlement.delay) if settlement.delay > 0 else None
         target = str(number) if due is None else leased_name(number, due)
-        if settlement.how is SettleAction.FAIL_TMP:
+        if settlement.action is SettleAction.FAIL_TMP:
             fd = folder.end_lease(
                 number,
                 expiry,

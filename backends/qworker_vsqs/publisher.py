@@ -68,10 +68,10 @@ class Publisher:
             QueueFull: no room within the timeout; what had room is stored.
             PublishUncertain: a sync failed.
         """
-        if all(draft.origin is None for draft in drafts):
+        if all(draft.original_id is None for draft in drafts):
             return await self._publish(folder, drafts)
         origins = await folder.origins()
-        known = [None if draft.origin is None else origins.get(draft.origin) for draft in drafts]
+        known = [None if draft.original_id is None else origins.get(draft.original_id) for draft in drafts]
         fresh = [draft for draft, there in zip(drafts, known, strict=True) if there is None]
         try:
             made = await self._publish(folder, fresh) if fresh else []
@@ -79,8 +79,8 @@ class Publisher:
             folder.forget_origins()
             raise
         for draft, new in zip(fresh, made, strict=True):
-            if draft.origin is not None:
-                origins[draft.origin] = new
+            if draft.original_id is not None:
+                origins[draft.original_id] = new
         rest = iter(made)
         return [next(rest) if there is None else there for there in known]
 
@@ -190,8 +190,8 @@ class Publisher:
             if due > now:
                 ticks = self._unit.ticks(due)
                 name = leased_name(new.number, ticks)
-            if ticks is not None or draft.tries or draft.enqueued_at is not None or draft.origin is not None:
-                note = Note(tries=draft.tries, due=ticks, enqueued_at=draft.enqueued_at, origin=draft.origin)
+            if ticks is not None or draft.tries or draft.enqueued_at is not None or draft.original_id is not None:
+                note = Note(tries=draft.tries, due=ticks, enqueued_at=draft.enqueued_at, origin=draft.original_id)
                 os.close(folder.write_note(new.number, note))
                 noted = True
             os.rename(f"{new.number}.new", name, src_dir_fd=folder.fd, dst_dir_fd=folder.fd)

@@ -20,7 +20,7 @@ def on_file(message: Message) -> None:
     A file that no qworker wrote has its old name as the message's argument. It is a stranger's text, so it is used as a
     file name only once it has been seen to be one.
     """
-    name = message.arguments[0] if message.arguments else message.id
+    name = message.argv[0] if message.argv else message.id
     if name != os.path.basename(name) or name.startswith("."):
         raise Fail(f"{name!r} is no plain file name")
     text = message.body.decode(errors="replace")

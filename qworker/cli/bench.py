@@ -93,7 +93,9 @@ async def _steps(backend: Backend, queue: str, messages: int, batch: int, body: 
 
     async def ack() -> None:
         for start in range(0, messages, batch):
-            await backend.settle([Settlement(lease=one, how=SettleAction.ACK) for one in leases[start : start + batch]])
+            await backend.settle(
+                [Settlement(lease=one, action=SettleAction.ACK) for one in leases[start : start + batch]]
+            )
 
     rates = [await _timed("publish", messages, publish), await _timed("lease", messages, lease)]
     rates.append(await _timed("ack", messages, ack))

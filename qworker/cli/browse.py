@@ -61,7 +61,7 @@ def _show(found: list[StoredMessage]) -> None:
 
 def _body(stored: StoredMessage) -> str:
     message = stored.message
-    extra = " ".join(message.arguments)
+    extra = " ".join(message.argv)
     if message.fields:
         extra = body_preview(msgspec.json.encode(message.fields))
     return body_preview(message.body) or extra

@@ -73,7 +73,7 @@ def command(
     """
     tasks = load_app(app, url)
     chosen = tasks[task]
-    bound = chosen.using(delay=delay, priority=priority, key=key, id=id)
+    bound = chosen.using(delay=delay, priority=priority, unique_key=key, id=id)
     if many is None:
         jobs = run(_enqueue(tasks, iter([_call(chosen, bound, *_given(arguments, kwargs))])))
     else:

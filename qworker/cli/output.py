@@ -208,8 +208,8 @@ def as_data(stored: StoredMessage) -> dict[str, Any]:
     message = stored.message
     data: dict[str, Any] = {"id": message.id, "queue": message.queue, "state": stored.state.value}
     data |= {"tries": message.tries, "enqueued_at": message.enqueued_at, "priority": message.priority}
-    data |= {"key": message.key, "arguments": list(message.arguments)}
-    data["origin"] = message.origin
+    data |= {"unique_key": message.unique_key, "argv": list(message.argv)}
+    data["original_id"] = message.original_id
     data["fields"] = dict(message.fields) if message.fields is not None else None
     data |= {"due_at": stored.due_at, "expires_at": stored.expires_at, "finished_at": stored.finished_at}
     data |= {"holder": stored.holder, "error": stored.error}

@@ -71,7 +71,7 @@ def command(
     if id is not None:
         check_id(id)
     bodies = _bodies(file, body, lines)
-    drafts = (Draft(body=b, id=id, delay=delay, priority=priority, key=key, arguments=arguments) for b in bodies)
+    drafts = (Draft(body=b, id=id, delay=delay, priority=priority, unique_key=key, argv=arguments) for b in bodies)
     ids = run(_publish(url, queue, drafts))
     with reporting("what was published is stored"):
         _report(queue, ids, lines, json)

@@ -131,7 +131,7 @@ class Recorder:
     def _end(self, runs: Sequence[Run], at: float, why: str | None) -> None:
         def kind_of(run: Run) -> tuple[Kind, bool]:
             settlement = run.settlement
-            kind: Kind = "lost" if why is not None or settlement is None else _KINDS[settlement.how]
+            kind: Kind = "lost" if why is not None or settlement is None else _KINDS[settlement.action]
             return kind, run not in self._told
 
         for (kind, begins), group in groupby(sorted(runs, key=kind_of), kind_of):

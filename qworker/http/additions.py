@@ -75,7 +75,7 @@ class Additions:
             ("POST", "/-/wait", self.wait),
             ("PATCH", "/-/{queue}/messages/{id}", self.extend),
             ("GET", "/-/{queue}/messages/{id}", self.find),
-            ("POST", "/-/{queue}/messages/{id}/{how}", self.settle),
+            ("POST", "/-/{queue}/messages/{id}/{action}", self.settle),
             ("POST", "/-/{queue}/publish", self.publish),
             ("POST", "/-/{queue}/lease", self.lease),
             ("GET", "/-/{queue}/stats", self.stats),
@@ -139,17 +139,17 @@ class Additions:
         return Response(status_code=200, headers={"x-lease-expires": f"{lease.expires_at:.3f}"})
 
     async def settle(self, request: Request) -> Response:
-        """End one lease: the last part of the path says how."""
+        """End one lease: the last part of the path is the action."""
         try:
-            how = SettleAction(request.path_params["how"])
+            action = SettleAction(request.path_params["action"])
         except ValueError:
             raise HTTPException(404) from None
         place = _held(request)
         given = await self._read(request, dict[str, Any])
-        outcome = _converted({"lease": msgspec.to_builtins(place), "how": how.value, **given}, Outcome)
+        outcome = _converted({"lease": msgspec.to_builtins(place), "action": action.value, **given}, Outcome)
         check_delay(outcome.delay)
         done = await self._app.leases.settle(
-            place.queue, place.id, place.token, how, delay=outcome.delay, error=outcome.error
+            place.queue, place.id, place.token, action, delay=outcome.delay, error=outcome.error
         )
         return Response(status_code=202 if done else 409)
 
@@ -234,7 +234,7 @@ class Additions:
                 refused.append(place)
                 continue
             places.append(place)
-            settlements.append(Settlement(lease=lease, how=outcome.how, delay=outcome.delay, error=outcome.error))
+            settlements.append(Settlement(lease=lease, action=outcome.action, delay=outcome.delay, error=outcome.error))
         back = {id(settlement) for settlement in await self._backend.settle(settlements)}
         for place, settlement in zip(places, settlements, strict=True):
             self._app.leases.forget(settlement.lease.message.queue, settlement.lease.message.id)

@@ -81,7 +81,7 @@ class Leases:
         queue: str,
         message_id: str,
         token: int,
-        how: SettleAction,
+        action: SettleAction,
         *,
         delay: float = 0.0,
         error: str | None = None,
@@ -90,13 +90,13 @@ class Leases:
         lease = await self.find(queue, message_id, token)
         if lease is None:
             return False
-        refused = await self._backend.settle([Settlement(lease=lease, how=how, delay=delay, error=error)])
+        refused = await self._backend.settle([Settlement(lease=lease, action=action, delay=delay, error=error)])
         self.forget(queue, message_id)
         return not refused
 
     async def release(self, leases: list[Lease]) -> None:
         """Give back leases that nobody heard of."""
-        await self._backend.settle([Settlement(lease=lease, how=SettleAction.RELEASE) for lease in leases])
+        await self._backend.settle([Settlement(lease=lease, action=SettleAction.RELEASE) for lease in leases])
         for lease in leases:
             self.forget(lease.message.queue, lease.message.id)
 

@@ -117,8 +117,8 @@ def _additions() -> dict[str, Any]:
                 "renew a lease", {200: "X-Lease-Expires", **lost}, parameters=[token, _query("visibility")]
             ),
         },
-        "/-/{queue}/messages/{id}/{how}": {
-            "parameters": [*message, _path("how", ["ack", "fail_tmp", "fail_perm", "release"])],
+        "/-/{queue}/messages/{id}/{action}": {
+            "parameters": [*message, _path("action", ["ack", "fail_tmp", "fail_perm", "release"])],
             "post": _operation("end a lease", {202: "done", **lost}, parameters=[token]),
         },
     }

@@ -52,7 +52,7 @@ class Outcome(msgspec.Struct, frozen=True):
     """The end of one lease."""
 
     lease: Held
-    how: SettleAction
+    action: SettleAction
     delay: float = 0.0
     error: str | None = None
 
@@ -111,10 +111,10 @@ def check_draft(draft: Draft, body_limit: int) -> None:
         raise BodyTooLarge
     if draft.id is not None:
         check_id(draft.id)
-    if draft.key is not None:
-        check_key(draft.key)
-    if draft.origin is not None and len(draft.origin) > _LONGEST_ORIGIN:
-        raise UsageError(f"origin has at most {_LONGEST_ORIGIN} characters")
+    if draft.unique_key is not None:
+        check_key(draft.unique_key)
+    if draft.original_id is not None and len(draft.original_id) > _LONGEST_ORIGIN:
+        raise UsageError(f"original_id has at most {_LONGEST_ORIGIN} characters")
     for name, value, most in (
         ("delay", draft.delay, _LONGEST_DELAY),
         ("due_at", draft.due_at or 0.0, _LATEST),

@@ -116,7 +116,7 @@ class RowReader:
             task=task or None,
             due_at=None if due_at is None else float(due_at),
             priority=priority,
-            key=key,
+            unique_key=key,
         )
 
     def _envelope(self, task: str, args: str | None, kwargs: str | None) -> bytes:

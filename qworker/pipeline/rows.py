@@ -126,14 +126,14 @@ _COLUMNS: dict[str, Callable[[Sequence[StoredMessage]], pa.Array[Any]]] = {
     "body": lambda found: pa.array([one.message.body for one in found], pa.binary()),
     "tries": lambda found: pa.array([one.message.tries for one in found], pa.int32()),
     "priority": lambda found: pa.array([one.message.priority for one in found], pa.int32()),
-    "key": lambda found: _strings(one.message.key for one in found),
+    "key": lambda found: _strings(one.message.unique_key for one in found),
     "enqueued_at": lambda found: timestamps(one.message.enqueued_at for one in found),
     "due_at": lambda found: timestamps(one.due_at for one in found),
     "expires_at": lambda found: timestamps(one.expires_at for one in found),
     "finished_at": lambda found: timestamps(one.finished_at for one in found),
     "holder": lambda found: _strings(one.holder for one in found),
     "error": lambda found: _strings(one.error for one in found),
-    "arguments": lambda found: _lists(one.message.arguments for one in found),
+    "arguments": lambda found: _lists(one.message.argv for one in found),
     "fields": lambda found: pa.array(
         [None if one.message.fields is None else list(one.message.fields.items()) for one in found], _FIELDS
     ),

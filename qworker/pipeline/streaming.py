@@ -328,15 +328,15 @@ class _Leases:
         """End the batches up to `last`."""
         self._settle([batch for batch in self._batches if batch <= last], SettleAction.ACK)
 
-    def _settle(self, ended: list[int], how: SettleAction) -> None:
+    def _settle(self, ended: list[int], action: SettleAction) -> None:
         with self._lock:
             leases = [lease for batch in ended for lease in self._batches[batch]]
             if leases:
-                refused = self._run(self._backend.settle([Settlement(lease=lease, how=how) for lease in leases]))
+                refused = self._run(self._backend.settle([Settlement(lease=lease, action=action) for lease in leases]))
                 if refused:
                     # They ran into their expiry, and are somebody else's: processed twice, and not lost.
                     _log.warning(
-                        "stream_leases_lost", queue=self._options.queue, messages=len(refused), outcome=how.value
+                        "stream_leases_lost", queue=self._options.queue, messages=len(refused), outcome=action.value
                     )
             for batch in ended:
                 del self._batches[batch]

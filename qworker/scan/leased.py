@@ -129,7 +129,7 @@ class LeasedWork:
     @property
     def arguments(self) -> tuple[str, ...]:
         """Its arguments."""
-        return self._lease.message.arguments
+        return self._lease.message.argv
 
     def environment(self) -> Mapping[str, str]:
         """As fsq names them; what an id of another form does not tell is empty."""
@@ -159,14 +159,14 @@ class LeasedWork:
         if why is not None:
             how, reason = Ended.FAIL_PERM, f"{why}\n{reason}"
         error = None if how is Ended.SUCCESS else reason
-        settlement = Settlement(lease=self._lease, how=_SETTLE[how], error=error)
+        settlement = Settlement(lease=self._lease, action=_SETTLE[how], error=error)
         if self._settle(settlement):
             return f"{self.name}: its lease was lost meanwhile: somebody else has it"
         return None if why is None else f"{why} for item {self.name}; failed permanently"
 
     def leave(self) -> None:
         """Release it."""
-        self._settle(Settlement(lease=self._lease, how=SettleAction.RELEASE))
+        self._settle(Settlement(lease=self._lease, action=SettleAction.RELEASE))
 
     def _settle(self, settlement: Settlement) -> list[Settlement]:
         if self._file is not None:

@@ -46,8 +46,17 @@ _LENGTH = struct.Struct(">I")
 _STRAY = 36 * 3600.0
 _MODE = 0o700
 
+
+class _SpooledDraft(Draft, frozen=True, kw_only=True, gc=False):
+    """A draft with the names that its fields have in spooled files."""
+
+    unique_key: str | None = msgspec.field(default=None, name="key")
+    argv: tuple[str, ...] = msgspec.field(default=(), name="arguments")
+    original_id: str | None = msgspec.field(default=None, name="origin")
+
+
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(Draft).decode
+_decode = msgspec.msgpack.Decoder(_SpooledDraft).decode
 
 
 class _Progress(msgspec.Struct, frozen=True):
@@ -276,10 +285,10 @@ def _write(file: BinaryIO, batches: Iterable[Sequence[Draft]]) -> tuple[int, int
     count = size = 0
     for drafts in batches:
         for draft in drafts:
-            kept = draft
+            fields = msgspec.structs.asdict(draft)
             if draft.delay > 0 and draft.due_at is None:
-                kept = msgspec.structs.replace(draft, delay=0.0, due_at=time.time() + draft.delay)
-            record = _encode(kept)
+                fields |= {"delay": 0.0, "due_at": time.time() + draft.delay}
+            record = _encode(_SpooledDraft(**fields))
             file.write(_LENGTH.pack(len(record)) + record)
             size += len(draft.body)
         count += len(drafts)

@@ -323,12 +323,12 @@ class AdministeringContract(Contract):
         assert await case.backend.remove(case.queue, ids) == 4
         if "extend" not in case.backend.deviations:
             assert case.backend.extend(leases, case.long) == leases
-        for lease, how in zip(
+        for lease, action in zip(
             leases,
             (SettleAction.RELEASE, SettleAction.FAIL_TMP, SettleAction.FAIL_PERM, SettleAction.RELEASE),
             strict=True,
         ):
-            assert not await case.settle(lease, how, error="stale")
+            assert not await case.settle(lease, action, error="stale")
         assert await case.counts() == (0, 0, 0, 0)
 
     @rule("purge")

@@ -116,14 +116,14 @@ class Case:
     async def settle(
         self,
         lease: Lease,
-        how: SettleAction,
+        action: SettleAction,
         *,
         delay: float = 0.0,
         error: str | None = None,
         by: Backend | None = None,
     ) -> bool:
         """End a lease; False: it was refused."""
-        settlement = Settlement(lease=lease, how=how, delay=delay, error=error)
+        settlement = Settlement(lease=lease, action=action, delay=delay, error=error)
         refused = await (by or self.backend).settle([settlement])
         assert refused in ([], [settlement])
         return not refused
@@ -132,7 +132,7 @@ class Case:
         """Publish messages and fail them for good."""
         ids = await self.publish(*bodies)
         leases = await self.lease(len(bodies))
-        ends = [Settlement(lease=lease, how=SettleAction.FAIL_PERM, error=error) for lease in leases]
+        ends = [Settlement(lease=lease, action=SettleAction.FAIL_PERM, error=error) for lease in leases]
         assert await self.backend.settle(ends) == []
         return ids
 
@@ -165,6 +165,6 @@ class Case:
         """The bodies of the messages in a state, in the order of `Backend.browse`."""
         return [stored.message.body for stored in await self.backend.browse(self.queue, state, limit, offset)]
 
-    def settlements(self, leases: Sequence[Lease], how: SettleAction, **options: Any) -> list[Settlement]:
+    def settlements(self, leases: Sequence[Lease], action: SettleAction, **options: Any) -> list[Settlement]:
         """The same end for several leases."""
-        return [Settlement(lease=lease, how=how, **options) for lease in leases]
+        return [Settlement(lease=lease, action=action, **options) for lease in leases]

@@ -39,7 +39,7 @@ class EnqueuedCall(msgspec.Struct, frozen=True, kw_only=True):
         due_at: Unix seconds at which it may run; None if it is ready.
         tries: Failed attempts so far.
         priority: 0 (default) to 9 (first).
-        key: The key under which it is stored once at a time.
+        unique_key: The key under which it is stored once at a time.
         body: The message's bytes.
     """
 
@@ -53,7 +53,7 @@ class EnqueuedCall(msgspec.Struct, frozen=True, kw_only=True):
     due_at: float | None = None
     tries: int = 0
     priority: int = 0
-    key: str | None = None
+    unique_key: str | None = None
     body: bytes = b""
 
 
@@ -182,6 +182,6 @@ def _call(stored: StoredMessage) -> EnqueuedCall:
         due_at=stored.due_at,
         tries=message.tries,
         priority=message.priority,
-        key=message.key,
+        unique_key=message.unique_key,
         body=message.body,
     )

@@ -79,10 +79,10 @@ class LeasingContract(Contract):
     async def test_tokens_rise_with_each_delivery(self, case: Case) -> None:
         await case.publish(b"x")
         tokens: list[int] = []
-        for how in (SettleAction.RELEASE, SettleAction.FAIL_TMP, SettleAction.RELEASE):
+        for action in (SettleAction.RELEASE, SettleAction.FAIL_TMP, SettleAction.RELEASE):
             lease = await case.lease_one()
             tokens.append(lease.token)
-            assert await case.settle(lease, how)
+            assert await case.settle(lease, action)
         tokens.append((await case.lease_one()).token)
         assert tokens == sorted(set(tokens))
 
@@ -146,8 +146,8 @@ class LeasingContract(Contract):
     async def test_an_ended_lease_is_not_extended(self, case: Case) -> None:
         await case.publish(*[b"x"] * 4)
         leases = await case.lease(4)
-        for lease, how in zip(leases, SettleAction, strict=True):
-            assert await case.settle(lease, how)
+        for lease, action in zip(leases, SettleAction, strict=True):
+            assert await case.settle(lease, action)
         assert case.backend.extend(leases, case.long) == leases
 
     @rule("extend")

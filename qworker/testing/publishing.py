@@ -143,43 +143,43 @@ class PublishingContract(Contract):
         await asyncio.gather(*(backend.publish(case.queue, drafts) for backend in (case.backend, other) * 3))
         assert sorted(lease.message.id for lease in await case.lease(100)) == sorted(chosen)
 
-    @rule("key")
+    @rule("unique_key")
     async def test_a_key_that_is_pending_is_not_stored_twice(self, case: Case) -> None:
-        first = await case.publish(b"first", key="a.png")
-        assert await case.publish(b"second", key="a.png") == first
+        first = await case.publish(b"first", unique_key="a.png")
+        assert await case.publish(b"second", unique_key="a.png") == first
         lease = await case.lease_one()
-        assert lease.message.key == "a.png"
-        assert await case.publish(b"third", key="a.png") == first
+        assert lease.message.unique_key == "a.png"
+        assert await case.publish(b"third", unique_key="a.png") == first
         await case.settle(lease, SettleAction.FAIL_TMP, delay=case.tick)
-        assert await case.publish(b"fourth", key="a.png") == first
+        assert await case.publish(b"fourth", unique_key="a.png") == first
         assert await case.lease(10) == []
 
-    @rule("key")
+    @rule("unique_key")
     async def test_a_key_is_free_again_after_ack_and_after_failure(self, case: Case) -> None:
-        first = await case.publish(b"first", key="k")
+        first = await case.publish(b"first", unique_key="k")
         await case.settle(await case.lease_one(), SettleAction.ACK)
-        second = await case.publish(b"second", key="k")
+        second = await case.publish(b"second", unique_key="k")
         assert second != first
         await case.settle(await case.lease_one(), SettleAction.FAIL_PERM, error="no")
-        third = await case.publish(b"third", key="k")
+        third = await case.publish(b"third", unique_key="k")
         assert third != second
         assert await case.leased_bodies() == [b"third"]
 
-    @rule("key")
+    @rule("unique_key")
     async def test_a_key_is_free_again_after_its_message_was_removed(self, case: Case) -> None:
-        first = await case.publish(b"first", key="k")
+        first = await case.publish(b"first", unique_key="k")
         await case.backend.remove(case.queue, first)
-        assert await case.publish(b"second", key="k") != first
+        assert await case.publish(b"second", unique_key="k") != first
         await case.backend.purge(case.queue)
-        await case.publish(b"third", key="k")
+        await case.publish(b"third", unique_key="k")
         assert await case.leased_bodies() == [b"third"]
 
-    @rule("key")
+    @rule("unique_key")
     async def test_keys_are_apart_from_one_another(self, case: Case) -> None:
         keys = ["a", "A", "a/b", "a b", "ä", "../x", "k" * 255, "x\ny"]
         for key in keys:
-            await case.publish(key.encode(), key=key)
-        assert {lease.message.key for lease in await case.lease(100)} == set(keys)
+            await case.publish(key.encode(), unique_key=key)
+        assert {lease.message.unique_key for lease in await case.lease(100)} == set(keys)
 
     @rule("priority")
     async def test_a_higher_priority_is_leased_first_and_each_in_order(self, case: Case) -> None:
@@ -243,12 +243,12 @@ class PublishingContract(Contract):
         assert (first.body, first.fields) == (b"x", fields)
         assert (second.body, second.fields) == (b"", fields)
 
-    @rule("arguments")
+    @rule("argv")
     async def test_arguments_come_along(self, case: Case) -> None:
         arguments = ("a", "b c", "ä_/%", "")
-        await case.publish(b"x", arguments=arguments)
+        await case.publish(b"x", argv=arguments)
         message = (await case.lease_one()).message
-        assert (message.body, message.arguments) == (b"x", arguments)
+        assert (message.body, message.argv) == (b"x", arguments)
 
     async def test_hostile_queue_names_are_refused(self, case: Case) -> None:
         for name in HOSTILE_NAMES:

@@ -21,7 +21,7 @@ P = ParamSpec("P")
 # Name: the rule — and how a deviation shows, where it is more than that the call raises NotSupported.
 RULES: dict[str, str] = {
     "priority": "a higher priority is leased first",
-    "key": "a pending key is published once",
+    "unique_key": "a pending key is published once",
     "given_ids": "a message keeps the id that its publisher chose",
     "delay": "a message may be published for later",
     "fifo": "messages are leased in the order published; otherwise: all are leased, in any order",
@@ -47,7 +47,7 @@ RULES: dict[str, str] = {
     "empty_bodies": "a body may be empty",
     "big_bodies": "a body may have 1 MiB",
     "fields": "a message carries fields",
-    "arguments": "a message carries arguments",
+    "argv": "a message carries arguments",
     "many_queues": "a store holds several queues",
 }
 

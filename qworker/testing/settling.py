@@ -21,10 +21,10 @@ async def tries_stay_zero(case: Case) -> None:
     assert (await until(case.lease))[0].message.tries == 0
 
 
-async def ready_without_a_delay(case: Case, how: SettleAction) -> None:
+async def ready_without_a_delay(case: Case, action: SettleAction) -> None:
     """How a deviation from `retry_delay` and `release_delay` shows."""
     await case.publish(b"x")
-    await case.settle(await case.lease_one(), how, delay=case.long)
+    await case.settle(await case.lease_one(), action, delay=case.long)
     assert len(await case.lease(10)) == 1
 
 
@@ -160,7 +160,7 @@ class SettlingContract(Contract):
         ids = await case.publish(b"0", b"1", b"2", b"3")
         leases = await case.lease(4)
         ends = (SettleAction.ACK, SettleAction.FAIL_TMP, SettleAction.FAIL_PERM, SettleAction.RELEASE)
-        batch = [Settlement(lease=lease, how=how, error="e") for lease, how in zip(leases, ends, strict=True)]
+        batch = [Settlement(lease=lease, action=action, error="e") for lease, action in zip(leases, ends, strict=True)]
         assert await case.backend.settle(batch) == []
         assert await case.state(ids[0]) in {None, State.DONE}
         assert (await case.stats()).leased == 0
@@ -181,9 +181,9 @@ class SettlingContract(Contract):
         lease = await case.lease_one()
         assert await case.settle(lease, SettleAction.RELEASE)
         (held,) = await until(case.lease)
-        for how in SettleAction:
+        for action in SettleAction:
             # A store that remembers the release may say once more that it has happened.
-            assert not await case.settle(lease, how, error="stale") or how is SettleAction.RELEASE
+            assert not await case.settle(lease, action, error="stale") or action is SettleAction.RELEASE
             assert (await case.counts())[:2] == (0, 1)
         assert await case.settle(held, SettleAction.ACK)
 
@@ -194,19 +194,19 @@ class SettlingContract(Contract):
         other = await case.open()
         stale = await case.lease_one(visibility=case.tick)
         assert await case.expire(case.tick, by=other) == 1
-        for how in SettleAction:
-            assert not await case.settle(stale, how, error="stale"), (
+        for action in SettleAction:
+            assert not await case.settle(stale, action, error="stale"), (
                 "the message was ready, and a stale holder moved it"
             )
         held = await case.lease_one(by=other)
-        for how in SettleAction:
-            assert not await case.settle(stale, how, error="stale")
+        for action in SettleAction:
+            assert not await case.settle(stale, action, error="stale")
         found = await case.find(held.message.id)
         assert found is not None
         assert (found.state, found.message.tries) == (State.LEASED, 1)
         assert await case.settle(held, SettleAction.ACK, by=other)
-        for how in SettleAction:
-            assert not await case.settle(stale, how, error="stale") or how is SettleAction.ACK
+        for action in SettleAction:
+            assert not await case.settle(stale, action, error="stale") or action is SettleAction.ACK
         assert await case.lease(10) == []
 
     @rule("fencing", otherwise=stale_ends_are_accepted)
@@ -224,7 +224,9 @@ class SettlingContract(Contract):
         await case.publish(*[b"x"] * 10)
         leases = await case.lease(10)
         calls = [
-            case.backend.settle(case.settlements(leases, how, error="e")) for how in SettleAction for _ in range(2)
+            case.backend.settle(case.settlements(leases, action, error="e"))
+            for action in SettleAction
+            for _ in range(2)
         ]
         accepted = [10 - len(result) for result in await asyncio.gather(*calls)]
         # An end that is repeated may be told that it has happened: two of eight calls end the same way.

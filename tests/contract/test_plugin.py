@@ -28,7 +28,7 @@ def count(context: Context, number: int) -> None:
         count.enqueue_sync(number - 1)
 
 async def sign_up(name: str) -> None:
-    await welcome.using(key=name, delay=3600).enqueue(name, polite=False)
+    await welcome.using(unique_key=name, delay=3600).enqueue(name, polite=False)
 """
 
 CONFTEST = """
@@ -52,7 +52,7 @@ async def test_signing_up_enqueues_a_welcome():
     await shop.sign_up("ada")
     await shop.sign_up("ada")
     (call,) = await enqueued(shop.tasks)
-    assert (call.task, call.args, call.kwargs, call.key) == ("welcome", ("ada",), {"polite": False}, "ada")
+    assert (call.task, call.args, call.kwargs, call.unique_key) == ("welcome", ("ada",), {"polite": False}, "ada")
     assert (call.queue, call.state) == ("mail", State.DELAYED)
     assert shop.seen == []
 

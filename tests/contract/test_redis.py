@@ -31,9 +31,9 @@ class TestRedis(BackendContract):
 async def test_finished_messages_are_kept_as_the_url_says(server: RedisServer) -> None:
     counted = open_backend(server.url + "?keep_done=2")
     queue = "kept"
-    await counted.publish(queue, [Draft(body=b"%d" % n, key=f"k{n}") for n in range(4)])
+    await counted.publish(queue, [Draft(body=b"%d" % n, unique_key=f"k{n}") for n in range(4)])
     for lease in await counted.lease(queue, 4, 60.0):
-        assert await counted.settle([Settlement(lease=lease, how=SettleAction.ACK)]) == []
+        assert await counted.settle([Settlement(lease=lease, action=SettleAction.ACK)]) == []
     assert [row.message.body for row in await counted.browse(queue, State.DONE)] == [b"2", b"3"]
     stats = await counted.stats(queue)
     assert (stats.done, stats.retention["done"], stats.retention["fail"]) == (2, "the last 2", "for ever")
@@ -41,7 +41,7 @@ async def test_finished_messages_are_kept_as_the_url_says(server: RedisServer) -
     aged = open_backend(server.url + "?keep_done=12h&keep_fail=2d")
     await aged.publish(queue, [Draft(body=b"failed")])
     (lease,) = await aged.lease(queue, 1, 60.0)
-    assert await aged.settle([Settlement(lease=lease, how=SettleAction.FAIL_PERM, error="broken")]) == []
+    assert await aged.settle([Settlement(lease=lease, action=SettleAction.FAIL_PERM, error="broken")]) == []
     for hours, left in ((11, (2, 1)), (2, (0, 1)), (30, (0, 1)), (6, (0, 0))):
         server.advance(hours * 3600.0)
         await aged.reap(queue)
@@ -80,7 +80,7 @@ async def test_a_damaged_message_is_set_aside_and_the_others_flow(server: RedisS
 async def test_detached_leases_outlive_their_process_and_are_found_by_their_token(server: RedisServer) -> None:
     first = open_backend(server.url)
     first.detached = True
-    await first.publish("resumed", [Draft(body=b"kept", key="k", fields={"a": "b"}), Draft(body=b"other")])
+    await first.publish("resumed", [Draft(body=b"kept", unique_key="k", fields={"a": "b"}), Draft(body=b"other")])
     held, other = await first.lease("resumed", 2, 60.0)
     await first.aclose()
     second = open_backend(server.url)
@@ -93,7 +93,7 @@ async def test_detached_leases_outlive_their_process_and_are_found_by_their_toke
     assert (found.message, found.token) == (held.message, held.token)
     assert found.expires_at == pytest.approx(held.expires_at, abs=0.001)
     assert await asyncio.to_thread(second.extend, [found], 90.0) == []
-    assert await second.settle([Settlement(lease=found, how=SettleAction.ACK)]) == []
+    assert await second.settle([Settlement(lease=found, action=SettleAction.ACK)]) == []
     assert await second.find_lease("resumed", held.message.id, held.token) is None
     # What has expired and was taken by another is lost, however good the token once was.
     server.advance(61.0)

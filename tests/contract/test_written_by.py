@@ -176,8 +176,8 @@ async def test_written_by_31528ec_a_lease_that_outlives_its_process_is_found_by_
     assert [(lease.message.id, lease.token) for lease in leases] == [(o["id"], o["token"]) for o in (first, second)]
     assert backend.extend(leases, 7200.0) == []
     ends = [
-        Settlement(lease=leases[0], how=SettleAction.ACK),
-        Settlement(lease=leases[1], how=SettleAction.FAIL_PERM, error="no longer wanted"),
+        Settlement(lease=leases[0], action=SettleAction.ACK),
+        Settlement(lease=leases[1], action=SettleAction.FAIL_PERM, error="no longer wanted"),
     ]
     assert await backend.settle(ends) == []
     stats = await backend.stats("remote")
@@ -198,10 +198,12 @@ async def test_written_by_31528ec_what_is_stored_is_not_stored_again(written: Wr
         again.append((Draft(body=b"again", id=given["id"]), given["id"]))
     moved = known.get(f"{written.kind} moved here".encode())
     if moved is not None:
-        draft = Draft(body=b"again", origin="20260102030405_000000001_1_elsewhere-00000000", enqueued_at=1767323045.0)
+        draft = Draft(
+            body=b"again", original_id="20260102030405_000000001_1_elsewhere-00000000", enqueued_at=1767323045.0
+        )
         again.append((draft, moved["id"]))
     again += [
-        (Draft(body=b"again", key=one["key"], priority=one["priority"]), one["id"])
+        (Draft(body=b"again", unique_key=one["key"], priority=one["priority"]), one["id"])
         for one in known.values()
         if "key" in one
     ]
@@ -433,5 +435,5 @@ def test_written_by_31528ec_each_body_opens_as_it_did(row: dict[str, Any]) -> No
     assert {
         "body": base64.b64encode(opened.body).decode(),
         "fields": opened.fields,
-        "arguments": [base64.b64encode(os.fsencode(word)).decode() for word in opened.arguments],
+        "arguments": [base64.b64encode(os.fsencode(word)).decode() for word in opened.argv],
     } == row["unpacks"]

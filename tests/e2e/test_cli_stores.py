@@ -163,7 +163,7 @@ def failed(folder: Path) -> list[str]:
         backend = open_backend("file://./spool")
         ids = await backend.publish("inbox", [Draft(body=b"x")] * 2)
         for lease in await backend.lease("inbox", 2, 30.0):
-            await backend.settle([Settlement(lease=lease, how=SettleAction.FAIL_PERM, error="no")])
+            await backend.settle([Settlement(lease=lease, action=SettleAction.FAIL_PERM, error="no")])
         ids += await backend.publish("inbox", [Draft(body=b"y")])
         await backend.aclose()
         return ids

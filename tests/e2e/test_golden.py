@@ -177,7 +177,7 @@ REQUESTS: list[tuple[str, str, Any, dict[str, str]]] = [
     (
         "POST",
         "/-/settle",
-        [{"lease": {"queue": "work", "id": "m3", "token": "{token}"}, "how": "ack", "delay": 0.0, "error": None}],
+        [{"lease": {"queue": "work", "id": "m3", "token": "{token}"}, "action": "ack", "delay": 0.0, "error": None}],
         {},
     ),
     ("POST", "/-/work/lease?visibility=30", None, {}),

@@ -210,4 +210,4 @@ async def _reap(url: str) -> None:
 
 def ack(lease: Lease) -> Settlement:
     """The settlement of a message that is done."""
-    return Settlement(lease=lease, how=SettleAction.ACK)
+    return Settlement(lease=lease, action=SettleAction.ACK)

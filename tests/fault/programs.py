@@ -103,7 +103,7 @@ async def watch(url: str, ledger: Ledger) -> None:
         await backend.reap(QUEUE)
         leases = await backend.lease(QUEUE, 10, VISIBILITY)
         ledger.write("finished", *(lease.message.body.decode() for lease in leases))
-        await backend.settle([Settlement(lease=lease, how=SettleAction.ACK) for lease in leases])
+        await backend.settle([Settlement(lease=lease, action=SettleAction.ACK) for lease in leases])
         ledger.write("reaps", 1)
         await backend.wait([QUEUE], 0.2)
 
@@ -115,7 +115,7 @@ async def ack(url: str, ledger: Ledger) -> None:
         leases = await backend.wait_and_lease(QUEUE, 10, VISIBILITY, 0.2)
         names = [lease.message.body.decode() for lease in leases]
         ledger.write("finished", *names)
-        settlements = [Settlement(lease=lease, how=SettleAction.ACK) for lease in leases]
+        settlements = [Settlement(lease=lease, action=SettleAction.ACK) for lease in leases]
         refused = {id(settlement) for settlement in await backend.settle(settlements)}
         ledger.write(
             "settled", *(name for name, each in zip(names, settlements, strict=True) if id(each) not in refused)

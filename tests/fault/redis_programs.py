@@ -72,7 +72,7 @@ async def watch(url: str, folder: Path) -> None:
         await backend.reap(QUEUE)
         leases = await backend.lease(QUEUE, 10, VISIBILITY)
         write(folder, "finished", *(lease.message.body.decode() for lease in leases))
-        await backend.settle([Settlement(lease=lease, how=SettleAction.ACK) for lease in leases])
+        await backend.settle([Settlement(lease=lease, action=SettleAction.ACK) for lease in leases])
         write(folder, "rounds", "1")
         await backend.wait([QUEUE], 0.2)
 
@@ -84,7 +84,7 @@ async def hold(url: str, folder: Path) -> None:
     write(folder, "held", *(lease.message.id for lease in leases))
     sys.stdin.readline()
     lost = backend.extend(leases[:2], VISIBILITY)
-    refused = await backend.settle([Settlement(lease=lease, how=SettleAction.ACK) for lease in leases])
+    refused = await backend.settle([Settlement(lease=lease, action=SettleAction.ACK) for lease in leases])
     print(len(lost), len(refused), flush=True)
     await backend.aclose()
 

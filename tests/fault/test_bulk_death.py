@@ -32,7 +32,7 @@ async def _take(url: str) -> list[str]:
         while QUEUE in await backend.queues():
             leases = await backend.lease(QUEUE, 100, 600.0)
             taken += [lease.message.body.decode() for lease in leases]
-            assert await backend.settle([Settlement(lease=lease, how=SettleAction.ACK) for lease in leases]) == []
+            assert await backend.settle([Settlement(lease=lease, action=SettleAction.ACK) for lease in leases]) == []
             stats = await backend.stats(QUEUE)
             if not (stats.ready or stats.leased or stats.delayed):
                 break

@@ -144,7 +144,7 @@ def test_no_path_leads_out_of_the_root(server: Served, method: str) -> None:
         st.binary(max_size=200),
         st.sampled_from([
             b"[]", b"{}", b"null", b"[" * 5000, b'[{"body":"AA=="}]', b'[{"body":"AA==","id":"../../x"}]', b'{"ids":["../x"]}',
-            b'[{"lease":{"queue":"../q","id":"x","token":1},"how":"ack"}]', b'{"leases":[],"visibility":1e308}',
+            b'[{"lease":{"queue":"../q","id":"x","token":1},"action":"ack"}]', b'{"leases":[],"visibility":1e308}',
             b'[{"body":"AA==","delay":1e300}]', b'[{"body":"AA==","enqueued_at":-1e300}]', b'[{"body":"AA==","tries":-5}]',
             b'{"queues":["alpha"],"timeout":-1}', b'{"queues":["../x"],"timeout":0}', b'[{"body":"AA==","due_at":1e999}]',
             b'{"leases":[{"queue":"a","id":"../x","token":99999999999999999999}],"visibility":1}',
@@ -228,15 +228,15 @@ def test_a_drop_at_a_time_does_not_keep_a_connection(server: Served) -> None:
 
 BODIES = [
     b"[]", b"{}", b"null", b"[" * 5000, b"\xff\xfe", b'[{"body":"AA=="}]', b'[{"body":"AA==","id":"../../x"}]',
-    b'{"ids":["../x"]}', b'{"ids":["x",""]}', b'[{"lease":{"queue":"../q","id":"x","token":1},"how":"ack"}]',
-    b'[{"lease":{"queue":"q","id":"../x","token":1},"how":"ack"}]', b'[{"lease":{"queue":"q","id":"a","token":-1},"how":"ack"}]',
-    b'[{"lease":{"queue":"q","id":"\\u0000","token":1},"how":"ack"}]', b'{"leases":[],"visibility":1e308}',
+    b'{"ids":["../x"]}', b'{"ids":["x",""]}', b'[{"lease":{"queue":"../q","id":"x","token":1},"action":"ack"}]',
+    b'[{"lease":{"queue":"q","id":"../x","token":1},"action":"ack"}]', b'[{"lease":{"queue":"q","id":"a","token":-1},"action":"ack"}]',
+    b'[{"lease":{"queue":"q","id":"\\u0000","token":1},"action":"ack"}]', b'{"leases":[],"visibility":1e308}',
     b'[{"body":"AA==","delay":1e300}]', b'[{"body":"AA==","delay":-1}]', b'[{"body":"AA==","enqueued_at":-1e300}]',
     b'[{"body":"AA==","enqueued_at":1e300}]', b'[{"body":"AA==","tries":-5}]', b'[{"body":"AA==","tries":99999999999999}]',
-    b'[{"body":"AA==","priority":77}]', b'[{"body":"AA==","key":""}]', b'[{"body":"AA==","due_at":1e300}]',
+    b'[{"body":"AA==","priority":77}]', b'[{"body":"AA==","unique_key":""}]', b'[{"body":"AA==","due_at":1e300}]',
     b'[{"body":"!!!"}]', b'{"queues":["alpha"],"timeout":-1}', b'{"queues":["../x"],"timeout":0}',
     b'{"leases":[{"queue":"a","id":"../x","token":99999999999999999999}],"visibility":1}', b'{"delay":1e300}', b'{"delay":-1}',
-    b'{"how":"ack"}', b'{"error":"\\ud800"}',
+    b'{"action":"ack"}', b'{"error":"\\ud800"}',
 ]  # fmt: skip
 
 

@@ -35,7 +35,7 @@ def server() -> Iterator[RedisServer]:
 
 
 def acks(leases: list[Lease]) -> list[Settlement]:
-    return [Settlement(lease=lease, how=SettleAction.ACK) for lease in leases]
+    return [Settlement(lease=lease, action=SettleAction.ACK) for lease in leases]
 
 
 def lossy(seed: int, share: float) -> Any:
@@ -66,7 +66,7 @@ async def test_500_publishes_store_500_when_answers_are_lost(server: RedisServer
     "drafts",
     [
         pytest.param([Draft(body=b"x")], id="one"),
-        pytest.param([Draft(body=b"x", key="k")], id="one with a key"),
+        pytest.param([Draft(body=b"x", unique_key="k")], id="one with a key"),
         pytest.param([Draft(body=b"x"), Draft(body=b"y")], id="two"),
     ],
 )
@@ -141,9 +141,9 @@ async def test_a_settlement_whose_answer_was_lost_may_be_repeated_by_its_caller(
         direct = open_backend(server.url)
         await direct.remove(QUEUE, [two.message.id])
         ends = [
-            Settlement(lease=one, how=SettleAction.ACK),
-            Settlement(lease=two, how=SettleAction.ACK),
-            Settlement(lease=three, how=SettleAction.FAIL_TMP, error="again"),
+            Settlement(lease=one, action=SettleAction.ACK),
+            Settlement(lease=two, action=SettleAction.ACK),
+            Settlement(lease=three, action=SettleAction.FAIL_TMP, error="again"),
         ]
         proxy.lose = lambda data: True
         with pytest.raises(BackendUnavailable):
@@ -326,7 +326,7 @@ async def test_a_full_server_refuses_publishes_and_drains(program: str) -> None:
 
 async def fill_and_drain(server: RedisServer) -> None:
     backend = open_backend(server.url + "?keep_done=5")
-    await backend.publish(QUEUE, [Draft(body=b"first", key="k")])
+    await backend.publish(QUEUE, [Draft(body=b"first", unique_key="k")])
     stored = 1
     with server.client() as client:
         client.config_set("maxmemory", int(client.info("memory")["used_memory"]) + 2_000_000)
@@ -341,12 +341,12 @@ async def fill_and_drain(server: RedisServer) -> None:
         client.config_set("maxmemory", 1_000_000)
     (first,) = await backend.lease(QUEUE, 1, LONG)
     assert await asyncio.to_thread(backend.extend, [first], LONG) == []
-    assert await backend.settle([Settlement(lease=first, how=SettleAction.FAIL_TMP, error="again")]) == []
+    assert await backend.settle([Settlement(lease=first, action=SettleAction.FAIL_TMP, error="again")]) == []
     (again,) = await backend.lease(QUEUE, 1, LONG)
-    assert await backend.settle([Settlement(lease=again, how=SettleAction.FAIL_PERM, error="no")]) == []
+    assert await backend.settle([Settlement(lease=again, action=SettleAction.FAIL_PERM, error="no")]) == []
     assert await backend.requeue(QUEUE) == 1
     (again,) = await backend.lease(QUEUE, 1, LONG)
-    assert await backend.settle([Settlement(lease=again, how=SettleAction.RELEASE)]) == []
+    assert await backend.settle([Settlement(lease=again, action=SettleAction.RELEASE)]) == []
     await backend.reap(QUEUE)
     drained = 0
     while leases := await backend.lease(QUEUE, 50, LONG):

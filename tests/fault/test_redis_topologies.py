@@ -29,7 +29,7 @@ LONG = 1000.0
 
 
 def acks(leases: list[Lease]) -> list[Settlement]:
-    return [Settlement(lease=lease, how=SettleAction.ACK) for lease in leases]
+    return [Settlement(lease=lease, action=SettleAction.ACK) for lease in leases]
 
 
 # -- sentinels ---------------------------------------------------------------------------------------------------------
@@ -242,7 +242,7 @@ async def test_a_user_needs_only_what_the_docs_say(monkeypatch: pytest.MonkeyPat
         monkeypatch.setenv("QWORKER_REDIS_PASSWORD", "pass/word")
         backend = open_backend(f"unix://worker@{server.socket}")
         await backend.open()
-        await backend.publish(QUEUE, [Draft(body=b"x", delay=0.001), Draft(body=b"y", key="k")])
+        await backend.publish(QUEUE, [Draft(body=b"x", delay=0.001), Draft(body=b"y", unique_key="k")])
         await backend.wait([QUEUE], 5)
         leases = await until(lambda: backend.wait_and_lease(QUEUE, 2, LONG, 1))
         assert await asyncio.to_thread(backend.extend, leases, LONG) == []

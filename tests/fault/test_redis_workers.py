@@ -143,7 +143,9 @@ async def test_leases_that_outlived_their_holder_are_refused(tmp_path: Path) -> 
                     leases = await backend.lease(QUEUE, 20, 300.0)
                     assert all(lease.message.tries == 1 for lease in leases)
                     taken += [lease.message.id for lease in leases]
-                    assert await backend.settle([Settlement(lease=one, how=SettleAction.ACK) for one in leases]) == []
+                    assert (
+                        await backend.settle([Settlement(lease=one, action=SettleAction.ACK) for one in leases]) == []
+                    )
                     return len(taken) >= 20
 
                 await until(take, timeout=PATIENCE)
@@ -179,5 +181,5 @@ async def test_a_server_clock_that_jumps_an_hour_takes_no_live_lease_and_prolong
         assert left.expires_at is not None
         # What was left of it is left of it, give or take what this test took.
         assert 600 - PATIENCE * 4 < left.expires_at - now < 630
-        assert await backend.settle([Settlement(lease=held, how=SettleAction.ACK)]) == []
+        assert await backend.settle([Settlement(lease=held, action=SettleAction.ACK)]) == []
         await backend.aclose()

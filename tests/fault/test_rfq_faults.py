@@ -73,7 +73,7 @@ def through(proxy: LossyProxy) -> Backend:
 
 
 def acks(leases: list[Lease]) -> list[Settlement]:
-    return [Settlement(lease=lease, how=SettleAction.ACK) for lease in leases]
+    return [Settlement(lease=lease, action=SettleAction.ACK) for lease in leases]
 
 
 async def test_200_publishes_store_200_when_answers_are_lost(server: RedisServer, direct: Backend) -> None:
@@ -118,7 +118,7 @@ async def test_cancelled_calls_lose_nothing(direct: Backend, server: RedisServer
     for _ in range(150):
         held = await direct.lease(TOPIC, draw.randrange(1, 5), LONG)
         calls: list[Any] = [
-            direct.settle([Settlement(lease=lease, how=SettleAction.RELEASE) for lease in held]),
+            direct.settle([Settlement(lease=lease, action=SettleAction.RELEASE) for lease in held]),
             other.lease(TOPIC, 5, LONG),
             other.wait_and_lease(TOPIC, 5, LONG, 1.0),
             other.wait([TOPIC, "other"], 1.0),
@@ -130,8 +130,8 @@ async def test_cancelled_calls_lose_nothing(direct: Backend, server: RedisServer
         await asyncio.wait(running)
         for task in running[1:3]:
             if not task.cancelled():
-                await other.settle([Settlement(lease=lease, how=SettleAction.RELEASE) for lease in task.result()])
-        assert await direct.settle([Settlement(lease=lease, how=SettleAction.RELEASE) for lease in held]) is not None
+                await other.settle([Settlement(lease=lease, action=SettleAction.RELEASE) for lease in task.result()])
+        assert await direct.settle([Settlement(lease=lease, action=SettleAction.RELEASE) for lease in held]) is not None
 
     async def all_are_back() -> bool:
         return (await direct.stats(TOPIC)).ready == len(ids)

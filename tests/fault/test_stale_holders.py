@@ -32,7 +32,7 @@ async def main(url, queue, limit, visibility):
     print(json.dumps([lease.message.id for lease in leases]), flush=True)
     sys.stdin.readline()
     lost = backend.extend(leases[:2], visibility)
-    refused = await backend.settle([Settlement(lease=lease, how=SettleAction.ACK) for lease in leases])
+    refused = await backend.settle([Settlement(lease=lease, action=SettleAction.ACK) for lease in leases])
     print(json.dumps([len(lost), len(refused)]), flush=True)
 
 asyncio.run(main(sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4])))

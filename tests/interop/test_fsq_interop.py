@@ -35,8 +35,8 @@ async def _take(
     async with asyncio.timeout(PATIENCE):
         while len(taken) < count:
             leases = await backend.wait_and_lease(QUEUE, count, 30.0, 0.5)
-            taken += [(lease.message.body, lease.message.arguments, lease.message.tries) for lease in leases]
-            assert await backend.settle([Settlement(lease=lease, how=how, error="no") for lease in leases]) == []
+            taken += [(lease.message.body, lease.message.argv, lease.message.tries) for lease in leases]
+            assert await backend.settle([Settlement(lease=lease, action=how, error="no") for lease in leases]) == []
     return taken
 
 
@@ -49,7 +49,7 @@ async def test_what_fsq_enqueues_is_taken_with_its_arguments(backend: Backend, p
 
 
 async def test_what_qworker_publishes_is_scanned_by_fsq(backend: Backend, peer: Fsq, tmp_path: Path) -> None:
-    drafts = [Draft(body=f"body {n}\n".encode(), arguments=("arg", str(n))) for n in range(5)]
+    drafts = [Draft(body=f"body {n}\n".encode(), argv=("arg", str(n))) for n in range(5)]
     await backend.publish(QUEUE, drafts)
     out = tmp_path / "out"
     script = f'{{ cat; printf "%s|%s|%s\\n" "$1" "$2" "$FSQ_ITEM_TRIES"; }} >> {out}'
@@ -73,7 +73,7 @@ async def test_fsq_and_qworker_work_on_one_queue_and_each_item_runs_once(
         while not scanning.done():
             leases = await backend.wait_and_lease(QUEUE, 3, 30.0, 0.05)
             ours += [lease.message.body for lease in leases]
-            assert await backend.settle([Settlement(lease=lease, how=SettleAction.ACK) for lease in leases]) == []
+            assert await backend.settle([Settlement(lease=lease, action=SettleAction.ACK) for lease in leases]) == []
             await asyncio.sleep(0.005)
     status, output = await scanning
     assert status == 0, output
@@ -90,7 +90,7 @@ async def test_fsq_leaves_alone_what_qworker_has_leased(backend: Backend, peer: 
     out = tmp_path / "out"
     assert (await peer.run("scan", QUEUE, "/bin/sh", "-c", f"cat >> {out}", "sh"))[0] == 0
     assert out.read_bytes() == b"ready"
-    assert await backend.settle([Settlement(lease=lease, how=SettleAction.ACK)]) == []
+    assert await backend.settle([Settlement(lease=lease, action=SettleAction.ACK)]) == []
 
 
 async def test_a_queue_that_is_down_is_down_for_both(backend: Backend, peer: Fsq, tmp_path: Path) -> None:

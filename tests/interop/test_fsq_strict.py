@@ -82,7 +82,7 @@ async def qworker_process(*arguments: str) -> tuple[int, bytes]:
 
 
 async def settle(backend: Backend, lease: Lease, how: SettleAction, error: str | None = None) -> bool:
-    return await backend.settle([Settlement(lease=lease, how=how, error=error)]) == []
+    return await backend.settle([Settlement(lease=lease, action=how, error=error)]) == []
 
 
 def names(root: Path, part: str, queue: str = QUEUE) -> list[str]:
@@ -103,10 +103,10 @@ async def test_what_fsq_enqueues_is_leased_with_its_arguments(backend: Backend, 
         status, output = await peer.run("enqueue", QUEUE, *arguments, body=b"from fsq")
         assert status == 0, output
     leases = await backend.lease(QUEUE, 10, 30.0)
-    assert {lease.message.arguments for lease in leases} == set(expected)
+    assert {lease.message.argv for lease in leases} == set(expected)
     assert {lease.message.body for lease in leases} == {b"from fsq"}
     assert all(abs(time.time() - lease.message.enqueued_at) < 60 for lease in leases)
-    assert await backend.settle([Settlement(lease=lease, how=SettleAction.ACK) for lease in leases]) == []
+    assert await backend.settle([Settlement(lease=lease, action=SettleAction.ACK) for lease in leases]) == []
     assert len(names(root, "done")) == 3
 
 
@@ -128,7 +128,7 @@ async def test_times_are_local_to_the_host_as_fsq_writes_them(
 
 
 async def test_what_qworker_publishes_is_scanned_by_fsq(backend: Backend, peer: Fsq, root: Path) -> None:
-    drafts = [Draft(body=f"body {n}\n".encode(), arguments=("a_b", "c/d", "%", str(n))) for n in range(5)]
+    drafts = [Draft(body=f"body {n}\n".encode(), argv=("a_b", "c/d", "%", str(n))) for n in range(5)]
     ids = await backend.publish(QUEUE, drafts)
     assert [name.rsplit("_0_", 1)[0][1:] for name in names(root, "queue")] == ids
     out = root / "out"
@@ -154,7 +154,7 @@ async def test_workers_scans_and_fsq_share_a_queue_and_each_item_runs_once(
         while len(names(root, "queue")):
             leases = await backend.wait_and_lease(QUEUE, 3, 30.0, 0.02)
             ours.extend(lease.message.body for lease in leases)
-            assert await backend.settle([Settlement(lease=lease, how=SettleAction.ACK) for lease in leases]) == []
+            assert await backend.settle([Settlement(lease=lease, action=SettleAction.ACK) for lease in leases]) == []
             await asyncio.sleep(0.002)
 
     await backend.publish(QUEUE, [Draft(body=b"q%d" % n) for n in range(300)])
@@ -265,7 +265,7 @@ async def test_a_queue_that_is_down_is_down_for_both(backend: Backend, peer: Fsq
 
 
 async def test_tries_are_counted_by_both_in_the_name(backend: Backend, peer: Fsq, root: Path) -> None:
-    await backend.publish(QUEUE, [Draft(body=b"x", arguments=("a",))])
+    await backend.publish(QUEUE, [Draft(body=b"x", argv=("a",))])
     assert (await peer.run("scan", "-m", "9", QUEUE, "/bin/sh", "-c", "exit 111"))[0] == 0
     (lease,) = await backend.lease(QUEUE, 1, 30.0)
     assert lease.message.tries == 1
@@ -275,7 +275,7 @@ async def test_tries_are_counted_by_both_in_the_name(backend: Backend, peer: Fsq
     assert (await peer.run("scan", "-m", "9", QUEUE, "/bin/sh", "-c", script))[0] == 0
     assert out.read_text() == "2\n"
     (stored,) = await backend.browse(QUEUE, State.FAIL)
-    assert (stored.message.tries, stored.message.arguments, stored.error) == (2, ("a",), None)
+    assert (stored.message.tries, stored.message.argv, stored.error) == (2, ("a",), None)
     assert await backend.requeue(QUEUE) == 1
     assert (await peer.run("scan", QUEUE, "/bin/true"))[0] == 0
     assert (await backend.stats(QUEUE)).done == 1
@@ -468,12 +468,12 @@ async def test_a_queue_that_fsq_wrote_is_read_as_it_is(tmp_path: Path) -> None:
         assert await backend.queues() == ["a_queue", "downed", "hosted", "trig"]
         (done,) = await backend.browse("a_queue", State.DONE)
         (failed,) = await backend.browse("a_queue", State.FAIL)
-        assert (done.message.arguments, failed.message.arguments) == (("d",), ("f",))
+        assert (done.message.argv, failed.message.argv) == (("d",), ("f",))
         ready = await backend.browse("a_queue", State.READY)
         assert [stored.message.id.split("_")[1] for stored in ready] == ["0", "10", "1", "2", "3", "4", "5", "6", "7"]
         assert set(tree(root)) == before
         leases = await backend.lease("a_queue", 20, 30.0)
-        arguments = [lease.message.arguments for lease in leases]
+        arguments = [lease.message.argv for lease in leases]
         assert arguments[0] == ("args", "to", "enqueue")
         assert arguments[6:] == [("a_b", "100%", "x/y", ""), ("café",), ()]
         assert [lease.message.tries for lease in leases] == [0, 2, 0, 0, 0, 0, 0, 0, 0]
@@ -519,9 +519,9 @@ async def test_items_are_distributed_to_every_host_and_scanned_there_by_either(
     url, out = f"fsq://{root}", tmp_path / "out"
     for host in ("web1", "web2"):
         assert (await qworker("add-host", url, host, QUEUE))[0] == 0
-    await backend.publish(QUEUE, [Draft(body=b"1", arguments=("a",))])
+    await backend.publish(QUEUE, [Draft(body=b"1", argv=("a",))])
     assert (await qworker("host-dist", "-g", url, QUEUE))[0] == 0
-    await backend.publish(QUEUE, [Draft(body=b"2", arguments=("b",))])
+    await backend.publish(QUEUE, [Draft(body=b"2", argv=("b",))])
     status, output = await peer.run("host-dist", QUEUE, "web1", "web2")
     assert status == 0, output
     await backend.publish(QUEUE, [Draft(body=b"3")])
@@ -534,7 +534,7 @@ async def test_items_are_distributed_to_every_host_and_scanned_there_by_either(
     of_host = open_backend(f"{url}?host=web2")
     try:
         (lease,) = await of_host.lease(QUEUE, 1, 30.0)
-        assert (lease.message.body, lease.message.arguments) == (b"1", ("a",))
+        assert (lease.message.body, lease.message.argv) == (b"1", ("a",))
         assert await settle(of_host, lease, SettleAction.ACK)
     finally:
         await of_host.aclose()
@@ -596,7 +596,7 @@ async def test_items_are_pushed_by_either_to_either(fsq: tuple[str, Path], tmp_p
     target = open_backend(f"fsq://{there}")
     try:
         bodies = ["plain", "ünïcode\n", "", "four"]
-        await backend.publish(QUEUE, [Draft(body=body.encode(), arguments=("a_b", body)) for body in bodies])
+        await backend.publish(QUEUE, [Draft(body=body.encode(), argv=("a_b", body)) for body in bodies])
         first, second, third, fourth = names(here, "hosts/web1/queue")
         async with serving(there) as ours, fsq_serving(Fsq(fsq, there)) as theirs:
             to_fsq, to_us = f"http://127.0.0.1:{theirs}", f"http://127.0.0.1:{ours}"
@@ -615,7 +615,7 @@ async def test_items_are_pushed_by_either_to_either(fsq: tuple[str, Path], tmp_p
             assert status == 111, output
         leases = await target.lease(QUEUE, 10, 30.0)
         assert [lease.message.body.decode() for lease in leases] == bodies
-        assert [lease.message.arguments for lease in leases] == [("a_b", body) for body in bodies]
+        assert [lease.message.argv for lease in leases] == [("a_b", body) for body in bodies]
     finally:
         await backend.aclose()
         await target.aclose()

@@ -68,7 +68,7 @@ async def test_a_root_that_the_released_server_wrote_is_taken_over(unpacked: Pat
         # One in queues/, two in new/; two in delay/ belong to consumers that may still come back.
         leases = await backend.lease("alpha", 10, 1000.0)
         assert [lease.message.body.strip() for lease in leases] == [b"body 4", b"body 5", b"body 6"]
-        assert await backend.settle([Settlement(lease=lease, how=SettleAction.ACK) for lease in leases]) == []
+        assert await backend.settle([Settlement(lease=lease, action=SettleAction.ACK) for lease in leases]) == []
         assert await backend.reap("alpha") == 0
         clock.advance(31.0)
         assert await backend.reap("alpha") == 2

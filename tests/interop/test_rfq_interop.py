@@ -127,7 +127,7 @@ async def backend(both: Both) -> AsyncGenerator[Backend]:
 
 
 async def ack(backend: Backend, *leases: Lease) -> None:
-    assert await backend.settle([Settlement(lease=lease, how=SettleAction.ACK) for lease in leases]) == []
+    assert await backend.settle([Settlement(lease=lease, action=SettleAction.ACK) for lease in leases]) == []
 
 
 def keys(both: Both) -> set[str]:
@@ -268,10 +268,10 @@ async def test_their_harvest_takes_our_leases_and_no_message_is_lost(both: Both,
     status, output = await both.theirs("harvest", "-t", TOPIC)
     assert (status, len(output.split())) == (0, 4)
     # What was done is done: a commit takes the message off the backlog, as rfq's own does.
-    assert await backend.settle([Settlement(lease=acked, how=SettleAction.ACK)]) == []
-    assert await backend.settle([Settlement(lease=failed, how=SettleAction.FAIL_TMP, error="late")]) == []
+    assert await backend.settle([Settlement(lease=acked, action=SettleAction.ACK)]) == []
+    assert await backend.settle([Settlement(lease=failed, action=SettleAction.FAIL_TMP, error="late")]) == []
     assert await backend.reap(TOPIC) == 0
-    assert await backend.settle([Settlement(lease=kept, how=SettleAction.RELEASE)]) != []
+    assert await backend.settle([Settlement(lease=kept, action=SettleAction.RELEASE)]) != []
     await both.theirs("commit", TOPIC, done.message.id)
     leases = {lease.message.id: lease for lease in await backend.lease(TOPIC, 10, 60.0)}
     assert set(leases) == {failed.message.id, kept.message.id}

@@ -57,7 +57,7 @@ async def test_a_channel_of_the_released_library_goes_on_where_it_stood(root: Pa
         assert (await backend.stats("users")).ready == 100 - first
         leases = await backend.lease("users", 1000, 60.0)
         assert [lease.message.body for lease in leases] == [b'{"user": %d}' % n for n in range(first, 100)]
-        assert await backend.settle([Settlement(lease=lease, how=SettleAction.ACK) for lease in leases]) == []
+        assert await backend.settle([Settlement(lease=lease, action=SettleAction.ACK) for lease in leases]) == []
     finally:
         await backend.aclose()
     entries = decode_entries(root / "users")

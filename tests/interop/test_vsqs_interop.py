@@ -65,7 +65,7 @@ async def consume(backend: Backend, stop: asyncio.Event) -> list[str]:
         leases = await backend.wait_and_lease("work", 4, 60.0, 0.1)
         if not leases and stop.is_set():
             return bodies
-        refused = await backend.settle([Settlement(lease=lease, how=SettleAction.ACK) for lease in leases])
+        refused = await backend.settle([Settlement(lease=lease, action=SettleAction.ACK) for lease in leases])
         assert refused == []
         bodies += [lease.message.body.decode() for lease in leases]
 
@@ -109,7 +109,7 @@ async def test_each_respects_the_leases_of_the_other(peer: Peer, tmp_path: Path)
         assert (await backend.stats("work")).leased == 2
         assert await peer.run("size") == ["2"]
         (third,) = await peer.run("publish", "", 1)
-        assert await backend.settle([Settlement(lease=lease, how=SettleAction.RELEASE)]) == []
+        assert await backend.settle([Settlement(lease=lease, action=SettleAction.RELEASE)]) == []
         assert await peer.run("hold", 3000) == [f"{second} 2"]
         (lease,) = await backend.lease("work", 10, 3000.0)
         assert (lease.message.id, lease.message.body) == (third, b"0")
@@ -141,7 +141,7 @@ async def test_a_queue_that_the_package_wrote_is_read_in_its_order(tmp_path: Pat
         assert [one.message.body for one in await backend.browse("work", State.LEASED)] == [b"body 0"]
         leases = await backend.lease("work", 100, 60.0)
         assert [lease.message.body for lease in leases] == [b"body 1", *(b"body %d" % n for n in range(3, 8))]
-        assert await backend.settle([Settlement(lease=lease, how=SettleAction.ACK) for lease in leases]) == []
+        assert await backend.settle([Settlement(lease=lease, action=SettleAction.ACK) for lease in leases]) == []
         left = sorted(path.name for path in (tmp_path / "vsqs" / "work").iterdir())
         assert left == [".qworker", "1415776871123.new", "1795249212180772.3372049212188562", "README"]
     finally:

@@ -133,8 +133,10 @@ class Lifecycle(RuleBasedStateMachine):
             self.fresh[self.publishers[worker]].extend(ids)
 
     def publish_keyed(self, worker: int, number: int, delay: float) -> None:
-        if "key" not in self.harness.deviations:
-            drafts = [Draft(body=name.encode(), id=name, key=f"key {number % 2}", delay=delay) for name in new_ids(1)]
+        if "unique_key" not in self.harness.deviations:
+            drafts = [
+                Draft(body=name.encode(), id=name, unique_key=f"key {number % 2}", delay=delay) for name in new_ids(1)
+            ]
             ids = self.do(self.model.publish(self.queue, drafts))
             assert self.do(self.workers[worker].publish(self.queue, drafts)) == ids
             self.ids.extend(name for name in ids if name not in self.ids)
@@ -187,7 +189,7 @@ class Lifecycle(RuleBasedStateMachine):
             {lease.message.id: lease for lease in await self.model.lease(self.queue, 1000, VISIBILITY)} if ids else {}
         )
         others = [lease for message_id, lease in leases.items() if message_id not in ids]
-        await self.model.settle([Settlement(lease=lease, how=SettleAction.RELEASE) for lease in others])
+        await self.model.settle([Settlement(lease=lease, action=SettleAction.RELEASE) for lease in others])
         return {message_id: leases[message_id] for message_id in ids}
 
     def extend(self, worker: int, number: int, delay: float) -> None:
@@ -200,7 +202,7 @@ class Lifecycle(RuleBasedStateMachine):
         if not self.held:
             return
         held = self.held.pop(number % len(self.held))
-        options: dict[str, Any] = {"how": list(SettleAction)[number % 4], "delay": delay, "error": "because"}
+        options: dict[str, Any] = {"action": list(SettleAction)[number % 4], "delay": delay, "error": "because"}
         refused = self.do(self.workers[held.worker].settle([Settlement(lease=held.real, **options)]))
         expected = self.do(self.model.settle([Settlement(lease=held.model, **options)]))
         assert len(refused) == len(expected)

@@ -237,7 +237,7 @@ class Real:
             "retry": SettleAction.FAIL_TMP,
         }[what]
         self.leases[number] = None
-        return not await worker.settle([Settlement(lease=lease, how=how, error="e")])
+        return not await worker.settle([Settlement(lease=lease, action=how, error="e")])
 
     def seen(self, done: bool) -> Seen:
         found: list[tuple[str, int]] = []

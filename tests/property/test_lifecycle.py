@@ -34,7 +34,7 @@ class Forgetful(MemoryBackend):
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[Settlement]:
         refused = await super().settle(settlements)
-        return [settlement for settlement in refused if settlement.how is not SettleAction.RELEASE]
+        return [settlement for settlement in refused if settlement.action is not SettleAction.RELEASE]
 
 
 class ForgetfulHarness(Harness):

@@ -72,7 +72,7 @@ class Shared:
         worker, lease = self.held.pop(self.draw.randrange(len(self.held)))
         how = self.draw.choice(list(SettleAction))
         delay = self.draw.choice([0.0, 30.0]) if how in {SettleAction.FAIL_TMP, SettleAction.RELEASE} else 0.0
-        refused = await worker.settle([Settlement(lease=lease, how=how, delay=delay, error="no")])
+        refused = await worker.settle([Settlement(lease=lease, action=how, delay=delay, error="no")])
         if how is SettleAction.ACK and not refused:
             self.finished.add(lease.message.id)
 
@@ -159,7 +159,7 @@ class Shared:
             await worker.reap(TOPIC)
             await worker.requeue(TOPIC)
             while leases := await worker.lease(TOPIC, 50, VISIBILITY):
-                assert await worker.settle([Settlement(lease=lease, how=SettleAction.ACK) for lease in leases]) == []
+                assert await worker.settle([Settlement(lease=lease, action=SettleAction.ACK) for lease in leases]) == []
                 self.finished.update(lease.message.id for lease in leases)
         assert self.published - self.finished == set(), "stuck"
         for state in State:

@@ -44,7 +44,7 @@ def finish(url: str, count: int, how: SettleAction, queue: str = QUEUE, error: s
             more = await backend.lease(queue, count - len(leases), 60.0)
             assert more, "fewer messages are ready than are to be finished"
             leases += more
-        ends = [Settlement(lease=lease, how=how, error=error) for lease in leases]
+        ends = [Settlement(lease=lease, action=how, error=error) for lease in leases]
         assert await backend.settle(ends) == []
 
     ask(url, work)

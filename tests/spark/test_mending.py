@@ -49,9 +49,9 @@ def end(url: str, ids: set[str], how: SettleAction, error: str | None = None) ->
         leases = await backend.lease(QUEUE, 1000, 60.0)
         await backend.settle(
             [
-                Settlement(lease=lease, how=how, error=error)
+                Settlement(lease=lease, action=how, error=error)
                 if lease.message.id in ids
-                else Settlement(lease=lease, how=SettleAction.RELEASE)
+                else Settlement(lease=lease, action=SettleAction.RELEASE)
                 for lease in leases
             ]
         )

@@ -73,7 +73,7 @@ async def _take(url: str) -> list[str]:
     taken: list[str] = []
     try:
         while leases := await backend.lease("q", 1000, 60.0):
-            await backend.settle([Settlement(lease=lease, how=SettleAction.ACK) for lease in leases])
+            await backend.settle([Settlement(lease=lease, action=SettleAction.ACK) for lease in leases])
             taken += [lease.message.body.decode() for lease in leases]
     finally:
         await backend.aclose()

@@ -121,7 +121,7 @@ def test_a_call_that_does_not_fit_is_refused_where_it_is_made(tasks):
         work.call()
     with pytest.raises(InvalidArguments):
         work.enqueue_sync(object())
-    for wrong in ({"delay": -1}, {"priority": 10}, {"key": ""}, {"id": "a/b"}, {"queue": ".."}):
+    for wrong in ({"delay": -1}, {"priority": 10}, {"unique_key": ""}, {"id": "a/b"}, {"queue": ".."}):
         with pytest.raises((UsageError, InvalidName)):
             work.using(**wrong)
 
@@ -130,8 +130,8 @@ def test_using_carries_its_options(tasks):
     @tasks.task(priority=3)
     async def work(a: int) -> None: ...
 
-    call = work.using(id="one", key="k", delay=5, headers={"h": "1"}).call(7)
-    assert (call.queue, call.draft.id, call.draft.key, call.draft.delay, call.draft.priority) == (
+    call = work.using(id="one", unique_key="k", delay=5, headers={"h": "1"}).call(7)
+    assert (call.queue, call.draft.id, call.draft.unique_key, call.draft.delay, call.draft.priority) == (
         "default",
         "one",
         "k",
@@ -171,7 +171,7 @@ def test_an_id_and_a_key_store_once(tasks):
 
     async def publish():
         return [await work.using(id="same").enqueue() for _ in range(2)], [
-            await work.using(key="same").enqueue() for _ in range(2)
+            await work.using(unique_key="same").enqueue() for _ in range(2)
         ]
 
     by_id, by_key = asyncio.run(publish())

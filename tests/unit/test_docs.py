@@ -249,7 +249,7 @@ async def fill(url: str) -> None:
     backend = open_backend(url)
     await backend.publish("thumbs", [Draft(body=b"bad", id=FAILED)])
     for lease in await backend.lease("thumbs", 1, 60.0):
-        await backend.settle([Settlement(lease=lease, how=SettleAction.FAIL_PERM, error="no such picture")])
+        await backend.settle([Settlement(lease=lease, action=SettleAction.FAIL_PERM, error="no such picture")])
     for queue in ("thumbs", "inbox", "default"):
         await backend.publish(queue, [Draft(body=b"x")])
     await backend.aclose()

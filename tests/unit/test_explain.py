@@ -63,7 +63,7 @@ async def test_each_state_has_its_reason(backend: MemoryBackend, clock: FakeCloc
     await backend.reap(QUEUE)
     [lease] = await backend.lease(QUEUE, 1, 30)
     error = "Traceback (most recent call last):\n  File\nValueError: no\nmore"
-    await backend.settle([Settlement(lease=lease, how=SettleAction.FAIL_TMP, delay=5, error=error)])
+    await backend.settle([Settlement(lease=lease, action=SettleAction.FAIL_TMP, delay=5, error=error)])
     found = await explain(backend, QUEUE, "m", clock=clock)
     assert codes(found) == ["retrying"]
     assert "failed 2 times" in found.reasons[0].text
@@ -71,13 +71,13 @@ async def test_each_state_has_its_reason(backend: MemoryBackend, clock: FakeCloc
     assert found.error == error
     clock.advance(6)
     [lease] = await backend.lease(QUEUE, 1, 30)
-    await backend.settle([Settlement(lease=lease, how=SettleAction.FAIL_PERM, error="worn out")])
+    await backend.settle([Settlement(lease=lease, action=SettleAction.FAIL_PERM, error="worn out")])
     found = await explain(backend, QUEUE, "m", clock=clock)
     assert codes(found) == ["failed"]
     assert "worn out" in found.reasons[0].text
     await backend.requeue(QUEUE)
     [lease] = await backend.lease(QUEUE, 1, 30)
-    await backend.settle([Settlement(lease=lease, how=SettleAction.ACK)])
+    await backend.settle([Settlement(lease=lease, action=SettleAction.ACK)])
     assert await now() == ["done"]
     assert codes(await explain(backend, QUEUE, "other", clock=clock)) == ["not-found"]
 

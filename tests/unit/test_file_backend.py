@@ -75,7 +75,7 @@ async def lease(backend: FileBackend, limit: int = 10, visibility: float = LONG)
 
 
 async def settle(backend: FileBackend, leases: list[Lease], how: SettleAction, **options: object) -> None:
-    ends = [Settlement(lease=one, how=how, **options) for one in leases]
+    ends = [Settlement(lease=one, action=how, **options) for one in leases]
     assert await backend.settle(ends) == []
 
 
@@ -156,14 +156,14 @@ async def test_a_long_label_is_left_out_and_long_arguments_are_refused(root: Pat
     await backend.publish("q", [Draft(body=b"x", task="t" * 200)])
     assert len(names(root, "queue")[0]) < 100
     with pytest.raises(NotSupported, match="arguments"):
-        await backend.publish("q", [Draft(body=b"x", arguments=("a" * 200,))])
+        await backend.publish("q", [Draft(body=b"x", argv=("a" * 200,))])
     assert names(root, "tmp") == []
 
 
 async def test_arguments_are_kept(backend: FileBackend) -> None:
-    await backend.publish("q", [Draft(body=b"x", arguments=("a_b", "100%", "x/y", ""))])
+    await backend.publish("q", [Draft(body=b"x", argv=("a_b", "100%", "x/y", ""))])
     (one,) = await lease(backend)
-    assert one.message.arguments == ("a_b", "100%", "x/y", "")
+    assert one.message.argv == ("a_b", "100%", "x/y", "")
 
 
 # -- strangers -------------------------------------------------------------------------------------------------------
@@ -178,7 +178,7 @@ async def test_a_queue_of_fsq_is_taken_whole(root: Path) -> None:
         assert (before.ready, before.done, before.fail) == (9, 1, 1)
         leases = await backend.lease("a_queue", 100, LONG)
         assert len(leases) == 9
-        found = {one.message.arguments: one.message for one in leases}
+        found = {one.message.argv: one.message for one in leases}
         assert found["t",].tries == 2
         assert ("a_b", "100%", "x/y", "") in found
         assert found["café",].body != b""
@@ -197,11 +197,11 @@ async def test_a_strangers_file_of_any_name_is_a_message(root: Path, backend: Fi
     for name in strange:
         drop(root, name, name.encode())
     leases = await lease(backend, 100)
-    assert {one.message.arguments[0]: one.message.body for one in leases} == {name: name.encode() for name in strange}
+    assert {one.message.argv[0]: one.message.body for one in leases} == {name: name.encode() for name in strange}
     assert len({one.message.id for one in leases}) == len(strange)
     await settle(backend, leases, SettleAction.FAIL_TMP)
     again = await lease(backend, 100)
-    assert {one.message.arguments[0] for one in again} == set(strange)
+    assert {one.message.argv[0] for one in again} == set(strange)
     assert {one.message.tries for one in again} == {1}
     await settle(backend, again, SettleAction.ACK)
 
@@ -212,12 +212,12 @@ async def test_the_longest_names_find_room_for_a_lease(root: Path, backend: File
     drop(root, item)
     drop(root, stranger)
     leases = await lease(backend)
-    assert {one.message.arguments[0] for one in leases} == {"a" * 226, stranger}
+    assert {one.message.argv[0] for one in leases} == {"a" * 226, stranger}
     assert {one.message.id for one in leases} >= {"20261121082028_5_13635_vm"}
     assert sorted(one.message.tries for one in leases) == [0, 2]
     await settle(backend, leases, SettleAction.FAIL_TMP)
     again = await lease(backend)
-    assert {one.message.arguments[0] for one in again} == {"a" * 226, stranger}
+    assert {one.message.argv[0] for one in again} == {"a" * 226, stranger}
     await settle(backend, again, SettleAction.FAIL_PERM, error="no")
     failed = await backend.browse("q", State.FAIL)
     assert [one.error for one in failed] == ["no", "no"]
@@ -235,7 +235,7 @@ async def test_what_is_no_regular_file_is_put_aside_with_a_reason(root: Path, ba
     leases = await lease(backend)
     assert [one.message.body for one in leases] == [b"good"]
     failed = await backend.browse("q", State.FAIL)
-    assert {one.message.arguments[0] for one in failed} == {
+    assert {one.message.argv[0] for one in failed} == {
         "_20261121082028_0_1_vm_0_link",
         "dangling",
         "folder",
@@ -409,7 +409,7 @@ async def test_detached_leases_outlive_their_process_and_are_found_by_their_toke
             assert found is not None
             assert found.message == held.message
             assert second.extend([found], 60.0) == []
-            assert await second.settle([Settlement(lease=found, how=SettleAction.ACK)]) == []
+            assert await second.settle([Settlement(lease=found, action=SettleAction.ACK)]) == []
             assert await second.find_lease("q", held.message.id, held.token) is None
         finally:
             await second.aclose()
@@ -584,7 +584,7 @@ async def test_a_lease_comes_after_the_ends_that_were_asked_for_before_it(
 ) -> None:
     monkeypatch.setattr("qworker_file.settle._TURN", 0.0)
     await backend.publish("q", [Draft(body=b"x") for _ in range(20)])
-    ends = [Settlement(lease=one, how=SettleAction.ACK) for one in await backend.lease("q", 10, LONG)]
+    ends = [Settlement(lease=one, action=SettleAction.ACK) for one in await backend.lease("q", 10, LONG)]
     settling = asyncio.create_task(backend.settle(ends))
     await asyncio.sleep(0)
     assert len(await backend.lease("q", 10, LONG)) == 10

@@ -104,8 +104,8 @@ async def test_hostile_files_fail_with_a_reason_and_everything_else_flows(
     await backend.publish(QUEUE, [Draft(body=b"good")])
     leases = await backend.lease(QUEUE, 100, 30.0)
     assert [lease.message.body for lease in leases] == [b"odd"] * len(odd) + [b"good"]
-    assert "../../secret/file" in {lease.message.arguments[0] for lease in leases[:-1]}
-    assert await backend.settle([Settlement(lease=lease, how=SettleAction.ACK) for lease in leases]) == []
+    assert "../../secret/file" in {lease.message.argv[0] for lease in leases[:-1]}
+    assert await backend.settle([Settlement(lease=lease, action=SettleAction.ACK) for lease in leases]) == []
     failed = await backend.browse(QUEUE, State.FAIL)
     assert len(failed) == planted
     assert all(stored.error for stored in failed)
@@ -119,7 +119,7 @@ async def test_a_name_without_room_for_a_try_fails_and_is_not_lost(backend: Back
     name = f"{ITEM[:-1]}9_" + "x" * (255 - len(ITEM) - 1)
     (root / QUEUE / "queue" / name).write_bytes(b"long")
     (lease,) = await backend.lease(QUEUE, 1, 30.0)
-    assert await backend.settle([Settlement(lease=lease, how=SettleAction.FAIL_TMP, error="again")]) == []
+    assert await backend.settle([Settlement(lease=lease, action=SettleAction.FAIL_TMP, error="again")]) == []
     (stored,) = await backend.browse(QUEUE, State.FAIL)
     assert (stored.message.body, stored.error) == (b"long", "its name has no room for one more try")
 
@@ -128,13 +128,13 @@ async def test_a_copy_of_an_item_is_never_overwritten(backend: Backend, root: Pa
     for part, name in (("queue", ITEM), ("queue", f"{ITEM[:-1]}1"), ("fail", ITEM)):
         (root / QUEUE / part / name).write_text(f"{part} {name[-1]}")
     first, second = await backend.lease(QUEUE, 2, 30.0)
-    assert await backend.settle([Settlement(lease=first, how=SettleAction.FAIL_TMP)]) == []
+    assert await backend.settle([Settlement(lease=first, action=SettleAction.FAIL_TMP)]) == []
     (again,) = await backend.lease(QUEUE, 1, 30.0)
     assert (again.message.body, again.message.tries) == (b"queue 0", 2)
     # Enqueued once more under the name of one that failed.
     (root / QUEUE / "queue" / ITEM).write_text("new")
     (lease,) = await until(lambda: backend.lease(QUEUE, 1, 30.0))
-    ends = [Settlement(lease=one, how=SettleAction.FAIL_PERM) for one in (lease, again, second)]
+    ends = [Settlement(lease=one, action=SettleAction.FAIL_PERM) for one in (lease, again, second)]
     assert await backend.settle(ends) == []
     failed = {stored.message.body for stored in await backend.browse(QUEUE, State.FAIL)}
     assert failed == {b"fail 0", b"new", b"queue 0", b"queue 1"}
@@ -144,7 +144,7 @@ async def test_a_full_name_is_refused_and_leaves_nothing(backend: Backend, root:
     from qworker.errors import NotSupported
 
     with pytest.raises(NotSupported, match="255 bytes"):
-        await backend.publish(QUEUE, [Draft(body=b"1"), Draft(body=b"2", arguments=("x" * 250,))])
+        await backend.publish(QUEUE, [Draft(body=b"1"), Draft(body=b"2", argv=("x" * 250,))])
     assert [os.listdir(root / QUEUE / part) for part in ("tmp", "queue")] == [[], []]
 
 
@@ -186,7 +186,7 @@ async def test_an_item_that_a_person_moved_is_lost_to_its_worker(backend: Backen
     (name, _) = sorted(os.listdir(root / QUEUE / "queue"))
     os.rename(root / QUEUE / "queue" / name, root / QUEUE / "fail" / name)
     assert backend.extend([moved, kept], 30.0) == [moved]
-    settlements = [Settlement(lease=lease, how=SettleAction.ACK) for lease in (moved, kept)]
+    settlements = [Settlement(lease=lease, action=SettleAction.ACK) for lease in (moved, kept)]
     assert await backend.settle(settlements) == settlements[:1]
     assert len(os.listdir(root / QUEUE / "done")) == 1
 
@@ -205,7 +205,7 @@ async def test_where_holders_are_elsewhere_a_lease_ends_by_time(root: Path) -> N
         assert await backend.reap(QUEUE) == 0
         clock.advance(20)
         assert await backend.reap(QUEUE) == 1
-        settlement = Settlement(lease=lease, how=SettleAction.ACK)
+        settlement = Settlement(lease=lease, action=SettleAction.ACK)
         assert await backend.settle([settlement]) == [settlement]
         (again,) = await backend.lease(QUEUE, 1, 30.0)
         assert again.message.tries == 1
@@ -236,7 +236,7 @@ async def test_limits_of_the_url_fail_what_used_them_up(root: Path) -> None:
         await backend.publish(QUEUE, [Draft(body=b"tries"), Draft(body=b"ttl", enqueued_at=clock.time() - 500)])
         for _ in range(2):
             (lease,) = [one for one in await backend.lease(QUEUE, 9, 30.0) if one.message.body == b"tries"]
-            assert await backend.settle([Settlement(lease=lease, how=SettleAction.FAIL_TMP, error="no")]) == []
+            assert await backend.settle([Settlement(lease=lease, action=SettleAction.FAIL_TMP, error="no")]) == []
         await backend.aclose()
         clock.advance(200)
         assert await backend.lease(QUEUE, 9, 30.0) == []
@@ -260,13 +260,13 @@ async def test_a_worker_runs_tasks_and_raw_items_with_their_arguments(root: Path
 
     @tasks.handler(queue="inbox")
     async def on_item(message: Message) -> None:
-        seen.append((message.body, message.arguments, message.tries))
+        seen.append((message.body, message.argv, message.tries))
         if message.tries < 2:
             raise Retry(delay=0)
 
     await add.enqueue(1, 2)
     backend = await tasks.backend()
-    await backend.publish("inbox", [Draft(body=b"hello", arguments=("a_b", "c/d"))])
+    await backend.publish("inbox", [Draft(body=b"hello", argv=("a_b", "c/d"))])
     await run_until_idle(tasks)
     expected = [3, *[(b"hello", ("a_b", "c/d"), tries) for tries in range(3)]]
     assert sorted(map(str, seen)) == sorted(map(str, expected))
@@ -442,17 +442,17 @@ def test_jsonrpcd_listens_beyond_this_machine_only_when_told(root: Path, capfd: 
 
 async def test_a_message_that_is_moved_here_twice_is_stored_once_and_keeps_its_old_id(backend: Backend) -> None:
     drafts = [
-        Draft(body=b"%d" % n, origin=f"old-{n}", enqueued_at=1_600_000_000.25, tries=n, arguments=("a",))
+        Draft(body=b"%d" % n, original_id=f"old-{n}", enqueued_at=1_600_000_000.25, tries=n, argv=("a",))
         for n in range(3)
     ]
     ids = await backend.publish(QUEUE, drafts)
     assert len(set(ids)) == 3
     first, second, third = await backend.lease(QUEUE, 3, 30.0)
-    assert {lease.message.origin for lease in (first, second, third)} == {"old-0", "old-1", "old-2"}
+    assert {lease.message.original_id for lease in (first, second, third)} == {"old-0", "old-1", "old-2"}
     ends = [
-        Settlement(lease=first, how=SettleAction.ACK),
-        Settlement(lease=second, how=SettleAction.FAIL_TMP),
-        Settlement(lease=third, how=SettleAction.FAIL_PERM),
+        Settlement(lease=first, action=SettleAction.ACK),
+        Settlement(lease=second, action=SettleAction.FAIL_TMP),
+        Settlement(lease=third, action=SettleAction.FAIL_PERM),
     ]
     assert await backend.settle(ends) == []
     # Wherever it is by now.
@@ -460,7 +460,7 @@ async def test_a_message_that_is_moved_here_twice_is_stored_once_and_keeps_its_o
     stats = await backend.stats(QUEUE)
     assert (stats.ready, stats.fail, stats.done) == (1, 1, 1)
     (failed,) = await backend.browse(QUEUE, State.FAIL)
-    assert failed.message.origin == third.message.origin
+    assert failed.message.original_id == third.message.original_id
 
 
 # -- many items ------------------------------------------------------------------------------------------------------
@@ -475,7 +475,7 @@ async def consume(url, ledger):
     while True:
         for lease in await backend.wait_and_lease("q", 5, 30.0, 0.2):
             os.write(ledger, lease.message.body + b"\\n")
-            await backend.settle([Settlement(lease=lease, how=SettleAction.ACK)])
+            await backend.settle([Settlement(lease=lease, action=SettleAction.ACK)])
 
 asyncio.run(consume(sys.argv[1], os.open(sys.argv[2], os.O_WRONLY | os.O_CREAT | os.O_APPEND)))
 """
@@ -532,7 +532,7 @@ async def test_no_directory_is_listed_for_each_message(
     done = 0
     while done < 600:
         leases = await backend.lease(QUEUE, 1, 30.0)
-        assert await backend.settle([Settlement(lease=lease, how=SettleAction.ACK) for lease in leases]) == []
+        assert await backend.settle([Settlement(lease=lease, action=SettleAction.ACK) for lease in leases]) == []
         done += len(leases)
         if done < 301:
             await backend.publish(QUEUE, [Draft(body=b"x")])

@@ -31,7 +31,7 @@ class Fragile(MemoryBackend):
         return ids
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[Settlement]:
-        if any(s.how is SettleAction.ACK for s in settlements):
+        if any(s.action is SettleAction.ACK for s in settlements):
             self._stumble("ack", self.fail_before)
         return await super().settle(settlements)
 
@@ -68,7 +68,7 @@ async def test_a_message_keeps_its_id_tries_times_priority_and_key(
     source: Fragile, target: Fragile, clock: FakeClock
 ) -> None:
     await source.publish(
-        QUEUE, [Draft(body=b"a", id="a", tries=3, enqueued_at=5.0, priority=7, key="k", arguments=("x",))]
+        QUEUE, [Draft(body=b"a", id="a", tries=3, enqueued_at=5.0, priority=7, unique_key="k", argv=("x",))]
     )
     await source.publish(QUEUE, [Draft(body=b"b", id="b", delay=500)])
     moved = await move(source, target, QUEUE, clock=clock)
@@ -77,7 +77,7 @@ async def test_a_message_keeps_its_id_tries_times_priority_and_key(
     [found] = await target.browse(QUEUE, State.READY)
     message = found.message
     assert (message.id, message.tries, message.enqueued_at, message.priority) == ("a", 3, 5.0, 7)
-    assert (message.key, message.arguments, message.body) == ("k", ("x",), b"a")
+    assert (message.unique_key, message.argv, message.body) == ("k", ("x",), b"a")
     [later] = await target.browse(QUEUE, State.DELAYED)
     assert later.due_at == clock.time() + 500
 
@@ -120,7 +120,7 @@ async def test_what_workers_of_the_source_hold_stays_with_them(
     [lease] = await source.lease(QUEUE, 1, 30)
     moved = await move(source, target, QUEUE, clock=clock)
     assert (moved.ready, moved.left_leased) == (1, 1)
-    assert await source.settle([Settlement(lease=lease, how=SettleAction.ACK)]) == []
+    assert await source.settle([Settlement(lease=lease, action=SettleAction.ACK)]) == []
     assert set(await everything(target)) == {"free"}
 
 
@@ -129,7 +129,7 @@ async def test_failed_messages_move_when_asked_and_get_another_chance(
 ) -> None:
     await source.publish(QUEUE, [Draft(body=b"", id="f", tries=4)])
     [lease] = await source.lease(QUEUE, 1, 30)
-    await source.settle([Settlement(lease=lease, how=SettleAction.FAIL_PERM, error="no")])
+    await source.settle([Settlement(lease=lease, action=SettleAction.FAIL_PERM, error="no")])
     assert (await move(source, target, QUEUE, clock=clock)).total == 0
     assert (await move(source, target, QUEUE, failed=True, clock=clock)).failed == 1
     [found] = await target.browse(QUEUE, State.READY)

@@ -31,9 +31,9 @@ MESSAGES = (
     Draft(body=b"tried", tries=3),
     Draft(body=b"", fields={"tile": "T32U0", "ä": "☃\n"}),
     Draft(body=b"both", fields={"": "empty name", "qworker-like": "{}"}),
-    Draft(body=b"args", arguments=("a", "b c", "ü/_%\n")),
-    Draft(body=b"long", arguments=("x" * 150, "y" * 150)),
-    Draft(body=b"\xff\xfe", fields={"k": "v"}, arguments=("\udcff", "plain")),
+    Draft(body=b"args", argv=("a", "b c", "ü/_%\n")),
+    Draft(body=b"long", argv=("x" * 150, "y" * 150)),
+    Draft(body=b"\xff\xfe", fields={"k": "v"}, argv=("\udcff", "plain")),
     Draft(body=b"later", delay=500.0, fields={"k": "delayed"}),
 )
 
@@ -74,7 +74,7 @@ async def make(server: RedisServer, tmp_path: Path) -> AsyncIterator[Make]:
 def content(message: Message) -> tuple[object, ...]:
     message = unpack(message)
     # A directory labels what is a task's call.
-    arguments = tuple(word for word in message.arguments if word != "noop")
+    arguments = tuple(word for word in message.argv if word != "noop")
     return message.body, dict(message.fields or {}), arguments, message.tries
 
 
@@ -101,7 +101,7 @@ async def test_a_message_survives_the_move_between_any_two(make: Make, first: st
     if "given_ids" in target.deviations:
         assert [renamed[message.id] for message in there] == [message.id for message in moved]
         for old, new in zip(there, moved, strict=True):
-            assert new.origin == old.id or (second in PERHAPS_ORIGIN and new.origin is None)
+            assert new.original_id == old.id or (second in PERHAPS_ORIGIN and new.original_id is None)
     else:
         assert [message.id for message in moved] == [message.id for message in there]
     counts.append(await move(target, end, QUEUE))
@@ -128,7 +128,7 @@ async def test_a_message_that_is_moved_where_its_fields_have_a_place_is_no_parce
 async def test_a_move_that_was_killed_and_is_run_again_stores_nothing_twice(make: Make, kind: str) -> None:
     start, target = make("memory"), make(kind)
     await start.publish(QUEUE, [Draft(body=b"%d" % n, enqueued_at=1e9 + n) for n in range(5)])
-    copies = [Draft(body=m.body, origin=m.id, enqueued_at=m.enqueued_at) for m in await stored(start)]
+    copies = [Draft(body=m.body, original_id=m.id, enqueued_at=m.enqueued_at) for m in await stored(start)]
     # As it was killed: the target has them, and so has the source.
     await target.publish(QUEUE, copies)
     await target.aclose()
@@ -146,12 +146,12 @@ def test_a_damaged_parcel_is_a_body_like_any_other(body: bytes) -> None:
     assert unpack(message) is message
 
 
-@pytest.mark.parametrize("draft", [m for m in MESSAGES if m.fields or m.arguments])
+@pytest.mark.parametrize("draft", [m for m in MESSAGES if m.fields or m.argv])
 def test_packing_and_unpacking_loses_nothing(draft: Draft) -> None:
     packed = pack(draft)
-    assert (packed.fields, packed.arguments) == (None, ())
+    assert (packed.fields, packed.argv) == (None, ())
     message = unpack(Message(id="x", queue=QUEUE, body=packed.body, tries=draft.tries))
-    assert (message.body, message.fields, message.arguments) == (draft.body, draft.fields, draft.arguments)
+    assert (message.body, message.fields, message.argv) == (draft.body, draft.fields, draft.argv)
 
 
 async def test_a_raw_handler_gets_a_parcel_as_it_was_published() -> None:
@@ -162,18 +162,18 @@ async def test_a_raw_handler_gets_a_parcel_as_it_was_published() -> None:
     async def on_message(message: Message) -> None:
         seen.append(message)
 
-    sent = Draft(body=b"\xff", fields={"k": "v"}, arguments=("a",))
+    sent = Draft(body=b"\xff", fields={"k": "v"}, argv=("a",))
     await (await tasks.backend()).publish(QUEUE, [pack(sent)])
     assert await run_until_idle(tasks)
-    assert [(m.body, m.fields, m.arguments) for m in seen] == [(sent.body, sent.fields, sent.arguments)]
+    assert [(m.body, m.fields, m.argv) for m in seen] == [(sent.body, sent.fields, sent.argv)]
 
 
 async def test_an_id_of_any_length_spoils_no_record(make: Make) -> None:
     for kind in ("mq", "rfq", "vsqs"):
         backend = make(kind)
-        await backend.publish(QUEUE, [Draft(body=b"x", tries=3, enqueued_at=5.0, origin="\x7f" * 5000)])
+        await backend.publish(QUEUE, [Draft(body=b"x", tries=3, enqueued_at=5.0, original_id="\x7f" * 5000)])
         (lease,) = await backend.lease(QUEUE, 1, 60.0)
-        assert (lease.message.tries, (lease.message.origin or "")[:100]) == (3, "\x7f" * 100)
-        assert await backend.settle([Settlement(lease=lease, how=SettleAction.FAIL_TMP, error="\x01" * 5000)]) == []
+        assert (lease.message.tries, (lease.message.original_id or "")[:100]) == (3, "\x7f" * 100)
+        assert await backend.settle([Settlement(lease=lease, action=SettleAction.FAIL_TMP, error="\x01" * 5000)]) == []
         (again,) = await stored(backend)
-        assert (again.tries, (again.origin or "")[:100]) == (4, "\x7f" * 100)
+        assert (again.tries, (again.original_id or "")[:100]) == (4, "\x7f" * 100)

@@ -48,7 +48,7 @@ async def one(backend: Backend, visibility: float = LONG) -> Lease:
 
 
 async def settled(backend: Backend, lease: Lease, how: SettleAction = SettleAction.ACK) -> bool:
-    return not await backend.settle([Settlement(lease=lease, how=how)])
+    return not await backend.settle([Settlement(lease=lease, action=how)])
 
 
 def move_back(root: Path, message_id: str) -> None:
@@ -200,7 +200,9 @@ async def test_peers_take_every_message_once(root: Path) -> None:
         async def drain(backend: Backend) -> None:
             while leases := await backend.lease("q", 3, LONG):
                 taken.extend(lease.message.id for lease in leases)
-                assert await backend.settle([Settlement(lease=lease, how=SettleAction.ACK) for lease in leases]) == []
+                assert (
+                    await backend.settle([Settlement(lease=lease, action=SettleAction.ACK) for lease in leases]) == []
+                )
 
         await asyncio.gather(*map(drain, backends))
         assert sorted(taken) == sorted(ids)

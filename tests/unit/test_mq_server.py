@@ -215,8 +215,8 @@ async def test_a_server_is_a_backend_with_a_token_that_is_never_printed() -> Non
     with served(memory(), token="s3cret-token") as server:
         backend = open_backend(f"mq+http://:s3cret-token@127.0.0.1:{server.port}")
         assert "s3cret" not in backend.describe()
-        await backend.publish("q", [Draft(body=b"x", priority=3, key="k")])
-        assert [lease.message.key for lease in await backend.lease("q", 5, 100.0)] == ["k"]
+        await backend.publish("q", [Draft(body=b"x", priority=3, unique_key="k")])
+        assert [lease.message.unique_key for lease in await backend.lease("q", 5, 100.0)] == ["k"]
         await backend.aclose()
         stranger = open_backend(f"mq+http://127.0.0.1:{server.port}")
         with pytest.raises(PermissionDenied, match="QWORKER_TOKEN"):
@@ -237,14 +237,14 @@ async def test_a_plain_mq_server_is_a_backend_with_less() -> None:
         assert [lease.message.id for lease in leases] == ids
         assert backend.extend(leases, 100.0) == []
         ends = [
-            Settlement(lease=leases[0], how=SettleAction.ACK),
-            Settlement(lease=leases[1], how=SettleAction.FAIL_PERM),
+            Settlement(lease=leases[0], action=SettleAction.ACK),
+            Settlement(lease=leases[1], action=SettleAction.FAIL_PERM),
         ]
-        assert await backend.settle([*ends, Settlement(lease=leases[2], how=SettleAction.FAIL_TMP)]) == []
+        assert await backend.settle([*ends, Settlement(lease=leases[2], action=SettleAction.FAIL_TMP)]) == []
         stats = await server.app.backend.stats("q")
         assert (stats.ready, stats.leased) == (0, 1)
         assert [lease.message.body for lease in await backend.lease("qfailed", 10, 100.0)] == [b"b"]
-        for draft in (Draft(body=b"x", delay=5.0), Draft(body=b"x", priority=1), Draft(body=b"x", key="k")):
+        for draft in (Draft(body=b"x", delay=5.0), Draft(body=b"x", priority=1), Draft(body=b"x", unique_key="k")):
             with pytest.raises(NotSupported):
                 await backend.publish("q", [draft])
         with pytest.raises(NotSupported, match="qworker serve"):

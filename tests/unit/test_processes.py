@@ -64,7 +64,7 @@ def hang() -> None:
     time.sleep(3600)
 
 def raw(message: Message) -> None:
-    open(os.fsdecode(message.body), "w").write(f"{message.queue} {message.arguments}")
+    open(os.fsdecode(message.body), "w").write(f"{message.queue} {message.argv}")
 """
 
 
@@ -121,7 +121,7 @@ async def test_what_a_handler_raises_never_ends_its_process(app, functions):
 async def test_arguments_of_no_encoding_reach_a_process(app, functions, tmp_path):
     functions.register(app)
     written = tmp_path / "written"
-    await app.store.publish("raw", [Draft(body=os.fsencode(written), arguments=("\udcff", "a"))])
+    await app.store.publish("raw", [Draft(body=os.fsencode(written), argv=("\udcff", "a"))])
     assert (await app.burst()).counts.acked == 1
     assert written.read_text() == "raw ('\\udcff', 'a')"
 

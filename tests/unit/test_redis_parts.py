@@ -41,24 +41,26 @@ _odd_texts = st.binary(max_size=20).map(lambda raw: raw.decode(errors="surrogate
 @given(
     body=st.binary(max_size=300),
     priority=st.integers(0, 9),
-    key=st.none() | _odd_texts.filter(bool),
+    unique_key=st.none() | _odd_texts.filter(bool),
     enqueued_at=st.none() | st.floats(0, 1e11),
-    arguments=st.lists(_odd_texts, max_size=3).map(tuple),
+    argv=st.lists(_odd_texts, max_size=3).map(tuple),
     fields=st.none() | st.dictionaries(_texts, _texts, max_size=3),
 )
 def test_a_value_gives_back_what_was_put_in(
     body: bytes,
     priority: int,
-    key: str | None,
+    unique_key: str | None,
     enqueued_at: float | None,
-    arguments: tuple[str, ...],
+    argv: tuple[str, ...],
     fields: dict[str, str] | None,
 ) -> None:
-    draft = Draft(body=body, priority=priority, key=key, enqueued_at=enqueued_at, arguments=arguments, fields=fields)
+    draft = Draft(
+        body=body, priority=priority, unique_key=unique_key, enqueued_at=enqueued_at, argv=argv, fields=fields
+    )
     _, _, rest = encode("id", draft)
     message = decode("q", "id", b"\x00\x07" + (1_700_000_000_000_001).to_bytes(8) + rest)
-    assert (message.body, message.priority, message.key, message.tries) == (body, priority, key, 7)
-    assert (message.arguments, message.fields) == (arguments, fields)
+    assert (message.body, message.priority, message.unique_key, message.tries) == (body, priority, unique_key, 7)
+    assert (message.argv, message.fields) == (argv, fields)
     assert message.enqueued_at == (1_700_000_000.000001 if enqueued_at is None else enqueued_at)
 
 
@@ -79,7 +81,7 @@ def test_a_damaged_value_is_told_in_one_line(value: bytes) -> None:
 
 
 def test_a_value_whose_text_is_none_is_damaged() -> None:
-    (_, _, value) = encode("id", Draft(body=b"x", arguments=("argument",), fields={"name": "value"}))
+    (_, _, value) = encode("id", Draft(body=b"x", argv=("argument",), fields={"name": "value"}))
     ruined = bytes(10) + value
     with pytest.raises(BackendError, match="the message id of q is damaged"):
         decode("q", "id", ruined.replace(b"name", b"\xff\xff\xff\xff"))
@@ -89,7 +91,7 @@ def test_what_has_no_place_is_refused() -> None:
     with pytest.raises(NotSupported, match="0 to 9"):
         encode("id", Draft(body=b"", priority=10))
     with pytest.raises(InvalidName, match="key"):
-        encode("id", Draft(body=b"", key="k" * 256))
+        encode("id", Draft(body=b"", unique_key="k" * 256))
 
 
 # -- scripts -----------------------------------------------------------------------------------------------------------

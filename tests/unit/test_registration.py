@@ -113,7 +113,7 @@ def test_a_backoff_takes_every_kind_of_number_and_counts_with_floats():
         ({"delay": 1, "due_at": 2}, "delay and due_at cannot be given together"),
         ({"priority": 10}, "priority must be from 0 to 9 (got 10)"),
         ({"priority": 1.0}, "priority must be a whole number (got 1.0)"),
-        ({"key": 5}, "key must be text (got 5)"),
+        ({"unique_key": 5}, "unique_key must be text (got 5)"),
         ({"id": 5}, "id must be text (got 5)"),
         ({"queue": 5}, "queue must be text (got 5)"),
         ({"headers": {"attempt": 1}}, "headers must map text to text (got 'attempt': 1)"),

@@ -50,7 +50,7 @@ async def backend(server: RedisServer, client: Redis) -> AsyncIterator[Backend]:
 
 
 def settlements(leases: list[Lease], how: SettleAction = SettleAction.ACK) -> list[Settlement]:
-    return [Settlement(lease=lease, how=how) for lease in leases]
+    return [Settlement(lease=lease, action=how) for lease in leases]
 
 
 # -- maps and ids --------------------------------------------------------------------------------------------------------
@@ -112,10 +112,10 @@ def test_no_key_of_a_stranger_is_a_topic_that_cannot_be_named(key: bytes) -> Non
     "draft",
     [
         Draft(body=b"", priority=1),
-        Draft(body=b"", key="k"),
+        Draft(body=b"", unique_key="k"),
         Draft(body=b"", id="chosen"),
         Draft(body=b"", id="A" * 32),
-        Draft(body=b"", arguments=("a",)),
+        Draft(body=b"", argv=("a",)),
     ],
 )
 def test_what_rfq_has_no_place_for_is_refused_in_one_line(draft: Draft) -> None:
@@ -185,11 +185,11 @@ async def test_a_key_of_another_kind_is_told_in_one_line(backend: Backend, clien
 
 
 async def test_notes_of_messages_that_others_finish_do_not_stay(backend: Backend, client: Redis) -> None:
-    await backend.publish(TOPIC, [Draft(body=b"x", tries=2, enqueued_at=5.0, origin="old-id")])
+    await backend.publish(TOPIC, [Draft(body=b"x", tries=2, enqueued_at=5.0, original_id="old-id")])
     (lease,) = await backend.lease(TOPIC, 1, 60.0)
-    assert (lease.message.tries, lease.message.enqueued_at, lease.message.origin) == (2, 5.0, "old-id")
+    assert (lease.message.tries, lease.message.enqueued_at, lease.message.original_id) == (2, 5.0, "old-id")
     assert client.hgetall("rfq:tiles:qworker:origins") == {lease.message.id.encode(): b"old-id"}
-    assert await backend.settle([Settlement(lease=lease, how=SettleAction.FAIL_TMP, error="no")]) == []
+    assert await backend.settle([Settlement(lease=lease, action=SettleAction.FAIL_TMP, error="no")]) == []
     # As a foreign consumer consumes and commits.
     name = client.rpoplpush("rfq:tiles:backlog", "rfq:tiles:nextlog")
     client.lrem("rfq:tiles:nextlog", 1, name)
@@ -214,7 +214,7 @@ async def test_a_message_that_was_purged_by_another_is_lost_to_its_holder(backen
     first, second, third = await backend.lease(TOPIC, 3, 60.0)
     client.delete("rfq:tiles:nextlog", *[f"rfq:tiles:message:{message_id}" for message_id in ids])
     assert await asyncio.to_thread(backend.extend, [first], 60.0) == [first]
-    assert await backend.settle([Settlement(lease=second, how=SettleAction.FAIL_PERM, error="no")]) == []
+    assert await backend.settle([Settlement(lease=second, action=SettleAction.FAIL_PERM, error="no")]) == []
     assert await backend.reap(TOPIC) == 0
     assert await backend.settle(settlements([third])) != []
     assert (await backend.stats(TOPIC)).fail == 0

@@ -37,7 +37,7 @@ async def test_a_full_store_waits_until_a_lease_ends(backend, how):
     waiting = asyncio.create_task(backend.wait_and_lease("q", 10, 30.0, 3600.0))
     await asyncio.wait([waiting], timeout=0.05)
     assert not waiting.done()
-    assert await backend.settle([Settlement(lease=held[0], how=how, error="e")]) == []
+    assert await backend.settle([Settlement(lease=held[0], action=how, error="e")]) == []
     async with asyncio.timeout(30):
         assert len(await waiting) == 1
 

@@ -83,7 +83,7 @@ def refuse(store, monkeypatch, number: int, *hows: SettleAction) -> None:
     settle = store.settle
 
     async def refusing(settlements):
-        if any(settlement.how in hows for settlement in settlements):
+        if any(settlement.action in hows for settlement in settlements):
             raise BackendUnavailable("cannot settle") from OSError(number, os.strerror(number))
         return await settle(settlements)
 

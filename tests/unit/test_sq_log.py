@@ -47,7 +47,7 @@ async def take(backend: Backend, limit: int = 100, queue: str = "q") -> list[Lea
 
 
 async def end(backend: Backend, leases: list[Lease], how: SettleAction = SettleAction.ACK, **options: object) -> None:
-    assert await backend.settle([Settlement(lease=one, how=how, **options) for one in leases]) == []  # type: ignore[arg-type]
+    assert await backend.settle([Settlement(lease=one, action=how, **options) for one in leases]) == []  # type: ignore[arg-type]
 
 
 def bodies(leases: list[Lease]) -> list[bytes]:
@@ -202,7 +202,7 @@ async def test_options_that_are_wrong_are_told_in_one_line(tmp_path: Path) -> No
     ):
         with pytest.raises(InvalidURL):
             open_backend(f"sq://{tmp_path}/store?{query}")
-    for absent in ({"priority": 1}, {"key": "k"}):
+    for absent in ({"priority": 1}, {"unique_key": "k"}):
         with pytest.raises(NotSupported):
             await open_backend(f"sq://{tmp_path}/store").publish("q", [Draft(body=b"x", **absent)])  # type: ignore[arg-type]
 

@@ -56,7 +56,7 @@ class Store:
         """Lease and ack."""
         backend = self.backend()
         leases = await backend.lease("q", limit, 60.0)
-        await backend.settle([Settlement(lease=lease, how=SettleAction.ACK) for lease in leases])
+        await backend.settle([Settlement(lease=lease, action=SettleAction.ACK) for lease in leases])
         return [lease.message.body.decode() for lease in leases]
 
     async def aclose(self) -> None:
@@ -284,14 +284,18 @@ async def test_rows_may_be_due_later(native: Store) -> None:
 async def test_priorities_and_pending_keys_count_at_the_commit(tmp_path: Path, redis: RedisServer) -> None:
     async with opened("redis", tmp_path, redis) as store:
         staging = store.staging()
-        batch = [Draft(body=b"low", key="k"), Draft(body=b"high", priority=9), Draft(body=b"second", key="k")]
+        batch = [
+            Draft(body=b"low", unique_key="k"),
+            Draft(body=b"high", priority=9),
+            Draft(body=b"second", unique_key="k"),
+        ]
         await staging.commit(0, [await staging.stage("r1", 0, "a", [batch])])
         assert await store.take() == ["high", "low"]
 
 
 async def test_what_a_directory_has_no_place_for_is_refused_while_staging(tmp_path: Path, redis: RedisServer) -> None:
     async with opened("file", tmp_path, redis) as store:
-        for draft in (Draft(body=b"", priority=1), Draft(body=b"", key="k"), Draft(body=b"", fields={"a": "b"})):
+        for draft in (Draft(body=b"", priority=1), Draft(body=b"", unique_key="k"), Draft(body=b"", fields={"a": "b"})):
             with pytest.raises(NotSupported, match="file: has no"):
                 await store.staging().stage("r1", 0, "a", [[draft]])
 
@@ -372,7 +376,7 @@ async def test_a_resumed_commit_through_a_folder_goes_on_behind_what_is_known_to
             # Workers go on meanwhile.
             leases = await backend.lease("q", 10_000, 60.0)
             taken += [lease.message.body.decode() for lease in leases]
-            await backend.settle([Settlement(lease=lease, how=SettleAction.ACK) for lease in leases])
+            await backend.settle([Settlement(lease=lease, action=SettleAction.ACK) for lease in leases])
     taken += [lease.message.body.decode() for lease in await backend.lease("q", 10_000, 60.0)]
     assert sorted(taken) == sorted(rows_of(2, 3 * BATCH))
     assert list((tmp_path / "q").glob("progress-*")) == []

@@ -92,8 +92,8 @@ async def test_the_failure_of_a_process_is_raised_with_its_text(tasks):
 
 # -- queues in memory ------------------------------------------------------------------------------------------------
 
-ALL = Draft(body=b"x", priority=3, key="k", id="an-id", arguments=("a",), fields={"f": "v"})
-EACH = [Draft(body=b"x", **{name: getattr(ALL, name)}) for name in ("priority", "key", "id", "arguments", "fields")]
+ALL = Draft(body=b"x", priority=3, unique_key="k", id="an-id", argv=("a",), fields={"f": "v"})
+EACH = [Draft(body=b"x", **{name: getattr(ALL, name)}) for name in ("priority", "unique_key", "id", "argv", "fields")]
 
 
 @pytest.mark.parametrize("scheme", ["file", "fsq", "mq", "sq", "vsqs"])
@@ -121,7 +121,7 @@ async def test_a_call_that_the_directory_has_no_place_for_fails_in_the_test(task
     @tasks.task
     async def work() -> None: ...
 
-    for refused in (work.using(priority=3), work.using(key="x")):
+    for refused in (work.using(priority=3), work.using(unique_key="x")):
         with pytest.raises(NotSupported, match="file: has no"):
             await refused.enqueue()
     await work.enqueue()
@@ -131,7 +131,7 @@ async def test_a_call_that_the_directory_has_no_place_for_fails_in_the_test(task
 
 async def test_queues_in_memory_within_queues_in_memory_refuse_the_same(tasks):
     with in_memory(tasks), pytest.raises(NotSupported):
-        await (await tasks.backend()).publish("q", [Draft(body=b"x", key="k")])
+        await (await tasks.backend()).publish("q", [Draft(body=b"x", unique_key="k")])
 
 
 async def test_an_app_without_a_url_or_with_one_that_refuses_nothing_keeps_everything_in_memory(monkeypatch):
@@ -142,6 +142,6 @@ async def test_an_app_without_a_url_or_with_one_that_refuses_nothing_keeps_every
             @tasks.task
             async def work() -> None: ...
 
-            await work.using(priority=3, key="x").enqueue()
+            await work.using(priority=3, unique_key="x").enqueue()
         with pytest.raises(NotSupported, match="only a worker"), in_memory(tasks):
             raise NotSupported("only a worker")

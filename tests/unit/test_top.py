@@ -88,8 +88,8 @@ async def test_a_look_has_states_workers_and_rates(backend: Backend, counts: Cou
     assert [row.queue for row in first.rows] == ["busy", "idle"]
     assert (first.rows[0].ready, first.rows[0].backlog_rate, first.rows[0].done_rate) == (5, None, None)
     one, two = await backend.lease("busy", 2, 60.0)
-    assert await backend.settle([Settlement(lease=one, how=SettleAction.ACK)]) == []
-    assert await backend.settle([Settlement(lease=two, how=SettleAction.FAIL_PERM, error="no")]) == []
+    assert await backend.settle([Settlement(lease=one, action=SettleAction.ACK)]) == []
+    assert await backend.settle([Settlement(lease=two, action=SettleAction.FAIL_PERM, error="no")]) == []
     held = await backend.lease("busy", 1, 60.0)
     assert len(held) == 1
     await backend.publish("busy", [Draft(body=b"later", delay=600.0)])

@@ -52,7 +52,7 @@ async def take(backend: VsqsBackend, limit: int = 100, visibility: float = 1000.
 async def end(
     backend: VsqsBackend, leases: list[Lease], how: SettleAction = SettleAction.ACK, error: str | None = None
 ) -> None:
-    assert await backend.settle([Settlement(lease=lease, how=how, error=error) for lease in leases]) == []
+    assert await backend.settle([Settlement(lease=lease, action=how, error=error) for lease in leases]) == []
 
 
 def bodies(leases: list[Lease]) -> list[bytes]:
@@ -256,6 +256,6 @@ async def test_options_that_are_wrong_are_told_in_one_line(tmp_path: Path) -> No
     for query in ("unit=s", "capacity=0", "capacity=x", "timeout=-1", "timeout=soon", "timeout=nan", "sync=1", "x=1"):
         with pytest.raises(InvalidURL):
             open_backend(f"vsqs://{tmp_path}/store?{query}")
-    for absent in ({"priority": 1}, {"key": "k"}, {"id": "mine"}):
+    for absent in ({"priority": 1}, {"unique_key": "k"}, {"id": "mine"}):
         with pytest.raises(NotSupported):
             await open_backend(f"vsqs://{tmp_path}/store").publish("q", [Draft(body=b"x", **absent)])  # type: ignore[arg-type]

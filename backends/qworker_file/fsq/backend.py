@@ -53,7 +53,7 @@ class FsqBackend(Backend):
 
     deviations: ClassVar[Mapping[str, str]] = {
         "priority": "items are taken in the order of their names",
-        "key": "the standard has no keys",
+        "unique_key": "the standard has no keys",
         "given_ids": "an id is the time, the process and the host of its making",
         "fields": "an item has a name and its contents",
         "expiry": "a lease is a lock on the item, which the kernel frees when its holder lets go or dies: visibility has no meaning",

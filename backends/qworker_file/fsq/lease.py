@@ -43,9 +43,9 @@ def make_message(files: QueueDir, claimed: Claimed, body: bytes) -> Message:
         body=body,
         tries=item.tries,
         enqueued_at=item.enqueued_at,
-        arguments=item.arguments,
+        argv=item.arguments,
         # Only what was moved here has a number longer than any pid's.
-        origin=read_origin(claimed.fd) if len(item.pid) > 12 else None,
+        original_id=read_origin(claimed.fd) if len(item.pid) > 12 else None,
     )
 
 
@@ -57,7 +57,7 @@ def settle(settlement: Settlement, lease: FsqLease, now: float, limits: Limits) 
     """
     if lease.ended is not None:
         # Ended before by the same call, or acked twice: perhaps not yet on the disk.
-        same = lease.ended is settlement or lease.ended.how is settlement.how is SettleAction.ACK
+        same = lease.ended is settlement or lease.ended.action is settlement.action is SettleAction.ACK
         return frozenset({lease.claimed.files.queue}) if same else None
     if lease.claimed.fd < 0:
         return None
@@ -70,11 +70,11 @@ def settle(settlement: Settlement, lease: FsqLease, now: float, limits: Limits) 
 def _end(settlement: Settlement, claimed: Claimed, now: float, limits: Limits) -> frozenset[int] | None:
     files = claimed.files
     due = now + settlement.delay if settlement.delay > 0 else None
-    if settlement.how is SettleAction.ACK:
+    if settlement.action is SettleAction.ACK:
         ended, changed = claimed.finish(keep=limits.keep_done), {files.queue, files.done}
-    elif settlement.how is SettleAction.FAIL_PERM:
+    elif settlement.action is SettleAction.FAIL_PERM:
         ended, changed = claimed.fail(settlement.error), {files.queue, files.fail}
-    elif settlement.how is SettleAction.RELEASE:
+    elif settlement.action is SettleAction.RELEASE:
         ended, changed = claimed.is_ours if due is None else claimed.postpone(due), set[int]()
     else:
         item = claimed.item

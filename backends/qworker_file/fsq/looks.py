@@ -180,8 +180,8 @@ class Look:
             body=body,
             tries=tries,
             enqueued_at=moment,
-            arguments=arguments,
-            origin=origin,
+            argv=arguments,
+            original_id=origin,
         )
         return StoredMessage(
             message=message,

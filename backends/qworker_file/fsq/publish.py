@@ -101,7 +101,7 @@ class Publisher:
         """
         now = self._clock.time()
         every = plans = [self._plan(draft, now) for draft in drafts]
-        if any(draft.origin is not None for draft in drafts):
+        if any(draft.original_id is not None for draft in drafts):
             stored = await _names_stored(files)
             plans = [plan for plan in every if not _is_stored(plan, stored)]
         for start in range(0, len(plans), self._batch):
@@ -128,7 +128,7 @@ class Publisher:
         return self._last_given_ns
 
     def _name(self, draft: Draft, ns: int) -> str:
-        return construct((*self._stamps.of(ns, draft.origin), str(draft.tries), *draft.arguments), self._constants)
+        return construct((*self._stamps.of(ns, draft.original_id), str(draft.tries), *draft.argv), self._constants)
 
     def _rename(self, plan: _Plan) -> None:
         """Another name for an item whose own is taken."""
@@ -177,8 +177,8 @@ class Publisher:
             os.fchown(plan.fd, *self._owner)
         if plan.draft.body:
             write_all(plan.fd, plan.draft.body)
-        if plan.draft.origin is not None:
-            write_origin(plan.fd, plan.draft.origin)
+        if plan.draft.original_id is not None:
+            write_origin(plan.fd, plan.draft.original_id)
         if plan.due is not None:
             mark_due(plan.fd, plan.due)
 
@@ -253,9 +253,9 @@ async def _names_stored(files: QueueDir) -> dict[str, str]:
 
 def _is_stored(plan: _Plan, stored: Mapping[str, str]) -> bool:
     """Whether what is moved here is here already; then by that name."""
-    if plan.draft.origin is None:
+    if plan.draft.original_id is None:
         return False
-    name = stored.get(str(_number_of(plan.draft.origin)))
+    name = stored.get(str(_number_of(plan.draft.original_id)))
     if name is None:
         return False
     plan.name = name
@@ -275,7 +275,7 @@ def check(draft: Draft) -> None:
     """
     if draft.priority:
         raise NotSupported("fsq: has no priorities: use another queue for what is urgent, or redis:")
-    if draft.key is not None:
+    if draft.unique_key is not None:
         raise NotSupported("fsq: has no keys: use redis:")
     if draft.id is not None:
         raise NotSupported("fsq: an id is the time, process and host of its making: publish without one")

@@ -52,7 +52,7 @@ def _settle_one(store: Store, settlement: Settlement, now: float) -> frozenset[i
         return None
     directories = settle(settlement, lease, now, store.limits)
     if before is None:
-        stays = directories is not None and settlement.how in {SettleAction.RELEASE, SettleAction.FAIL_TMP}
+        stays = directories is not None and settlement.action in {SettleAction.RELEASE, SettleAction.FAIL_TMP}
         due = now + settlement.delay if settlement.delay > 0 else None
         local.ended(lease, name, stays=stays, due=due)
         store.make_room()

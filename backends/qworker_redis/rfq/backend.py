@@ -40,9 +40,9 @@ class RfqBackend(RfqAdministration, RedisBackend):
 
     deviations: ClassVar[Mapping[str, str]] = {
         "priority": "a list has one order; rfq's own publish --front puts a message first",
-        "key": "rfq has no keys",
+        "unique_key": "rfq has no keys",
         "given_ids": "an rfq id is a UUID: only those can be given",
-        "arguments": "a message is a map",
+        "argv": "a message is a map",
     }
     # The time in the last id that was made from one of another store.
     _last_origin: int = 0
@@ -78,11 +78,11 @@ class RfqBackend(RfqAdministration, RedisBackend):
     def _id(self, fresh: str, draft: Draft) -> str:
         if draft.id is not None:
             return draft.id
-        if draft.origin is None or draft.enqueued_at is None:
+        if draft.original_id is None or draft.enqueued_at is None:
             return fresh
         # Rising, as new ones do: some stores know no other order than that of ids.
         self._last_origin = max(ticks_of(draft.enqueued_at), self._last_origin + 1)
-        return id_of(draft.origin, self._last_origin)
+        return id_of(draft.original_id, self._last_origin)
 
     async def _stored_in(self, queue: str, new: bool) -> None:
         """Nothing: topics are found by their keys."""

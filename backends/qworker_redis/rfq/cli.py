@@ -235,7 +235,7 @@ def consume_command(topic: str, url: str, json: bool) -> None:
                 print_json(fields)
             else:
                 say(repr(fields))
-            await backend.settle([Settlement(lease=leases[0], how=SettleAction.ACK)])
+            await backend.settle([Settlement(lease=leases[0], action=SettleAction.ACK)])
 
     try:
         run(consumed())

@@ -39,11 +39,11 @@ def check(draft: Draft) -> None:
     """
     if draft.priority:
         raise NotSupported("rfq: has no priorities; `qworker rfq publish --front` puts a message first")
-    if draft.key is not None:
+    if draft.unique_key is not None:
         raise NotSupported("rfq: has no keys: publish with a UUID as the id, which is stored once")
     if draft.id is not None and not is_id(draft.id):
         raise NotSupported("an id on rfq: is a UUID of 32 hex digits: publish without one")
-    if draft.arguments:
+    if draft.argv:
         raise NotSupported("rfq: has no arguments: use fields")
 
 
@@ -96,14 +96,14 @@ def _special(draft: Draft) -> bytes:
         and draft.due_at is None
         and not draft.tries
         and draft.enqueued_at is None
-        and draft.origin is None
+        and draft.original_id is None
     ):
         return b""
     # A due time in the past is still a due time; 0 says that there is none.
     due = 0 if draft.due_at is None else max(1, int(draft.due_at * 1e6))
     since = 0 if draft.enqueued_at is None else max(1, round(draft.enqueued_at * 1e6))
     head = _SPECIAL.pack(min(draft.tries, 0xFFFF), max(0, int(draft.delay * 1e6)), due, since, 0)
-    return head + (draft.origin or "").encode(errors="surrogateescape")
+    return head + (draft.original_id or "").encode(errors="surrogateescape")
 
 
 def decode(queue: str, message_id: str, value: Reply) -> Message:
@@ -127,7 +127,7 @@ def decode(queue: str, message_id: str, value: Reply) -> Message:
         tries=tries,
         enqueued_at=_enqueued_at(message_id, since),
         fields=fields or None,
-        origin=origin.decode(errors="surrogateescape") or None,
+        original_id=origin.decode(errors="surrogateescape") or None,
     )
 
 

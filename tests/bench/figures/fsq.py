@@ -202,7 +202,7 @@ async def _drain(backend: Any, count: int) -> float:
     while done < count:
         leases = await backend.lease("bench", _BATCH, 30.0)
         assert leases
-        refused = await backend.settle([Settlement(lease=lease, how=SettleAction.ACK) for lease in leases])
+        refused = await backend.settle([Settlement(lease=lease, action=SettleAction.ACK) for lease in leases])
         assert not refused
         done += len(leases)
     return (time.perf_counter() - began) / count * 1e6

@@ -140,7 +140,7 @@ def work(given: dict[str, Any]) -> float:
         while done < messages:
             leases = await backend.lease(QUEUE, batch, 30.0)
             assert leases
-            refused = await backend.settle([Settlement(lease=lease, how=SettleAction.ACK) for lease in leases])
+            refused = await backend.settle([Settlement(lease=lease, action=SettleAction.ACK) for lease in leases])
             assert not refused
             done += len(leases)
         return (time.perf_counter() - began) / done * messages

@@ -118,7 +118,7 @@ def work(given: dict[str, Any]) -> Times:
             for _ in range(0, messages, batch):
                 leases = await backend.lease(QUEUE, batch, 30.0)
                 assert len(leases) == batch
-                assert not await backend.settle([Settlement(lease=lease, how=SettleAction.ACK) for lease in leases])
+                assert not await backend.settle([Settlement(lease=lease, action=SettleAction.ACK) for lease in leases])
             return (time.perf_counter() - began) / messages * 1e6
 
         await publish(batch)
