@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
 from typing import Any, SupportsFloat
 
+from qworker.duration import parse_duration
 from qworker.errors import UsageError
 
 __all__ = ["check_flag", "check_headers", "check_seconds", "check_text", "check_whole", "number_of", "shown"]
 
 _LONGEST = 60
-_SPAN = re.compile(r"(\d+(?:\.\d+)?)\s*(s|sec|seconds?|m|min|minutes?|h|hours?|d|days?)?", re.IGNORECASE)
-_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def shown(value: object) -> str:
@@ -101,10 +99,12 @@ def check_seconds(name: str, value: Any, *, positive: bool = False, most: float 
 def _seconds_hint(name: str, value: Any) -> str:
     if name == "delay" and isinstance(value, datetime):
         return ": for a time write using(due_at=when.timestamp())"
-    span = _SPAN.fullmatch(value.strip()) if isinstance(value, str) else None
-    if span is None:
+    if not isinstance(value, str):
         return ""
-    return f": write {name}={float(span[1]) * _UNITS[(span[2] or 's')[0].lower()]:g}"
+    try:
+        return f": write {name}={parse_duration(value):g}"
+    except UsageError:
+        return ""
 
 
 def check_headers(headers: Any, source: Callable[[], Any] | None = None) -> None:

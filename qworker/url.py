@@ -15,6 +15,7 @@ from urllib.parse import parse_qsl, quote, unquote
 
 import msgspec
 
+from qworker.duration import LONGEST, parse_duration
 from qworker.errors import InvalidURL, UsageError
 
 __all__ = ["BackendURL", "mask", "working_directory"]
@@ -149,6 +150,20 @@ class BackendURL(msgspec.Struct, frozen=True, kw_only=True):
         if not value.isascii() or not value.isdigit() or int(value) < minimum:
             raise InvalidURL(f"{self.masked}: {name} is a whole number of at least {minimum}, not {value!r}")
         return int(value)
+
+    def duration(self, name: str, default: float, *, least: float = 0.0, most: float = LONGEST) -> float:
+        """A time span in seconds, such as `90`, `15m`, `2h` or `7d`.
+
+        Raises:
+            InvalidURL: It is not a duration, or it is out of range.
+        """
+        value = self.options.get(name)
+        if value is None:
+            return default
+        try:
+            return parse_duration(value, least=least, most=most)
+        except UsageError as error:
+            raise InvalidURL(f"{self.masked}: {name}: {error}") from None
 
     def choice(self, name: str, default: str, choices: Iterable[str]) -> str:
         """One of several words.

@@ -47,7 +47,7 @@ class FileOptions(msgspec.Struct, frozen=True, kw_only=True):
             keep_done=Keep.parse("keep_done", url.options.get("keep_done", "0")),
             keep_fail=keep_fail,
             local_time=url.choice("time", "utc", ("utc", "local")) == "local",
-            rescan=float(url.integer("rescan", 1, minimum=1)) if "rescan" in url.options else None,
+            rescan=url.duration("rescan", 0.0, least=1.0) if "rescan" in url.options else None,
             mode=int(url.choice("mode", "0700", _MODES), 8),
             history=HistoryOptions.from_url(url, default=True),
         )

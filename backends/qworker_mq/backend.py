@@ -79,7 +79,7 @@ class MqBackend(Backend):
 
     @classmethod
     def from_url(cls, url: BackendURL, *, clock: Clock = SYSTEM_CLOCK) -> Self:
-        """`mq:///root[?peers=N&sync=full|off&daemons=0&delay=SECONDS]`."""
+        """`mq:///root[?peers=N&sync=full|off&daemons=0&delay=DURATION]`."""
         url.only({"peers", "sync", "daemons", "delay", *HISTORY_OPTIONS})
         return cls(
             url,
@@ -87,7 +87,7 @@ class MqBackend(Backend):
             peers=url.integer("peers", 0),
             sync=url.choice("sync", "full", ("full", "off")) == "full",
             daemons=url.boolean("daemons", True),
-            delay=float(url.integer("delay", 30)),
+            delay=url.duration("delay", 30.0),
         )
 
     @property

@@ -137,8 +137,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
             sentinel_password=os.environ.get("QWORKER_REDIS_SENTINEL_PASSWORD") or None,
             db=db,
             tls=_tls(url) if secure else None,
-            timeout=_seconds(url, "timeout", 5.0),
-            patience=_seconds(url, "patience", 10.0),
+            timeout=url.duration("timeout", 5.0, least=0.05, most=3600.0),
+            patience=url.duration("patience", 10.0, least=0.05, most=3600.0),
             replicas=url.integer("replicas", 0),
             done=_retention(url, "keep_done", Retention(), Retention(keep=True, age=_DEFAULT_DONE_AGE)),
             fail=_fail_retention(url),
@@ -197,19 +197,6 @@ def _path(url: BackendURL, mode: str) -> tuple[str, int]:
     if len(parts) > 1 or any(not (p.isascii() and p.isdigit() and len(p) < 10) for p in parts):
         raise InvalidURL(f"{url.masked}: the database is a number: redis://host:6379/0")
     return primary, int(parts[0]) if parts else 0
-
-
-def _seconds(url: BackendURL, name: str, default: float) -> float:
-    value = url.options.get(name)
-    if value is None:
-        return default
-    try:
-        seconds = float(value)
-    except ValueError:
-        seconds = 0.0
-    if not 0.05 <= seconds <= 3600:
-        raise InvalidURL(f"{url.masked}: {name} is a number of seconds between 0.05 and 3600, not {value!r}")
-    return seconds
 
 
 def _retention(url: BackendURL, name: str, default: Retention, on: Retention) -> Retention:

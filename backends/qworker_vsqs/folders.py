@@ -10,7 +10,7 @@ from typing import Self
 
 from qworker.backend import Backend
 from qworker.clock import SYSTEM_CLOCK, Clock
-from qworker.errors import InvalidName, InvalidURL
+from qworker.errors import InvalidName
 from qworker.files import FileSystem, GroupCommit, durability_at, missing_directory, raise_file_limit, store_errors
 from qworker.history.directory import directory_history
 from qworker.history.store import HISTORY_OPTIONS
@@ -62,20 +62,13 @@ class VsqsFolders(Backend):
 
     @classmethod
     def from_url(cls, url: BackendURL, *, clock: Clock = SYSTEM_CLOCK) -> Self:
-        """`vsqs:///dir[?unit=us|ms&capacity=N&timeout=SECONDS&sync=full|off]`."""
+        """`vsqs:///dir[?unit=us|ms&capacity=N&timeout=DURATION&sync=full|off]`."""
         url.only({"unit", "capacity", "timeout", "sync", *HISTORY_OPTIONS})
-        timeout = url.options.get("timeout")
-        try:
-            seconds = None if timeout is None else float(timeout)
-        except ValueError:
-            seconds = -1.0
-        if seconds is not None and not 0 <= seconds < float("inf"):
-            raise InvalidURL(f"{url.masked}: timeout is a number of seconds, not {timeout!r}")
         return cls(
             url,
             unit=url.choice("unit", "us", _UNITS),
             capacity=url.integer("capacity", 0, minimum=1) or None,
-            timeout=seconds,
+            timeout=url.duration("timeout", 0.0) if "timeout" in url.options else None,
             durable=url.choice("sync", "full", ("full", "off")) == "full",
             clock=clock,
         )

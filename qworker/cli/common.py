@@ -13,6 +13,7 @@ import click
 
 from qworker.backend import Backend
 from qworker.cli.configured import PREFIX, blamed, did_you_mean, file_defaults, options_of, warn_of_unknown
+from qworker.duration import LONGEST, parse_duration
 from qworker.errors import InvalidURL, MissingExtra, StoreNotFound, UsageError
 from qworker.extras import not_installed
 from qworker.message import State
@@ -27,6 +28,7 @@ __all__ = [
     "Unavailable",
     "batches",
     "check_store",
+    "duration_type",
     "item_limit_options",
     "json_option",
     "load_command",
@@ -213,9 +215,7 @@ def state_option(help_text: str, default: str | None = None) -> Callable[[F], F]
 
 def item_limit_options(function: F) -> F:
     """`--ttl` and `--max-tries`, as fsq's programs have them."""
-    ttl = click.option(
-        "-t", "--ttl", type=click.IntRange(0), metavar="SECONDS", help="Items that are older have failed; 0: none."
-    )
+    ttl = click.option("-t", "--ttl", type=duration_type(), help="Items that are older have failed; 0: none.")
     max_tries = click.option(
         "-m",
         "--max-tries",
@@ -260,6 +260,19 @@ async def opened(url: str, *, make: bool = False) -> AsyncGenerator[Backend]:
 def run(coroutine: Coroutine[Any, Any, R]) -> R:
     """Run a command's coroutine on a loop of its own."""
     return asyncio.run(coroutine)
+
+
+def duration_type(*, least: float = 0.0, most: float = LONGEST) -> Callable[[str], float]:
+    """Return an option's type: a time span as `parse_duration` reads it, in seconds."""
+
+    # Its name is the option's metavariable.
+    def duration(text: str) -> float:
+        try:
+            return parse_duration(text, least=least, most=most)
+        except UsageError as error:
+            raise click.BadParameter(str(error)) from None
+
+    return duration
 
 
 def positive(value: float, name: str) -> float:

@@ -9,7 +9,7 @@ import click
 import msgspec
 
 from qworker.app import Tasks
-from qworker.cli.common import Command, batches, json_option, run, url_option
+from qworker.cli.common import Command, batches, duration_type, json_option, run, url_option
 from qworker.cli.configured import did_you_mean
 from qworker.cli.loader import load_app
 from qworker.cli.output import Progress, print_json, reporting, say, say_where
@@ -34,7 +34,7 @@ _AnyTask = Task[..., Any]
     help="Enqueue one call for each line of FILE (- is standard input): a JSON array of arguments, or a JSON object of "
     "keyword arguments.",
 )
-@click.option("--delay", type=float, metavar="SECONDS", help="Do not run it before so many seconds.")
+@click.option("--delay", type=duration_type(), help="How long it is delayed, such as 15m.")
 @click.option(
     "--priority",
     type=click.IntRange(0, 9),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from qworker.cli.common import Command, positive
+from qworker.cli.common import Command, duration_type
 from qworker.cli.output import say
 from qworker.health.probe import ask
 
@@ -23,7 +23,7 @@ _EXIT_UNHEALTHY = 1
     show_default=True,
     help="What to ask for, where ADDRESS has no path.",
 )
-@click.option("--timeout", type=float, default=1.0, show_default=True, metavar="SECONDS", help="How long to wait.")
+@click.option("--timeout", type=duration_type(least=0.001), default="1s", show_default=True, help="How long to wait.")
 def command(address: str, page: str, timeout: float) -> int:
     r"""Ask a worker that runs with --health how it is, and print the answer.
 
@@ -36,7 +36,7 @@ def command(address: str, page: str, timeout: float) -> int:
       qworker health 127.0.0.1:8080 --page readyz
       qworker health http://127.0.0.1:8080/stats
     """
-    status, text = ask(address, f"/{page}", positive(timeout, "--timeout"))
+    status, text = ask(address, f"/{page}", timeout)
     for line in text.splitlines():
         say(line)
     return 0 if status == _OK else _EXIT_UNHEALTHY

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import time
 from datetime import UTC, datetime
 
 import click
 
-from qworker.cli.common import URLCommand, json_option, opened, run
+from qworker.cli.common import URLCommand, duration_type, json_option, opened, run
 from qworker.cli.output import print_json, say, span
 from qworker.history.event import KINDS, Event
 from qworker.history.reading import Wanted, newest
@@ -20,14 +19,6 @@ __all__ = ["command", "event_line"]
 
 # Seconds between two looks.
 _LOOK = 0.5
-_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-
-
-def _age(text: str) -> float:
-    match = re.fullmatch(r"(\d{1,9})([smhd])", text)
-    if match is None:
-        raise click.BadParameter(f"an age is a number and s, m, h or d, like 90s or 2h, not {text!r}")
-    return int(match[1]) * _UNITS[match[2]]
 
 
 @click.command("history", cls=URLCommand)
@@ -35,7 +26,7 @@ def _age(text: str) -> float:
 @click.argument("queue", required=False, type=check_queue)
 @click.option("--id", "id", metavar="ID", type=check_id, help="Only of the message with this id.")
 @click.option("--event", multiple=True, type=click.Choice(KINDS), help="Only this; may be given several times.")
-@click.option("--since", metavar="AGE", type=_age, help="Only what is no older: 90s, 10m, 2h, 7d.")
+@click.option("--since", type=duration_type(), help="Only events that are no older than this, such as 2h.")
 @click.option(
     "-n", "--limit", metavar="N", type=click.IntRange(0), default=50, show_default=True, help="The newest so many."
 )

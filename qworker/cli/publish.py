@@ -7,7 +7,7 @@ from typing import BinaryIO
 
 import click
 
-from qworker.cli.common import URLCommand, batches, json_option, opened, run
+from qworker.cli.common import URLCommand, batches, duration_type, json_option, opened, run
 from qworker.cli.output import Progress, print_json, reporting, say
 from qworker.errors import UsageError
 from qworker.message import Draft
@@ -25,7 +25,7 @@ __all__ = ["command"]
 )
 @click.option("--body", metavar="TEXT", help="The body itself.")
 @click.option("--lines", is_flag=True, help="Publish each line of FILE as a message of its own, without its line end.")
-@click.option("--delay", type=click.FloatRange(0), default=0.0, metavar="SECONDS", help="Due in so many seconds.")
+@click.option("--delay", type=duration_type(), default="0s", help="How long it is delayed, such as 15m.")
 @click.option(
     "--priority",
     type=click.IntRange(0, 9),

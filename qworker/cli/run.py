@@ -11,7 +11,7 @@ import click
 import structlog
 
 from qworker.app import Tasks
-from qworker.cli.common import Command, url_option
+from qworker.cli.common import Command, duration_type, url_option
 from qworker.cli.loader import load_app
 from qworker.errors import UsageError
 from qworker.health.address import parse_address
@@ -71,18 +71,16 @@ def _worker_count(value: str) -> tuple[int, int]:
 @click.option("--reload", is_flag=True, help="Begin again when a Python file under the working directory changes.")
 @click.option(
     "--shutdown-timeout",
-    type=click.FloatRange(0),
-    default=30.0,
+    type=duration_type(),
+    default="30s",
     show_default=True,
-    metavar="SECONDS",
     help="How long running handlers get after the first signal; then they are cancelled and their messages released.",
 )
 @click.option(
     "--visibility",
-    type=click.FloatRange(0.5),
-    default=30.0,
+    type=duration_type(least=0.5),
+    default="30s",
     show_default=True,
-    metavar="SECONDS",
     help="How long a lease lasts unless it is renewed, which happens while the handler runs: how soon a dead host's messages run elsewhere.",
 )
 @url_option
@@ -126,10 +124,9 @@ def _worker_count(value: str) -> tuple[int, int]:
 )
 @click.option(
     "--stall-limit",
-    type=click.FloatRange(0.5),
-    default=60.0,
+    type=duration_type(least=0.5),
+    default="1m",
     show_default=True,
-    metavar="SECONDS",
     help="How long the event loop may stand still before /livez says so.",
 )
 def command(

@@ -115,7 +115,7 @@ def command(
     no_done: bool,
     lock: bool,
     no_lock: bool,
-    ttl: int | None,
+    ttl: float | None,
     max_tries: int | None,
     max_rate: int,
     success_code: int | None,

@@ -9,7 +9,7 @@ import click
 import structlog
 
 from qworker import logs
-from qworker.cli.common import URLCommand, positive
+from qworker.cli.common import URLCommand, duration_type, positive
 from qworker.errors import InvalidURL, UsageError
 from qworker.extras import not_installed
 from qworker.registry import open_backend
@@ -26,7 +26,13 @@ log = structlog.get_logger()
 @click.argument("url")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", type=int, default=8080, show_default=True, help="Port to listen on; 0: a free one.")
-@click.option("--visibility", type=float, default=30.0, show_default=True, help="Seconds a fetched message stays away.")
+@click.option(
+    "--visibility",
+    type=duration_type(least=0.001),
+    default="30s",
+    show_default=True,
+    help="How long a fetched message stays away.",
+)
 @click.option("--body-limit", type=int, default=1 << 20, show_default=True, help="Bytes that a message may have.")
 @click.option("--connections", type=int, default=1000, show_default=True, help="Connections at once.")
 def command(url: str, host: str, port: int, visibility: float, body_limit: int, connections: int) -> None:
@@ -40,7 +46,6 @@ def command(url: str, host: str, port: int, visibility: float, body_limit: int, 
       qworker serve file:///var/spool/app --port 8080
       curl -d hello http://127.0.0.1:8080/inbox/messages
     """
-    positive(visibility, "--visibility")
     positive(body_limit, "--body-limit")
     positive(connections, "--connections")
     try:

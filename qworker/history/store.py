@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from qworker.duration import format_duration, parse_duration
 from qworker.errors import InvalidURL, UsageError
 from qworker.history.batch import EventBatch
 from qworker.history.event import Event
@@ -29,9 +30,8 @@ HISTORY_OPTIONS = frozenset({"history", "keep_history"})
 
 _PAGE = 1000
 _SIZE = 512 << 20
-_AGE_UNITS = {"m": 60.0, "h": 3600.0, "d": 86400.0}
 _SIZE_UNITS = {"M": 1 << 20, "G": 1 << 30}
-_KEEP = re.compile(r"(\d{1,9})([mhdMG])")
+_SIZE_TEXT = re.compile(r"([1-9][0-9]{0,8})([MG])")
 
 
 class HistoryStore(abc.ABC):
@@ -179,26 +179,31 @@ class HistoryOptions(msgspec.Struct, frozen=True, kw_only=True):
         """
         options = cls(enabled=url.boolean("history", default), size=size)
         for text in filter(None, url.options.get("keep_history", "").split(",")):
-            match = _KEEP.fullmatch(text)
-            if match is None or int(match[1]) == 0:
-                raise InvalidURL(
-                    f"{url.masked}: keep_history is an age like 7d or 12h, a size like 512M or 4G, or both with a comma"
-                    f" between them, not {text!r}"
-                )
-            if match[2] in _AGE_UNITS:
-                options = msgspec.structs.replace(options, age=int(match[1]) * _AGE_UNITS[match[2]])
-            else:
+            match = _SIZE_TEXT.fullmatch(text)
+            if match is not None:
                 options = msgspec.structs.replace(options, size=int(match[1]) * _SIZE_UNITS[match[2]])
+                continue
+            try:
+                # A bare number could be a size as well.
+                age = 0.0 if text[-1].isdigit() else parse_duration(text, least=1.0)
+            except UsageError:
+                age = 0.0
+            if not age:
+                raise InvalidURL(
+                    f"{url.masked}: keep_history={text} is not valid: use an age such as 7d, a size such as 512M or 4G,"
+                    " or both with a comma between them"
+                )
+            options = msgspec.structs.replace(options, age=age)
         return options
 
     def describe_retention(self) -> str:
         """Return how long events are kept, as text for people."""
         if not self.enabled:
             return NO_HISTORY.describe_retention()
-        return f"kept for {_in_units(self.age, _AGE_UNITS)}, at most {_in_units(self.size, _SIZE_UNITS)}"
+        return f"kept for {format_duration(self.age)}, at most {_in_units(self.size)}"
 
 
-def _in_units(amount: float, units: dict[str, float] | dict[str, int]) -> str:
+def _in_units(amount: int) -> str:
     """In the largest unit that needs no fraction."""
-    unit, size = next((u, s) for u, s in reversed(units.items()) if amount % s == 0)
-    return f"{amount / size:g}{unit}"
+    unit, size = next((u, s) for u, s in reversed(_SIZE_UNITS.items()) if amount % s == 0)
+    return f"{amount // size}{unit}"

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from qworker.duration import parse_duration
 from qworker.errors import NotSupported, UsageError
 from qworker.message import State
 from qworker.names import check_queue
@@ -90,7 +91,7 @@ class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
             starting=_choice(texts, "starting", _STARTING),
             max_messages=_number(texts, "max_messages", 10_000),
             max_bytes=_number(texts, "max_bytes", 32 << 20),
-            visibility=float(_number(texts, "visibility", 60)),
+            visibility=_duration(texts, "visibility", 60.0),
         )
 
     @property
@@ -151,6 +152,16 @@ def _one_of(name: str, word: str, words: tuple[str, ...] | list[str]) -> str:
     if word not in words:
         raise UsageError(f"the option {name!r} is one of {', '.join(words)}, not {word!r}")
     return word
+
+
+def _duration(texts: Mapping[str, str], name: str, default: float) -> float:
+    text = texts.get(name)
+    if text is None:
+        return default
+    try:
+        return parse_duration(text, least=1.0)
+    except UsageError as error:
+        raise UsageError(f"the option {name!r}: {error}") from None
 
 
 def _number(texts: Mapping[str, str], name: str, default: int) -> int:

@@ -59,7 +59,7 @@ class ScanOptions(msgspec.Struct, frozen=True, kw_only=True):
     done: bool = True
     lock: bool | None = None
     # Seconds.
-    ttl: int | None = None
+    ttl: float | None = None
     max_tries: int | None = None
     # Programs a second; 0: no limit.
     rate: int = 0

@@ -100,7 +100,7 @@ def test_a_backoff_takes_every_kind_of_number_and_counts_with_floats():
         ({"delay": math.nan}, "delay must be a number of seconds (got nan)"),
         ({"delay": True}, "delay must be a number of seconds (got True)"),
         ({"delay": -1}, "delay must be at least 0 seconds (got -1)"),
-        ({"delay": "10 min"}, "delay must be a number of seconds (got '10 min'): write delay=600"),
+        ({"delay": "10m"}, "delay must be a number of seconds (got '10m'): write delay=600"),
         ({"delay": 1e300}, "delay must be at most 315360000 seconds (got 1e+300)"),
         ({"delay": datetime(2026, 1, 1, tzinfo=UTC)}, "delay must be a number of seconds (got datetime.datetime"),
         ({"due_at": math.nan}, "due_at must be a number of Unix seconds (got nan)"),

@@ -69,7 +69,7 @@ class FsqBackend(Backend):
 
     @classmethod
     def from_url(cls, url: BackendURL, *, clock: Clock = SYSTEM_CLOCK) -> Self:
-        """`fsq:///root[?host=NAME&max_tries=N&ttl=SECONDS&keep_done=1|0|7d|1000&sync=full|off]`; `fsq:` is FSQ_ROOT."""
+        """`fsq:///root[?host=NAME&max_tries=N&ttl=DURATION&keep_done=1|0|7d|1000&sync=full|off]`; `fsq:` is FSQ_ROOT."""
         return cls(url, FsqOptions.from_url(url), clock=clock)
 
     def describe(self) -> str:

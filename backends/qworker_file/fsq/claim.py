@@ -174,7 +174,7 @@ class Claimed:
 
 
 def claim(
-    files: QueueDir, name: str, *, now: float, max_tries: int, ttl: int, lock: bool = True
+    files: QueueDir, name: str, *, now: float, max_tries: int, ttl: float, lock: bool = True
 ) -> Claimed | NotClaimed | float:
     """Take one item of queue/; a number is when it is due, in Unix seconds.
 
@@ -210,7 +210,7 @@ def claim(
 
 
 def _claim(
-    files: QueueDir, name: str, fd: int, now: float, max_tries: int, ttl: int, *, lock: bool
+    files: QueueDir, name: str, fd: int, now: float, max_tries: int, ttl: float, *, lock: bool
 ) -> Claimed | NotClaimed | float:
     if lock:
         try:
@@ -235,12 +235,12 @@ def _claim(
     return Claimed(files, name, item, fd, status)
 
 
-def exhausted(tries: int, enqueued_at: float, now: float, max_tries: int, ttl: int) -> str | None:
+def exhausted(tries: int, enqueued_at: float, now: float, max_tries: int, ttl: float) -> str | None:
     """Why an item may not be worked on any more; None when it may."""
     if 0 < max_tries <= tries:
         return f"Max tries exceeded: {max_tries} ({tries})"
     if ttl > 0 and now > enqueued_at + ttl:
-        return f"TTL Expired: {ttl}"
+        return f"TTL Expired: {ttl:.10g}"
     return None
 
 

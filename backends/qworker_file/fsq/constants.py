@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from qworker.duration import parse_duration
 from qworker.errors import UsageError
 
 __all__ = ["Constants", "group_id", "user_id"]
@@ -18,7 +19,7 @@ _WORDS = ("root", "timefmt", "charset")
 _FILES = ("queue", "done", "fail", "tmp", "down", "trigger", "hosts", "hosts_trigger")
 _OWNERS = ("item_user", "item_group", "queue_user", "queue_group")
 _MODES = ("item_mode", "queue_mode")
-_NUMBERS = ("fail_tmp", "fail_perm", "success", "max_tries", "ttl")
+_NUMBERS = ("fail_tmp", "fail_perm", "success", "max_tries")
 _FLAGS = ("use_trigger", "lock")
 
 
@@ -57,7 +58,7 @@ class Constants(msgspec.Struct, frozen=True, kw_only=True):
     # 0: never too many; None: not said, which `fsq scan` takes for 1, and a worker for its tasks' own.
     max_tries: int | None = None
     # Seconds; 0: for ever.
-    ttl: int = 0
+    ttl: float = 0.0
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Constants:
@@ -79,7 +80,7 @@ class Constants(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             UsageError: one of them makes no sense.
         """
-        values = {name: _value(name, text) for name, text in given.items()}
+        values = {name: _span(name, text) if name == "ttl" else _value(name, text) for name, text in given.items()}
         made = msgspec.structs.replace(self, **values)
         if made.delimiter == made.encode:
             raise UsageError(f"FSQ_DELIMITER and FSQ_ENCODE are both {made.encode!r}: choose two characters")
@@ -96,6 +97,13 @@ class Constants(msgspec.Struct, frozen=True, kw_only=True):
     def tries_of_scan(self) -> int:
         """`FSQ_MAX_TRIES` with the standard's default."""
         return 1 if self.max_tries is None else self.max_tries
+
+
+def _span(name: str, text: str) -> float:
+    try:
+        return parse_duration(text)
+    except UsageError as error:
+        raise UsageError(f"FSQ_{name.upper()}: {error}") from None
 
 
 def _value(name: str, text: str) -> str | int | bool | None:

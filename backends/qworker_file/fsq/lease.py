@@ -20,7 +20,7 @@ class Limits:
 
     __slots__ = ("keep_done", "max_tries", "ttl")
 
-    def __init__(self, max_tries: int, ttl: int, *, keep_done: bool) -> None:
+    def __init__(self, max_tries: int, ttl: float, *, keep_done: bool) -> None:
         self.max_tries = max_tries
         self.ttl = ttl
         self.keep_done = keep_done

@@ -40,7 +40,7 @@ class FsqOptions(msgspec.Struct, frozen=True, kw_only=True):
         if "max_tries" in url.options:
             constants = msgspec.structs.replace(constants, max_tries=url.integer("max_tries", 0))
         if "ttl" in url.options:
-            constants = msgspec.structs.replace(constants, ttl=url.integer("ttl", 0))
+            constants = msgspec.structs.replace(constants, ttl=url.duration("ttl", 0.0))
         host = url.options.get("host")
         return cls(
             constants=constants,

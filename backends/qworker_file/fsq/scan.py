@@ -35,7 +35,7 @@ def open_scan(url: BackendURL, queue: str, options: ScanOptions) -> FsqSource:
     given = FsqOptions.from_url(url)
     constants = given.constants
     for name in ("ttl", "max_tries", "success", "fail_tmp", "fail_perm", "lock"):
-        value: int | None = getattr(options, name)
+        value: float | None = getattr(options, name)
         if value is not None:
             constants = msgspec.structs.replace(constants, **{name: value})
     hosts = options.hosts or ((given.host,) if given.host is not None else ())

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from qworker.cli.common import Command, check_store, json_option
+from qworker.cli.common import Command, check_store, duration_type, json_option
 from qworker.cli.output import print_json, print_table, say
 from qworker.cli.pipeline.session import read_source, session, source_format, spark_options
 from qworker.errors import UsageError
@@ -29,7 +29,7 @@ __all__ = ["command"]
 @click.option("--archive", metavar="PATH", help="What `qworker pipeline archive` wrote.")
 @click.option("--format", "form", help="parquet, csv, json, orc or table; by the ending.")
 @click.option(
-    "--grace", type=float, default=60.0, show_default=True, help="What moved in the last so many seconds is not lost."
+    "--grace", type=duration_type(), default="1m", show_default=True, help="What moved this recently is not lost."
 )
 @click.option("--output", metavar="PATH", help="Write every key with its verdict, as Parquet.")
 @spark_options

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import time
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,6 +13,7 @@ import click
 from qworker.cli.common import Command, json_option
 from qworker.cli.output import print_json, print_table, say
 from qworker.cli.pipeline.session import session, spark_options
+from qworker.duration import parse_duration
 from qworker.errors import UsageError
 from qworker.names import check_queue
 from qworker.pipeline.places import absolute_url
@@ -22,9 +22,6 @@ if TYPE_CHECKING:
     from qworker.pipeline.report import Report
 
 __all__ = ["command", "moment"]
-
-_AGE = re.compile(r"(\d+(?:\.\d+)?)\s*([smhdw])")
-_UNIT_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 
 @click.command("report", cls=Command)
@@ -102,11 +99,12 @@ def moment(words: str | None) -> float | None:
     """
     if words is None:
         return None
-    age = _AGE.fullmatch(words.strip())
-    if age is not None:
-        return time.time() - float(age[1]) * _UNIT_S[age[2]]
     try:
+        # First, for 20261123 is a date.
         found = datetime.fromisoformat(words.strip())
     except ValueError:
-        raise UsageError(f"{words!r} is no time: write an age such as 90m, 24h or 7d, or 2026-11-23T08:00") from None
+        try:
+            return time.time() - parse_duration(words.strip())
+        except UsageError as error:
+            raise UsageError(f"{error}; or a time such as 2026-11-23T08:00") from None
     return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()

@@ -7,7 +7,7 @@ import sys
 
 import click
 
-from qworker.cli.common import URLCommand, json_option, opened, run
+from qworker.cli.common import URLCommand, duration_type, json_option, opened, run
 from qworker.cli.output import print_json, print_table, say
 from qworker.cli.top.cells import COLUMNS, cells, heading
 from qworker.cli.top.look import Look, Looker
@@ -22,10 +22,9 @@ __all__ = ["command"]
 @click.argument("queue", required=False, type=check_queue)
 @click.option(
     "--interval",
-    type=click.FloatRange(0.1),
-    default=2.0,
+    type=duration_type(least=0.1),
+    default="2s",
     show_default=True,
-    metavar="SECONDS",
     help="How long to wait between two looks; longer where a look takes long.",
 )
 @click.option(

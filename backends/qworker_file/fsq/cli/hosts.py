@@ -169,7 +169,7 @@ def host_dist_command(
     lock: bool,
     no_lock: bool,
     no_done: bool,
-    ttl: int | None,
+    ttl: float | None,
     max_tries: int | None,
     success_code: int | None,
     fail_tmp_code: int | None,

@@ -1,0 +1,51 @@
+"""Time spans as text, the same in every option, setting and variable: `90`, `90s`, `500ms`, `15m`, `1.5h`, `7d`."""
+
+from __future__ import annotations
+
+import re
+
+from qworker.errors import UsageError
+
+__all__ = ["LONGEST", "format_duration", "parse_duration"]
+
+# Seconds, a hundred years. In microseconds it fits into what every store has for a time.
+LONGEST = 36_500 * 86_400.0
+
+_TEXT = re.compile(r"([0-9]{1,10}(?:\.[0-9]{1,9})?)(ms|s|m|h|d)?")
+_UNITS = {"d": 86_400.0, "h": 3600.0, "m": 60.0, "s": 1.0}
+# A nanosecond: what is smaller is an error of floats.
+_DIGITS = 9
+
+
+def parse_duration(text: str, *, least: float = 0.0, most: float = LONGEST) -> float:
+    """Read a time span.
+
+    Args:
+        text: A number and a unit (`ms`, `s`, `m`, `h`, `d`). Without a unit the number is in seconds.
+        least: The shortest span that is allowed, in seconds.
+        most: The longest one.
+
+    Returns:
+        Seconds.
+
+    Raises:
+        UsageError: It is not a duration, or it is out of range.
+    """
+    found = _TEXT.fullmatch(text)
+    if found is None:
+        raise UsageError(f"{text!r} is not a valid duration: use seconds (90) or 15m, 2h, 7d")
+    number, unit = float(found[1]), found[2] or "s"
+    seconds = round(number / 1000 if unit == "ms" else number * _UNITS[unit], _DIGITS)
+    if seconds < least:
+        raise UsageError(f"{text!r} is too short: use at least {format_duration(least)}")
+    if seconds > most:
+        raise UsageError(f"{text!r} is too long: use at most {format_duration(most)}")
+    return seconds
+
+
+def format_duration(seconds: float) -> str:
+    """Write a time span in the largest unit that needs no fraction; `parse_duration` reads it."""
+    for unit, size in _UNITS.items():
+        if seconds and seconds % size == 0:
+            return f"{seconds / size:.0f}{unit}"
+    return f"{seconds:.{_DIGITS}f}".rstrip("0").rstrip(".") + "s"
