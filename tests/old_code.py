@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
 import subprocess
+import tarfile
 import tomllib
 from pathlib import Path
 
-__all__ = ["FIRST", "unpack_commit"]
+__all__ = ["FIRST", "files_of_commit", "unpack_commit"]
 
 ROOT = Path(__file__).parents[1]
 # What it has written must stay readable, and its processes work beside those of today.
@@ -21,20 +23,36 @@ def unpack_commit(commit: str, folder: Path) -> dict[str, str]:
     Raises:
         AssertionError: it is not in this copy of the repository.
     """
-    need = f"this test needs the code of commit {commit}, from git"
-    assert shutil.which("git"), f"{need}: install git"
-    packed = subprocess.run(["git", "archive", commit], cwd=ROOT, capture_output=True, check=False)
-    assert packed.returncode == 0, (
-        f"{need}: run it in a clone of the repository with its whole history (git fetch --unshallow): "
-        f"{packed.stderr.decode(errors='replace').strip()}"
-    )
-    subprocess.run(["tar", "-xf", "-", "-C", str(folder)], input=packed.stdout, check=True)
+    subprocess.run(["tar", "-xf", "-", "-C", str(folder)], input=_git(commit, "archive", commit), check=True)
     then = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
     now = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     # Found before the installed one, whichever of both names that has.
     for name in {then["name"], now["name"]}:
         _describe(folder / f"{name.replace('-', '_')}-{then['version']}.dist-info", name, then)
     return {**os.environ, "PYTHONPATH": f"{folder}:{folder / 'backends'}"}
+
+
+def files_of_commit(commit: str, path: str) -> dict[str, str]:
+    """The texts of a folder's files in a commit, by name.
+
+    Raises:
+        AssertionError: the commit is not in this copy of the repository.
+    """
+    with tarfile.open(fileobj=io.BytesIO(_git(commit, "archive", commit, path))) as packed:
+        found = [(Path(one.name).name, packed.extractfile(one)) for one in packed if one.isfile()]
+        return {name: file.read().decode() for name, file in found if file is not None}
+
+
+def _git(commit: str, *arguments: str) -> bytes:
+    """What git says of a commit."""
+    need = f"this test needs the code of commit {commit}, from git"
+    assert shutil.which("git"), f"{need}: install git"
+    ran = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, check=False)
+    assert ran.returncode == 0, (
+        f"{need}: run it in a clone of the repository with its whole history (git fetch --unshallow): "
+        f"{ran.stderr.decode(errors='replace').strip()}"
+    )
+    return ran.stdout
 
 
 def _describe(info: Path, name: str, project: dict[str, dict[str, dict[str, str]]]) -> None:

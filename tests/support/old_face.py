@@ -1,0 +1,317 @@
+"""The backend contract of commit 31528ec on top of today's backends, for the suite of that commit.
+
+`NAMES` has what was only renamed. A member that became another one is a method of `OldFace`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from qworker import message, worker
+from qworker.app import Tasks
+from qworker.backend import Backend as NewBackend
+from qworker.clock import SYSTEM_CLOCK, Clock
+from qworker.context import Context
+from qworker.errors import Fail, NotSupported, QueueNotFound, Retry, UsageError
+from qworker.errors import InvalidName as BadName
+from qworker.history import event
+from qworker.history.batch import batches_of as batches_of_new
+from qworker.message import Message
+from qworker.message import SettleAction as Settle
+from qworker.names import new_id
+from qworker.registry import open_backend as open_new_backend
+from qworker.testing.clock import FakeClock
+from qworker.worker import WorkerOptions
+
+# What the suite imports from qworker.
+__all__ = [
+    "SYSTEM_CLOCK",
+    "Backend",
+    "BadName",
+    "Clock",
+    "Context",
+    "Draft",
+    "Event",
+    "Fail",
+    "FakeClock",
+    "Finished",
+    "Lease",
+    "Message",
+    "NotSupported",
+    "OldFace",
+    "QueueNotFound",
+    "QueueStats",
+    "Retry",
+    "Settle",
+    "Settlement",
+    "StagedPart",
+    "Staging",
+    "State",
+    "StoredMessage",
+    "Tasks",
+    "UsageError",
+    "Worker",
+    "WorkerOptions",
+    "batches_of",
+    "new_id",
+    "open_backend",
+]
+
+# By old name: attributes, methods, keyword arguments, members of enums and deviations that have another name today.
+NAMES = {
+    "arguments": "argv",
+    "end": "last_position",
+    "event": "kind",
+    "how": "action",
+    "key": "unique_key",
+    "on": "enabled",
+    "origin": "original_id",
+    "place": "location",
+    "words": "describe_retention",
+}
+_OLD_NAMES = {new: old for old, new in NAMES.items()}
+
+# Deviations that the suite does not know: it has no test of their rules.
+NEW_RULES: frozenset[str] = frozenset()
+
+
+class State(StrEnum):
+    """The states as they were called."""
+
+    READY = "ready"
+    LEASED = "leased"
+    DELAYED = "delayed"
+    DONE = "done"
+    FAIL = "fail"
+
+
+class View:
+    """A value of today, whose attributes are found by their old names too."""
+
+    def __init__(self, new: Any) -> None:
+        self.new = new
+
+    def __getattr__(self, name: str) -> Any:
+        return _old(getattr(self.new, name if hasattr(self.new, name) else NAMES.get(name, name)))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, View) and self.new == other.new
+
+    def __hash__(self) -> int:
+        return hash(self.new)
+
+    def __repr__(self) -> str:
+        return repr(self.new)
+
+
+def _old(value: Any) -> Any:
+    """A value that the suite sees."""
+    if isinstance(value, message.State):
+        return next(state for state in State if _new(state) is value)
+    return View(value) if isinstance(value, Message) else value
+
+
+def _new(value: Any) -> Any:
+    """A value that a backend is given."""
+    if isinstance(value, State):
+        return message.State[NAMES.get(value.name, value.name)]
+    return value.new if isinstance(value, View) else value
+
+
+def _made(kind: Any, given: Mapping[str, Any]) -> Any:
+    known = kind.__struct_fields__
+    return kind(**{name if name in known else NAMES.get(name, name): _new(value) for name, value in given.items()})
+
+
+def Draft(**given: Any) -> message.Draft:  # noqa: N802
+    """A message to be published."""
+    return _made(message.Draft, given)
+
+
+class Finished(View):
+    """A done or failed message as a look found it."""
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(_made(message.FinishedMessage, given))
+
+
+class Event(View):
+    """What happened to a message."""
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(_made(event.Event, given))
+
+
+class Settlement(View):
+    """The end of one lease."""
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(_made(message.Settlement, given))
+
+
+class OldFace:
+    """A backend of today with the members of then."""
+
+    def __init__(self, new: NewBackend) -> None:
+        self.new = new
+        self.deviations = {
+            _OLD_NAMES.get(rule, rule): reason for rule, reason in new.deviations.items() if rule not in NEW_RULES
+        }
+        self.shared = new.shared
+        self.history = View(new.history)
+
+    @property
+    def detached(self) -> bool:
+        return self.new.detached
+
+    @detached.setter
+    def detached(self, detached: bool) -> None:
+        self.new.detached = detached
+
+    @classmethod
+    def from_url(cls, url: Any, *, clock: Clock = SYSTEM_CLOCK) -> OldFace:
+        return open_backend(str(url), clock=clock)
+
+    async def open(self) -> None:
+        await self.new.open()
+
+    async def aclose(self) -> None:
+        await self.new.aclose()
+
+    def describe(self) -> str:
+        return self.new.describe()
+
+    @property
+    def durability(self) -> str:
+        return self.new.durability
+
+    # -- producing ---------------------------------------------------------------------------------------------------
+
+    async def publish(self, queue: str, drafts: Sequence[message.Draft]) -> list[str]:
+        return await self.new.publish(queue, drafts)
+
+    def staging(self, queue: str, job: str, *, folder: Path | None = None) -> View:
+        return View(self.new.staging(queue, job, folder=folder))
+
+    async def half_published(self, queue: str, *, folder: Path | None = None) -> list[View]:
+        return [View(half) for half in await self.new.half_published(queue, folder=folder)]
+
+    # -- consuming ---------------------------------------------------------------------------------------------------
+
+    async def lease(self, queue: str, limit: int, visibility: float) -> list[View]:
+        return [View(lease) for lease in await self.new.lease(queue, limit, visibility)]
+
+    async def wait_and_lease(self, queue: str, limit: int, visibility: float, timeout: float) -> list[View]:
+        return [View(lease) for lease in await self.new.wait_and_lease(queue, limit, visibility, timeout)]
+
+    async def wait(self, queues: Sequence[str], timeout: float) -> None:
+        await self.new.wait(queues, timeout)
+
+    def extend(self, leases: Sequence[View], visibility: float) -> list[View]:
+        lost = self.new.extend([lease.new for lease in leases], visibility)
+        return [lease for lease in leases if lease.new in lost]
+
+    async def resume(self, queue: str, message_id: str, token: int) -> View | None:
+        lease = await self.new.find_lease(queue, message_id, token)
+        return None if lease is None else View(lease)
+
+    async def settle(self, settlements: Sequence[Settlement]) -> list[Settlement]:
+        refused = await self.new.settle([settlement.new for settlement in settlements])
+        return [settlement for settlement in settlements if settlement.new in refused]
+
+    async def reap(self, queue: str) -> int:
+        return await self.new.reap(queue)
+
+    # -- administering -----------------------------------------------------------------------------------------------
+
+    async def queues(self) -> list[str]:
+        return await self.new.queues()
+
+    async def create(self, queue: str) -> None:
+        await self.new.create(queue)
+
+    async def delete(self, queue: str) -> None:
+        await self.new.delete(queue)
+
+    async def stats(self, queue: str) -> View:
+        return View(await self.new.stats(queue))
+
+    async def browse(self, queue: str, state: State, limit: int = 100, offset: int = 0) -> list[View]:
+        return [View(stored) for stored in await self.new.browse(queue, _new(state), limit, offset)]
+
+    async def find(self, queue: str, message_id: str) -> View | None:
+        found = await self.new.find(queue, [message_id])
+        return View(found[0]) if found else None
+
+    async def browse_parts(self, queue: str, state: State, wanted: int) -> list[str]:
+        return await self.new.browse_parts(queue, _new(state), wanted)
+
+    async def browse_part(self, queue: str, state: State, part: str) -> Any:
+        async for page in self.new.browse_part(queue, _new(state), part):
+            yield [View(stored) for stored in page]
+
+    async def discard(self, queue: str, found: Sequence[Finished]) -> int:
+        return await self.new.discard(queue, [one.new for one in found])
+
+    async def requeue(self, queue: str, ids: Any = None) -> int:
+        return await self.new.requeue(queue, ids)
+
+    async def remove(self, queue: str, ids: Any) -> int:
+        return await self.new.remove(queue, ids)
+
+    async def purge(self, queue: str, state: State | None = None) -> int:
+        return await self.new.purge(queue, _new(state))
+
+    async def down(self, queue: str) -> None:
+        await self.new.down(queue)
+
+    async def up(self, queue: str) -> None:
+        await self.new.up(queue)
+
+    # -- the history -------------------------------------------------------------------------------------------------
+
+    def record(self, batches: Any) -> None:
+        self.new.history.append(batches)
+
+    async def history_parts(self) -> list[str]:
+        return await self.new.history.logs()
+
+    async def read_history(self, part: str, after: str | None, limit: int) -> tuple[list[View], str | None]:
+        events, position = await self.new.history.read(part, after, limit)
+        return [View(one) for one in events], position
+
+    async def forget_history(self, part: str, until: str) -> None:
+        await self.new.history.delete_before(part, until)
+
+    async def message_history(self, queue: str, message_id: str) -> list[View]:
+        return [View(one) for one in await self.new.history.for_message(queue, message_id)]
+
+
+def open_backend(url: str, *, clock: Clock = SYSTEM_CLOCK) -> OldFace:
+    """The backend of a URL, as it was."""
+    return OldFace(open_new_backend(url, clock=clock))
+
+
+class Worker(worker.Worker):
+    """A worker for an app of the suite, which gives it an `OldFace`."""
+
+    def __init__(self, app: Tasks, options: WorkerOptions) -> None:
+        faced = app.backend
+
+        async def backend() -> NewBackend:
+            return (await faced()).new
+
+        vars(app)["backend"] = backend
+        super().__init__(app, options)
+
+
+def batches_of(events: Sequence[Event]) -> Any:
+    """Events as a worker records them."""
+    return batches_of_new([one.new for one in events])
+
+
+# They only annotate.
+Backend = Lease = QueueStats = StoredMessage = StagedPart = Staging = Any
