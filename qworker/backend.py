@@ -9,7 +9,7 @@ import abc
 import sys
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import ClassVar, Protocol, Self
 
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.errors import NotSupported, QueueNotFound, StoreNotFound
@@ -19,7 +19,17 @@ from qworker.parts import pages
 from qworker.staging.contract import HalfPublished, Staging
 from qworker.url import BackendURL
 
-__all__ = ["Backend"]
+__all__ = ["Backend", "RemoteLeases"]
+
+
+class RemoteLeases(Protocol):
+    """Leases that were taken with `remote_leases=True`, by this process or by another one."""
+
+    async def find(self, queue: str, message_id: str, token: int) -> Lease | None:
+        """Find the lease of a message by its fencing token; None when the lease is lost.
+
+        A store that cannot check the token gives a lease that `extend` and `settle` refuse.
+        """
 
 
 class Backend(abc.ABC):
@@ -45,9 +55,8 @@ class Backend(abc.ABC):
     # True: the error of a message that failed for a while is kept whole while it waits; otherwise its history has it.
     keeps_errors: ClassVar[bool] = True
 
-    # True, set before `open`: leases outlive this process and end by time alone, for those who hold them are elsewhere (the clients
-    # of an HTTP server). Otherwise a store that can tell takes back a dead process's leases at once.
-    detached: bool = False
+    # Leases that outlive the process that took them, and how they are found again; None: not asked for, or the store has none.
+    remote_leases: RemoteLeases | None = None
 
     # Where events are kept. Callers use its methods directly. A backend sets its own (`qworker.history` has one for a directory and
     # one for memory), adds its `retention` to `QueueStats.retention`, and closes it in `aclose`.
@@ -55,8 +64,15 @@ class Backend(abc.ABC):
 
     @classmethod
     @abc.abstractmethod
-    def from_url(cls, url: BackendURL, *, clock: Clock = SYSTEM_CLOCK) -> Self:
+    def from_url(cls, url: BackendURL, *, clock: Clock = SYSTEM_CLOCK, remote_leases: bool = False) -> Self:
         """Make an instance for a parsed URL, without touching the store.
+
+        Args:
+            url: where the store is, and its options.
+            clock: the time.
+            remote_leases: the holders of leases are not in this process: they are the clients of a server. A lease then ends by
+                time or by its holder. Where the store can, it also outlives this process, and `remote_leases` is set. Otherwise
+                a store that can detect a dead process returns its leases at once.
 
         Raises:
             InvalidURL: an option or a part that this backend does not know; says which ones it knows.
@@ -220,13 +236,6 @@ class Backend(abc.ABC):
         Raises:
             BackendUnavailable: nothing is known to be lost; try again until the leases expire.
         """
-
-    async def find_lease(self, queue: str, message_id: str, token: int) -> Lease | None:
-        """The lease of `message_id` that has this token, whichever `detached` process took it; None when it is lost.
-
-        A store whose leases cannot outlive a process has none to find.
-        """
-        return None
 
     @abc.abstractmethod
     async def settle(self, settlements: Sequence[Settlement]) -> list[Settlement]:

@@ -50,12 +50,12 @@ def backend_class(scheme: str) -> type[Backend]:
     return found
 
 
-def open_backend(url: str, *, clock: Clock = SYSTEM_CLOCK) -> Backend:
-    """The backend for a URL, made but not yet reached.
+def open_backend(url: str, *, clock: Clock = SYSTEM_CLOCK, remote_leases: bool = False) -> Backend:
+    """The backend for a URL, made but not yet reached; see `Backend.from_url`.
 
     Raises:
         InvalidURL: the URL, its scheme or an option is not known.
         MissingExtra: the backend's driver is not installed.
     """
     parsed = BackendURL.parse(url)
-    return backend_class(parsed.scheme).from_url(parsed, clock=clock)
+    return backend_class(parsed.scheme).from_url(parsed, clock=clock, remote_leases=remote_leases)

@@ -81,9 +81,8 @@ class Written:
         if self.server is not None:
             self.server.advance(seconds)
 
-    async def open(self, *, detached: bool = False) -> Backend:
-        backend = open_backend(self.url, clock=self.clock)
-        backend.detached = detached
+    async def open(self, *, remote_leases: bool = False) -> Backend:
+        backend = open_backend(self.url, clock=self.clock, remote_leases=remote_leases)
         self._opened.append(backend)
         await backend.open()
         return backend

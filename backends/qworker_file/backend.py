@@ -20,10 +20,11 @@ from qworker.staging import HalfPublished, Staging
 from qworker.staging.folder import half_published
 from qworker.url import BackendURL
 from qworker_file import admin, looks, parts
-from qworker_file.lease import Expiries, FileLease, extend, resume
+from qworker_file.lease import Expiries, FileLease, extend
 from qworker_file.local import LocalQueue
 from qworker_file.options import FileOptions
 from qworker_file.publish import check
+from qworker_file.remote_leases import RemoteFileLeases
 from qworker_file.settle import settle_all
 from qworker_file.staging import FileStaging
 from qworker_file.store import Store
@@ -49,22 +50,30 @@ class FileBackend(Backend):
         "fields": "a file has a name and its contents",
     }
 
-    def __init__(self, directory: str, *, clock: Clock = SYSTEM_CLOCK, options: FileOptions | None = None) -> None:
+    def __init__(
+        self,
+        directory: str,
+        *,
+        clock: Clock = SYSTEM_CLOCK,
+        options: FileOptions | None = None,
+        remote_leases: bool = False,
+    ) -> None:
         self._directory = directory
         self._clock = clock
         self._options = FileOptions() if options is None else options
         self._expiries = Expiries()
+        self.remote_leases = RemoteFileLeases(self._opened, clock) if remote_leases else None
         self._store: Store | None = None
         shared = bool(self._options.mode & 0o020)
         self.history = DirectoryHistory(directory, self._options.history, clock=clock, shared=shared)
 
     @classmethod
-    def from_url(cls, url: BackendURL, *, clock: Clock = SYSTEM_CLOCK) -> Self:
+    def from_url(cls, url: BackendURL, *, clock: Clock = SYSTEM_CLOCK, remote_leases: bool = False) -> Self:
         """`?sync=full|off`, `?keep_done=`, `?keep_fail=`, `?time=utc|local`, `?rescan=DURATION`, `?mode=0700|0750|0770|02770`.
 
         And of the history `?history=0|1`, `?keep_history=7d,512M`.
         """
-        return cls(str(url.directory), clock=clock, options=FileOptions.from_url(url))
+        return cls(str(url.directory), clock=clock, options=FileOptions.from_url(url), remote_leases=remote_leases)
 
     def describe(self) -> str:
         """The URL."""
@@ -96,7 +105,9 @@ class FileBackend(Backend):
     def _opened(self) -> Store:
         if self._store is None:
             with store_errors(f"open {self._directory}"):
-                self._store = Store(self._directory, self._clock, self._options, detached=self.detached)
+                self._store = Store(
+                    self._directory, self._clock, self._options, detached=self.remote_leases is not None
+                )
         return self._store
 
     async def aclose(self) -> None:
@@ -239,13 +250,6 @@ class FileBackend(Backend):
             except OSError as error:
                 raise BackendUnavailable(f"cannot extend leases: {error.strerror}") from error
         return lost
-
-    async def find_lease(self, queue: str, message_id: str, token: int) -> Lease | None:
-        """Find a detached lease again."""
-        store = self._opened()
-        with store_errors(f"resume a lease of {queue!r}"):
-            local = store.queue(check_queue(queue))
-            return None if local is None else await resume(local.files, local.own, message_id, token, self._clock)
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[Settlement]:
         """End leases."""

@@ -35,7 +35,7 @@ from qworker_file.names import (
 )
 from qworker_file.reasons import write_reason
 
-__all__ = ["Expiries", "FileLease", "claim", "extend", "give_back", "resume", "settle"]
+__all__ = ["Expiries", "FileLease", "claim", "extend", "find_lease", "give_back", "settle"]
 
 
 _READ_QUIETLY = READ | os.O_NOATIME
@@ -387,7 +387,7 @@ def _delay(lease: FileLease, item: str, due: float) -> frozenset[int] | None:
     return frozenset({files.lease, files.delay})
 
 
-async def resume(
+async def find_lease(
     files: QueueDir, own: dict[str, FileLease], message_id: str, token: int, clock: Clock
 ) -> FileLease | None:
     """The lease of a message that has this token: of this instance, or of one whose leases end by time alone.

@@ -181,7 +181,7 @@ class MemoryBackend(Backend):
         self.history = self._store.history if history else NO_HISTORY
 
     @classmethod
-    def from_url(cls, url: BackendURL, *, clock: Clock = SYSTEM_CLOCK) -> Self:
+    def from_url(cls, url: BackendURL, *, clock: Clock = SYSTEM_CLOCK, remote_leases: bool = False) -> Self:
         """`memory:`, `memory://NAME`; `?keep_done=1` keeps what is acked, `?history=0` no events."""
         url.only({"keep_done", "history"})
         return cls(

@@ -27,7 +27,7 @@ from qworker.offers import Check
 from qworker.parts import Share, shares
 from qworker.url import BackendURL
 from qworker_mq.admin import Admin
-from qworker_mq.claims import Busy, MqLease, Stranger
+from qworker_mq.claims import Busy, Claims, MqLease, RemoteMqLeases, Stranger
 from qworker_mq.mover import Mover, Trash, set_aside
 from qworker_mq.publisher import Publisher, check
 from qworker_mq.store import Held, Store
@@ -64,6 +64,7 @@ class MqBackend(Backend):
         sync: bool = True,
         daemons: bool = True,
         delay: float = 30.0,
+        remote_leases: bool = False,
     ) -> None:
         self._url = url
         self._path = url.directory
@@ -74,11 +75,12 @@ class MqBackend(Backend):
         self._sync = sync
         self._daemons = daemons
         self._delay = delay
+        self.remote_leases = RemoteMqLeases(self._claims) if remote_leases else None
         self._store: Store | None = None
         self._running: set[asyncio.Task[Any]] = set()
 
     @classmethod
-    def from_url(cls, url: BackendURL, *, clock: Clock = SYSTEM_CLOCK) -> Self:
+    def from_url(cls, url: BackendURL, *, clock: Clock = SYSTEM_CLOCK, remote_leases: bool = False) -> Self:
         """`mq:///root[?peers=N&sync=full|off&daemons=0&delay=DURATION]`."""
         url.only({"peers", "sync", "daemons", "delay", *HISTORY_OPTIONS})
         return cls(
@@ -88,6 +90,7 @@ class MqBackend(Backend):
             sync=url.choice("sync", "full", ("full", "off")) == "full",
             daemons=url.boolean("daemons", True),
             delay=url.duration("delay", 30.0),
+            remote_leases=remote_leases,
         )
 
     @property
@@ -179,7 +182,7 @@ class MqBackend(Backend):
     async def _fetch(self, store: Store, held: Held, limit: int, visibility: float) -> list[Lease]:
         leases: list[Lease] = []
         busy: list[str] = []
-        holder = "" if self.detached else store.holder()
+        holder = self._holder(store)
         until = time.monotonic() + _SLICE
         try:
             while len(leases) < limit:
@@ -267,7 +270,7 @@ class MqBackend(Backend):
             raise BackendUnavailable(f"{self.describe()} is closed")
         lost: list[Lease] = []
         with store_errors(self._doing), store.using:
-            holder = "" if self.detached else store.holder()
+            holder = self._holder(store)
             for lease in leases:
                 if store.closed or not store.claims.extend(lease, visibility):
                     lost.append(lease)
@@ -275,10 +278,12 @@ class MqBackend(Backend):
                     self._mover.note(lease, visibility, holder)
         return lost
 
-    async def find_lease(self, queue: str, message_id: str, token: int) -> Lease | None:
-        """Find a lease again by its token."""
-        with store_errors(self._doing):
-            return self._opened().claims.resume(check_queue(queue), message_id, token)
+    def _holder(self, store: Store) -> str:
+        """The name that this process's leases carry; none: they end by time alone."""
+        return store.holder() if self.remote_leases is None else ""
+
+    def _claims(self) -> Claims:
+        return self._opened().claims
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[Settlement]:
         """End leases."""

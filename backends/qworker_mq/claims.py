@@ -18,11 +18,13 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from qworker.clock import Clock
+from qworker.files import store_errors
 from qworker.message import Lease, Message, SettleAction, Settlement
+from qworker.names import check_queue
 from qworker_mq.layout import QueueDirs, Root
 from qworker_mq.record import Record, Records
 
-__all__ = ["Busy", "Claims", "MqLease", "Stranger", "write_reason"]
+__all__ = ["Busy", "Claims", "MqLease", "RemoteMqLeases", "Stranger", "write_reason"]
 
 T = TypeVar("T")
 
@@ -46,6 +48,22 @@ class Busy(Exception):
 
 class Stranger(Exception):
     """What has a message's name is no regular file."""
+
+
+class RemoteMqLeases:
+    """Leases whose holders are not in this process; see `qworker.backend.RemoteLeases`.
+
+    Args:
+        claims: gives the transitions of the opened directories.
+    """
+
+    def __init__(self, claims: Callable[[], Claims]) -> None:
+        self._claims = claims
+
+    async def find(self, queue: str, message_id: str, token: int) -> Lease | None:
+        """Find the lease that has this token."""
+        with store_errors(f"find a lease of {queue!r}"):
+            return self._claims().find_lease(check_queue(queue), message_id, token)
 
 
 class Claims:
@@ -233,11 +251,11 @@ class Claims:
             return None
         return record
 
-    def resume(self, queue: str, message_id: str, token: int) -> MqLease | None:
+    def find_lease(self, queue: str, message_id: str, token: int) -> MqLease | None:
         """The lease that has this token, whoever took it; None when it is lost."""
-        return self._patiently(lambda: self._resume(queue, message_id, token))
+        return self._patiently(lambda: self._find_lease(queue, message_id, token))
 
-    def _resume(self, queue: str, message_id: str, token: int) -> MqLease | None:
+    def _find_lease(self, queue: str, message_id: str, token: int) -> MqLease | None:
         name = f"{queue}:{message_id}"
         fd = _locked(name, self._root.delay)
         if fd < 0:

@@ -120,10 +120,6 @@ class PlainMqHttpBackend(MqHttpBackend):
                 await self.remove(message.queue, [message.id])
         return []
 
-    async def find_lease(self, queue: str, message_id: str, token: int) -> Lease | None:
-        """A plain server tells nobody who fetched what."""
-        return None
-
     async def reap(self, queue: str) -> int:
         """Nothing: the server's mover does."""
         return 0

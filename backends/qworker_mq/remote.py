@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Self, TypeVar, cast
 from urllib.parse import urlencode
 
@@ -65,14 +65,30 @@ class _Extended(msgspec.Struct):
     expires_at: list[float]
 
 
+class _RemoteLeases:
+    """Leases of the server, which checks the token when they are extended or settled."""
+
+    def __init__(self, find: Callable[[str, Sequence[str]], Awaitable[list[StoredMessage]]], clock: Clock) -> None:
+        self._find = find
+        self._clock = clock
+
+    async def find(self, queue: str, message_id: str, token: int) -> Lease | None:
+        """Find the lease, if the message is leased."""
+        found = next(iter(await self._find(queue, [message_id])), None)
+        if found is None or found.state is not State.LEASED:
+            return None
+        return Lease(message=found.message, token=token, expires_at=found.expires_at or self._clock.time())
+
+
 class MqHttpBackend(Backend):
     """The queues of a qworker server: what they promise is what its backend promises."""
 
     deviations: ClassVar[Mapping[str, str]] = {}
 
-    def __init__(self, url: BackendURL, *, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(self, url: BackendURL, *, clock: Clock = SYSTEM_CLOCK, remote_leases: bool = False) -> None:
         self._url = url
         self._clock = clock
+        self.remote_leases = _RemoteLeases(self.find, clock) if remote_leases else None
         self._address = Address.of(url, os.environ.get("QWORKER_TOKEN"))
         self._client = Client(self._address)
         self._blocking = BlockingClient(self._address)
@@ -81,14 +97,14 @@ class MqHttpBackend(Backend):
         self._wants_history = url.boolean("history", True)
 
     @classmethod
-    def from_url(cls, url: BackendURL, *, clock: Clock = SYSTEM_CLOCK) -> Self:
+    def from_url(cls, url: BackendURL, *, clock: Clock = SYSTEM_CLOCK, remote_leases: bool = False) -> Self:
         """`mq+http://[:TOKEN@]host[:port][?plain=1|history=0]`."""
         url.only({"plain", "history"})
         if url.boolean("plain", False):
             from qworker_mq.plain import PlainMqHttpBackend
 
             return cast("Self", PlainMqHttpBackend(url, clock=clock))
-        return cls(url, clock=clock)
+        return cls(url, clock=clock, remote_leases=remote_leases)
 
     async def open(self) -> None:
         """Ask the server what it is."""
@@ -222,13 +238,6 @@ class MqHttpBackend(Backend):
         ]
         refused = _decoded(await self._ask("POST", "/-/settle", value), list[int])
         return [settlements[place] for place in refused]
-
-    async def find_lease(self, queue: str, message_id: str, token: int) -> Lease | None:
-        """The lease, as long as the server knows it."""
-        found = next(iter(await self.find(queue, [message_id])), None)
-        if found is None or found.state is not State.LEASED:
-            return None
-        return Lease(message=found.message, token=token, expires_at=found.expires_at or self._clock.time())
 
     async def reap(self, queue: str) -> int:
         """Have the server reap, as it does every second anyway."""

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Self, cast
 
 import structlog
 
+from qworker.backend import RemoteLeases
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.errors import BackendError, BackendUnavailable
 from qworker.message import Draft, Lease, SettleAction, Settlement
@@ -22,7 +23,7 @@ from qworker.offers import Check
 from qworker.staging import HalfPublished, Staging
 from qworker.url import BackendURL
 from qworker_redis.bulk import BulkReading
-from qworker_redis.claims import DETACHED, RedisLease, resumed
+from qworker_redis.claims import DETACHED, RedisLease, RemoteRedisLeases
 from qworker_redis.codec import PlainDraft, decode, encode
 from qworker_redis.durable import BATCH
 from qworker_redis.history import RedisHistory
@@ -61,7 +62,7 @@ class RedisBackend(BulkReading):
     scripts: ClassVar[ScriptSet] = NATIVE
     waiting: ClassVar[type[Waiting]] = Waiting
 
-    def __init__(self, options: Options, *, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(self, options: Options, *, clock: Clock = SYSTEM_CLOCK, remote_leases: bool = False) -> None:
         self._options = options
         # Only for how much time has passed: what time it is the server says.
         self._clock = clock
@@ -72,6 +73,8 @@ class RedisBackend(BulkReading):
         self._registered = set()
         host = re.sub(r"[^A-Za-z0-9.-]", "-", socket.gethostname())[:40]
         self._holder = f"{host}:{os.getpid()}:{secrets.token_hex(4)}"
+        self._claimant = self._holder if not remote_leases else DETACHED + self._holder
+        self.remote_leases = self._remote_leases() if remote_leases else None
         self._requests = 0
         listed = self._registered if "publish_one" in self.scripts.names else ()
         self._publishing = Publishing(options, self._links, self._holder, self._stored_in, listed=listed)
@@ -87,13 +90,13 @@ class RedisBackend(BulkReading):
         self._log: Any = structlog.get_logger("qworker.redis")
 
     @classmethod
-    def from_url(cls, url: BackendURL, *, clock: Clock = SYSTEM_CLOCK) -> Self:
+    def from_url(cls, url: BackendURL, *, clock: Clock = SYSTEM_CLOCK, remote_leases: bool = False) -> Self:
         """`redis://[user:password@]host[:port][/db]`, `rediss:` for TLS, and `unix:`, `redis+sentinel:`, `redis+cluster:`.
 
         Options: `timeout`, `patience`, `replicas`, `keep_done`, `keep_fail`; for TLS `ca`, `cert`, `key`, `verify`; see
         docs/redis.md. All times are the server's; the clock is for telling a server whose clock was set.
         """
-        return cls(Options.parse(url), clock=clock)
+        return cls(Options.parse(url), clock=clock, remote_leases=remote_leases)
 
     async def open(self) -> None:
         """Reach the server, and refuse one that may lose queues."""
@@ -188,7 +191,7 @@ class RedisBackend(BulkReading):
     def _request(self, limit: int, visibility: float) -> tuple[list[Argument], str, str]:
         """Arguments of a lease; the claimant that they name, which is unlike any other; and its key of calls given up."""
         self._requests += 1
-        claimant = f"{DETACHED if self.detached else ''}{self._holder}/{self._requests}"
+        claimant = f"{self._claimant}/{self._requests}"
         return [limit, int(visibility * 1e6), claimant], claimant, f"void:{claimant}"
 
     async def _leases(self, queue: str, reply: Reply) -> list[Lease]:
@@ -308,10 +311,8 @@ class RedisBackend(BulkReading):
             lost += self._renewals.extend(queue, cast("list[RedisLease]", ours), visibility)
         return lost
 
-    async def find_lease(self, queue: str, message_id: str, token: int) -> Lease | None:
-        """Find a detached lease again."""
-        reply = cast("list[Reply]", await self._links.script("look", check_queue(queue), ("id", message_id)))
-        return resumed(queue, message_id, token, reply[1:])
+    def _remote_leases(self) -> RemoteLeases:
+        return RemoteRedisLeases(self._links, decode)
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[Settlement]:
         """End leases; one whose answer was lost may be repeated."""

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import cast
+from collections.abc import Callable, Sequence
+from typing import Any, cast
 
-from qworker.message import Lease, SettleAction, Settlement, State
-from qworker_redis.codec import decode
+from qworker.message import Lease, Message, SettleAction, Settlement, State
+from qworker.names import check_queue
+from qworker_redis.links import Links
 from qworker_redis.options import Retention
 from qworker_redis.replies import Reply
 from qworker_redis.wire import Argument
 
-__all__ = ["DETACHED", "Doubt", "RedisLease", "SettleBatch", "resumed"]
+__all__ = ["DETACHED", "Doubt", "RedisLease", "RemoteRedisLeases", "SettleBatch"]
 
 # In front of a claimant whose leases are held by others than its process.
 DETACHED = "detached/"
@@ -30,19 +31,32 @@ class RedisLease(Lease, kw_only=True, eq=False):
     doubt: Doubt | None = None
 
 
-def resumed(queue: str, message_id: str, token: int, row: Sequence[Reply]) -> RedisLease | None:
-    """The lease that a row of the script `look` shows, if it has this token and outlives its process.
+class RemoteRedisLeases:
+    """Leases whose claimant outlives its process; see `qworker.backend.RemoteLeases`.
 
-    Raises:
-        BackendError: the message is damaged.
+    Args:
+        links: to the servers.
+        decode: makes a message of a queue, an id and what is stored.
     """
-    if not row:
-        return None
-    _, value, state, expiry, claim, _ = cast("Sequence[bytes]", row)
-    if state.decode() != State.LEASED or not claim.startswith(b"%d %b" % (token, DETACHED.encode())):
-        return None
-    message = decode(queue, message_id, value)
-    return RedisLease(message=message, token=token, expires_at=float(expiry) / 1e6, claim=claim)
+
+    def __init__(self, links: Links, decode: Callable[[str, str, Any], Message]) -> None:
+        self._links = links
+        self._decode = decode
+
+    async def find(self, queue: str, message_id: str, token: int) -> RedisLease | None:
+        """Find the lease that has this token.
+
+        Raises:
+            BackendError: the message is damaged.
+        """
+        row = cast("list[Any]", await self._links.script("look", check_queue(queue), ("id", message_id)))[1:]
+        if not row:
+            return None
+        _, value, state, expiry, claim, _ = cast("tuple[bytes, Reply, bytes, bytes, bytes, bytes]", tuple(row))
+        if state.decode() != State.LEASED or not claim.startswith(b"%d %b" % (token, DETACHED.encode())):
+            return None
+        message = self._decode(queue, message_id, value)
+        return RedisLease(message=message, token=token, expires_at=float(expiry) / 1e6, claim=claim)
 
 
 class SettleBatch:

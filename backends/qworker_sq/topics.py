@@ -89,7 +89,7 @@ class SqTopics(Backend):
         self._changed = asyncio.Event()
 
     @classmethod
-    def from_url(cls, url: BackendURL, *, clock: Clock = SYSTEM_CLOCK) -> Self:
+    def from_url(cls, url: BackendURL, *, clock: Clock = SYSTEM_CLOCK, remote_leases: bool = False) -> Self:
         """`sq:///dir[?channel=default&temporary=0&segment_size=BYTES&sync=full|off]`."""
         url.only(_OPTIONS)
         channel = url.options.get("channel", "default")

@@ -61,7 +61,7 @@ class VsqsFolders(Backend):
         self._waiters: set[asyncio.Future[None]] = set()
 
     @classmethod
-    def from_url(cls, url: BackendURL, *, clock: Clock = SYSTEM_CLOCK) -> Self:
+    def from_url(cls, url: BackendURL, *, clock: Clock = SYSTEM_CLOCK, remote_leases: bool = False) -> Self:
         """`vsqs:///dir[?unit=us|ms&capacity=N&timeout=DURATION&sync=full|off]`."""
         url.only({"unit", "capacity", "timeout", "sync", *HISTORY_OPTIONS})
         return cls(

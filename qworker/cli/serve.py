@@ -61,7 +61,7 @@ def command(url: str, host: str, port: int, visibility: float, body_limit: int, 
     logs.configure()
 
     async def run() -> None:
-        backend = open_backend(url)
+        backend = open_backend(url, remote_leases=True)
         if not backend.shared:
             raise InvalidURL(
                 f"{backend.describe()}: its queues live in one process only, and this is another: use file:"
@@ -69,6 +69,8 @@ def command(url: str, host: str, port: int, visibility: float, body_limit: int, 
         app = make_app(backend, token=token, body_limit=body_limit, visibility=visibility)
         listener = bind(host, port)
         address, bound = listener.getsockname()[:2]
+        if backend.remote_leases is None:
+            log.warning("leases_end_with_server", url=backend.describe())
         log.info("serving", url=backend.describe(), address=f"http://{address}:{bound}", token=token is not None)
         await serve(app, listener, protocol=bounded(most=connections))
 

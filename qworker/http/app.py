@@ -295,7 +295,7 @@ def make_app(
     """The mq endpoints on `backend`, as an ASGI application that opens it at its start; closing it is the caller's.
 
     Args:
-        backend: not opened yet; its leases are made to outlive this process.
+        backend: from `open_backend(url, remote_leases=True)`, and not opened yet.
         token: what clients must send as `Authorization: Bearer`; None: none, and only requests that name this machine as
             their host are answered.
         body_limit: bytes that a message may have.
@@ -303,7 +303,6 @@ def make_app(
         additions: False: mq's endpoints and nothing under `/-/`.
         reaps: whether expired leases and due messages are returned from here; False: a worker on the same store does.
     """
-    backend.detached = True
     return MqApp(backend, token=token, body_limit=body_limit, visibility=visibility, additions=additions, reaps=reaps)
 
 

@@ -62,7 +62,8 @@ class Leases:
         lease = self._held.get((queue, message_id))
         if lease is not None and lease.token == token:
             return lease
-        return await self._backend.find_lease(queue, message_id, token)
+        remote = self._backend.remote_leases
+        return None if remote is None else await remote.find(queue, message_id, token)
 
     async def extend(self, queue: str, message_id: str, token: int, visibility: float) -> Lease | None:
         """Renew a lease; None when it is lost."""

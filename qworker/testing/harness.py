@@ -55,15 +55,16 @@ class Harness:
         """What the backend declares."""
         return (self._opened[0] if self._opened else self.make()).deviations
 
-    def make(self) -> Backend:
+    def make(self, *, remote_leases: bool = False) -> Backend:
         """Another backend on the same store, not yet opened; closed with the harness."""
-        backend = open_backend(self.url, clock=SYSTEM_CLOCK if self.clock is None else self.clock)
+        clock = SYSTEM_CLOCK if self.clock is None else self.clock
+        backend = open_backend(self.url, clock=clock, remote_leases=remote_leases)
         self._opened.append(backend)
         return backend
 
-    async def open(self) -> Backend:
+    async def open(self, *, remote_leases: bool = False) -> Backend:
         """Another backend on the same store: another worker."""
-        backend = self.make()
+        backend = self.make(remote_leases=remote_leases)
         await backend.open()
         return backend
 
@@ -91,9 +92,9 @@ class Case:
         self.long = 1000.0 * harness.tick
         self.tick = harness.tick
 
-    async def open(self) -> Backend:
+    async def open(self, *, remote_leases: bool = False) -> Backend:
         """A second worker's backend."""
-        return await self.harness.open()
+        return await self.harness.open(remote_leases=remote_leases)
 
     async def publish(self, *bodies: bytes, **options: Any) -> list[str]:
         """Publish bodies as one batch, with the same options of `Draft` for each."""

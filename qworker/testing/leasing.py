@@ -186,6 +186,26 @@ class LeasingContract(Contract):
         assert await case.backend.settle(case.settlements(held, SettleAction.ACK)) == []
         assert await case.counts() == (0, 0, 0, 0)
 
+    async def test_a_remote_lease_outlives_the_process_that_took_it(self, case: Case) -> None:
+        first, second = [await case.open(remote_leases=True) for _ in range(2)]
+        assert case.backend.remote_leases is None
+        if second.remote_leases is None:
+            return
+        await case.publish(b"x")
+        held = await case.lease_one(by=first)
+        await first.aclose()
+        assert await case.backend.reap(case.queue) == 0
+        assert await second.remote_leases.find(case.queue, "unknown", held.token) is None
+        stale = await second.remote_leases.find(case.queue, held.message.id, held.token + 1)
+        assert stale is None or not await case.settle(stale, SettleAction.ACK, by=second)
+        found = await second.remote_leases.find(case.queue, held.message.id, held.token)
+        assert found is not None
+        assert (found.message, found.token) == (held.message, held.token)
+        assert abs(found.expires_at - held.expires_at) < 0.01
+        assert await asyncio.to_thread(second.extend, [found], case.long) == []
+        assert await case.settle(found, SettleAction.ACK, by=second)
+        assert await second.remote_leases.find(case.queue, held.message.id, held.token) is None
+
     async def test_a_cancelled_lease_holds_no_message(self, case: Case) -> None:
         await case.publish(b"1", b"2", b"3")
         for turns in range(20):

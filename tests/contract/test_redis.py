@@ -77,29 +77,28 @@ async def test_a_damaged_message_is_set_aside_and_the_others_flow(server: RedisS
     await backend.aclose()
 
 
-async def test_detached_leases_outlive_their_process_and_are_found_by_their_token(server: RedisServer) -> None:
-    first = open_backend(server.url)
-    first.detached = True
+async def test_a_remote_lease_that_expired_is_not_found(server: RedisServer) -> None:
+    first = open_backend(server.url, remote_leases=True)
     await first.publish("resumed", [Draft(body=b"kept", unique_key="k", fields={"a": "b"}), Draft(body=b"other")])
     held, other = await first.lease("resumed", 2, 60.0)
     await first.aclose()
-    second = open_backend(server.url)
-    second.detached = True
-    assert await second.find_lease("resumed", held.message.id, held.token + 1) is None
-    assert await second.find_lease("resumed", "unknown", held.token) is None
-    assert await second.find_lease("absent", held.message.id, held.token) is None
-    found = await second.find_lease("resumed", held.message.id, held.token)
+    second = open_backend(server.url, remote_leases=True)
+    assert second.remote_leases is not None
+    assert await second.remote_leases.find("resumed", held.message.id, held.token + 1) is None
+    assert await second.remote_leases.find("resumed", "unknown", held.token) is None
+    assert await second.remote_leases.find("absent", held.message.id, held.token) is None
+    found = await second.remote_leases.find("resumed", held.message.id, held.token)
     assert found is not None
     assert (found.message, found.token) == (held.message, held.token)
     assert found.expires_at == pytest.approx(held.expires_at, abs=0.001)
     assert await asyncio.to_thread(second.extend, [found], 90.0) == []
     assert await second.settle([Settlement(lease=found, action=SettleAction.ACK)]) == []
-    assert await second.find_lease("resumed", held.message.id, held.token) is None
+    assert await second.remote_leases.find("resumed", held.message.id, held.token) is None
     # What has expired and was taken by another is lost, however good the token once was.
     server.advance(61.0)
     assert await second.reap("resumed") == 1
     (taken,) = await second.lease("resumed", 1, 60.0)
-    assert await second.find_lease("resumed", other.message.id, other.token) is None
+    assert await second.remote_leases.find("resumed", other.message.id, other.token) is None
     assert taken.token > other.token
     await second.aclose()
 
@@ -108,5 +107,8 @@ async def test_nobody_takes_a_workers_lease_over_with_its_token(server: RedisSer
     worker = open_backend(server.url)
     await worker.publish("attached", [Draft(body=b"kept")])
     (held,) = await worker.lease("attached", 1, 60.0)
-    assert await worker.find_lease("attached", held.message.id, held.token) is None
+    server_of_clients = open_backend(server.url, remote_leases=True)
+    assert server_of_clients.remote_leases is not None
+    assert await server_of_clients.remote_leases.find("attached", held.message.id, held.token) is None
+    await server_of_clients.aclose()
     await worker.aclose()

@@ -168,10 +168,11 @@ async def test_written_by_31528ec_leases_of_others_last_as_long_as_they_were_to(
 
 @pytest.mark.parametrize("written", ["file", "mq", "redis", "rfq"], indirect=True)
 async def test_written_by_31528ec_a_lease_that_outlives_its_process_is_found_by_its_token(written: Written) -> None:
-    backend = await written.open(detached=True)
+    backend = await written.open(remote_leases=True)
+    assert backend.remote_leases is not None
     first, second = written.facts["detached"]
-    assert await backend.find_lease("remote", first["id"], first["token"] - 1) is None
-    found = [await backend.find_lease("remote", one["id"], one["token"]) for one in (first, second)]
+    assert await backend.remote_leases.find("remote", first["id"], first["token"] - 1) is None
+    found = [await backend.remote_leases.find("remote", one["id"], one["token"]) for one in (first, second)]
     leases: list[Lease] = [lease for lease in found if lease is not None]
     assert [(lease.message.id, lease.token) for lease in leases] == [(o["id"], o["token"]) for o in (first, second)]
     assert backend.extend(leases, 7200.0) == []
@@ -182,7 +183,7 @@ async def test_written_by_31528ec_a_lease_that_outlives_its_process_is_found_by_
     assert await backend.settle(ends) == []
     stats = await backend.stats("remote")
     assert (stats.ready, stats.leased, stats.fail) == (1, 0, 1)
-    assert await backend.find_lease("remote", first["id"], first["token"]) is None
+    assert await backend.remote_leases.find("remote", first["id"], first["token"]) is None
 
 
 # -- publishing --------------------------------------------------------------------------------------------------------

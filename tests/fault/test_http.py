@@ -44,7 +44,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(place: Path) -> Iterator[Served]:
-    backend = open_backend(f"mq://{place}/root?sync=off")
+    backend = open_backend(f"mq://{place}/root?sync=off", remote_leases=True)
     bounds = {"header_deadline": 1.0, "body_deadline": 1.0, "most": 40}
     with served(backend, bounds=bounds, body_limit=LIMIT) as running:
         yield running

@@ -42,7 +42,7 @@ def test_the_released_server_s_transcript_is_answered_alike(unpacked: Path, tmp_
     assert len(lines) > 15
     posted: list[str] = []
     fetched: list[str] = []
-    with served(open_backend(f"mq://{tmp_path}/fresh?sync=off")) as server:
+    with served(open_backend(f"mq://{tmp_path}/fresh?sync=off", remote_leases=True)) as server:
         for method, path, status in lines:
             # The transcript abbreviates the two.
             target = {"": "/alpha/messages", "one": f"/alpha/messages/{(fetched or posted or [''])[0]}"}.get(path, path)

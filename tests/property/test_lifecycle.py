@@ -38,7 +38,7 @@ class Forgetful(MemoryBackend):
 
 
 class ForgetfulHarness(Harness):
-    def make(self) -> Backend:
+    def make(self, *, remote_leases: bool = False) -> Backend:
         return Forgetful(self.url, clock=self.clock or FakeClock())
 
 

@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -162,14 +163,18 @@ class OldFace:
         }
         self.shared = new.shared
         self.history = View(new.history)
+        # Makes the backend again, which is not open yet, for remote leases.
+        self.made_remote: Callable[[], NewBackend] | None = None
 
     @property
     def detached(self) -> bool:
-        return self.new.detached
+        return self.new.remote_leases is not None
 
     @detached.setter
     def detached(self, detached: bool) -> None:
-        self.new.detached = detached
+        if detached != self.detached:
+            assert self.made_remote is not None
+            self.new = self.made_remote()
 
     @classmethod
     def from_url(cls, url: Any, *, clock: Clock = SYSTEM_CLOCK) -> OldFace:
@@ -215,7 +220,8 @@ class OldFace:
         return [lease for lease in leases if lease.new in lost]
 
     async def resume(self, queue: str, message_id: str, token: int) -> View | None:
-        lease = await self.new.find_lease(queue, message_id, token)
+        remote = self.new.remote_leases
+        lease = None if remote is None else await remote.find(queue, message_id, token)
         return None if lease is None else View(lease)
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[Settlement]:
@@ -292,7 +298,9 @@ class OldFace:
 
 def open_backend(url: str, *, clock: Clock = SYSTEM_CLOCK) -> OldFace:
     """The backend of a URL, as it was."""
-    return OldFace(open_new_backend(url, clock=clock))
+    face = OldFace(open_new_backend(url, clock=clock))
+    face.made_remote = functools.partial(open_new_backend, url, clock=clock, remote_leases=True)
+    return face
 
 
 class Worker(worker.Worker):

@@ -392,29 +392,6 @@ async def test_a_step_of_the_clock_takes_no_living_lease(root: Path, clock: Fake
         assert one.extend(leases, 30.0) == leases
 
 
-async def test_detached_leases_outlive_their_process_and_are_found_by_their_token(root: Path, clock: FakeClock) -> None:
-    async with opened(root, clock=clock) as other:
-        first = open_backend(f"file://{root}?sync=off", clock=clock)
-        first.detached = True
-        await first.publish("q", [Draft(body=b"x")])
-        (held,) = await first.lease("q", 1, 30.0)
-        await first.aclose()
-        assert await other.reap("q") == 0
-        second = open_backend(f"file://{root}?sync=off", clock=clock)
-        second.detached = True
-        try:
-            assert await second.find_lease("q", held.message.id, held.token + 1) is None
-            assert await second.find_lease("q", "unknown", held.token) is None
-            found = await second.find_lease("q", held.message.id, held.token)
-            assert found is not None
-            assert found.message == held.message
-            assert second.extend([found], 60.0) == []
-            assert await second.settle([Settlement(lease=found, action=SettleAction.ACK)]) == []
-            assert await second.find_lease("q", held.message.id, held.token) is None
-        finally:
-            await second.aclose()
-
-
 # -- wake-ups and windows --------------------------------------------------------------------------------------------
 
 

@@ -211,10 +211,9 @@ async def test_peers_take_every_message_once(root: Path) -> None:
             await backend.aclose()
 
 
-async def test_a_detached_lease_outlives_its_process_and_is_found_by_its_token(root: Path, clock: FakeClock) -> None:
+async def test_a_remote_lease_of_any_length_outlives_its_process(root: Path, clock: FakeClock) -> None:
     async def opened() -> Backend:
-        backend = open_backend(f"mq://{root}?sync=off", clock=clock)
-        backend.detached = True
+        backend = open_backend(f"mq://{root}?sync=off", clock=clock, remote_leases=True)
         await backend.open()
         return backend
 
@@ -224,15 +223,16 @@ async def test_a_detached_lease_outlives_its_process_and_is_found_by_its_token(r
         lease = await one(first, visibility)
         await first.aclose()
         second = await opened()
+        assert second.remote_leases is not None
         assert await second.reap("q") == 0
-        assert await second.find_lease("q", lease.message.id, lease.token + 1) is None
-        found = await second.find_lease("q", lease.message.id, lease.token)
+        assert await second.remote_leases.find("q", lease.message.id, lease.token + 1) is None
+        found = await second.remote_leases.find("q", lease.message.id, lease.token)
         assert found is not None
         assert second.extend([found], 100.0) == []
         clock.advance(90.0)
         assert await second.reap("q") == 0
         assert await settled(second, found)
-        assert await second.find_lease("q", lease.message.id, lease.token) is None
+        assert await second.remote_leases.find("q", lease.message.id, lease.token) is None
         await second.aclose()
 
 

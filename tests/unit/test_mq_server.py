@@ -96,7 +96,7 @@ def test_an_idempotency_key_stores_one_message(server: Served) -> None:
 def test_an_idempotency_key_holds_beyond_a_restart_while_the_message_is_stored(tmp_path: Path) -> None:
     ids: set[str] = set()
     for _ in range(2):
-        with served(open_backend(f"mq://{tmp_path}/root?sync=off")) as server:
+        with served(open_backend(f"mq://{tmp_path}/root?sync=off", remote_leases=True)) as server:
             ids.add(ask(server, "POST", "/q/messages", b"x", Idempotency_Key="k")[1]["X-Message-Id"])
     assert len(ids) == 1
     assert len(list((tmp_path / "root" / "queues" / "q").iterdir())) == 1
@@ -143,11 +143,11 @@ def shared_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
 
 def test_a_lease_outlives_the_server(shared_url: str) -> None:
     url = shared_url
-    with served(open_backend(url)) as server:
+    with served(open_backend(url, remote_leases=True)) as server:
         ask(server, "POST", "/q/messages", b"x")
         _, headers, _ = ask(server, "GET", "/q/messages?visibility=600")
     path, token = f"/q/messages/{headers['X-Message-Id']}", headers["X-Lease-Token"]
-    with served(open_backend(url)) as server:
+    with served(open_backend(url, remote_leases=True)) as server:
         assert ask(server, "POST", "/-/q/reap")[2] == b"0"
         assert ask(server, "GET", "/q/messages")[0] == 204
         assert ask(server, "PATCH", f"/-{path}?visibility=700", X_Lease_Token=token)[0] == 200
@@ -270,17 +270,32 @@ def ended(process: subprocess.Popen[bytes]) -> int:
         process.stderr.close()
 
 
+def make_queue(line: str) -> None:
+    """Make a queue on the server whose log has this line."""
+    found = re.search(r"http://127.0.0.1:(\d+)", line)
+    assert found, line
+    connection = http.client.HTTPConnection("127.0.0.1", int(found[1]), timeout=50)
+    connection.request("PUT", "/q")
+    assert connection.getresponse().status == 201
+    connection.close()
+
+
 def test_serve_serves_until_a_signal_and_ends_clean(tmp_path: Path) -> None:
     process = spawn("serve", f"mq://{tmp_path}/root", "--port", "0")
     try:
         assert process.stderr is not None
-        line = process.stderr.readline().decode()
-        found = re.search(r"http://127.0.0.1:(\d+)", line)
-        assert found, line
-        connection = http.client.HTTPConnection("127.0.0.1", int(found[1]), timeout=50)
-        connection.request("PUT", "/q")
-        assert connection.getresponse().status == 201
-        connection.close()
+        make_queue(process.stderr.readline().decode())
+        process.send_signal(signal.SIGTERM)
+    finally:
+        assert ended(process) == 0
+
+
+def test_serve_says_that_a_store_cannot_keep_leases_over_a_restart(tmp_path: Path) -> None:
+    process = spawn("serve", f"vsqs://{tmp_path}/root", "--port", "0")
+    try:
+        assert process.stderr is not None
+        assert "leases_end_with_server" in process.stderr.readline().decode()
+        make_queue(process.stderr.readline().decode())
         process.send_signal(signal.SIGTERM)
     finally:
         assert ended(process) == 0

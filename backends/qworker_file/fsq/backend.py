@@ -47,6 +47,7 @@ class FsqBackend(Backend):
         url: as given.
         options: what it says.
         clock: gives the times in names.
+        remote_holders: the holders of leases are elsewhere: leases end by time too, although this process keeps the locks.
     """
 
     keeps_errors: ClassVar[bool] = False
@@ -59,18 +60,21 @@ class FsqBackend(Backend):
         "expiry": "a lease is a lock on the item, which the kernel frees when its holder lets go or dies: visibility has no meaning",
     }
 
-    def __init__(self, url: BackendURL, options: FsqOptions, *, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(
+        self, url: BackendURL, options: FsqOptions, *, clock: Clock = SYSTEM_CLOCK, remote_holders: bool = False
+    ) -> None:
         self._url = url
         self._options = options
         self._directory = str(root_of(url, options.constants))
         self._clock = clock
+        self._remote_holders = remote_holders
         self._store: Store | None = None
         self.history = directory_history(url, self._directory, default=False, clock=clock)
 
     @classmethod
-    def from_url(cls, url: BackendURL, *, clock: Clock = SYSTEM_CLOCK) -> Self:
+    def from_url(cls, url: BackendURL, *, clock: Clock = SYSTEM_CLOCK, remote_leases: bool = False) -> Self:
         """`fsq:///root[?host=NAME&max_tries=N&ttl=DURATION&keep_done=1|0|7d|1000&sync=full|off]`; `fsq:` is FSQ_ROOT."""
-        return cls(url, FsqOptions.from_url(url), clock=clock)
+        return cls(url, FsqOptions.from_url(url), clock=clock, remote_holders=remote_leases)
 
     def describe(self) -> str:
         """The URL."""
@@ -220,16 +224,6 @@ class FsqBackend(Backend):
                 lost.append(lease)
         return lost
 
-    async def find_lease(self, queue: str, message_id: str, token: int) -> Lease | None:
-        """Find a lease again, which lives as long as this process."""
-        store = self._opened()
-        with store_errors(f"resume a lease of {queue!r}"):
-            local = store.queue(check_queue(queue))
-        for lease in () if local is None else local.own.values():
-            if lease.message.id == message_id and lease.token == token:
-                return lease
-        return None
-
     async def settle(self, settlements: Sequence[Settlement]) -> list[Settlement]:
         """End leases."""
         store = self._opened()
@@ -244,7 +238,7 @@ class FsqBackend(Backend):
             if local is None:
                 return 0
             count = local.take_due()
-            if self.detached:
+            if self._remote_holders:
                 count += local.expire()
             await store.prune(local)
         if count:

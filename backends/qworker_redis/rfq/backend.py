@@ -7,17 +7,17 @@ import math
 import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Self, cast
+from typing import ClassVar, Self, cast
 
-from qworker.backend import Backend
+from qworker.backend import Backend, RemoteLeases
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.errors import BackendError, InvalidName
-from qworker.message import Draft, Lease, State
+from qworker.message import Draft, Lease
 from qworker.names import check_id, check_queue, printable
 from qworker.staging import HalfPublished, Staging
 from qworker.url import BackendURL
 from qworker_redis.backend import RedisBackend
-from qworker_redis.claims import DETACHED, RedisLease
+from qworker_redis.claims import RedisLease, RemoteRedisLeases
 from qworker_redis.options import Options
 from qworker_redis.replies import Redirected, Reply
 from qworker_redis.rfq.admin import RfqAdministration
@@ -51,12 +51,12 @@ class RfqBackend(RfqAdministration, RedisBackend):
     waiting: ClassVar[type[Waiting]] = RfqWaiting
 
     @classmethod
-    def from_url(cls, url: BackendURL, *, clock: Clock = SYSTEM_CLOCK) -> Self:
+    def from_url(cls, url: BackendURL, *, clock: Clock = SYSTEM_CLOCK, remote_leases: bool = False) -> Self:
         """`rfq://[user:password@][host[:port]][/db]`; without a host `RFQ_REDIS_HOST` and `RFQ_REDIS_PORT` say which.
 
         Options: `timeout`, `patience`, `replicas`, `keep_fail`; see docs/redis.md.
         """
-        return cls(Options.parse(url), clock=clock)
+        return cls(Options.parse(url), clock=clock, remote_leases=remote_leases)
 
     # -- producing ---------------------------------------------------------------------------------------------------
 
@@ -158,13 +158,5 @@ class RfqBackend(RfqAdministration, RedisBackend):
         except Redirected:
             await asyncio.sleep(_REDIRECTION_PAUSE)
 
-    async def find_lease(self, queue: str, message_id: str, token: int) -> Lease | None:
-        """Find a detached lease again."""
-        row = cast("list[Any]", await self._links.script("look", check_queue(queue), ("id", message_id)))[1:]
-        if not row:
-            return None
-        _, value, state, expiry, claim, _ = cast("tuple[bytes, Reply, bytes, bytes, bytes, bytes]", tuple(row))
-        if state.decode() != State.LEASED or not claim.startswith(b"%d %b" % (token, DETACHED.encode())):
-            return None
-        message = decode(queue, message_id, value)
-        return RedisLease(message=message, token=token, expires_at=float(expiry) / 1e6, claim=claim)
+    def _remote_leases(self) -> RemoteLeases:
+        return RemoteRedisLeases(self._links, decode)
