@@ -357,15 +357,15 @@ class Backend(abc.ABC):
         """
 
     @abc.abstractmethod
-    async def down(self, queue: str) -> None:
-        """Pause a queue for all consumers, until `up`. Idempotent.
+    async def pause(self, queue: str) -> None:
+        """Pause a queue for all consumers, until `resume`. Idempotent.
 
         Raises:
             QueueNotFound: there is none.
         """
 
     @abc.abstractmethod
-    async def up(self, queue: str) -> None:
+    async def resume(self, queue: str) -> None:
         """Resume a queue. Idempotent.
 
         Raises:

@@ -377,14 +377,14 @@ class FileBackend(Backend):
             await store.commit({entry.directory for entry in gone})
         return len(gone)
 
-    async def down(self, queue: str) -> None:
+    async def pause(self, queue: str) -> None:
         """Pause."""
         with store_errors(f"pause {queue!r}"):
             local = self._found(queue)
             admin.pause(local.files)
             await self._opened().commit({local.files.base})
 
-    async def up(self, queue: str) -> None:
+    async def resume(self, queue: str) -> None:
         """Resume."""
         with store_errors(f"resume {queue!r}"):
             local, store = self._found(queue), self._opened()

@@ -480,12 +480,12 @@ class MemoryBackend(Backend):
                 held.drop(entry)
             return len(found)
 
-    async def down(self, queue: str) -> None:
+    async def pause(self, queue: str) -> None:
         """Pause."""
         with self._store.lock:
             self._found(queue).down = True
 
-    async def up(self, queue: str) -> None:
+    async def resume(self, queue: str) -> None:
         """Resume."""
         with self._store.lock:
             self._found(queue).down = False

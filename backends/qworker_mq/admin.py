@@ -292,7 +292,7 @@ class Admin:
             await self._store.sync_directories(self._store.root.remove, *sources)
             self._trash.unlink([f"{held.name}:{message_id}" for message_id in removed])
 
-    async def down(self, queue: str) -> None:
+    async def pause(self, queue: str) -> None:
         """Put the mark down."""
         self._store.found(queue)
         fd = os.open(
@@ -300,7 +300,7 @@ class Admin:
         )
         os.close(fd)
 
-    async def up(self, queue: str) -> None:
+    async def resume(self, queue: str) -> None:
         """Take the mark away."""
         self._store.found(queue)
         _unlinked(queue, self._store.root.down)

@@ -432,17 +432,17 @@ class MqBackend(Backend):
             self._existing(queue)
             return await self._whole(self._admin.purge(queue, state))
 
-    async def down(self, queue: str) -> None:
+    async def pause(self, queue: str) -> None:
         """Pause."""
         with store_errors(self._doing):
             self._existing(queue)
-            await self._admin.down(queue)
+            await self._admin.pause(queue)
 
-    async def up(self, queue: str) -> None:
+    async def resume(self, queue: str) -> None:
         """Resume."""
         with store_errors(self._doing):
             self._existing(queue)
-            await self._admin.up(queue)
+            await self._admin.resume(queue)
 
     # -- besides the contract (qworker/offers.py) ----------------------------------------------------------------------
 

@@ -49,7 +49,7 @@ class PlainMqHttpBackend(MqHttpBackend):
         "fail_kept": "a failed message is put into the queue <queue>failed",
         "errors_kept": "mq has no failures",
         "requeue": "mq has no failures",
-        "down": "mq cannot pause a queue",
+        "pause": "mq cannot pause a queue",
         "purge": "mq deletes whole queues, or messages by id",
         "exact_counts": "mq counts nothing",
         "browse_delayed": "mq lists nothing",
@@ -156,11 +156,11 @@ class PlainMqHttpBackend(MqHttpBackend):
         """Not possible by state."""
         self._refuse("purge by state")
 
-    async def down(self, queue: str) -> None:
+    async def pause(self, queue: str) -> None:
         """Not possible."""
         self._refuse("pause a queue")
 
-    async def up(self, queue: str) -> None:
+    async def resume(self, queue: str) -> None:
         """Not possible."""
         self._refuse("resume a queue")
 

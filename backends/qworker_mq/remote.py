@@ -300,11 +300,11 @@ class MqHttpBackend(Backend):
         """Delete messages by state."""
         return await (self._count("purge", queue) if state is None else self._count("purge", queue, state=state.value))
 
-    async def down(self, queue: str) -> None:
+    async def pause(self, queue: str) -> None:
         """Pause."""
         await self._ask("POST", self._path(queue, "down"), queue=queue)
 
-    async def up(self, queue: str) -> None:
+    async def resume(self, queue: str) -> None:
         """Resume."""
         await self._ask("POST", self._path(queue, "up"), queue=queue)
 

@@ -185,11 +185,11 @@ class Administration(Backend):
                 left = left - count if count else 0
         return total
 
-    async def down(self, queue: str) -> None:
+    async def pause(self, queue: str) -> None:
         """Pause a queue."""
         await self._found_or_not("down", queue)
 
-    async def up(self, queue: str) -> None:
+    async def resume(self, queue: str) -> None:
         """Resume a queue."""
         await self._found_or_not("up", queue)
 

@@ -202,11 +202,11 @@ class SqAdministration(SqTopics):
             await self._commit(channel)
         return count
 
-    async def down(self, queue: str) -> None:
+    async def pause(self, queue: str) -> None:
         """Pause our channel."""
         await self._pause(queue, True)
 
-    async def up(self, queue: str) -> None:
+    async def resume(self, queue: str) -> None:
         """Resume our channel."""
         await self._pause(queue, False)
 

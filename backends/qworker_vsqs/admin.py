@@ -153,7 +153,7 @@ class VsqsAdministration(VsqsFolders):
             found = await self._look(folder)
             return await self._unlink(folder, [(state, row) for state in states for row in found[state]])
 
-    async def down(self, queue: str) -> None:
+    async def pause(self, queue: str) -> None:
         """Pause a queue for qworker's consumers; the protocol has nothing that others would heed."""
         folder = await self._existing(queue)
         with store_errors(f"pause {queue}"):
@@ -161,7 +161,7 @@ class VsqsAdministration(VsqsFolders):
             os.close(os.open("down", flags, 0o600, dir_fd=folder.side))
             await self._sync(folder, [])
 
-    async def up(self, queue: str) -> None:
+    async def resume(self, queue: str) -> None:
         """Resume a queue."""
         folder = await self._existing(queue)
         with store_errors(f"resume {queue}"):

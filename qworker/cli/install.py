@@ -81,4 +81,4 @@ async def _create(url: str, queues: tuple[str, ...], *, down: bool) -> None:
         for queue in queues:
             await backend.create(queue)
             if down:
-                await backend.down(queue)
+                await backend.pause(queue)

@@ -44,7 +44,7 @@ def up_command(url: str, queues: tuple[str, ...], json: bool) -> None:
 async def _set(url: str, queues: tuple[str, ...], *, down: bool) -> None:
     async with opened(url) as backend:
         for queue in queues:
-            await (backend.down(queue) if down else backend.up(queue))
+            await (backend.pause(queue) if down else backend.resume(queue))
 
 
 def _report(queues: tuple[str, ...], down: bool, json: bool) -> None:

@@ -314,12 +314,12 @@ class Additions:
 
     async def down(self, request: Request) -> Response:
         """Pause a queue."""
-        await self._backend.down(_queue(request))
+        await self._backend.pause(_queue(request))
         return Response(status_code=204)
 
     async def up(self, request: Request) -> Response:
         """Resume a queue."""
-        await self._backend.up(_queue(request))
+        await self._backend.resume(_queue(request))
         return Response(status_code=204)
 
     # -- reading -----------------------------------------------------------------------------------------------------

@@ -98,17 +98,17 @@ class AdministeringContract(Contract):
         await case.publish(b"new")
         assert await case.leased_bodies() == [b"new"]
 
-    @pytest.mark.parametrize("call", ["stats", "browse", "find", "down", "up"])
+    @pytest.mark.parametrize("call", ["stats", "browse", "find", "pause", "resume"])
     async def test_an_absent_queue_is_not_found(self, case: Case, call: str) -> None:
         backend = case.backend
         calls: dict[str, Callable[[], Awaitable[object]]] = {
             "stats": lambda: backend.stats(case.queue),
             "browse": lambda: backend.browse(case.queue, State.READY),
             "find": lambda: backend.find(case.queue, ["x"]),
-            "down": lambda: backend.down(case.queue),
-            "up": lambda: backend.up(case.queue),
+            "pause": lambda: backend.pause(case.queue),
+            "resume": lambda: backend.resume(case.queue),
         }
-        if call in {"down", "up"} and "down" in backend.deviations:
+        if call in {"pause", "resume"} and "pause" in backend.deviations:
             await backend.create(case.queue)
             assert (await case.stats()).down is False
             return
@@ -352,26 +352,26 @@ class AdministeringContract(Contract):
         await case.backend.purge(case.queue, State.DONE)
         assert await case.leased_bodies() == [b"2"]
 
-    @rule("down")
+    @rule("pause")
     async def test_a_paused_queue_gives_nothing_to_any_worker_until_it_is_resumed(self, case: Case) -> None:
         other = await case.open()
         await case.publish(b"1", b"2")
         for _ in range(2):
-            await case.backend.down(case.queue)
+            await case.backend.pause(case.queue)
         assert (await case.stats()).down is True
         assert await case.lease(10) == []
         assert await case.lease(10, by=other) == []
         await case.publish(b"3")
         for _ in range(2):
-            await other.up(case.queue)
+            await other.resume(case.queue)
         assert (await case.stats()).down is False
         assert await case.leased_bodies() == [b"1", b"2", b"3"]
 
-    @rule("down")
+    @rule("pause")
     async def test_a_pause_leaves_leases_as_they_are(self, case: Case) -> None:
         await case.publish(b"1", b"2")
         leases = await case.lease(2)
-        await case.backend.down(case.queue)
+        await case.backend.pause(case.queue)
         assert case.backend.extend(leases, case.long) == [] or "extend" in case.backend.deviations
         assert await case.backend.settle(case.settlements(leases, SettleAction.ACK)) == []
 

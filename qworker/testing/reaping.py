@@ -105,7 +105,7 @@ class ReapingContract(Contract):
     async def test_a_paused_queue_still_reaps(self, case: Case) -> None:
         (message_id,) = await case.publish(b"x")
         await case.lease_one(visibility=case.tick)
-        await case.backend.down(case.queue)
+        await case.backend.pause(case.queue)
         assert await case.expire(case.tick) == 1
         assert await case.state(message_id) is State.READY
 

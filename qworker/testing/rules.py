@@ -36,7 +36,7 @@ RULES: dict[str, str] = {
     "fail_kept": "a permanent failure is kept; otherwise: it is gone",
     "errors_kept": "the reason of a permanent failure is kept; otherwise: find shows none",
     "requeue": "a failed message can be made ready again",
-    "down": "a queue can be paused",
+    "pause": "a queue can be paused",
     "remove": "a message can be removed by its id",
     "remove_leased": "a leased message can be removed",
     "purge": "messages can be purged by their state",

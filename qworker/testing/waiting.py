@@ -150,13 +150,13 @@ class WaitingContract(Contract):
         async with woken(case, by=other):
             assert await case.expire(case.tick) == 1
 
-    @rule("down")
+    @rule("pause")
     async def test_up_wakes_a_wait(self, case: Case) -> None:
         await case.publish(b"x")
-        await case.backend.down(case.queue)
+        await case.backend.pause(case.queue)
         await nothing_wakes_a_paused_queue(case)
         async with woken(case):
-            await case.backend.up(case.queue)
+            await case.backend.resume(case.queue)
 
     async def test_every_waiting_worker_may_be_served(self, case: Case) -> None:
         await case.backend.create(case.queue)

@@ -132,7 +132,7 @@ async def test_written_by_31528ec_a_pause_lasts_until_it_is_ended(written: Writt
     backend = await written.open()
     assert (await backend.stats("paused")).down
     assert await backend.lease("paused", 10, 60.0) == []
-    await backend.up("paused")
+    await backend.resume("paused")
     leases = await backend.lease("paused", 10, 60.0)
     assert [lease.message.body for lease in leases] == [body_of(one) for one in written.messages("paused")]
 
@@ -326,7 +326,7 @@ async def test_written_by_31528ec_everything_is_worked_off_once(anywhere: Writte
     assert ran == sorted(waited)
     assert (await backend.stats("paused")).ready == 2
 
-    await backend.up("paused")
+    await backend.resume("paused")
     paused = await crew.work("paused")
     assert paused == sorted(runs_of("paused", written.messages("paused")))
 

@@ -95,7 +95,7 @@ async def test_fsq_leaves_alone_what_qworker_has_leased(backend: Backend, peer: 
 
 async def test_a_queue_that_is_down_is_down_for_both(backend: Backend, peer: Fsq, tmp_path: Path) -> None:
     await backend.publish(QUEUE, [Draft(body=b"x")])
-    await backend.down(QUEUE)
+    await backend.pause(QUEUE)
     await peer.run("scan", QUEUE, "/bin/sh", "-c", f"touch {tmp_path}/ran")
     assert not (tmp_path / "ran").exists()
     assert (await peer.run("up", QUEUE))[0] == 0

@@ -246,7 +246,7 @@ def _locked(fd: int) -> bool:
 
 async def test_a_queue_that_is_down_is_down_for_both(backend: Backend, peer: Fsq, root: Path, tmp_path: Path) -> None:
     await backend.publish(QUEUE, [Draft(body=b"x")])
-    await backend.down(QUEUE)
+    await backend.pause(QUEUE)
     assert stat.S_IMODE((root / QUEUE / "down").stat().st_mode) == 0o640
     # The manual says 111, and the release says that it is down, and ends with 0.
     _, output = await peer.run("scan", QUEUE, "/bin/sh", "-c", f"touch {tmp_path}/ran")

@@ -246,7 +246,7 @@ class Lifecycle(RuleBasedStateMachine):
             fresh[:] = [name for name in fresh if name not in ids]
 
     def pause(self, worker: int, number: int, delay: float) -> None:
-        self.both("up" if self.do(self.model.stats(self.queue)).down else "down")
+        self.both("resume" if self.do(self.model.stats(self.queue)).down else "pause")
 
     # -- what must hold ----------------------------------------------------------------------------------------------
 

@@ -73,7 +73,8 @@ NAMES = {
     "place": "location",
     "words": "describe_retention",
 }
-_OLD_NAMES = {new: old for old, new in NAMES.items()}
+# A rule and an attribute of that name are called otherwise.
+_OLD_NAMES = {new: old for old, new in NAMES.items()} | {"pause": "down"}
 
 # Deviations that the suite does not know: it has no test of their rules.
 NEW_RULES: frozenset[str] = frozenset()
@@ -272,10 +273,10 @@ class OldFace:
         return await self.new.purge(queue, _new(state))
 
     async def down(self, queue: str) -> None:
-        await self.new.down(queue)
+        await self.new.pause(queue)
 
     async def up(self, queue: str) -> None:
-        await self.new.up(queue)
+        await self.new.resume(queue)
 
     # -- the history -------------------------------------------------------------------------------------------------
 

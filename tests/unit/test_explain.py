@@ -52,9 +52,9 @@ async def test_each_state_has_its_reason(backend: MemoryBackend, clock: FakeCloc
 
     await backend.publish(QUEUE, [Draft(body=b"", id="m", delay=10)])
     assert await now() == ["delayed"]
-    await backend.down(QUEUE)
+    await backend.pause(QUEUE)
     assert await now() == ["paused", "delayed"]
-    await backend.up(QUEUE)
+    await backend.resume(QUEUE)
     clock.advance(11)
     [lease] = await backend.lease(QUEUE, 1, 30)
     assert await now() == ["leased"]

@@ -188,7 +188,7 @@ async def test_a_queue_of_fsq_is_taken_whole(root: Path) -> None:
         assert await backend.requeue("a_queue") == 1
         assert (await backend.stats("downed")).down is True
         assert await backend.lease("downed", 1, LONG) == []
-        await backend.up("downed")
+        await backend.resume("downed")
         assert len(await backend.lease("downed", 1, LONG)) == 1
 
 

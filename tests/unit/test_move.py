@@ -140,6 +140,6 @@ async def test_a_paused_or_absent_source_is_told(source: Fragile, target: Fragil
     with pytest.raises(QueueNotFound):
         await move(source, target, QUEUE, clock=clock)
     await source.publish(QUEUE, [Draft(body=b"")])
-    await source.down(QUEUE)
+    await source.pause(QUEUE)
     with pytest.raises(BackendError, match="is down"):
         await move(source, target, QUEUE, clock=clock)

@@ -50,8 +50,8 @@ LOOKS: dict[str, Callable[[Backend], Awaitable[object]]] = {
     "requeue": lambda backend: backend.requeue("q"),
     "remove": lambda backend: backend.remove("q", ["x"]),
     "purge": lambda backend: backend.purge("q"),
-    "down": lambda backend: backend.down("q"),
-    "up": lambda backend: backend.up("q"),
+    "pause": lambda backend: backend.pause("q"),
+    "resume": lambda backend: backend.resume("q"),
 }
 
 

@@ -93,7 +93,7 @@ async def test_a_look_has_states_workers_and_rates(backend: Backend, counts: Cou
     held = await backend.lease("busy", 1, 60.0)
     assert len(held) == 1
     await backend.publish("busy", [Draft(body=b"later", delay=600.0)])
-    await backend.down("idle")
+    await backend.pause("idle")
     counts.cell.ack, counts.cell.fail_perm = 8, 2
     clock.advance(4.0)
     second = await looker.look()

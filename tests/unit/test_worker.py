@@ -134,7 +134,7 @@ async def test_a_burst_is_not_held_by_a_paused_queue(app):
         raise AssertionError("not run")
 
     await work.enqueue()
-    await app.store.down("default")
+    await app.store.pause("default")
     await app.burst()
     assert (await app.store.stats("default")).ready == 1
 

@@ -410,14 +410,14 @@ class FsqBackend(Backend):
         await self._opened().commit(gone)
         return count
 
-    async def down(self, queue: str) -> None:
+    async def pause(self, queue: str) -> None:
         """Pause."""
         with store_errors(f"pause {queue!r}"):
             local = self._found(queue)
             local.files.down()
             await self._opened().commit({local.files.base})
 
-    async def up(self, queue: str) -> None:
+    async def resume(self, queue: str) -> None:
         """Resume."""
         with store_errors(f"resume {queue!r}"):
             local, store = self._found(queue), self._opened()
