@@ -304,17 +304,23 @@ class Backend(abc.ABC):
             QueueNotFound: there is none.
         """
 
-    async def browse_parts(self, queue: str, state: State, wanted: int) -> list[str]:
-        """Divide what is in a state into about `wanted` parts, which other processes read side by side with `browse_part`.
+    @abc.abstractmethod
+    async def parts(self, queue: str, state: State, count: int) -> list[str]:
+        """Divide what is in a state into parts, which other processes read side by side with `browse_part`.
 
-        Parts are short plain text: neither names nor bodies pass through the caller, however many messages there are.
-        One part, unless a backend can divide.
+        Neither names nor bodies pass through the caller, however many messages there are.
+
+        Args:
+            queue: where the messages are.
+            state: whose messages are divided.
+            count: about so many parts are wanted, at least 1. A store that cannot divide gives one.
+
+        Returns:
+            A short plain text for each part. It is valid as long as the queue stands as it is: for one reading, not for a later one.
 
         Raises:
-            QueueNotFound: there is none.
+            QueueNotFound: there is no such queue.
         """
-        await self.browse(queue, state, limit=1)
-        return [""]
 
     async def browse_part(self, queue: str, state: State, part: str) -> AsyncIterator[list[StoredMessage]]:
         """Look at the messages of one part, in lists of bounded size and in any order.

@@ -13,7 +13,10 @@ import msgspec
 
 from qworker.message import StoredMessage
 
-__all__ = ["PAGE_BYTES", "PAGE_MESSAGES", "Share", "pages", "shares"]
+__all__ = ["PAGE_BYTES", "PAGE_MESSAGES", "WHOLE", "Share", "pages", "shares"]
+
+# The one part of a store that cannot divide.
+WHOLE = "whole"
 
 # A page ends at the first of these.
 PAGE_MESSAGES = 4000
@@ -42,9 +45,9 @@ class Share(msgspec.Struct, frozen=True):
         return self.of == 1 or crc32(name.encode(errors="surrogateescape")) % self.of == self.number
 
 
-def shares(wanted: int) -> list[str]:
-    """`wanted` shares, at least one."""
-    of = max(1, wanted)
+def shares(count: int) -> list[str]:
+    """`count` shares, at least one."""
+    of = max(1, count)
     return [str(Share(number, of)) for number in range(of)]
 
 

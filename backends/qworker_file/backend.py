@@ -326,11 +326,11 @@ class FileBackend(Backend):
             local = self._found(queue)
             return await looks.find(local.files, ids, self._clock.time, local=self._options.local_time)
 
-    async def browse_parts(self, queue: str, state: State, wanted: int) -> list[str]:
+    async def parts(self, queue: str, state: State, count: int) -> list[str]:
         """Shares of the names."""
         with store_errors(f"browse {queue!r}"):
             self._found(queue)
-        return shares(wanted)
+        return shares(count)
 
     async def browse_part(self, queue: str, state: State, part: str) -> AsyncIterator[list[StoredMessage]]:
         """Look at one share."""

@@ -31,6 +31,7 @@ from qworker.message import (
     StoredMessage,
 )
 from qworker.names import check_id, check_queue, new_id
+from qworker.parts import WHOLE
 from qworker.url import BackendURL
 
 __all__ = ["MemoryBackend"]
@@ -425,6 +426,12 @@ class MemoryBackend(Backend):
             held = self._found(queue)
             held.make_ready(State.DELAYED, self._clock.time())
             return [_stored(entry) for entry in held.in_state(state)[offset : offset + limit]]
+
+    async def parts(self, queue: str, state: State, count: int) -> list[str]:
+        """One: whoever reads it is in this process."""
+        with self._store.lock:
+            self._found(queue)
+        return [WHOLE]
 
     async def find(self, queue: str, ids: Sequence[str]) -> list[StoredMessage]:
         """Look at messages."""

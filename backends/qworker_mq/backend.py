@@ -394,12 +394,12 @@ class MqBackend(Backend):
             self._existing(queue)
             return await self._admin.find(queue, ids)
 
-    async def browse_parts(self, queue: str, state: State, wanted: int) -> list[str]:
+    async def parts(self, queue: str, state: State, count: int) -> list[str]:
         """Shares of the ids."""
         with store_errors(self._doing):
             self._existing(queue)
             self._admin.check(queue)
-        return shares(wanted)
+        return shares(count)
 
     async def browse_part(self, queue: str, state: State, part: str) -> AsyncIterator[list[StoredMessage]]:
         """Look at one share."""

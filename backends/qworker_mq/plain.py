@@ -136,6 +136,10 @@ class PlainMqHttpBackend(MqHttpBackend):
         """Not known."""
         self._refuse("list messages")
 
+    async def parts(self, queue: str, state: State, count: int) -> list[str]:
+        """Not known."""
+        self._refuse("list messages")
+
     async def find(self, queue: str, ids: Sequence[str]) -> list[StoredMessage]:
         """Not known."""
         self._refuse("look at messages")

@@ -32,10 +32,10 @@ _Row = tuple[bytes, bytes]
 class BulkReading(Administration):
     """The part of the backend that is read by many at once."""
 
-    async def browse_parts(self, queue: str, state: State, wanted: int) -> list[str]:
+    async def parts(self, queue: str, state: State, count: int) -> list[str]:
         """Shares of the ids."""
         await self._found("stats", queue, ())
-        return shares(wanted)
+        return shares(count)
 
     async def browse_part(self, queue: str, state: State, part: str) -> AsyncIterator[list[StoredMessage]]:
         """Look at one share."""

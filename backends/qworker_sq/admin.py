@@ -143,10 +143,10 @@ class SqAdministration(SqTopics):
             found = [contents.stored(channel, place, now) for place in places if place is not None]
             return [stored for stored in found if stored is not None]
 
-    async def browse_parts(self, queue: str, state: State, wanted: int) -> list[str]:
+    async def parts(self, queue: str, state: State, count: int) -> list[str]:
         """Stretches of the log, and what was handed out."""
         async with self.channel(queue) as channel:
-            return parts.divide(channel, state, wanted)
+            return parts.divide(channel, state, count)
 
     async def browse_part(self, queue: str, state: State, part: str) -> AsyncIterator[list[StoredMessage]]:
         """Look at one stretch, or at what was handed out. The channel is not held meanwhile."""

@@ -101,10 +101,10 @@ class VsqsAdministration(VsqsFolders):
         with store_errors(f"look into {queue}"):
             return await find_each(usable, once, lambda: stamp((folder.fd, folder.fail)))
 
-    async def browse_parts(self, queue: str, state: State, wanted: int) -> list[str]:
+    async def parts(self, queue: str, state: State, count: int) -> list[str]:
         """Shares of the ids."""
         await self._existing(queue)
-        return shares(wanted)
+        return shares(count)
 
     async def browse_part(self, queue: str, state: State, part: str) -> AsyncIterator[list[StoredMessage]]:
         """Look at one share."""

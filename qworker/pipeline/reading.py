@@ -61,7 +61,7 @@ class MessagesReader(DataSourceReader):
                 MessagesPart(queue, State(state), part)
                 for queue in chosen(self._conditions, "queue", queues)
                 for state in chosen(self._conditions, "state", options.states)
-                for part in await backend.browse_parts(queue, State(state), options.partitions)
+                for part in await backend.parts(queue, State(state), options.partitions)
             ]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

@@ -17,7 +17,7 @@ __all__ = ["PartingContract"]
 async def read_all(case: Case, state: State, wanted: int = 3, by: Backend | None = None) -> list[StoredMessage]:
     """Everything in a state, part after part."""
     backend = by or case.backend
-    parts = await case.backend.browse_parts(case.queue, state, wanted)
+    parts = await case.backend.parts(case.queue, state, wanted)
     return [stored for part in parts async for page in backend.browse_part(case.queue, state, part) for stored in page]
 
 
@@ -39,7 +39,7 @@ async def in_parts(case: Case, state: State, bodies: list[bytes]) -> None:
 
 
 class PartingContract(Contract):
-    """`browse_parts`, `browse_part` and `discard`."""
+    """`parts`, `browse_part` and `discard`."""
 
     async def test_each_ready_message_is_in_one_part(self, case: Case) -> None:
         bodies = [b"%d" % number for number in range(50)]
@@ -76,7 +76,7 @@ class PartingContract(Contract):
     @rule("remove")
     async def test_what_is_gone_before_its_part_is_read_is_left_out(self, case: Case) -> None:
         ids = await case.publish(b"1", b"2", b"3")
-        parts = await case.backend.browse_parts(case.queue, State.READY, 2)
+        parts = await case.backend.parts(case.queue, State.READY, 2)
         assert await case.backend.remove(case.queue, [ids[1]]) == 1
         found = [
             stored.message.body
@@ -88,7 +88,7 @@ class PartingContract(Contract):
 
     async def test_an_absent_queue_has_no_parts(self, case: Case) -> None:
         with pytest.raises(QueueNotFound):
-            await case.backend.browse_parts(case.queue, State.READY, 2)
+            await case.backend.parts(case.queue, State.READY, 2)
         assert case.queue not in await case.backend.queues()
 
     @rule("requeue")

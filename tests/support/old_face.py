@@ -254,7 +254,7 @@ class OldFace:
         return View(found[0]) if found else None
 
     async def browse_parts(self, queue: str, state: State, wanted: int) -> list[str]:
-        return await self.new.browse_parts(queue, _new(state), wanted)
+        return await self.new.parts(queue, _new(state), wanted)
 
     async def browse_part(self, queue: str, state: State, part: str) -> Any:
         async for page in self.new.browse_part(queue, _new(state), part):

@@ -44,7 +44,7 @@ LOOKS: dict[str, Callable[[Backend], Awaitable[object]]] = {
     "stats": lambda backend: backend.stats("q"),
     "browse": lambda backend: backend.browse("q", State.READY),
     "find": lambda backend: backend.find("q", ["x"]),
-    "browse_parts": lambda backend: backend.browse_parts("q", State.READY, 2),
+    "parts": lambda backend: backend.parts("q", State.READY, 2),
     "browse_part": _parts,
     "discard": lambda backend: backend.discard("q", []),
     "requeue": lambda backend: backend.requeue("q"),

@@ -315,11 +315,11 @@ class FsqBackend(Backend):
 
             return await find_each(ids, once, lambda: stamp((files.queue, files.fail, files.done)))
 
-    async def browse_parts(self, queue: str, state: State, wanted: int) -> list[str]:
+    async def parts(self, queue: str, state: State, count: int) -> list[str]:
         """Shares of the names."""
         with store_errors(f"browse {queue!r}"):
             self._found(queue)
-        return shares(wanted)
+        return shares(count)
 
     async def browse_part(self, queue: str, state: State, part: str) -> AsyncIterator[list[StoredMessage]]:
         """Look at one share."""

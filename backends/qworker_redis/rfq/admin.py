@@ -11,6 +11,7 @@ from qworker.clock import Clock
 from qworker.errors import BackendError
 from qworker.message import Message, QueueStats, State, StoredMessage
 from qworker.names import check_queue, printable
+from qworker.parts import WHOLE
 from qworker_redis.admin import Administration, batches
 from qworker_redis.replies import Reply
 from qworker_redis.rfq.codec import fields_of, packed, readable
@@ -35,7 +36,6 @@ class RfqAdministration(Administration):
     _clock: Clock
 
     # The keys of topics are others than those that are read in shares.
-    browse_parts = Backend.browse_parts
     browse_part = Backend.browse_part
     discard = Backend.discard
 
@@ -108,6 +108,11 @@ class RfqAdministration(Administration):
             seen += page
             if page <= 0 or len(reply) < 1 + 6 * page:
                 return found
+
+    async def parts(self, queue: str, state: State, count: int) -> list[str]:
+        """One: the keys of a topic are others than those that are read in shares."""
+        await self._found("stats", queue, ())
+        return [WHOLE]
 
     async def find(self, queue: str, ids: Sequence[str]) -> list[StoredMessage]:
         """Look at messages."""
