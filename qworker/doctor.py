@@ -11,12 +11,12 @@ from importlib.metadata import PackageNotFoundError, version
 
 from qworker import __version__
 from qworker.backend import Backend
+from qworker.bulk import IncompleteLoad
 from qworker.errors import BackendUnavailable, MissingExtra, QworkerError
 from qworker.files import store_error
 from qworker.names import counted
 from qworker.offers import Check, Health, doctor_of
 from qworker.registry import backend_class, open_backend, schemes
-from qworker.staging import HalfPublished
 from qworker.url import BackendURL
 
 __all__ = ["examine"]
@@ -142,7 +142,7 @@ async def _bulk_writes(backend: Backend, queues: Sequence[str]) -> list[Check]:
         return [Check(name, Health.OK, "none is half published")]
     return [
         Check(
-            f"bulk write {half.job}",
+            f"bulk write {half.name}",
             Health.WARN,
             f"to {queue}: {counted(half.manifest.rows, 'message')}, of which not all are published since {_moment(half)}",
             "if nothing is at work on it now, run the same job again: it publishes the rest",
@@ -151,7 +151,7 @@ async def _bulk_writes(backend: Backend, queues: Sequence[str]) -> list[Check]:
     ]
 
 
-def _moment(half: HalfPublished) -> str:
+def _moment(half: IncompleteLoad) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(half.manifest.sealed_at))
 
 

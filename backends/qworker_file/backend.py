@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import ClassVar, Self
 
 from qworker.backend import Backend
+from qworker.bulk import BulkWriter, IncompleteLoad
+from qworker.bulk.load_files import half_published
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.errors import BackendUnavailable
 from qworker.files import check_writable, durability_at, missing_directory, store_errors
@@ -16,8 +18,6 @@ from qworker.message import Draft, FinishedMessage, Lease, QueueStats, Settlemen
 from qworker.names import check_queue
 from qworker.offers import Check
 from qworker.parts import Share, shares
-from qworker.staging import HalfPublished, Staging
-from qworker.staging.folder import half_published
 from qworker.url import BackendURL
 from qworker_file import admin, looks, parts
 from qworker_file.lease import Expiries, FileLease, extend
@@ -26,7 +26,7 @@ from qworker_file.options import FileOptions
 from qworker_file.publish import check
 from qworker_file.remote_leases import RemoteFileLeases
 from qworker_file.settle import settle_all
-from qworker_file.staging import FileStaging
+from qworker_file.staging import FileBulkWriter
 from qworker_file.store import Store
 from qworker_file.wake import Waiter
 
@@ -142,11 +142,11 @@ class FileBackend(Backend):
             store.notify(local)
         return stored.ids
 
-    def staging(self, queue: str, job: str, *, folder: Path | None = None) -> Staging:
+    def staging(self, queue: str, name: str, *, folder: Path | None = None) -> BulkWriter:
         """Staged under the queue's own tmp/: `folder` is not needed."""
-        return FileStaging(self._opened, queue, job)
+        return FileBulkWriter(self._opened, queue, name)
 
-    async def half_published(self, queue: str, *, folder: Path | None = None) -> list[HalfPublished]:
+    async def half_published(self, queue: str, *, folder: Path | None = None) -> list[IncompleteLoad]:
         """Look for seals under tmp/."""
         with store_errors(f"look for the jobs of {queue!r}"):
             local = self._queue(queue)

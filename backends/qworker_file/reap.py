@@ -14,9 +14,9 @@ from collections.abc import Callable
 
 import msgspec
 
+from qworker.bulk.cleanup import clean_up_staged, has_staged
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.files import list_names
-from qworker.staging.sweep import is_staged, sweep_staged
 from qworker_file.holder import has_died, publisher_of
 from qworker_file.index import sweep_index
 from qworker_file.layout import QueueDir
@@ -185,14 +185,14 @@ class Reaper:
             except FileNotFoundError:
                 # Renamed into sight meanwhile.
                 continue
-        if is_staged(self._files.tmp):
+        if has_staged(self._files.tmp):
             # Long, where a job died: whole directories of messages. With a descriptor of its own, for it outlives a close.
             await asyncio.to_thread(_sweep_staged, os.dup(self._files.tmp), oldest)
 
 
 def _sweep_staged(tmp: int, oldest: float) -> None:
     try:
-        sweep_staged(tmp, oldest)
+        clean_up_staged(tmp, oldest)
     finally:
         os.close(tmp)
 

@@ -13,7 +13,7 @@ from qworker.files import CREATE, DIRECTORY, sync_file_system, write_all
 from qworker.message import Draft
 from qworker_file.names import item_name
 
-__all__ = ["Flusher", "write_part"]
+__all__ = ["BackgroundSync", "write_partition"]
 
 # Files of one directory: as many as fit into its first block, in which the kernel finds and changes names at the least cost.
 _CHUNK = 128
@@ -23,8 +23,8 @@ _FLUSH = 10_000
 _KINDS = 200
 
 
-def write_part(
-    run: int, name: str, batches: Iterable[Sequence[Draft]], *, mode: int, clock: Clock, flusher: Flusher | None
+def write_partition(
+    run: int, name: str, batches: Iterable[Sequence[Draft]], *, mode: int, clock: Clock, flusher: BackgroundSync | None
 ) -> tuple[int, int]:
     """Write an attempt's directory.
 
@@ -39,7 +39,7 @@ def write_part(
     Returns:
         How many messages, and the bytes of their bodies.
     """
-    part = _make(name, run)
+    partition = _make(name, run)
     count = size = 0
     names = _Names(clock)
     chunk = -1
@@ -49,7 +49,7 @@ def write_part(
                 if count % _CHUNK == 0:
                     _close(chunk)
                     chunk = -1
-                    chunk = _make(f"{count:09d}", part)
+                    chunk = _make(f"{count:09d}", partition)
                 fd = os.open(names.of(draft, count), CREATE, mode, dir_fd=chunk)
                 try:
                     if draft.body:
@@ -62,7 +62,7 @@ def write_part(
                     flusher.start()
     finally:
         _close(chunk)
-        os.close(part)
+        os.close(partition)
     return count, size
 
 
@@ -123,7 +123,7 @@ def _refuse(draft: Draft) -> None:
     raise NotSupported("file: has no place for fields: put them into the body, or use rfq:")
 
 
-class Flusher:
+class BackgroundSync:
     """Puts what a task writes on the disk while it writes on, so that little is left to wait for at its end.
 
     Args:

@@ -4,8 +4,8 @@ That rename is the only publication, so what is still under tmp/ is what has to 
 whoever has leased and acked the first messages meanwhile. A partition is done when its directory can be removed, for listings may miss
 files and `rmdir` does not.
 
-    tmp/staged/<job>/run-<run>/<partition>.<attempt>/<first row>/<row>.<due, ms>_<tries>[_<task>]
-    -> queue/_<timestamp>_<entropy>_0_~<job>:<step>:<partition>:<row>_<tries>[_<task>]
+    tmp/staged/<load>/run-<run>/<partition>.<attempt>/<first row>/<row>.<due, ms>_<tries>[_<task>]
+    -> queue/_<timestamp>_<entropy>_0_~<load>:<step>:<partition>:<row>_<tries>[_<task>]
 """
 
 from __future__ import annotations
@@ -15,59 +15,61 @@ import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 
+from qworker.bulk import BulkWriter, LoadDone, Manifest, StagedPartition
+from qworker.bulk.contract import message_id, missing, sort_partitions
+from qworker.bulk.load_files import LoadFiles, remove_empty, remove_tree
 from qworker.errors import PublishUncertain
 from qworker.files import DIRECTORY, list_names, store_errors
 from qworker.message import Draft
-from qworker.staging import Manifest, Published, StagedPart, Staging
-from qworker.staging.contract import message_id, missing, order_of
-from qworker.staging.folder import JobFolder, remove_empty, remove_tree
 from qworker_file.local import LocalQueue
 from qworker_file.names import MAX_OWN, delay_name, size_of, stem_for
-from qworker_file.staged import Flusher, write_part
+from qworker_file.staged import BackgroundSync, write_partition
 from qworker_file.store import Store
 
-__all__ = ["FileStaging"]
+__all__ = ["FileBulkWriter"]
 
 # Files renamed between two wake-ups of workers.
 _WAKE = 5_000
 
 
-class FileStaging(Staging):
+class FileBulkWriter(BulkWriter):
     """See the module.
 
     Args:
         opened: gives the store, opened.
         queue: where the messages go; made if it is absent.
-        job: the job's name.
+        load: the load's name.
     """
 
-    def __init__(self, opened: Callable[[], Store], queue: str, job: str) -> None:
-        super().__init__(queue, job)
+    def __init__(self, opened: Callable[[], Store], queue: str, load: str) -> None:
+        super().__init__(queue, load)
         self._opened = opened
 
-    async def done(self, step: int) -> Published | None:
+    async def done(self, step: int) -> LoadDone | None:
         """Look for the mark in names/."""
-        with store_errors(f"look for the job {self.job}"):
+        with store_errors(f"look for the load {self.name}"):
             return None if self._opened().queue(self.queue) is None else self._folder().done(step)
 
     async def sealed(self, step: int) -> Manifest | None:
         """Look for the seal under tmp/."""
-        with store_errors(f"look for the job {self.job}"):
+        with store_errors(f"look for the load {self.name}"):
             return None if self._opened().queue(self.queue) is None else self._folder().sealed(step)
 
     # -- staging -----------------------------------------------------------------------------------------------------
 
-    async def stage(self, run: str, part: int, attempt: str, batches: Iterable[Sequence[Draft]]) -> StagedPart:
+    async def stage(
+        self, run: str, partition: int, attempt: str, batches: Iterable[Sequence[Draft]]
+    ) -> StagedPartition:
         """Write one file per message; one `syncfs` for all of them."""
         with store_errors(f"stage messages for {self.queue!r}"):
             store = self._opened()
             files = store.made(self.queue).files
             directory = self._folder().make_run(run)
             try:
-                name = f"{part}.{attempt}"
-                flusher = Flusher(store.root) if store.options.sync else None
+                name = f"{partition}.{attempt}"
+                flusher = BackgroundSync(store.root) if store.options.sync else None
                 try:
-                    count, size = write_part(
+                    count, size = write_partition(
                         directory, name, batches, mode=files.item_mode, clock=store.clock, flusher=flusher
                     )
                     if flusher is not None:
@@ -77,42 +79,46 @@ class FileStaging(Staging):
                     raise
             finally:
                 os.close(directory)
-        return StagedPart(run=run, part=part, attempt=attempt, count=count, size=size)
+        return StagedPartition(run=run, partition=partition, attempt=attempt, count=count, size=size)
 
     async def discard(self, run: str) -> None:
         """Remove the run's directory."""
-        with store_errors(f"discard a run of the job {self.job}"):
+        with store_errors(f"discard a run of the load {self.name}"):
             self._folder().discard(run)
 
     # -- committing --------------------------------------------------------------------------------------------------
 
-    async def seal(self, step: int, parts: Sequence[StagedPart]) -> Manifest | None:
+    async def seal(self, step: int, partitions: Sequence[StagedPartition]) -> Manifest | None:
         """Link the seal into its place under tmp/."""
-        manifest = Manifest(step=step, sealed_at=self._opened().clock.time(), parts=order_of(parts))
-        with store_errors(f"seal the job {self.job}"):
+        manifest = Manifest(step=step, sealed_at=self._opened().clock.time(), partitions=sort_partitions(partitions))
+        with store_errors(f"seal the load {self.name}"):
             folder = self._folder()
             if folder.sealed(step) is None and folder.done(step) is None:
-                for part in manifest.parts:
-                    if part.count and not _is_there(folder, part):
-                        raise missing(self.job, part)
+                for partition in manifest.partitions:
+                    if partition.count and not _is_there(folder, partition):
+                        raise missing(self.name, partition)
             return folder.seal(manifest)
 
-    async def publish(self, manifest: Manifest) -> Published:
+    async def publish(self, manifest: Manifest) -> LoadDone:
         """Rename what is staged into queue/ and delay/, sync both once, and leave the mark."""
-        with store_errors(f"publish the job {self.job}"):
+        with store_errors(f"publish the load {self.name}"):
             store, folder = self._opened(), self._folder()
             local = store.made(self.queue)
-            names = _Names(self.job, manifest, store)
-            for number, part in enumerate(manifest.parts):
-                await _publish_part(folder, part, _Shower(store, local, names.of(number)))
+            names = _Names(self.name, manifest, store)
+            for number, partition in enumerate(manifest.partitions):
+                await _publish_partition(folder, partition, _StagedFilePublisher(store, local, names.of(number)))
             try:
                 await store.commit({local.files.queue, local.files.delay})
             except OSError as error:
                 raise PublishUncertain(
-                    f"the disk did not take the names of the job {self.job}: run it again"
+                    f"the disk did not take the names of the load {self.name}: run it again"
                 ) from error
-            published = Published(
-                job=self.job, step=manifest.step, rows=manifest.rows, rejected=manifest.rejected, at=store.clock.time()
+            published = LoadDone(
+                name=self.name,
+                step=manifest.step,
+                rows=manifest.rows,
+                rejected=manifest.rejected,
+                at=store.clock.time(),
             )
             # Only now: from here on nobody looks for what is left of this step.
             folder.mark(published)
@@ -121,34 +127,34 @@ class FileStaging(Staging):
 
     async def forget(self) -> None:
         """Remove the mark from names/."""
-        with store_errors(f"forget the job {self.job}"):
+        with store_errors(f"forget the load {self.name}"):
             self._folder().forget()
 
-    def _folder(self) -> JobFolder:
+    def _folder(self) -> LoadFiles:
         store = self._opened()
         files = store.made(self.queue).files
-        return JobFolder(files.tmp, files.names, self.job, mode=store.options.mode, durable=store.options.sync)
+        return LoadFiles(files.tmp, files.names, self.name, mode=store.options.mode, durable=store.options.sync)
 
 
 class _Names:
     """The names that staged files get: the same for everybody who publishes this seal."""
 
-    def __init__(self, job: str, manifest: Manifest, store: Store) -> None:
-        self._job = job
+    def __init__(self, load: str, manifest: Manifest, store: Store) -> None:
+        self._load = load
         self._manifest = manifest
         self._local = store.options.local_time
         self._now_ms = int(store.clock.time() * 1000)
-        # The first nanosecond of each part: one after another, so that the order of the rows is that of the queue.
+        # The first nanosecond of each partition: one after another, so that the order of the rows is that of the queue.
         self._starts: list[int] = []
         start = int(manifest.sealed_at * 1e9)
-        for part in manifest.parts:
+        for partition in manifest.partitions:
             self._starts.append(start)
-            start += part.count
+            start += partition.count
 
     def of(self, number: int) -> Callable[[str], tuple[bool, str]]:
-        """For one part: from a staged name to whether it is due later, and its name."""
+        """For one partition: from a staged name to whether it is due later, and its name."""
         start = self._starts[number]
-        first = message_id(self._job, self._manifest.step, self._manifest.parts[number].part, 0)
+        first = message_id(self._load, self._manifest.step, self._manifest.partitions[number].partition, 0)
         # The fields of a stem from the pid on, up to the row.
         given = stem_for(first, "0_0_0").split("_", 2)[2][:-1]
         stamps: dict[int, str] = {}
@@ -172,7 +178,7 @@ class _Names:
         return name
 
 
-class _Shower:
+class _StagedFilePublisher:
     """Renames one attempt's files into sight.
 
     Args:
@@ -188,25 +194,25 @@ class _Shower:
         self._ready: list[str] = []
         self._delayed: list[str] = []
 
-    async def show(self, part: int) -> None:
+    async def show(self, partition: int) -> None:
         """Rename everything that is in the attempt's directory."""
-        for chunk in sorted(await list_names(part)):
-            await self._show_chunk(chunk, part)
+        for chunk in sorted(await list_names(partition)):
+            await self._show_chunk(chunk, partition)
             if len(self._ready) >= _WAKE:
                 self._tell()
             await asyncio.sleep(0)
         self._tell()
 
-    async def _show_chunk(self, chunk: str, part: int) -> None:
+    async def _show_chunk(self, chunk: str, partition: int) -> None:
         try:
-            directory = os.open(chunk, DIRECTORY | os.O_NOFOLLOW, dir_fd=part)
+            directory = os.open(chunk, DIRECTORY | os.O_NOFOLLOW, dir_fd=partition)
         except FileNotFoundError:
             # Another process that publishes this seal was faster.
             return
         try:
             while True:
                 self._rename(sorted(await list_names(directory)), directory)
-                if remove_empty(chunk, part):
+                if remove_empty(chunk, partition):
                     return
         finally:
             os.close(directory)
@@ -229,14 +235,14 @@ class _Shower:
             self._ready, self._delayed = [], []
 
 
-async def _publish_part(folder: JobFolder, part: StagedPart, shower: _Shower) -> None:
+async def _publish_partition(folder: LoadFiles, partition: StagedPartition, shower: _StagedFilePublisher) -> None:
     """Rename all of an attempt's files; nothing if that was done before."""
-    run = folder.open_run(part.run)
+    run = folder.open_run(partition.run)
     if run is None:
         return
     try:
-        name = f"{part.part}.{part.attempt}"
-        directory = _open_part(run, name)
+        name = f"{partition.partition}.{partition.attempt}"
+        directory = _open_partition(run, name)
         if directory is None:
             return
         try:
@@ -250,12 +256,12 @@ async def _publish_part(folder: JobFolder, part: StagedPart, shower: _Shower) ->
         os.close(run)
 
 
-def _is_there(folder: JobFolder, part: StagedPart) -> bool:
-    run = folder.open_run(part.run)
+def _is_there(folder: LoadFiles, partition: StagedPartition) -> bool:
+    run = folder.open_run(partition.run)
     if run is None:
         return False
     try:
-        directory = _open_part(run, f"{part.part}.{part.attempt}")
+        directory = _open_partition(run, f"{partition.partition}.{partition.attempt}")
         if directory is None:
             return False
         os.close(directory)
@@ -264,7 +270,7 @@ def _is_there(folder: JobFolder, part: StagedPart) -> bool:
         os.close(run)
 
 
-def _open_part(run: int, name: str) -> int | None:
+def _open_partition(run: int, name: str) -> int | None:
     try:
         return os.open(name, DIRECTORY | os.O_NOFOLLOW, dir_fd=run)
     except FileNotFoundError:

@@ -15,12 +15,12 @@ from typing import Any, ClassVar, Self, cast
 import structlog
 
 from qworker.backend import RemoteLeases
+from qworker.bulk import BulkWriter, IncompleteLoad
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.errors import BackendError, BackendUnavailable
 from qworker.message import Draft, Lease, SettleAction, Settlement
 from qworker.names import check_id, check_queue, new_ids
 from qworker.offers import Check
-from qworker.staging import HalfPublished, Staging
 from qworker.url import BackendURL
 from qworker_redis.bulk import BulkReading
 from qworker_redis.claims import DETACHED, RedisLease, RemoteRedisLeases
@@ -34,7 +34,7 @@ from qworker_redis.renewals import Renewals
 from qworker_redis.replies import ConnectionLost, Redirected, Reply
 from qworker_redis.scripts import NATIVE, ScriptSet
 from qworker_redis.settling import Settling, grouped
-from qworker_redis.staging import RedisStaging, half_published
+from qworker_redis.staging import RedisBulkWriter, half_published
 from qworker_redis.topology import slot_of, topology
 from qworker_redis.waiting import Overslept, Waiting
 from qworker_redis.wire import Argument, Wire
@@ -138,11 +138,11 @@ class RedisBackend(BulkReading):
         if new or queue not in self._registered:
             await self._register(queue)
 
-    def staging(self, queue: str, job: str, *, folder: Path | None = None) -> Staging:
+    def staging(self, queue: str, name: str, *, folder: Path | None = None) -> BulkWriter:
         """Staged in the queue's own slot: `folder` is not needed."""
-        return RedisStaging(self._options, self._links, queue, job, create=self.create, stored_in=self._stored_in)
+        return RedisBulkWriter(self._options, self._links, queue, name, create=self.create, stored_in=self._stored_in)
 
-    async def half_published(self, queue: str, *, folder: Path | None = None) -> list[HalfPublished]:
+    async def half_published(self, queue: str, *, folder: Path | None = None) -> list[IncompleteLoad]:
         """Read the seals."""
         return half_published(await self._sealed(check_queue(queue)))
 

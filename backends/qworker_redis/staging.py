@@ -3,10 +3,10 @@
 A row leaves its list in the very script that publishes it, so what is in a list still is what has to be published still. No row goes
 through the process that commits.
 
-    {qworker:Q}:stage:<job>/<run>                           set: the lists of a run; forgotten after 36 hours
-    {qworker:Q}:stage:<job>/<run>/<partition>.<attempt>     list: rows; forgotten likewise, unless it is sealed
-    {qworker:Q}:seals                                       hash: <job>/<step> -> the manifest of what is being published
-    {qworker:Q}:jobs                                        hash: job -> the mark of its last published step
+    {qworker:Q}:stage:<load>/<run>                          set: the lists of a run; forgotten after 36 hours
+    {qworker:Q}:stage:<load>/<run>/<partition>.<attempt>    list: rows; forgotten likewise, unless it is sealed
+    {qworker:Q}:seals                                      hash: <load>/<step> -> the manifest of what is being published
+    {qworker:Q}:jobs                                       hash: load -> the mark of its last published step
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from typing import cast
 
 import msgspec
 
+from qworker.bulk import BulkWriter, IncompleteLoad, LoadDone, Manifest, StagedPartition
+from qworker.bulk.contract import message_id, missing, sort_partitions
 from qworker.errors import BackendError
 from qworker.message import Draft
-from qworker.staging import HalfPublished, Manifest, Published, StagedPart, Staging
-from qworker.staging.contract import message_id, missing, order_of
 from qworker_redis.codec import encode
 from qworker_redis.durable import BATCH, BATCH_BYTES, durable
 from qworker_redis.links import Links
@@ -31,7 +31,7 @@ from qworker_redis.scripts import queue_key
 from qworker_redis.topology import slot_of
 from qworker_redis.wire import Argument, Wire
 
-__all__ = ["RedisStaging", "half_published", "staged_keys"]
+__all__ = ["RedisBulkWriter", "half_published", "staged_keys"]
 
 _LIFE_MS = 36 * 3600 * 1000
 _LENGTH = struct.Struct(">H")
@@ -40,17 +40,17 @@ _HELD, _SEALED = b"h", b"s"
 
 _encode = msgspec.json.Encoder().encode
 _read_manifest = msgspec.json.Decoder(Manifest).decode
-_read_published = msgspec.json.Decoder(Published).decode
+_read_done = msgspec.json.Decoder(LoadDone).decode
 
 
-class RedisStaging(Staging):
+class RedisBulkWriter(BulkWriter):
     """See the module.
 
     Args:
         options: of the store.
         links: its connections.
         queue: where the messages go.
-        job: the job's name.
+        load: the load's name.
         create: makes a queue.
         stored_in: told when something was published: the queue, and whether that made it.
     """
@@ -60,18 +60,18 @@ class RedisStaging(Staging):
         options: Options,
         links: Links,
         queue: str,
-        job: str,
+        load: str,
         *,
         create: Callable[[str], Awaitable[None]],
         stored_in: Callable[[str, bool], Awaitable[None]],
     ) -> None:
-        super().__init__(queue, job)
+        super().__init__(queue, load)
         self._options = options
         self._links = links
         self._create = create
         self._stored_in = stored_in
 
-    async def done(self, step: int) -> Published | None:
+    async def done(self, step: int) -> LoadDone | None:
         """Ask for the mark."""
         return (await self._seal(step, b""))[0]
 
@@ -82,9 +82,11 @@ class RedisStaging(Staging):
 
     # -- staging -----------------------------------------------------------------------------------------------------
 
-    async def stage(self, run: str, part: int, attempt: str, batches: Iterable[Sequence[Draft]]) -> StagedPart:
+    async def stage(
+        self, run: str, partition: int, attempt: str, batches: Iterable[Sequence[Draft]]
+    ) -> StagedPartition:
         """Push rows to a list; each push says what it expects there, and so may be repeated."""
-        name = f"{run}/{part}.{attempt}"
+        name = f"{run}/{partition}.{attempt}"
         count = size = 0
         for drafts in batches:
             rows: list[bytes] = []
@@ -98,14 +100,14 @@ class RedisStaging(Staging):
                     rows, held = [], 0
             if rows:
                 count = await self._push(run, name, count, rows)
-        return StagedPart(run=run, part=part, attempt=attempt, count=count, size=size)
+        return StagedPartition(run=run, partition=partition, attempt=attempt, count=count, size=size)
 
     async def _push(self, run: str, name: str, count: int, rows: list[bytes]) -> int:
         have = cast(
             "int", await self._script("stage", (count, _LIFE_MS, name, *rows), self._run(run), self._list(name))
         )
         if have != count + len(rows):
-            raise BackendError(f"what the job {self.job} had staged was forgotten: its task took more than 36 hours")
+            raise BackendError(f"what the load {self.name} had staged was forgotten: its task took more than 36 hours")
         return have
 
     async def discard(self, run: str) -> None:
@@ -125,11 +127,11 @@ class RedisStaging(Staging):
 
     # -- committing --------------------------------------------------------------------------------------------------
 
-    async def seal(self, step: int, parts: Sequence[StagedPart]) -> Manifest | None:
+    async def seal(self, step: int, partitions: Sequence[StagedPartition]) -> Manifest | None:
         """Make the seal, hold its lists, then let it count."""
         # First: what is sealed is looked for in the queues that are listed.
         await self._create(self.queue)
-        ours = _encode(Manifest(step=step, sealed_at=time.time(), parts=order_of(parts)))
+        ours = _encode(Manifest(step=step, sealed_at=time.time(), partitions=sort_partitions(partitions)))
         while True:
             mark, seal = await self._seal(step, _HELD + ours)
             if mark is not None:
@@ -141,43 +143,43 @@ class RedisStaging(Staging):
             absent = await self._hold(manifest)
             await self._seal(step, (b"=" if absent is None else b"!") + seal[1:])
             if absent is not None and seal[1:] == ours:
-                raise missing(self.job, absent)
+                raise missing(self.name, absent)
 
-    async def _hold(self, manifest: Manifest) -> StagedPart | None:
+    async def _hold(self, manifest: Manifest) -> StagedPartition | None:
         """Keep the lists of a seal from being forgotten; the first that is not there."""
-        for part in manifest.parts:
-            if part.count and not await self._script("hold", (part.count,), self._list_of(part)):
-                return part
+        for partition in manifest.partitions:
+            if partition.count and not await self._script("hold", (partition.count,), self._list_of(partition)):
+                return partition
         return None
 
-    async def _seal(self, step: int, wanted: bytes) -> tuple[Published | None, bytes]:
+    async def _seal(self, step: int, wanted: bytes) -> tuple[LoadDone | None, bytes]:
         """Ask the script: the mark if the step is done, and the seal or nothing."""
-        mark, seal = cast("list[bytes]", await self._script("seal", (self.job, step, wanted)))
-        published = _read_published(mark) if mark else None
+        mark, seal = cast("list[bytes]", await self._script("seal", (self.name, step, wanted)))
+        published = _read_done(mark) if mark else None
         return (published if published is not None and published.step >= step else None), seal
 
-    async def publish(self, manifest: Manifest) -> Published:
+    async def publish(self, manifest: Manifest) -> LoadDone:
         """Have the scripts move every list, one after another; then leave the mark."""
-        for part in manifest.parts:
+        for partition in manifest.partitions:
             # What a server does in one script call, it does while everybody waits.
-            limit = max(1, BATCH // (1 + part.size // max(1, part.count) // BATCH_BYTES))
-            head = message_id(self.job, manifest.step, part.part, 0)[:-1]
-            left = part.count
+            limit = max(1, BATCH // (1 + partition.size // max(1, partition.count) // BATCH_BYTES))
+            head = message_id(self.name, manifest.step, partition.partition, 0)[:-1]
+            left = partition.count
             while left:
-                arguments = (limit, part.count, head)
-                new, left = cast("list[int]", await self._script("publish_staged", arguments, self._list_of(part)))
+                arguments = (limit, partition.count, head)
+                new, left = cast("list[int]", await self._script("publish_staged", arguments, self._list_of(partition)))
                 await self._stored_in(self.queue, bool(new))
-        published = Published(
-            job=self.job, step=manifest.step, rows=manifest.rows, rejected=manifest.rejected, at=time.time()
+        published = LoadDone(
+            name=self.name, step=manifest.step, rows=manifest.rows, rejected=manifest.rejected, at=time.time()
         )
-        await self._script("finish", (self.job, manifest.step, _encode(published)))
+        await self._script("finish", (self.name, manifest.step, _encode(published)))
         for run in manifest.runs:
             await self._remove_run(run)
         return published
 
     async def forget(self) -> None:
         """Remove the mark."""
-        await self._command("HDEL", queue_key(self.queue, "jobs"), self.job)
+        await self._command("HDEL", queue_key(self.queue, "jobs"), self.name)
 
     # -- the server --------------------------------------------------------------------------------------------------
 
@@ -198,17 +200,17 @@ class RedisStaging(Staging):
         return await self._links.repeat(slot_of(self.queue), attempt)
 
     def _run(self, run: str) -> str:
-        return f"stage:{self.job}/{run}"
+        return f"stage:{self.name}/{run}"
 
     def _list(self, name: str) -> str:
-        return f"stage:{self.job}/{name}"
+        return f"stage:{self.name}/{name}"
 
-    def _list_of(self, part: StagedPart) -> str:
-        return self._list(f"{part.run}/{part.part}.{part.attempt}")
+    def _list_of(self, partition: StagedPartition) -> str:
+        return self._list(f"{partition.run}/{partition.partition}.{partition.attempt}")
 
 
-def half_published(fields: Sequence[bytes]) -> list[HalfPublished]:
-    """The jobs that are sealed.
+def half_published(fields: Sequence[bytes]) -> list[IncompleteLoad]:
+    """The loads that are sealed.
 
     Args:
         fields: of a queue's hash `seals`: names and manifests in turns.
@@ -226,19 +228,19 @@ def staged_keys(queue: str, fields: Sequence[bytes]) -> list[bytes]:
     """
     keys: set[bytes] = set()
     for seal, _ in _seals(fields):
-        for part in seal.manifest.parts:
+        for partition in seal.manifest.partitions:
             keys |= {
-                queue_key(queue, f"stage:{seal.job}/{part.run}"),
-                queue_key(queue, f"stage:{seal.job}/{part.run}/{part.part}.{part.attempt}"),
+                queue_key(queue, f"stage:{seal.name}/{partition.run}"),
+                queue_key(queue, f"stage:{seal.name}/{partition.run}/{partition.partition}.{partition.attempt}"),
             }
     return sorted(keys)
 
 
-def _seals(fields: Sequence[bytes]) -> Iterator[tuple[HalfPublished, bytes]]:
+def _seals(fields: Sequence[bytes]) -> Iterator[tuple[IncompleteLoad, bytes]]:
     """Each seal, and whether it counts."""
     for field, seal in zip(fields[::2], fields[1::2], strict=True):
-        job = field.decode().rpartition("/")[0]
-        yield HalfPublished(job=job, manifest=_read_manifest(seal[1:])), seal[:1]
+        load = field.decode().rpartition("/")[0]
+        yield IncompleteLoad(name=load, manifest=_read_manifest(seal[1:])), seal[:1]
 
 
 def _row(draft: Draft) -> bytes:

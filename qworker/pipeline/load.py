@@ -11,6 +11,7 @@ import msgspec
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
+from qworker.bulk import LoadDone, check_load
 from qworker.errors import InvalidArguments, UsageError
 from qworker.names import check_queue
 from qworker.pipeline.calls import CALL, CallMaker
@@ -20,7 +21,6 @@ from qworker.pipeline.session import own_interpreter
 from qworker.pipeline.source import loading_class
 from qworker.pipeline.told import plain
 from qworker.signature import Signature
-from qworker.staging import Published, check_job
 
 if TYPE_CHECKING:
     from qworker.app import Tasks
@@ -96,7 +96,7 @@ def load(  # noqa: PLR0913 - each is one thing that a load is told
     if priority is None and found is not None and found.options.priority:
         priority = str(found.options.priority)
     beside = {name: text for name, text in zip(_BESIDE, (due_at, priority, key), strict=True) if text is not None}
-    options = WriteOptions(url=url, queue=queue, job=check_job(job), staging=staging, rejects=rejects)
+    options = WriteOptions(url=url, queue=queue, job=check_load(job), staging=staging, rejects=rejects)
     with plain(), own_interpreter(spark):
         # Spark finds wrong columns and SQL here, before the store is touched.
         rows = _rows(source_df, columns, beside, whole=rejects is not None)
@@ -151,7 +151,7 @@ async def _settled(options: WriteOptions) -> bool:
         return await staging.done(0) is not None or await staging.sealed(0) is not None
 
 
-async def _done(options: WriteOptions) -> Published:
+async def _done(options: WriteOptions) -> LoadDone:
     async with staging_of(options, options.job or "") as staging:
         done = await staging.done(0)
     if done is None:

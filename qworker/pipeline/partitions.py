@@ -15,6 +15,7 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import WriterCommitMessage
 
+from qworker.bulk import BulkWriter, Manifest, StagedPartition, check_load
 from qworker.errors import BackendError, InvalidArguments, PublishUncertain, UsageError
 from qworker.message import Draft
 from qworker.names import check_queue
@@ -23,7 +24,6 @@ from qworker.pipeline.drafts import RowReader
 from qworker.pipeline.options import checked_url
 from qworker.pipeline.rejects import RejectsFile, RejectsTable
 from qworker.registry import open_backend
-from qworker.staging import Manifest, StagedPart, Staging, check_job
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -69,14 +69,14 @@ class WriteOptions(msgspec.Struct, frozen=True, kw_only=True):
         return cls(
             url=url,
             queue=check_queue(texts["queue"]),
-            job=None if job is None else check_job(job),
+            job=None if job is None else check_load(job),
             staging=texts.get("staging"),
             rejects=texts.get("rejects"),
         )
 
 
 @asynccontextmanager
-async def staging_of(options: WriteOptions, job: str) -> AsyncGenerator[Staging]:
+async def staging_of(options: WriteOptions, job: str) -> AsyncGenerator[BulkWriter]:
     """The staging of a job, for the length of a block."""
     backend = open_backend(options.url)
     try:
@@ -90,7 +90,7 @@ class Staged(WriterCommitMessage):
     """What a task tells the driver."""
 
     # None: the job was done or sealed before this task began.
-    part: StagedPart | None
+    part: StagedPartition | None
     # The stream that it belongs to.
     query: str | None = None
 
@@ -110,7 +110,7 @@ class PartWriter:
         self._maker = maker
         self.run = secrets.token_hex(8)
 
-    def stage(self, iterator: Iterator[pa.RecordBatch], job: str) -> StagedPart:
+    def stage(self, iterator: Iterator[pa.RecordBatch], job: str) -> StagedPartition:
         """Stage one partition.
 
         Raises:
@@ -130,7 +130,7 @@ class PartWriter:
             staged = asyncio.run(self._stage(job, part, attempt, drafts))
         return staged if rejects is None else msgspec.structs.replace(staged, rejected=rejects.count)
 
-    async def _stage(self, job: str, part: int, attempt: str, drafts: Iterator[list[Draft]]) -> StagedPart:
+    async def _stage(self, job: str, part: int, attempt: str, drafts: Iterator[list[Draft]]) -> StagedPartition:
         async with staging_of(self.options, job) as staging:
             return await staging.stage(self.run, part, attempt, drafts)
 
@@ -160,7 +160,7 @@ class PartWriter:
         if self.options.rejects is not None:
             RejectsTable(self.options.rejects, job).discard(runs)
 
-    async def finish(self, job: str, step: int, parts: Sequence[StagedPart]) -> None:
+    async def finish(self, job: str, step: int, parts: Sequence[StagedPartition]) -> None:
         """Seal and publish a step, or what was sealed under its name before."""
         async with staging_of(self.options, job) as staging:
             manifest = await staging.seal(step, parts)
@@ -174,7 +174,7 @@ class PartWriter:
                 # A name that nobody will ask for again.
                 await staging.forget()
 
-    async def publish(self, staging: Staging, manifest: Manifest) -> None:
+    async def publish(self, staging: BulkWriter, manifest: Manifest) -> None:
         """Publish a seal, and its rejects.
 
         Raises:
@@ -182,11 +182,11 @@ class PartWriter:
         """
         try:
             # Before the mark: from there on nobody looks for them.
-            self.show_rejects(manifest, staging.job)
+            self.show_rejects(manifest, staging.name)
             await staging.publish(manifest)
         except (BackendError, OSError) as error:
             raise PublishUncertain(
-                f"the job {staging.job} is perhaps half published: write again with job={staging.job}: {error}"
+                f"the job {staging.name} is perhaps half published: write again with job={staging.name}: {error}"
             ) from error
 
     async def give_up(self, job: str, step: int, runs: set[str]) -> None:

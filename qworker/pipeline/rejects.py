@@ -14,9 +14,9 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
+from qworker.bulk import Manifest, StagedPartition
 from qworker.errors import BackendError, UsageError
 from qworker.pipeline.drafts import SOURCE
-from qworker.staging import Manifest, StagedPart
 
 __all__ = ["REASON_COLUMN", "RejectsFile", "RejectsTable"]
 
@@ -56,20 +56,20 @@ class RejectsTable:
         Raises:
             BackendError: a file is gone that has not been shown.
         """
-        for part in manifest.parts:
+        for part in manifest.partitions:
             if part.rejected:
                 self._show(manifest.step, part)
         self.discard(manifest.runs)
 
-    def _show(self, step: int, part: StagedPart) -> None:
-        source = f"{self._staged}/{part.run}-{part.part}.{part.attempt}.parquet"
-        target = f"{self._path}/{self._job}-{step}-{part.part}.parquet"
+    def _show(self, step: int, part: StagedPartition) -> None:
+        source = f"{self._staged}/{part.run}-{part.partition}.{part.attempt}.parquet"
+        target = f"{self._path}/{self._job}-{step}-{part.partition}.parquet"
         found, shown = self._fs.get_file_info([source, target])
         if found.type == pafs.FileType.File:
             self._fs.move(source, target)
         elif shown.type != pafs.FileType.File:
             raise BackendError(
-                f"the rejects of partition {part.part} of the job {self._job} are gone from {self._staged}"
+                f"the rejects of partition {part.partition} of the job {self._job} are gone from {self._staged}"
             )
 
     def discard(self, runs: set[str]) -> None:

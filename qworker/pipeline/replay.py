@@ -17,13 +17,13 @@ import msgspec
 from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812
 
+from qworker.bulk import check_load
 from qworker.errors import UsageError
 from qworker.pipeline import hands
 from qworker.pipeline.inputs import live
 from qworker.pipeline.lives import first_line
 from qworker.pipeline.plans import ENQUEUE, REQUEUE, Plans, archived_choice, matching
 from qworker.pipeline.report.points import error_kind
-from qworker.staging import check_job
 
 __all__ = ["Chosen", "ReplayResult", "replay"]
 
@@ -89,7 +89,7 @@ def replay(
         if state != "fail":
             raise UsageError("what is done is replayed from an archive: name one with --archive")
         return _replay_queue(spark, url, queue, predicate, dry_run=dry_run)
-    name = check_job(job or _job_name(queue, predicate, state))
+    name = check_load(job or _job_name(queue, predicate, state))
     plans = Plans(spark, archive, queue, name)
     run = plans.unfinished()
     if run is not None and not dry_run:

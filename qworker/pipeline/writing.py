@@ -1,7 +1,7 @@
 """Writing: `df.write.format("qworker")` and `df.writeStream.format("qworker")`, exactly once per row; docs/pipeline/writing.md.
 
 Every task stages its rows where nobody leases them, and tells the driver how many; no row goes through the driver. The driver's commit
-says which attempts count, and publishes them. What happens when anything dies in between is `qworker.staging`'s matter.
+says which attempts count, and publishes them. What happens when anything dies in between is `qworker.bulk`'s matter.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from qworker.bulk import StagedPartition
 from qworker.errors import NotSupported, UsageError
 from qworker.pipeline.calls import CALL, CallMaker
 from qworker.pipeline.drafts import check_columns
 from qworker.pipeline.partitions import PartWriter, Staged, WriteOptions, staging_of
-from qworker.staging import StagedPart
 
 __all__ = ["QworkerStreamWriter", "QworkerWriter", "batch_writer", "stream_writer"]
 
@@ -56,7 +56,7 @@ class QworkerWriter(DataSourceArrowWriter):
         """On the driver: publish."""
         asyncio.run(self._commit(_parts(messages)))
 
-    async def _commit(self, parts: list[StagedPart]) -> None:
+    async def _commit(self, parts: list[StagedPartition]) -> None:
         if not self._settled:
             await self._writer.finish(self._job, 0, parts)
             return
@@ -137,7 +137,7 @@ def _checked(given: Mapping[str, object], schema: StructType, overwrite: bool, *
     return WriteOptions.parse(given)
 
 
-def _parts(messages: Sequence[WriterCommitMessage | None]) -> list[StagedPart]:
+def _parts(messages: Sequence[WriterCommitMessage | None]) -> list[StagedPartition]:
     return [message.part for message in messages if isinstance(message, Staged) and message.part is not None]
 
 

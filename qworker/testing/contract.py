@@ -18,13 +18,13 @@ The classes have no `Test` prefix, so that only subclasses are collected. What a
 from __future__ import annotations
 
 from qworker.testing.administering import AdministeringContract
+from qworker.testing.bulk import BulkContract
 from qworker.testing.history import HistoryContract
 from qworker.testing.leasing import LeasingContract
 from qworker.testing.parting import PartingContract
 from qworker.testing.publishing import PublishingContract
 from qworker.testing.reaping import ReapingContract
 from qworker.testing.settling import SettlingContract
-from qworker.testing.staging import StagingContract
 from qworker.testing.waiting import WaitingContract
 
 __all__ = ["BackendContract"]
@@ -38,7 +38,7 @@ class BackendContract(
     AdministeringContract,
     PartingContract,
     WaitingContract,
-    StagingContract,
+    BulkContract,
     HistoryContract,
 ):
     """Every rule of `qworker.backend`."""

@@ -17,12 +17,12 @@ import pytest_asyncio
 
 from qworker import Context, Message, Tasks
 from qworker.backend import Backend
+from qworker.bulk import StagedPartition
 from qworker.envelope import Envelope, open_envelope
 from qworker.explain import explain
 from qworker.message import Draft, Lease, SettleAction, Settlement, State
 from qworker.parcel import unpack
 from qworker.run import WorkerOptions
-from qworker.staging import StagedPart
 from qworker.worker import Worker
 from tests.servers import PROGRAMS
 from tests.written import FOLDER, KEEPS_DONE, KINDS, STATES, Written, body_of, described, open_written, unpack_all
@@ -225,18 +225,18 @@ async def test_written_by_31528ec_a_load_goes_on_where_it_was(anywhere: Written)
         load = written.facts["loads"][queue]
         staging = backend.staging(queue, load["job"], folder=written.spool)
         sealed = await staging.sealed(0)
-        half = [one.job for one in await backend.half_published(queue, folder=written.spool)]
+        half = [one.name for one in await backend.half_published(queue, folder=written.spool)]
         if queue in {"sealed", "half"}:
             assert half == [load["job"]]
             assert sealed is not None
-            assert [msgspec.to_builtins(part) for part in sealed.parts] == load["parts"]
+            assert [msgspec.to_builtins(part) for part in sealed.partitions] == load["parts"]
             # Another run finds the seal, whatever it has staged itself.
             theirs = await staging.stage("run2", 0, "a", [[Draft(body=b"of another run")]])
             published = await staging.commit(0, [theirs])
         else:
             assert (half, sealed) == ([], None)
-            published = await staging.commit(0, msgspec.convert(load["parts"], list[StagedPart]))
-        assert (published.job, published.step, published.rows) == (load["job"], 0, 9)
+            published = await staging.commit(0, msgspec.convert(load["parts"], list[StagedPartition]))
+        assert (published.name, published.step, published.rows) == (load["job"], 0, 9)
         if queue == "loaded":
             assert published.at == load["at"]
         found = [one for state in State for one in await backend.browse(queue, state, limit=100)]

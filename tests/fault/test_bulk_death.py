@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from qworker.bulk import IncompleteLoad
 from qworker.message import SettleAction, Settlement
 from qworker.registry import open_backend
-from qworker.staging import HalfPublished
 from tests.depth import DEPTH
 from tests.fault.harness import KILL, LOSE, QUEUE, Launcher, fault, strays
 from tests.servers import RedisServer
@@ -41,7 +41,7 @@ async def _take(url: str) -> list[str]:
     return taken
 
 
-async def _half_published(url: str) -> list[HalfPublished]:
+async def _half_published(url: str) -> list[IncompleteLoad]:
     backend = open_backend(url)
     try:
         return [half for queue in await backend.queues() for half in await backend.half_published(queue)]

@@ -160,7 +160,7 @@ def test_a_wrong_column_is_told_in_one_line_before_anything_runs(
     ("options", "problem"),
     [
         ({"quue": "q"}, "unknown option 'quue'"),
-        ({"job": "../x"}, "no job name"),
+        ({"job": "../x"}, "not a valid load name"),
         ({"url": "memory:"}, "lives in one process"),
         ({"url": "file:///proc/nowhere"}, "cannot open /proc/nowhere"),
     ],

@@ -67,6 +67,7 @@ NAMES = {
     "end": "last_position",
     "event": "kind",
     "how": "action",
+    "job": "name",
     "key": "unique_key",
     "on": "enabled",
     "origin": "original_id",

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import ClassVar, Self, cast
 
 from qworker.backend import Backend, RemoteLeases
+from qworker.bulk import BulkWriter, IncompleteLoad
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.errors import BackendError, InvalidName
 from qworker.message import Draft, Lease
 from qworker.names import check_id, check_queue, printable
-from qworker.staging import HalfPublished, Staging
 from qworker.url import BackendURL
 from qworker_redis.backend import RedisBackend
 from qworker_redis.claims import RedisLease, RemoteRedisLeases
@@ -87,11 +87,11 @@ class RfqBackend(RfqAdministration, RedisBackend):
     async def _stored_in(self, queue: str, new: bool) -> None:
         """Nothing: topics are found by their keys."""
 
-    def staging(self, queue: str, job: str, *, folder: Path | None = None) -> Staging:
+    def staging(self, queue: str, name: str, *, folder: Path | None = None) -> BulkWriter:
         """Spooled to files: the keyspace is shared with programs that would see what is staged there."""
-        return Backend.staging(self, queue, job, folder=folder)
+        return Backend.staging(self, queue, name, folder=folder)
 
-    async def half_published(self, queue: str, *, folder: Path | None = None) -> list[HalfPublished]:
+    async def half_published(self, queue: str, *, folder: Path | None = None) -> list[IncompleteLoad]:
         """Look where `staging` spools."""
         return await Backend.half_published(self, queue, folder=folder)
 

@@ -6,10 +6,10 @@
 
 Any process may die between any two lines:
 
-* before the seal nothing is visible, and nothing that was staged counts: the job is run again;
-* after it the job's messages are those of the seal, whatever a later run would stage, and publishing goes on where it ended: a message
+* before the seal nothing is visible, and nothing that was staged counts: the load is run again;
+* after it the load's messages are those of the seal, whatever a later run would stage, and publishing goes on where it ended: a message
   leaves the staged ones in the very step that makes it visible, so what is staged still is what has to be published still;
-* once it is done a mark stays under the job's name, and a later run of that job publishes nothing.
+* once it is done a mark stays under the load's name, and a later run of that load publishes nothing.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ from qworker.message import Draft
 from qworker.names import check_queue, printable
 
 __all__ = [
-    "HalfPublished",
+    "BulkWriter",
+    "IncompleteLoad",
+    "LoadDone",
     "Manifest",
-    "Published",
-    "StagedPart",
-    "Staging",
-    "check_job",
+    "StagedPartition",
+    "check_load",
     "message_id",
     "missing",
-    "order_of",
+    "sort_partitions",
 ]
 
 _JOB = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
-class StagedPart(msgspec.Struct, frozen=True, kw_only=True):
+class StagedPartition(msgspec.Struct, frozen=True, kw_only=True):
     """What one attempt of one task staged: this, and no message, goes from the tasks to the one that commits."""
 
-    # Which run of the job, which of its partitions, and which attempt at that: unique in the world.
+    # Which run of the load, which of its partitions, and which attempt at that: unique in the world.
     run: str
-    part: int
+    partition: int = msgspec.field(name="part")
     attempt: str
     count: int
     # Bytes of all bodies.
@@ -60,28 +60,28 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     # Unix seconds: the time that the messages bear, where the store keeps one in their names.
     sealed_at: float
     # In the order of their partitions.
-    parts: tuple[StagedPart, ...]
+    partitions: tuple[StagedPartition, ...] = msgspec.field(name="parts")
 
     @property
     def rows(self) -> int:
         """How many messages."""
-        return sum(part.count for part in self.parts)
+        return sum(partition.count for partition in self.partitions)
 
     @property
     def rejected(self) -> int:
         """How many rows were set aside."""
-        return sum(part.rejected for part in self.parts)
+        return sum(partition.rejected for partition in self.partitions)
 
     @property
     def runs(self) -> set[str]:
-        """The runs that its parts come from: one, or none without parts."""
-        return {part.run for part in self.parts}
+        """The runs that its partitions come from: one, or none without partitions."""
+        return {partition.run for partition in self.partitions}
 
 
-class Published(msgspec.Struct, frozen=True, kw_only=True):
-    """The mark of a job that is done."""
+class LoadDone(msgspec.Struct, frozen=True, kw_only=True):
+    """The mark of a load that is done."""
 
-    job: str
+    name: str = msgspec.field(name="job")
     # The last step that was published.
     step: int
     rows: int
@@ -90,63 +90,63 @@ class Published(msgspec.Struct, frozen=True, kw_only=True):
     at: float = 0.0
 
 
-class HalfPublished(msgspec.Struct, frozen=True, kw_only=True):
-    """A job whose publishing has begun and not ended: somebody is at it, or died over it."""
+class IncompleteLoad(msgspec.Struct, frozen=True, kw_only=True):
+    """A load whose publishing has begun and not ended: somebody is at it, or died over it."""
 
-    job: str
+    name: str
     manifest: Manifest
 
 
-def check_job(name: str) -> str:
-    """Return `name` if it can be a job's name: it becomes part of file names, keys and message ids.
+def check_load(name: str) -> str:
+    """Return `name` if it can be a load's name: it becomes part of file names, keys and message ids.
 
     Raises:
         InvalidName: it cannot.
     """
     if not _JOB.fullmatch(name):
         raise InvalidName(
-            f"{printable(name)!r} is no job name: use 1 to 64 of A-Z a-z 0-9 . _ - and begin with a letter or digit"
+            f"{printable(name)!r} is not a valid load name: use 1 to 64 of A-Z a-z 0-9 . _ - and begin with a letter or digit"
         )
     return name
 
 
-def message_id(job: str, step: int, part: int, row: int) -> str:
+def message_id(load: str, step: int, partition: int, row: int) -> str:
     """The id of a message: the same whenever, wherever and however often its row is staged."""
-    return f"{job}:{step}:{part}:{row}"
+    return f"{load}:{step}:{partition}:{row}"
 
 
-def order_of(parts: Iterable[StagedPart]) -> tuple[StagedPart, ...]:
+def sort_partitions(partitions: Iterable[StagedPartition]) -> tuple[StagedPartition, ...]:
     """Parts as a manifest has them: in the order of the partitions, without the ones that hold nothing at all."""
-    return tuple(sorted((part for part in parts if part.count or part.rejected), key=lambda part: part.part))
+    return tuple(sorted((each for each in partitions if each.count or each.rejected), key=lambda each: each.partition))
 
 
-def missing(job: str, part: StagedPart) -> BackendError:
+def missing(load: str, partition: StagedPartition) -> BackendError:
     """The error of a seal that finds less than it is told."""
     return BackendError(
-        f"partition {part.part} of the job {job} is not staged any more: nothing is published, run it again"
+        f"partition {partition.partition} of the load {load} is not staged any more: nothing is published, run it again"
     )
 
 
-class Staging(abc.ABC):
-    """The messages of one job, on their way into one queue.
+class BulkWriter(abc.ABC):
+    """The messages of one load, on their way into one queue.
 
-    A job is published in steps that rise: a batch job has one, 0; a stream has one per micro-batch. Instances in any number of processes
-    on any number of hosts work on the same job; each belongs to the event loop of its backend.
+    A load is published in steps that rise: a batch load has one, 0; a stream has one per micro-batch. Instances in any number of processes
+    on any number of hosts work on the same load; each belongs to the event loop of its backend.
 
     Args:
         queue: where the messages go.
-        job: the job's name; within a queue it stands for one input.
+        load: the load's name; within a queue it stands for one input.
 
     Raises:
         InvalidName: one of them is not allowed.
     """
 
-    def __init__(self, queue: str, job: str) -> None:
+    def __init__(self, queue: str, load: str) -> None:
         self.queue = check_queue(queue)
-        self.job = check_job(job)
+        self.name = check_load(load)
 
     @abc.abstractmethod
-    async def done(self, step: int) -> Published | None:
+    async def done(self, step: int) -> LoadDone | None:
         """The mark, if this step or a later one was published."""
 
     @abc.abstractmethod
@@ -154,7 +154,9 @@ class Staging(abc.ABC):
         """The seal of a step that is being published, by a process that works on it or died over it."""
 
     @abc.abstractmethod
-    async def stage(self, run: str, part: int, attempt: str, batches: Iterable[Sequence[Draft]]) -> StagedPart:
+    async def stage(
+        self, run: str, partition: int, attempt: str, batches: Iterable[Sequence[Draft]]
+    ) -> StagedPartition:
         """Store messages where nobody leases them, durably when this returns. Their ids are given at publication.
 
         Attempts of one partition may run at the same time. `Draft.id` and `Draft.enqueued_at` are not kept, `Draft.delay` counts
@@ -167,20 +169,20 @@ class Staging(abc.ABC):
         """
 
     @abc.abstractmethod
-    async def seal(self, step: int, parts: Sequence[StagedPart]) -> Manifest | None:
+    async def seal(self, step: int, partitions: Sequence[StagedPartition]) -> Manifest | None:
         """Say which attempts are the step, once and for all. The queue is made before: what is half published is looked for in queues.
 
         Returns:
-            The seal: this one, or an earlier one by another run, in which case these parts do not count and can be discarded. None: the
+            The seal: this one, or an earlier one by another run, in which case these partitions do not count and can be discarded. None: the
             step is done already.
 
         Raises:
-            BackendError: some of the parts are not there (any more); nothing is sealed.
+            BackendError: some of the partitions are not there (any more); nothing is sealed.
         """
 
     @abc.abstractmethod
-    async def publish(self, manifest: Manifest) -> Published:
-        """Make the messages of a seal visible, those that are not yet; durable when it returns. Then mark the job as done.
+    async def publish(self, manifest: Manifest) -> LoadDone:
+        """Make the messages of a seal visible, those that are not yet; durable when it returns. Then mark the load as done.
 
         May be repeated, also by several processes at once. Workers may take the first messages while the last are on their way.
 
@@ -194,12 +196,12 @@ class Staging(abc.ABC):
 
     @abc.abstractmethod
     async def forget(self) -> None:
-        """Remove the mark: the job's name stands for nothing any more, and a later job may have it."""
+        """Remove the mark: the load's name stands for nothing any more, and a later load may have it."""
 
-    async def commit(self, step: int, parts: Sequence[StagedPart]) -> Published:
-        """Seal and publish, and discard the parts if others count; the whole way from staged parts to a job that is done."""
-        manifest = await self.seal(step, parts)
-        for run in {part.run for part in parts} - (set() if manifest is None else manifest.runs):
+    async def commit(self, step: int, partitions: Sequence[StagedPartition]) -> LoadDone:
+        """Seal and publish, and discard the partitions if others count; the whole way from staged partitions to a load that is done."""
+        manifest = await self.seal(step, partitions)
+        for run in {partition.run for partition in partitions} - (set() if manifest is None else manifest.runs):
             await self.discard(run)
         if manifest is not None:
             return await self.publish(manifest)

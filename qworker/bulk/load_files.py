@@ -1,8 +1,8 @@
 """Runs, seals and marks as files: what stagings in directories share. The calls block, and each takes microseconds but where it says so.
 
-    <parent>/staged/<job>/run-<run>/<part>.<attempt>     what was staged: a file or a directory
-    <parent>/staged/<job>/seal-<step>                    the manifest of a step that is being published
-    <marks>/job-<sha256 of the job>                      the job's last published step
+    <parent>/staged/<load>/run-<run>/<partition>.<attempt>     what was staged: a file or a directory
+    <parent>/staged/<load>/seal-<step>                    the manifest of a step that is being published
+    <marks>/job-<sha256 of the load>                      the load's last published step
 
 A seal appears by `link`, which never overwrites: the first one wins. It goes only after the mark is on the disk, and whoever meets a
 seal looks for the mark after that. So a seal that was made when the step had been done already is known for what it is.
@@ -20,11 +20,11 @@ from typing import TypeVar
 
 import msgspec
 
+from qworker.bulk.contract import IncompleteLoad, LoadDone, Manifest
 from qworker.errors import BackendError
 from qworker.files import CREATE, DIRECTORY, link_file, read_file, write_all
-from qworker.staging.contract import HalfPublished, Manifest, Published
 
-__all__ = ["GONE", "RUN", "STAGED", "JobFolder", "half_published", "names_in", "remove_empty", "remove_tree"]
+__all__ = ["GONE", "RUN", "STAGED", "LoadFiles", "half_published", "names_in", "remove_empty", "remove_tree"]
 
 STAGED = "staged"
 RUN, _SEAL, GONE = "run-", "seal-", "gone-"
@@ -34,25 +34,25 @@ _ATTEMPTS = 20
 T = TypeVar("T")
 
 _read_manifest = msgspec.json.Decoder(Manifest).decode
-_read_published = msgspec.json.Decoder(Published).decode
+_read_done = msgspec.json.Decoder(LoadDone).decode
 
 
-class JobFolder:
-    """One job's files.
+class LoadFiles:
+    """One load's files.
 
     Args:
         parent: the directory of `staged/`, and for files that are being written.
         marks: where marks are kept; on the same file system.
-        job: its checked name.
+        load: its checked name.
         mode: of directories that are made.
         durable: whether seals and marks are put on the disk.
     """
 
-    def __init__(self, parent: int, marks: int, job: str, *, mode: int, durable: bool) -> None:
+    def __init__(self, parent: int, marks: int, load: str, *, mode: int, durable: bool) -> None:
         self._parent = parent
         self._marks = marks
-        self._path = f"{STAGED}/{job}"
-        self._mark = f"job-{hashlib.sha256(job.encode()).hexdigest()}"
+        self._path = f"{STAGED}/{load}"
+        self._mark = f"job-{hashlib.sha256(load.encode()).hexdigest()}"
         self._mode = mode
         self._durable = durable
 
@@ -96,7 +96,7 @@ class JobFolder:
         remove_tree(gone, self._parent)
 
     def remove_empty(self) -> None:
-        """Remove the job's folder, and that of all jobs, once nothing is in them."""
+        """Remove the load's folder, and that of all loads, once nothing is in them."""
         for path in (self._path, STAGED):
             remove_empty(path, self._parent)
 
@@ -121,7 +121,7 @@ class JobFolder:
         written = self._write(msgspec.json.encode(manifest))
 
         def link() -> None:
-            # A job without rows has no folder yet.
+            # A load without rows has no folder yet.
             self._make(STAGED, self._path)
             link_file(written, seal, self._parent, self._parent)
             self._sync(self._path)
@@ -163,18 +163,18 @@ class JobFolder:
 
     # -- marks -------------------------------------------------------------------------------------------------------
 
-    def done(self, step: int) -> Published | None:
+    def done(self, step: int) -> LoadDone | None:
         """The mark, if this step or a later one is done."""
         text = read_file(self._mark, self._marks)
         if text is None:
             return None
         try:
-            published = _read_published(text)
+            published = _read_done(text)
         except ValueError as error:
             raise BackendError(f"the mark {self._mark} is damaged: {error}") from error
         return published if published.step >= step else None
 
-    def mark(self, published: Published) -> None:
+    def mark(self, published: LoadDone) -> None:
         """Mark a step as done, for good, unless a later one is."""
         written = self._write(msgspec.json.encode(published))
         lock = os.open(".", DIRECTORY, dir_fd=self._parent)
@@ -224,7 +224,7 @@ class JobFolder:
             try:
                 fd = os.open(path, DIRECTORY, dir_fd=self._parent)
             except FileNotFoundError:
-                # Its job is done: the mark tells.
+                # Its load is done: the mark tells.
                 return
             try:
                 os.fsync(fd)
@@ -232,17 +232,17 @@ class JobFolder:
                 os.close(fd)
 
 
-def half_published(parent: int, marks: int) -> list[HalfPublished]:
-    """The jobs of a directory that are sealed and not done.
+def half_published(parent: int, marks: int) -> list[IncompleteLoad]:
+    """The loads of a directory that are sealed and not done.
 
     Raises:
         OSError: a file cannot be read.
         BackendError: a seal or a mark is damaged.
     """
     found = [
-        HalfPublished(job=job, manifest=manifest)
-        for job in names_in(STAGED, parent)
-        for manifest in JobFolder(parent, marks, job, mode=0o700, durable=False).unfinished()
+        IncompleteLoad(name=load, manifest=manifest)
+        for load in names_in(STAGED, parent)
+        for manifest in LoadFiles(parent, marks, load, mode=0o700, durable=False).unfinished()
     ]
     return sorted(found, key=lambda each: each.manifest.sealed_at)
 

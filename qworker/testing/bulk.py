@@ -5,32 +5,32 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+from qworker.bulk import BulkWriter, StagedPartition
 from qworker.message import Draft
-from qworker.staging import StagedPart, Staging
 from qworker.testing.base import Contract
 from qworker.testing.harness import Case
 
-__all__ = ["StagingContract"]
+__all__ = ["BulkContract"]
 
 _PARTS, _ROWS = 2, 30
-_ALL = sorted(b"%d.%d" % (part, row) for part in range(_PARTS) for row in range(_ROWS))
+_ALL = sorted(b"%d.%d" % (partition, row) for partition in range(_PARTS) for row in range(_ROWS))
 
 
-async def _stage(staging: Staging, run: str) -> list[StagedPart]:
+async def _stage(staging: BulkWriter, run: str) -> list[StagedPartition]:
     return [
-        await staging.stage(run, part, "only", [[Draft(body=b"%d.%d" % (part, row)) for row in range(_ROWS)]])
-        for part in range(_PARTS)
+        await staging.stage(run, partition, "only", [[Draft(body=b"%d.%d" % (partition, row)) for row in range(_ROWS)]])
+        for partition in range(_PARTS)
     ]
 
 
-class StagingContract(Contract):
+class BulkContract(Contract):
     """`staging`."""
 
     async def test_staged_messages_are_seen_at_the_commit_and_once(self, case: Case, tmp_path: Path) -> None:
         staging = case.backend.staging(case.queue, "job", folder=tmp_path)
-        parts = await _stage(staging, "run")
+        partitions = await _stage(staging, "run")
         assert await case.lease(1) == []
-        assert (await staging.commit(0, parts)).rows == len(_ALL)
+        assert (await staging.commit(0, partitions)).rows == len(_ALL)
         assert sorted(await case.leased_bodies()) == _ALL
 
     async def test_a_job_that_is_done_is_never_published_again(self, case: Case, tmp_path: Path) -> None:
@@ -48,12 +48,12 @@ class StagingContract(Contract):
 
     async def test_a_half_published_job_is_found_until_it_is_completed(self, case: Case, tmp_path: Path) -> None:
         dead = case.backend.staging(case.queue, "job", folder=tmp_path)
-        parts = await _stage(dead, "dead")
+        partitions = await _stage(dead, "dead")
         other = await case.open()
         assert await other.half_published(case.queue, folder=tmp_path) == []
-        manifest = await dead.seal(0, parts)
+        manifest = await dead.seal(0, partitions)
         [half] = await other.half_published(case.queue, folder=tmp_path)
-        assert (half.job, half.manifest) == ("job", manifest)
+        assert (half.name, half.manifest) == ("job", manifest)
         assert case.queue in await other.queues()
         await other.staging(case.queue, "job", folder=tmp_path).publish(half.manifest)
         assert await other.half_published(case.queue, folder=tmp_path) == []
@@ -61,7 +61,10 @@ class StagingContract(Contract):
     async def test_the_first_seal_counts_and_anybody_publishes_it(self, case: Case, tmp_path: Path) -> None:
         dead, others = case.backend.staging(case.queue, "job", folder=tmp_path), [await case.open() for _ in range(2)]
         assert await dead.seal(0, await _stage(dead, "dead")) is not None
-        jobs = [other.staging(case.queue, "job", folder=tmp_path) for other in others]
-        late = [await job.stage(f"late-{number}", 0, "a", [[Draft(body=b"late")]]) for number, job in enumerate(jobs)]
-        await asyncio.gather(*[job.commit(0, [part]) for job, part in zip(jobs, late, strict=True)])
+        writers = [other.staging(case.queue, "job", folder=tmp_path) for other in others]
+        late = [
+            await writer.stage(f"late-{number}", 0, "a", [[Draft(body=b"late")]])
+            for number, writer in enumerate(writers)
+        ]
+        await asyncio.gather(*[writer.commit(0, [partition]) for writer, partition in zip(writers, late, strict=True)])
         assert sorted(await case.leased_bodies()) == _ALL

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from qworker.backend import Backend
+from qworker.bulk import BulkWriter, StagedPartition, check_load, message_id
+from qworker.bulk.spool import BATCH, SpooledBulkWriter
 from qworker.errors import BackendError, BackendUnavailable, InvalidName, NotSupported, UsageError
 from qworker.message import Draft, SettleAction, Settlement, State
 from qworker.registry import open_backend
-from qworker.staging import StagedPart, Staging, check_job, message_id
-from qworker.staging.spool import BATCH, SpooledStaging
 from tests.servers import RedisServer
 
 NATIVE = ("file", "redis")
@@ -41,7 +41,7 @@ class Store:
         self._opened.append(open_backend(self.url))
         return self._opened[-1]
 
-    def staging(self, job: str = "job", queue: str = "q") -> Staging:
+    def staging(self, job: str = "job", queue: str = "q") -> BulkWriter:
         return self.backend().staging(queue, job, folder=self.folder)
 
     async def bodies(self) -> list[str]:
@@ -99,7 +99,7 @@ def drafts(part: int, rows: int) -> list[list[Draft]]:
     return [made[first : first + 40] for first in range(0, rows, 40)]
 
 
-async def stage(staging: Staging, run: str, parts: int = 3, rows: int = 50) -> list[StagedPart]:
+async def stage(staging: BulkWriter, run: str, parts: int = 3, rows: int = 50) -> list[StagedPartition]:
     return [await staging.stage(run, part, "a", drafts(part, rows)) for part in range(parts)]
 
 
@@ -355,7 +355,7 @@ async def test_what_a_dead_job_staged_in_redis_is_forgotten_and_what_is_sealed_i
 
 async def test_a_resumed_commit_through_a_folder_goes_on_behind_what_is_known_to_be_stored(tmp_path: Path) -> None:
     backend = open_backend(f"memory://{tmp_path.name}")
-    staging = SpooledStaging(backend, "q", "job", tmp_path)
+    staging = SpooledBulkWriter(backend, "q", "job", tmp_path)
     manifest = await staging.seal(0, await stage(staging, "r1", parts=2, rows=3 * BATCH))
     assert manifest is not None
     publish, calls = backend.publish, 0
@@ -389,6 +389,6 @@ def test_a_store_without_a_directory_says_that_it_needs_a_folder() -> None:
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "..", ".a", "a:b", "x" * 65, "a b"])
-def test_a_job_s_name_cannot_lead_anywhere_else(name: str) -> None:
-    with pytest.raises(InvalidName, match="no job name"):
-        check_job(name)
+def test_a_load_s_name_cannot_lead_anywhere_else(name: str) -> None:
+    with pytest.raises(InvalidName, match="not a valid load name"):
+        check_load(name)

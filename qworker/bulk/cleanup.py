@@ -1,16 +1,16 @@
-"""Removing what dead jobs have staged."""
+"""Removing what dead loads have staged."""
 
 from __future__ import annotations
 
 import os
 import time
 
-from qworker.staging.folder import GONE, RUN, STAGED, JobFolder, names_in, remove_tree
+from qworker.bulk.load_files import GONE, RUN, STAGED, LoadFiles, names_in, remove_tree
 
-__all__ = ["is_staged", "sweep_staged"]
+__all__ = ["clean_up_staged", "has_staged"]
 
 
-def is_staged(parent: int) -> bool:
+def has_staged(parent: int) -> bool:
     """Whether there is anything to sweep."""
     try:
         os.stat(STAGED, dir_fd=parent, follow_symlinks=False)
@@ -19,18 +19,18 @@ def is_staged(parent: int) -> bool:
     return True
 
 
-def sweep_staged(parent: int, older_than: float) -> int:
+def clean_up_staged(parent: int, older_than: float) -> int:
     """Remove runs that nobody sealed, and in which nothing was written since a moment; count them. May take long.
 
-    A run that is sealed stays for ever: its job was half published, and somebody will want the other half.
+    A run that is sealed stays for ever: its load was half published, and somebody will want the other half.
 
     Raises:
         OSError: one cannot be removed.
     """
     count = 0
-    for job in names_in(STAGED, parent):
-        folder = JobFolder(parent, parent, job, mode=0o700, durable=False)
-        path = f"{STAGED}/{job}"
+    for load in names_in(STAGED, parent):
+        folder = LoadFiles(parent, parent, load, mode=0o700, durable=False)
+        path = f"{STAGED}/{load}"
         for name in names_in(path, parent):
             if name.startswith(GONE):
                 remove_tree(f"{path}/{name}", parent)
@@ -44,12 +44,12 @@ def sweep_staged(parent: int, older_than: float) -> int:
 def _last_change(path: str, parent: int) -> float:
     """When something was last written to a run: a file changes its directory's time when it is made."""
     places = [path]
-    for part in names_in(path, parent):
-        places.append(f"{path}/{part}")
-        chunks = names_in(f"{path}/{part}", parent)
+    for partition in names_in(path, parent):
+        places.append(f"{path}/{partition}")
+        chunks = names_in(f"{path}/{partition}", parent)
         if chunks:
             # They are made one after another.
-            places.append(f"{path}/{part}/{max(chunks)}")
+            places.append(f"{path}/{partition}/{max(chunks)}")
     latest = 0.0
     for place in places:
         try:

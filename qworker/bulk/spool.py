@@ -1,6 +1,6 @@
 """Staging for stores that have no place for it: rows in files of a folder that all processes share, published by the one that commits.
 
-What is promised: nothing is visible before the commit; an attempt that does not count leaves nothing; a job that is done is never published
+What is promised: nothing is visible before the commit; an attempt that does not count leaves nothing; a load that is done is never published
 again. A commit that dies is resumed behind the last batch that is known to be stored. The one batch of which that is not known is
 published once more, with the same ids: a store that keeps given ids stores none of it twice as long as the messages are there; others
 may hold up to one batch twice. The bodies go from the folder to the store through the process that commits, a batch at a time.
@@ -21,24 +21,24 @@ from typing import BinaryIO
 import msgspec
 
 from qworker.backend import Backend
+from qworker.bulk.cleanup import clean_up_staged
+from qworker.bulk.contract import (
+    BulkWriter,
+    IncompleteLoad,
+    LoadDone,
+    Manifest,
+    StagedPartition,
+    message_id,
+    missing,
+    sort_partitions,
+)
+from qworker.bulk.load_files import LoadFiles, half_published
 from qworker.errors import BackendError, InvalidURL, UsageError
 from qworker.files import CREATE, DIRECTORY, READ, store_errors, write_all
 from qworker.message import Draft
-from qworker.staging.contract import (
-    HalfPublished,
-    Manifest,
-    Published,
-    StagedPart,
-    Staging,
-    message_id,
-    missing,
-    order_of,
-)
-from qworker.staging.folder import JobFolder, half_published
-from qworker.staging.sweep import sweep_staged
 from qworker.url import BackendURL
 
-__all__ = ["SpooledStaging", "half_spooled"]
+__all__ = ["SpooledBulkWriter", "incomplete_spooled"]
 
 # Messages published at once: what may be doubled at most, by a store that keeps no given ids.
 BATCH = 100
@@ -62,45 +62,47 @@ _decode = msgspec.msgpack.Decoder(_SpooledDraft).decode
 class _Progress(msgspec.Struct, frozen=True):
     """How far the publishing of a seal is known to be."""
 
-    # Which of the manifest's parts, and how many of its rows are stored.
-    part: int = 0
+    # Which of the manifest's partitions, and how many of its rows are stored.
+    partition: int = msgspec.field(default=0, name="part")
     row: int = 0
 
 
-class SpooledStaging(Staging):
+class SpooledBulkWriter(BulkWriter):
     """See the module.
 
     Args:
         backend: the store.
         queue: where the messages go.
-        job: the job's name.
-        folder: on a file system that every process of the job sees; made if it is absent. None: beside the store's directory.
+        load: the load's name.
+        folder: on a file system that every process of the load sees; made if it is absent. None: beside the store's directory.
 
     Raises:
         UsageError: there is no folder, and the store has no directory.
     """
 
-    def __init__(self, backend: Backend, queue: str, job: str, folder: Path | None) -> None:
-        super().__init__(queue, job)
+    def __init__(self, backend: Backend, queue: str, load: str, folder: Path | None) -> None:
+        super().__init__(queue, load)
         self._backend = backend
         self._folder = _place(backend, self.queue, folder)
         self._takes_ids = "given_ids" not in backend.deviations
 
-    async def done(self, step: int) -> Published | None:
+    async def done(self, step: int) -> LoadDone | None:
         """Look for the mark."""
-        with self._job() as job:
-            return job.done(step)
+        with self._files() as files:
+            return files.done(step)
 
     async def sealed(self, step: int) -> Manifest | None:
         """Look for the seal."""
-        with self._job() as job:
-            return job.sealed(step)
+        with self._files() as files:
+            return files.sealed(step)
 
-    async def stage(self, run: str, part: int, attempt: str, batches: Iterable[Sequence[Draft]]) -> StagedPart:
+    async def stage(
+        self, run: str, partition: int, attempt: str, batches: Iterable[Sequence[Draft]]
+    ) -> StagedPartition:
         """Write a file of drafts."""
-        with self._job() as job:
-            folder = job.make_run(run)
-            name = f"{part}.{attempt}"
+        with self._files() as files:
+            folder = files.make_run(run)
+            name = f"{partition}.{attempt}"
             try:
                 fd = os.open(name, CREATE, 0o600, dir_fd=folder)
                 try:
@@ -114,53 +116,55 @@ class SpooledStaging(Staging):
                 os.fsync(folder)
             finally:
                 os.close(folder)
-        return StagedPart(run=run, part=part, attempt=attempt, count=count, size=size)
+        return StagedPartition(run=run, partition=partition, attempt=attempt, count=count, size=size)
 
-    async def seal(self, step: int, parts: Sequence[StagedPart]) -> Manifest | None:
+    async def seal(self, step: int, partitions: Sequence[StagedPartition]) -> Manifest | None:
         """Link the seal into its place."""
-        manifest = Manifest(step=step, sealed_at=time.time(), parts=order_of(parts))
+        manifest = Manifest(step=step, sealed_at=time.time(), partitions=sort_partitions(partitions))
         # First: what is sealed is looked for in the queues that are there.
         await self._backend.create(self.queue)
-        with self._job() as job:
-            if job.sealed(step) is None and job.done(step) is None:
-                for part in manifest.parts:
-                    with _staged(job, part) as file:
-                        if file is None and part.count:
-                            raise missing(self.job, part)
-            return job.seal(manifest)
+        with self._files() as files:
+            if files.sealed(step) is None and files.done(step) is None:
+                for partition in manifest.partitions:
+                    with _staged(files, partition) as file:
+                        if file is None and partition.count:
+                            raise missing(self.name, partition)
+            return files.seal(manifest)
 
-    async def publish(self, manifest: Manifest) -> Published:
+    async def publish(self, manifest: Manifest) -> LoadDone:
         """Publish what is left of the seal, a batch at a time."""
-        with self._job() as job:
+        with self._files() as files:
             async with self._alone():
-                return await self._publish(job, manifest)
+                return await self._publish(files, manifest)
 
-    async def _publish(self, job: JobFolder, manifest: Manifest) -> Published:
-        done = job.done(manifest.step)
+    async def _publish(self, files: LoadFiles, manifest: Manifest) -> LoadDone:
+        done = files.done(manifest.step)
         if done is not None:
             return done
         progress = self._progress(manifest.step)
-        for number in range(progress.part, len(manifest.parts)):
-            first = progress.row if number == progress.part else 0
-            part = manifest.parts[number]
-            with _staged(job, part) as file:
+        for number in range(progress.partition, len(manifest.partitions)):
+            first = progress.row if number == progress.partition else 0
+            partition = manifest.partitions[number]
+            with _staged(files, partition) as file:
                 if file is not None:
-                    await self._publish_part(manifest, number, first, file)
-                elif part.count:
-                    raise BackendError(f"{self._folder}: partition {part.part} of the job {self.job} has been removed")
-        published = Published(
-            job=self.job, step=manifest.step, rows=manifest.rows, rejected=manifest.rejected, at=time.time()
+                    await self._publish_partition(manifest, number, first, file)
+                elif partition.count:
+                    raise BackendError(
+                        f"{self._folder}: partition {partition.partition} of the load {self.name} has been removed"
+                    )
+        published = LoadDone(
+            name=self.name, step=manifest.step, rows=manifest.rows, rejected=manifest.rejected, at=time.time()
         )
-        job.mark(published)
+        files.mark(published)
         self._progress_file(manifest.step).unlink(missing_ok=True)
-        job.clean(manifest)
+        files.clean(manifest)
         return published
 
-    async def _publish_part(self, manifest: Manifest, number: int, first: int, file: BinaryIO) -> None:
-        part = manifest.parts[number]
+    async def _publish_partition(self, manifest: Manifest, number: int, first: int, file: BinaryIO) -> None:
+        partition = manifest.partitions[number]
         for start, drafts in _read(file, first):
             ids = [
-                message_id(self.job, manifest.step, part.part, row) if self._takes_ids else None
+                message_id(self.name, manifest.step, partition.partition, row) if self._takes_ids else None
                 for row in range(start, start + len(drafts))
             ]
             given = [msgspec.structs.replace(draft, id=name) for draft, name in zip(drafts, ids, strict=True)]
@@ -169,24 +173,24 @@ class SpooledStaging(Staging):
 
     async def discard(self, run: str) -> None:
         """Remove the run's folder, and what is older than anybody waits for."""
-        with self._job() as job:
-            await asyncio.to_thread(job.discard, run)
+        with self._files() as files:
+            await asyncio.to_thread(files.discard, run)
         parent = os.open(self._folder, DIRECTORY)
         try:
-            await asyncio.to_thread(sweep_staged, parent, time.time() - _STRAY)
+            await asyncio.to_thread(clean_up_staged, parent, time.time() - _STRAY)
         finally:
             os.close(parent)
 
     async def forget(self) -> None:
         """Remove the mark."""
-        with self._job() as job:
-            job.forget()
-        (self._folder / f"lock-{self.job}").unlink(missing_ok=True)
+        with self._files() as files:
+            files.forget()
+        (self._folder / f"lock-{self.name}").unlink(missing_ok=True)
 
     # -- progress ----------------------------------------------------------------------------------------------------
 
     def _progress_file(self, step: int) -> Path:
-        return self._folder / f"progress-{self.job}-{step}"
+        return self._folder / f"progress-{self.name}-{step}"
 
     def _progress(self, step: int) -> _Progress:
         try:
@@ -208,19 +212,19 @@ class SpooledStaging(Staging):
     # -- the folder --------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def _job(self) -> Generator[JobFolder]:
+    def _files(self) -> Generator[LoadFiles]:
         with store_errors(f"use the staging folder {self._folder}"):
             self._folder.mkdir(_MODE, parents=True, exist_ok=True)
             fd = os.open(self._folder, DIRECTORY)
             try:
-                yield JobFolder(fd, fd, self.job, mode=_MODE, durable=True)
+                yield LoadFiles(fd, fd, self.name, mode=_MODE, durable=True)
             finally:
                 os.close(fd)
 
     @asynccontextmanager
     async def _alone(self) -> AsyncGenerator[None]:
         """One process publishes at a time: two would both publish what neither has noted yet."""
-        fd = os.open(self._folder / f"lock-{self.job}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fd = os.open(self._folder / f"lock-{self.name}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             await asyncio.to_thread(fcntl.flock, fd, fcntl.LOCK_EX)
             yield
@@ -228,8 +232,8 @@ class SpooledStaging(Staging):
             os.close(fd)
 
 
-async def half_spooled(backend: Backend, queue: str, folder: Path | None) -> list[HalfPublished]:
-    """The jobs that are sealed and not published through; see `Backend.half_published`."""
+async def incomplete_spooled(backend: Backend, queue: str, folder: Path | None) -> list[IncompleteLoad]:
+    """The loads that are sealed and not published through; see `Backend.half_published`."""
     try:
         place = _place(backend, queue, folder)
     except UsageError:
@@ -263,14 +267,14 @@ def _beside(backend: Backend) -> Path:
 
 
 @contextmanager
-def _staged(job: JobFolder, part: StagedPart) -> Generator[BinaryIO | None]:
+def _staged(files: LoadFiles, partition: StagedPartition) -> Generator[BinaryIO | None]:
     """What an attempt staged; None when it is gone."""
-    folder = job.open_run(part.run)
+    folder = files.open_run(partition.run)
     if folder is None:
         yield None
         return
     try:
-        fd = os.open(f"{part.part}.{part.attempt}", READ, dir_fd=folder)
+        fd = os.open(f"{partition.partition}.{partition.attempt}", READ, dir_fd=folder)
     except FileNotFoundError:
         yield None
         return
