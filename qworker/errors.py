@@ -119,7 +119,7 @@ class QueueNotFound(BackendError):
     """No such queue."""
 
     def __init__(self, queue: str) -> None:
-        super().__init__(f"there is no queue {queue!r}: create it with `qworker install URL {queue}`")
+        super().__init__(f"there is no queue {queue!r}: create it with `qworker create URL {queue}`")
         self.queue = queue
 
 
@@ -137,7 +137,7 @@ class StoreNotFound(QueueNotFound):
             if queue
             else f"there is no directory {directory}"
         )
-        BackendError.__init__(self, f"{what}: check the URL, or create it with `qworker install`, `enqueue` or `run`")
+        BackendError.__init__(self, f"{what}: check the URL, or create it with `qworker create`, `enqueue` or `run`")
         self.directory = directory
         self.queue = queue
 

@@ -98,7 +98,7 @@ async def explain(
     reasons = [*await _by_state(backend, stored, stats, error, clock.time()), *unreadable]
     if stored.state in {State.READY, State.DELAYED, State.LEASED}:
         if stats.down and stored.state is not State.LEASED:
-            reasons.insert(0, Reason("paused", f"{queue} is down: nobody leases from it until `qworker up`"))
+            reasons.insert(0, Reason("paused", f"{queue} is paused: nothing is leased from it until `qworker resume`"))
         if tasks is not None:
             reasons += _by_app(stored, tasks)
     return Explanation(message_id, queue, stored.state, reasons, stored, history, error)

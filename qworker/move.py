@@ -98,7 +98,9 @@ async def move(
         if not stats.ready:
             await asyncio.sleep(_WAIT_S)
     if stats.down and stats.ready:
-        raise BackendError(f"{queue} is down at the source, so that nothing can be leased there: `qworker up` it first")
+        raise BackendError(
+            f"{queue} is paused at the source, so that nothing can be leased there: `qworker resume` it first"
+        )
     return moved
 
 

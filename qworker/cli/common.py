@@ -48,18 +48,31 @@ _BATCH = 1000
 
 
 class Group(click.Group):
-    """A command with commands of its own, in the order in which a newcomer meets them."""
+    """A command with commands of its own, in the order in which a newcomer meets them.
+
+    Args:
+        args: for click.
+        places: `module:attribute` of commands by name, which are imported when they are asked for.
+        kwargs: for click.
+    """
 
     # Words for its commands that people bring from other programs.
     synonyms: ClassVar[Mapping[str, str]] = {}
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, places: Mapping[str, str] | None = None, **kwargs: Any) -> None:
+        kwargs.setdefault("context_settings", {"help_option_names": ["-h", "--help"], "max_content_width": 110})
         super().__init__(*args, **kwargs)
         self.help = unwrapped(self.help)
+        self._places = places or {}
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Their names, as they were added."""
-        return list(self.commands)
+        return [*self._places, *self.commands]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command of a name; None: there is none."""
+        place = self._places.get(cmd_name)
+        return super().get_command(ctx, cmd_name) if place is None else load_command(place, f"{self.name} {cmd_name}")
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Nothing at all asks for the list of commands, and is no mistake."""
@@ -76,9 +89,17 @@ class Group(click.Group):
         name = args[0]
         if name.startswith("-") or self.get_command(ctx, name) is not None:
             return super().resolve_command(ctx, args)
-        meant = self.synonyms.get(name) or did_you_mean(name, self.list_commands(ctx))
+        meant = self.synonyms.get(name) or self._meant_below(ctx, name) or did_you_mean(name, self.list_commands(ctx))
         path = ctx.command_path
         raise UsageError(f"there is no command {path} {name}: {meant or f'see {path} --help'}")
+
+    def _meant_below(self, ctx: click.Context, name: str) -> str:
+        """`did you mean GROUP NAME?` where one of its groups has a command of that name."""
+        for group_name in self.list_commands(ctx):
+            group = self.get_command(ctx, group_name)
+            if isinstance(group, click.Group) and name in group.list_commands(ctx):
+                return f"did you mean {group_name} {name}?"
+        return ""
 
 
 class Unavailable(click.Command):

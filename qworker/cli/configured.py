@@ -40,7 +40,7 @@ _WRITTEN_DOWN = """
     dry_run due_at empty_ok env event fail_perm_code fail_tmp_code failed file follow force format front full grace group health history
     host html id ids ignore_down ignore_exists ignore_listener insecure interval job json keep key kwargs limit lines link lock log_format
     log_level loop many master max_memory max_messages max_rate max_tries message messages mode msgid no_done no_env no_lock no_open offset
-    on once output owner page port priority protocol queue rejects reload shutdown_timeout since size source staging stall_limit state
+    on once output owner page paused port priority protocol queue rejects reload shutdown_timeout since size source staging stall_limit state
     success_code task timeout topic trigger triggered ttl until url verbose visibility wait_for_backend where workers yes
 """
 OPTIONS = frozenset(_WRITTEN_DOWN.split())

@@ -35,32 +35,42 @@ EXIT_UNREACHABLE = 3
 EXIT_INTERRUPTED = 130
 
 # Each command is one module, imported when it is asked for: `qworker publish` need not pay for `qworker bench`.
-COMMANDS = {
-    "run": "qworker.cli.run:command",
-    "demo": "qworker.cli.demo:command",
-    "enqueue": "qworker.cli.enqueue:command",
-    "publish": "qworker.cli.publish:command",
-    "ls": "qworker.cli.ls:command",
-    "stats": "qworker.cli.stats:command",
-    "top": "qworker.cli.top:command",
-    "browse": "qworker.cli.browse:command",
-    "explain": "qworker.cli.explain:command",
-    "history": "qworker.cli.history:command",
-    "requeue": "qworker.cli.requeue:command",
-    "purge": "qworker.cli.purge:command",
-    "down": "qworker.cli.pause:down_command",
-    "up": "qworker.cli.pause:up_command",
-    "install": "qworker.cli.install:command",
-    "move": "qworker.cli.move:command",
-    "doctor": "qworker.cli.doctor:command",
-    "health": "qworker.cli.health:command",
-    "scan": "qworker.cli.scan:command",
-    "serve": "qworker.cli.serve:command",
-    "mover": "qworker.cli.mover:mover_command",
-    "reaper": "qworker.cli.mover:reaper_command",
-    "pipeline": "qworker.cli.pipeline:command",
-    "bench": "qworker.cli.bench:command",
+# They stand in the groups of `qworker --help`, which has one more for those of backends and of other packages.
+GROUPS: dict[str, dict[str, str]] = {
+    "Run and enqueue": {
+        "run": "qworker.cli.run:command",
+        "enqueue": "qworker.cli.enqueue:command",
+        "publish": "qworker.cli.publish:command",
+        "scan": "qworker.cli.scan:command",
+        "demo": "qworker.cli.demo:command",
+    },
+    "Look": {
+        "ls": "qworker.cli.ls:command",
+        "stats": "qworker.cli.stats:command",
+        "top": "qworker.cli.top:command",
+        "browse": "qworker.cli.browse:command",
+        "explain": "qworker.cli.explain:command",
+        "history": "qworker.cli.history:command",
+        "doctor": "qworker.cli.doctor:command",
+        "bench": "qworker.cli.bench:command",
+    },
+    "Change": {
+        "create": "qworker.cli.create:command",
+        "pause": "qworker.cli.pause:pause_command",
+        "resume": "qworker.cli.pause:resume_command",
+        "requeue": "qworker.cli.requeue:command",
+        "purge": "qworker.cli.purge:command",
+    },
+    "Bulk and Spark": {
+        "move": "qworker.cli.move:command",
+        "pipeline": "qworker.cli.pipeline:command",
+    },
+    "Servers": {
+        "serve": "qworker.cli.serve:command",
+        "health": "qworker.cli.health:command",
+    },
 }
+COMMANDS = {name: place for group in GROUPS.values() for name, place in group.items()}
 
 
 # Backends, and whoever else, may bring commands of their own.
@@ -79,8 +89,10 @@ class _Commands(Group):
         **dict.fromkeys(("flush", "clear", "delete", "empty", "remove"), "did you mean purge?"),
         "retry": "did you mean requeue?",
         **dict.fromkeys(("send", "call", "submit", "push-task", "apply"), "did you mean enqueue?"),
-        **dict.fromkeys(("pause", "stop"), "did you mean down, which pauses a queue? A worker is stopped by SIGTERM"),
-        "resume": "did you mean up?",
+        **dict.fromkeys(("stop", "quiet"), "did you mean pause, for a queue? A worker is stopped by SIGTERM"),
+        "down": "did you mean pause?",
+        **dict.fromkeys(("up", "unpause"), "did you mean resume?"),
+        **dict.fromkeys(("install", "make", "init"), "did you mean create?"),
         **dict.fromkeys(("events", "log", "logs"), "did you mean history?"),
         **dict.fromkeys(("check", "ping"), "did you mean doctor?"),
         **dict.fromkeys(
@@ -90,6 +102,16 @@ class _Commands(Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [*COMMANDS, *sorted(entry_points(group=GROUP).names - COMMANDS.keys())]
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        names = self.list_commands(ctx)
+        width = max(map(len, names))
+        for title, group in {**GROUPS, "Protocols": [name for name in names if name not in COMMANDS]}.items():
+            found = [(name, self.get_command(ctx, name)) for name in group]
+            limit = formatter.width - width - 6
+            rows = [(name.ljust(width), one.get_short_help_str(limit)) for name, one in found if one is not None]
+            with formatter.section(title):
+                formatter.write_dl(rows)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         place = COMMANDS.get(cmd_name)

@@ -78,16 +78,16 @@ def ok(qworker: Any) -> Callable[..., str]:
 
 
 def test_a_message_goes_through_the_commands_of_an_operator(ok: Any, qworker: Any) -> None:
-    ok("install", URL, "inbox", "other")
+    ok("create", URL, "inbox", "other")
     assert ok("ls", URL).split() == ["inbox", "other"]
     message_id = ok("publish", URL, "inbox", "--body", "hello").strip()
     assert json.loads(ok("stats", URL, "inbox", "--json"))["ready"] == 1
     assert "hello" in ok("browse", URL, "inbox")
     assert "next to be taken" in ok("explain", URL, "inbox", message_id)
-    ok("down", URL, "inbox")
+    ok("pause", URL, "inbox")
     assert "down" in ok("stats", URL, "inbox")
-    assert "is down" in ok("explain", URL, "inbox", message_id)
-    ok("up", URL, "inbox")
+    assert "is paused" in ok("explain", URL, "inbox", message_id)
+    ok("resume", URL, "inbox")
     assert json.loads(ok("requeue", URL, "inbox", "--json")) == {"queue": "inbox", "requeued": 0}
     status, _, err = qworker("explain", URL, "inbox", "no-such-id")
     assert status == 1
@@ -108,9 +108,9 @@ def test_every_command_that_prints_data_prints_json(ok: Any, app: str) -> None:
         ("explain", URL, "inbox", ids[0]),
         ("requeue", URL, "inbox"),
         ("purge", URL, "inbox", "--state", "fail", "--yes"),
-        ("down", URL, "inbox"),
-        ("up", URL, "inbox"),
-        ("install", URL, "inbox"),
+        ("pause", URL, "inbox"),
+        ("resume", URL, "inbox"),
+        ("create", URL, "inbox"),
         ("move", URL, "file://./elsewhere", "inbox"),
         ("doctor", URL),
         ("bench", "memory:", "--messages", "10"),
@@ -245,7 +245,7 @@ def test_the_command_line_beats_the_environment_which_beats_the_file(
 def test_the_url_comes_from_the_settings_where_none_is_given(
     ok: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ok("install", URL, "inbox")
+    ok("create", URL, "inbox")
     (folder / "pyproject.toml").write_text(f'[tool.qworker]\nurl = "{URL}"\n')
     assert json.loads(ok("stats", "inbox", "--json"))["queue"] == "inbox"
     (folder / "elsewhere").mkdir()
@@ -302,7 +302,7 @@ def test_many_messages_show_progress_on_a_terminal_and_only_there(monkeypatch: p
 
 
 def test_doctor_tries_the_directory_and_says_what_is_broken(qworker: Any, ok: Any, folder: Path) -> None:
-    ok("install", URL, "inbox")
+    ok("create", URL, "inbox")
     checks = {check["name"]: check for check in json.loads(ok("doctor", URL, "--json"))}
     for name in (
         "versions",

@@ -146,7 +146,7 @@ def in_no_folder(folder: Path, line: str) -> tuple[int, str]:
     "line",
     [
         "publish URL inbox --body x",
-        "install URL inbox",
+        "create URL inbox",
         "stats URL",
         "ls URL",
         "history URL",
@@ -159,7 +159,7 @@ def in_no_folder(folder: Path, line: str) -> tuple[int, str]:
 )
 def test_a_whole_path_needs_no_working_directory(line: str, tmp_path: Path) -> None:
     url = f"file://{tmp_path}/spool"
-    main(["install", url, "inbox"])
+    main(["create", url, "inbox"])
     status, told = in_no_folder(tmp_path, line.replace("URL", url))
     assert status == 0, told
     assert "Traceback" not in told

@@ -75,8 +75,8 @@ def qworker(folder: Path, *arguments: str, before: str = "", **env: str) -> subp
         "top URL --once",
         "requeue URL inbox",
         "purge URL inbox --yes",
-        "down URL inbox",
-        "up URL inbox",
+        "pause URL inbox",
+        "resume URL inbox",
         "move URL file://./target",
         "pipeline archive URL ./archive",
         "pipeline replay URL inbox --where true",
@@ -197,7 +197,7 @@ def test_requeue_counts_what_is_missing_of_many(failed: list[str], said: Callabl
 
 @pytest.mark.parametrize(
     "command",
-    ["browse URL other", "explain URL other x", "requeue URL other", "purge URL other --yes", "down URL other"],
+    ["browse URL other", "explain URL other x", "requeue URL other", "purge URL other --yes", "pause URL other"],
 )
 def test_a_queue_that_is_not_there_is_one_line(
     command: str, failed: list[str], said: Callable[..., tuple[int, str, str]]

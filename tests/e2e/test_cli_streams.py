@@ -138,7 +138,7 @@ def test_handlers_output_that_is_lost_is_one_line_at_the_end(folder: Path) -> No
 
 @pytest.mark.parametrize("closed", ["<&- >&- 2>&-", ">/dev/full 2>/dev/full"])
 def test_a_server_serves_without_standard_streams(folder: Path, closed: str) -> None:
-    shell(folder, f"Q install {URL} inbox")
+    shell(folder, f"Q create {URL} inbox")
     line = f"exec {sys.executable} -m qworker serve {URL} --port 0 {closed}"
     with subprocess.Popen(["bash", "-c", line], cwd=folder, env=environment()) as server:
         try:

@@ -72,7 +72,12 @@ def test_the_list_of_commands_needs_no_extra(tmp_path: Path) -> None:
 
 
 def test_every_command_explains_itself_without_extras_or_names_the_extra(tmp_path: Path) -> None:
-    names = [*COMMANDS, *(f"pipeline {job}" for job in JOBS), "push", "jsonrpcd", "host-dist", "add-host", "rm-host"]
+    names = [
+        *COMMANDS,
+        *(f"pipeline {job}" for job in JOBS),
+        *(f"fsq {name}" for name in ("install", "push", "add-host")),
+        "mq mover",
+    ]
     found = bare(tmp_path, *(f"{name} --help" for name in names), "rfq --help", "rfq info", "rfq")
     for name in names:
         status, output = found[f"{name} --help"]
@@ -92,7 +97,7 @@ def test_a_command_that_is_called_names_the_extra_it_lacks(tmp_path: Path) -> No
         "serve file://./spool",
         "pipeline report ./archive",
         "run app:tasks --loop uvloop",
-        "install file://./spool inbox",
+        "create file://./spool inbox",
         "stats file://./spool",
         "doctor file://./spool",
     )

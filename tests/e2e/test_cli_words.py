@@ -45,6 +45,15 @@ def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         ("scheduler", "no scheduler"),
         ("enqeue", "enqueue"),
         ("sttas", "stats"),
+        # What commands were called once, and what is in a group now.
+        ("down", "did you mean pause?"),
+        ("up", "did you mean resume?"),
+        ("install", "did you mean create?"),
+        ("mover", "did you mean mq mover?"),
+        ("reaper", "did you mean mq reaper?"),
+        ("add-host", "did you mean fsq add-host?"),
+        ("jsonrpcd", "did you mean fsq jsonrpcd?"),
+        ("archive", "did you mean pipeline archive?"),
     ],
 )
 def test_a_command_that_is_not_there_names_the_one_that_was_meant(
@@ -63,6 +72,15 @@ def test_a_command_like_no_other_leads_to_the_list(capsys: pytest.CaptureFixture
 
 def test_no_word_of_other_programs_hides_a_command() -> None:
     assert not type(cli).synonyms.keys() & COMMANDS.keys()
+
+
+def test_the_list_of_commands_has_six_groups_in_the_order_of_use(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    found = re.findall(r"^([A-Z][\w ]+):\n((?:  .+\n)+)", capsys.readouterr().out, re.MULTILINE)
+    groups = {title: re.findall(r"^  (\S+)", lines, re.MULTILINE) for title, lines in found if title != "Options"}
+    assert list(groups) == ["Run and enqueue", "Look", "Change", "Bulk and Spark", "Servers", "Protocols"]
+    assert [name for names in groups.values() for name in names] == cli.list_commands(click.Context(cli))
+    assert groups["Protocols"] == ["fsq", "mq", "rfq"]
 
 
 # -- options, in the environment and in pyproject.toml -----------------------------------------------------------------

@@ -77,10 +77,10 @@ history {url} sums
 history {url} sums --id refuse-1 --all
 requeue {url} sums refuse-1
 requeue {url} sums no-such-id
-down {url} inbox
+pause {url} inbox
 explain {url} inbox letter-1
-up {url} inbox
-install {url} made
+resume {url} inbox
+create {url} made
 move {url} file://./elsewhere inbox
 purge {url} sums --state done --yes
 purge {url} nowhere --yes

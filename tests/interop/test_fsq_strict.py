@@ -259,7 +259,7 @@ async def test_a_queue_that_is_down_is_down_for_both(backend: Backend, peer: Fsq
     assert await backend.lease(QUEUE, 1, 30.0) == []
     status, output = await qworker("scan", f"fsq://{root}", QUEUE, "true")
     assert (status, output) == (111, b"work is down\n")
-    assert (await qworker("up", f"fsq://{root}", QUEUE))[0] == 0
+    assert (await qworker("fsq", "up", f"fsq://{root}", QUEUE))[0] == 0
     assert (await peer.run("scan", QUEUE, "/bin/sh", "-c", f"touch {tmp_path}/ran"))[0] == 0
     assert (tmp_path / "ran").exists()
 
@@ -404,10 +404,10 @@ async def test_every_variable_means_what_it_means_to_fsq(fsq: tuple[str, Path], 
             assert await peer.run("up", QUEUE) == (0, b"")
         else:
             url = f"fsq://{root}"
-            assert await qworker("install", "-a", "web1", url, QUEUE, **variables) == (0, b"")
-            assert await qworker("down", url, QUEUE, **variables) == (0, b"")
+            assert await qworker("fsq", "install", "-a", "web1", url, QUEUE, **variables) == (0, b"")
+            assert await qworker("fsq", "down", url, QUEUE, **variables) == (0, b"")
             assert (root / QUEUE / "stop").exists()
-            assert await qworker("up", url, QUEUE, **variables) == (0, b"")
+            assert await qworker("fsq", "up", url, QUEUE, **variables) == (0, b"")
         for argument, code in (("done", 3), ("again", 4), ("bad", 5)):
             enqueue = ("-f", str(tmp_path / "body"))
             if who == "fsq":
@@ -437,7 +437,7 @@ async def test_an_installed_queue_is_as_fsq_installs_it(
     for who in ("fsq", "qworker"):
         (tmp_path / who).mkdir()
     assert (await Fsq(fsq, tmp_path / "fsq").run("install", *flags, QUEUE))[0] == 0
-    status, output = await qworker("install", *flags, f"fsq://{tmp_path}/qworker", QUEUE)
+    status, output = await qworker("fsq", "install", *flags, f"fsq://{tmp_path}/qworker", QUEUE)
     assert status == 0, output
     assert tree(tmp_path / "qworker") == tree(tmp_path / "fsq")
 
@@ -446,11 +446,11 @@ async def test_installing_a_queue_that_is_there_is_an_error(backend: Backend, pe
     await backend.publish(QUEUE, [Draft(body=b"x")])
     status, output = await peer.run("install", QUEUE)
     assert b"queue exists" in output
-    status, output = await qworker("install", f"fsq://{root}", QUEUE)
-    assert (status, b"queue exists: work" in output) == (1, True)
-    assert (await qworker("install", "-i", f"fsq://{root}", QUEUE))[0] == 0
+    status, output = await qworker("fsq", "install", f"fsq://{root}", QUEUE)
+    assert (status, b"queue exists: work" in output) == (111, True)
+    assert (await qworker("fsq", "install", "-i", f"fsq://{root}", QUEUE))[0] == 0
     assert len(names(root, "queue")) == 1
-    assert (await qworker("install", "-f", f"fsq://{root}", QUEUE))[0] == 0
+    assert (await qworker("fsq", "install", "-f", f"fsq://{root}", QUEUE))[0] == 0
     assert names(root, "queue") == []
 
 
@@ -508,7 +508,7 @@ async def test_hosts_are_added_paused_and_removed_as_by_fsq(fsq: tuple[str, Path
         # The released programs end with 0 whatever happened, and say what went wrong.
         _, complaint = await peer.run(program, *arguments)
         flags = [word for word in arguments if word[0] == "-"]
-        ours, output = await qworker(program, *flags, url, *[word for word in arguments if word[0] != "-"])
+        ours, output = await qworker("fsq", program, *flags, url, *[word for word in arguments if word[0] != "-"])
         assert (ours == 0) == (complaint == b""), (program, arguments, complaint, output)
         assert tree(roots["qworker"]) == tree(roots["fsq"]), (program, arguments)
 
@@ -518,14 +518,14 @@ async def test_items_are_distributed_to_every_host_and_scanned_there_by_either(
 ) -> None:
     url, out = f"fsq://{root}", tmp_path / "out"
     for host in ("web1", "web2"):
-        assert (await qworker("add-host", url, host, QUEUE))[0] == 0
+        assert (await qworker("fsq", "add-host", url, host, QUEUE))[0] == 0
     await backend.publish(QUEUE, [Draft(body=b"1", argv=("a",))])
-    assert (await qworker("host-dist", "-g", url, QUEUE))[0] == 0
+    assert (await qworker("fsq", "host-dist", "-g", url, QUEUE))[0] == 0
     await backend.publish(QUEUE, [Draft(body=b"2", argv=("b",))])
     status, output = await peer.run("host-dist", QUEUE, "web1", "web2")
     assert status == 0, output
     await backend.publish(QUEUE, [Draft(body=b"3")])
-    assert (await qworker("host-dist", "-I", url, QUEUE, "web2"))[0] == 0
+    assert (await qworker("fsq", "host-dist", "-I", url, QUEUE, "web2"))[0] == 0
     assert names(root, "queue") == []
     assert len(names(root, "done")) == 3
     script = f'echo "$(cat) $FSQ_ITEM_HOST" >> {out}'
@@ -549,7 +549,7 @@ async def test_items_are_distributed_to_every_host_and_scanned_there_by_either(
 @contextlib.asynccontextmanager
 async def serving(root: Path) -> AsyncIterator[int]:
     """A qworker jsonrpcd; its port."""
-    process = await start_qworker("jsonrpcd", f"fsq://{root}", "127.0.0.1", "0")
+    process = await start_qworker("fsq", "jsonrpcd", f"fsq://{root}", "127.0.0.1", "0")
     assert process.stdout is not None
     try:
         line = await asyncio.wait_for(process.stdout.readline(), PATIENCE)
@@ -600,18 +600,18 @@ async def test_items_are_pushed_by_either_to_either(fsq: tuple[str, Path], tmp_p
         first, second, third, fourth = names(here, "hosts/web1/queue")
         async with serving(there) as ours, fsq_serving(Fsq(fsq, there)) as theirs:
             to_fsq, to_us = f"http://127.0.0.1:{theirs}", f"http://127.0.0.1:{ours}"
-            assert await qworker("push", url, to_fsq, QUEUE, QUEUE, "web1", first) == (0, b"")
-            assert await qworker("push", url, to_us, QUEUE, QUEUE, "web1", second) == (0, b"")
+            assert await qworker("fsq", "push", url, to_fsq, QUEUE, QUEUE, "web1", first) == (0, b"")
+            assert await qworker("fsq", "push", url, to_us, QUEUE, QUEUE, "web1", second) == (0, b"")
             status, output = await peer.run("push", to_us, QUEUE, QUEUE, "web1", third)
             assert status == 0, output
             # Under a scan, whose exit status says what becomes of it; a trigger that nobody listens on is a failure, unless told.
-            push = ("push", "-L", "-t", "-i", url, to_us, QUEUE, QUEUE)
+            push = ("fsq", "push", "-L", "-t", "-i", url, to_us, QUEUE, QUEUE)
             script = f'{sys.executable} -m qworker {" ".join(push)} "$FSQ_ITEM_HOST" "$FSQ_ITEM_ID"'
             assert (await qworker("scan", "-A", "web1", url, QUEUE, "/bin/sh", "-c", script))[0] == 0
             assert names(here, "hosts/web1/done") == [first, second, third, fourth]
             # What is there already is there once.
             assert names(there, "queue") == [first, second, third, fourth]
-            status, output = await qworker("push", "-t", url, to_us, QUEUE, "absent", "-", first)
+            status, output = await qworker("fsq", "push", "-t", url, to_us, QUEUE, "absent", "-", first)
             assert status == 111, output
         leases = await target.lease(QUEUE, 10, 30.0)
         assert [lease.message.body.decode() for lease in leases] == bodies
@@ -627,9 +627,9 @@ async def test_a_push_that_fails_leaves_the_item_to_be_tried_again(tmp_path: Pat
     try:
         await backend.publish(QUEUE, [Draft(body=b"\xff\xfe"), Draft(body=b"text")])
         binary, text = names(tmp_path / "here", "queue")
-        status, output = await qworker("push", url, "http://127.0.0.1:1", QUEUE, QUEUE, "-", text)
+        status, output = await qworker("fsq", "push", url, "http://127.0.0.1:1", QUEUE, QUEUE, "-", text)
         assert (status, b"refused" in output) == (111, True)
-        status, output = await qworker("push", url, "http://127.0.0.1:1", QUEUE, QUEUE, "-", binary)
+        status, output = await qworker("fsq", "push", url, "http://127.0.0.1:1", QUEUE, QUEUE, "-", binary)
         assert (status, b"carries text" in output) == (100, True)
         assert len(await backend.lease(QUEUE, 10, 30.0)) == 2
     finally:

@@ -296,7 +296,7 @@ def test_any_program_is_a_handler_on_any_backend(
     stats: dict[str, Any] = json.loads(capfd.readouterr().out)
     found = stats if "ready" in stats else stats[0]
     assert (found["ready"], found["fail"]) == (0, 2)
-    assert main(["down", url, QUEUE]) == 0
+    assert main(["pause", url, QUEUE]) == 0
     assert main(["scan", url, QUEUE, "true"]) == 111
     assert main(["scan", url, "absent", "true"]) == 111
     assert main(["scan", url, QUEUE]) == 100
@@ -432,7 +432,7 @@ def test_jsonrpcd_wants_its_token_and_bounded_bodies(served: Callable[..., tuple
 
 def test_jsonrpcd_listens_beyond_this_machine_only_when_told(root: Path, capfd: pytest.CaptureFixture[str]) -> None:
     root.mkdir()
-    assert main(["jsonrpcd", f"fsq://{root}", "0.0.0.0", "0"]) == 100
+    assert main(["fsq", "jsonrpcd", f"fsq://{root}", "0.0.0.0", "0"]) == 100
     assert "QWORKER_TOKEN" in capfd.readouterr().err
 
 

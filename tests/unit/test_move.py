@@ -141,5 +141,5 @@ async def test_a_paused_or_absent_source_is_told(source: Fragile, target: Fragil
         await move(source, target, QUEUE, clock=clock)
     await source.publish(QUEUE, [Draft(body=b"")])
     await source.pause(QUEUE)
-    with pytest.raises(BackendError, match="is down"):
+    with pytest.raises(BackendError, match="is paused"):
         await move(source, target, QUEUE, clock=clock)

@@ -318,8 +318,8 @@ async def test_mover_and_reaper_take_what_was_there_before_them(tmp_path: Path) 
     (new / f"alpha:{first}").write_bytes(b"1")
     (new / "no message").write_bytes(b"2")
     (remove / f"alpha:{first}").write_bytes(b"3")
-    mover = spawn("mover", "--source", str(new), "--destination", str(queues), "--delay", "1ms")
-    reaper = spawn("reaper", "--source", str(remove))
+    mover = spawn("mq", "mover", "--source", str(new), "--destination", str(queues), "--delay", "1ms")
+    reaper = spawn("mq", "reaper", "--source", str(remove))
     try:
         deadline = time.monotonic() + 50
         (new / f"beta:{second}").write_bytes(b"4")

@@ -18,6 +18,7 @@ from hatchling import build
 
 import qworker
 from qworker.backend import Backend
+from qworker.cli.main import GROUP as COMMANDS
 from qworker.registry import GROUP
 from tests.archives import unpack
 from tests.exports import check_exports
@@ -116,6 +117,10 @@ def test_a_wheel_runs_with_nothing_of_this_tree_on_the_path(wheel: Path, tmp_pat
 def test_each_scheme_loads_a_backend(scheme: str) -> None:
     (point,) = entry_points(group=GROUP, name=scheme)
     assert issubclass(point.load(), Backend)
+
+
+def test_there_are_two_groups_of_entry_points() -> None:
+    assert PROJECT["project"]["entry-points"].keys() == {GROUP, COMMANDS}
 
 
 @pytest.mark.parametrize("script", sorted(PROJECT["project"]["scripts"].values()))

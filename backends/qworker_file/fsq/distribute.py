@@ -51,7 +51,7 @@ def distribute(
         base = targets[0]
         chosen = list(hosts) or base.host_names()
         if not chosen:
-            say(f"{queue} has no hosts: add one with `qworker add-host URL HOST {queue}`")
+            say(f"{queue} has no hosts: add one with `qworker fsq add-host URL HOST {queue}`")
             return source.exits.fail_tmp
         targets += [opened(root, queue, constants, host) for host in chosen]
         for work in source.work(say):

@@ -79,7 +79,7 @@ def _print_lines(lines: list[str], as_json: bool) -> None:
         say(line)
 
 
-@click.group("rfq", cls=Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.group("rfq", cls=Group)
 def command() -> None:
     r"""Do what the rfq package's command does, on the same Redis.
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import click
 
-from qworker.cli.common import Group, load_command
+from qworker.cli.common import Group
 
 __all__ = ["JOBS", "command"]
 
+# In the order in which messages meet them.
 JOBS = {
     "load": "qworker.cli.pipeline.load:command",
     "archive": "qworker.cli.pipeline.archive:command",
@@ -18,18 +19,7 @@ JOBS = {
 }
 
 
-class _Jobs(Group):
-    """The jobs, in the order in which messages meet them."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(JOBS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        place = JOBS.get(cmd_name)
-        return None if place is None else load_command(place, f"pipeline {cmd_name}")
-
-
-@click.group("pipeline", cls=_Jobs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.group("pipeline", cls=Group, places=JOBS)
 def command() -> None:
     r"""Move and study messages in bulk, with Spark.
 

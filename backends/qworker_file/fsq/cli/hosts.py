@@ -1,4 +1,4 @@
-"""`qworker add-host`, `rm-host`, `up-host`, `down-host` and `host-dist`: a queue's sub-queues, one for each host."""
+"""`qworker fsq add-host`, `rm-host`, `up-host`, `down-host` and `host-dist`: a queue's sub-queues, one for each host."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def add_host_command(
 
     \b
     Example:
-      qworker add-host fsq:///var/fsq web1 thumbs
+      qworker fsq add-host fsq:///var/fsq web1 thumbs
     """
     chirp = complain(verbose)
     owners = {"item_user": owner, "queue_user": owner, "item_group": group, "queue_group": group}
@@ -76,7 +76,7 @@ def rm_host_command(url: str, host: str, queues: tuple[str, ...], force: bool, v
 
     \b
     Example:
-      qworker rm-host fsq:///var/fsq web1 thumbs
+      qworker fsq rm-host fsq:///var/fsq web1 thumbs
     """
     chirp = complain(verbose)
     with placed(url) as place:
@@ -108,7 +108,7 @@ def down_host_command(
 
     \b
     Example:
-      qworker down-host fsq:///var/fsq web1 thumbs
+      qworker fsq down-host fsq:///var/fsq web1 thumbs
     """
     with placed(url, item_user=owner, item_group=group, item_mode=mode) as place:
         for queue in queues:
@@ -130,7 +130,7 @@ def up_host_command(url: str, host: str, queues: tuple[str, ...], verbose: bool)
 
     \b
     Example:
-      qworker up-host fsq:///var/fsq web1 thumbs
+      qworker fsq up-host fsq:///var/fsq web1 thumbs
     """
     with placed(url) as place:
         for queue in queues:
@@ -180,8 +180,8 @@ def host_dist_command(
 
     \b
     Example:
-      qworker host-dist fsq:///var/fsq thumbs
-      qworker host-dist -g fsq:///var/fsq thumbs web1 web2
+      qworker fsq host-dist fsq:///var/fsq thumbs
+      qworker fsq host-dist -g fsq:///var/fsq thumbs web1 web2
     """
     del no_open
     options = ScanOptions(

@@ -1,4 +1,4 @@
-"""`qworker push` and `qworker jsonrpcd`: items from one host to another."""
+"""`qworker fsq push` and `qworker fsq jsonrpcd`: items from one host to another."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ def push_command(
 
     \b
     Example:
-      qworker push fsq:///var/fsq http://web1:8080 thumbs thumbs web1 _20131005205643_0_25577_mss_0_a.png
-      qworker scan -A web1 fsq:///var/fsq thumbs sh -c 'qworker push -L fsq:///var/fsq http://web1:8080 thumbs thumbs "$FSQ_ITEM_HOST" "$FSQ_ITEM_ID"'
+      qworker fsq push fsq:///var/fsq http://web1:8080 thumbs thumbs web1 _20131005205643_0_25577_mss_0_a.png
+      qworker scan -A web1 fsq:///var/fsq thumbs sh -c 'qworker fsq push -L fsq:///var/fsq http://web1:8080 thumbs thumbs "$FSQ_ITEM_HOST" "$FSQ_ITEM_ID"'
     """
     del protocol
     there = Remote(remote)
@@ -105,7 +105,7 @@ def jsonrpcd_command(
 
     \b
     Example:
-      qworker jsonrpcd fsq:///var/fsq 127.0.0.1 8080
+      qworker fsq jsonrpcd fsq:///var/fsq 127.0.0.1 8080
     """
     token = os.environ.get("QWORKER_TOKEN") or None
     if token is not None and len(token) < 8:

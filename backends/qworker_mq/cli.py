@@ -1,4 +1,4 @@
-"""`qworker mover` and `qworker reaper`: mq's daemons, for roots whose servers run without them."""
+"""`qworker mq`: mq's daemons, for roots whose servers run without them."""
 
 from __future__ import annotations
 
@@ -9,13 +9,26 @@ from pathlib import Path
 import click
 
 from qworker import logs
-from qworker.cli.common import Command, duration_type
+from qworker.cli.common import Command, Group, duration_type
 from qworker.http.daemons import Mover, Reaper, open_source, run_daemon
 
-__all__ = ["mover_command", "reaper_command"]
+__all__ = ["command"]
 
 
-@click.command("mover", cls=Command)
+@click.group("mq", cls=Group)
+def command() -> None:
+    r"""Run mq's daemons on the directories of a root.
+
+    `qworker serve` runs them by itself, unless its URL says daemons=0.
+
+    \b
+    Examples:
+      qworker mq mover --source /var/mq/new --destination /var/mq/queues
+      qworker mq reaper --source /var/mq/remove
+    """
+
+
+@command.command("mover", cls=Command)
 @click.option("--source", required=True, type=click.Path(path_type=Path), help="Directory of <queue>:<id> files.")
 @click.option("--destination", required=True, type=click.Path(path_type=Path), help="Directory of queues.")
 @click.option("--delay", type=duration_type(), default="0s", show_default=True, help="How long a file stays in SOURCE.")
@@ -24,8 +37,8 @@ def mover_command(source: Path, destination: Path, delay: float) -> None:
 
     \b
     Example:
-      qworker mover --source /var/mq/new --destination /var/mq/queues
-      qworker mover --source /var/mq/delay --destination /var/mq/queues --delay 30s
+      qworker mq mover --source /var/mq/new --destination /var/mq/queues
+      qworker mq mover --source /var/mq/delay --destination /var/mq/queues --delay 30s
     """
     logs.configure()
     opened = open_source(source)
@@ -39,14 +52,14 @@ def mover_command(source: Path, destination: Path, delay: float) -> None:
         os.close(opened)
 
 
-@click.command("reaper", cls=Command)
+@command.command("reaper", cls=Command)
 @click.option("--source", required=True, type=click.Path(path_type=Path), help="Directory of removed messages.")
 def reaper_command(source: Path) -> None:
     r"""Unlink the removed messages of an mq root, now and as they come.
 
     \b
     Example:
-      qworker reaper --source /var/mq/remove
+      qworker mq reaper --source /var/mq/remove
     """
     logs.configure()
     opened = open_source(source)

@@ -1,0 +1,121 @@
+"""`qworker fsq install`, `down` and `up`: queues as fsq's own programs make, pause and resume them."""
+
+from __future__ import annotations
+
+import os
+
+import click
+
+from qworker.names import check_queue
+from qworker.url import BackendURL
+from qworker_file.fsq.cli.common import FsqCommand, complain, owner_options, placed
+from qworker_file.fsq.layout import Install, QueueExists, install, uninstall
+from qworker_file.fsq.options import FsqOptions, check_host, root_of
+from qworker_file.fsq.reenqueue import opened
+
+__all__ = ["down_command", "install_command", "up_command"]
+
+_QUEUES = click.argument("queues", type=check_queue, nargs=-1, required=True, metavar="QUEUE...")
+_VERBOSE = click.option("-v", "--verbose", is_flag=True, help="Say what is done.")
+
+
+@click.command("install", cls=FsqCommand)
+@click.argument("url")
+@_QUEUES
+@click.option("-d", "--down", is_flag=True, help="Install it down: its items wait until `qworker fsq up`.")
+@click.option("-i", "--ignore-exists", is_flag=True, help="Skip a QUEUE that exists. Without it, that is an error.")
+@click.option("-f", "--force", is_flag=True, help="Remove a QUEUE that exists, with all its items, first.")
+@click.option("-t", "--triggered", is_flag=True, help="Add a trigger for the queue and one for its hosts.")
+@click.option("-a", "--add-host", "hosts", multiple=True, metavar="HOST", help="Add a sub-queue for HOST; repeatable.")
+@owner_options
+@_VERBOSE
+def install_command(
+    url: str,
+    queues: tuple[str, ...],
+    down: bool,
+    ignore_exists: bool,
+    force: bool,
+    triggered: bool,
+    hosts: tuple[str, ...],
+    owner: str | None,
+    group: str | None,
+    mode: str | None,
+    verbose: bool,
+) -> None:
+    r"""Install each QUEUE as fsq does.
+
+    `qworker create` makes queues on any backend. This one has fsq's options.
+
+    \b
+    Example:
+      qworker fsq install -t -a web1 -a web2 fsq:///var/fsq thumbs
+    """
+    chirp = complain(verbose)
+    how = Install(down=down, triggered=triggered, hosts=tuple(check_host(host) for host in hosts))
+    owners = {"item_user": owner, "queue_user": owner, "item_group": group, "queue_group": group}
+    _make_root(url)
+    with placed(url, **owners, item_mode=mode, queue_mode=mode) as place:
+        for queue in queues:
+            chirp(f"installing {queue}")
+            try:
+                install(place.root, queue, place.constants, how)
+            except QueueExists:
+                if force:
+                    uninstall(place.root, queue, place.constants)
+                    install(place.root, queue, place.constants, how)
+                elif ignore_exists:
+                    chirp(f"skipping {queue}; already installed")
+                else:
+                    raise
+
+
+def _make_root(url: str) -> None:
+    parsed = BackendURL.parse(url)
+    if parsed.scheme == "fsq":
+        os.makedirs(root_of(parsed, FsqOptions.from_url(parsed).constants), 0o775, exist_ok=True)
+
+
+@click.command("down", cls=FsqCommand)
+@click.argument("url")
+@_QUEUES
+@owner_options
+@_VERBOSE
+def down_command(
+    url: str, queues: tuple[str, ...], owner: str | None, group: str | None, mode: str | None, verbose: bool
+) -> None:
+    r"""Let nothing take items from each QUEUE and from its hosts' sub-queues.
+
+    \b
+    Example:
+      qworker fsq down fsq:///var/fsq thumbs
+    """
+    with placed(url, item_user=owner, item_group=group, item_mode=mode) as place:
+        for queue in queues:
+            complain(verbose)(f"downing {queue}")
+            files = opened(place.root, queue, place.constants)
+            try:
+                files.down()
+            finally:
+                files.close()
+
+
+@click.command("up", cls=FsqCommand)
+@click.argument("url")
+@_QUEUES
+@_VERBOSE
+def up_command(url: str, queues: tuple[str, ...], verbose: bool) -> None:
+    r"""Let items be taken from each QUEUE again.
+
+    \b
+    Example:
+      qworker fsq up fsq:///var/fsq thumbs
+    """
+    with placed(url) as place:
+        for queue in queues:
+            complain(verbose)(f"upping {queue}")
+            files = opened(place.root, queue, place.constants)
+            try:
+                files.up()
+                files.pull_trigger()
+            finally:
+                files.close()

@@ -1,0 +1,41 @@
+"""`qworker create`: make queues."""
+
+from __future__ import annotations
+
+import click
+
+from qworker.cli.common import URLCommand, json_option, opened, run
+from qworker.cli.output import print_json, say
+from qworker.names import check_queue
+
+__all__ = ["command"]
+
+
+@click.command("create", cls=URLCommand)
+@click.argument("url")
+@click.argument("queues", type=check_queue, nargs=-1, required=True, metavar="QUEUE...")
+@click.option("--paused", is_flag=True, help="Pause each QUEUE, until `qworker resume`.")
+@json_option
+def command(url: str, queues: tuple[str, ...], paused: bool, json: bool) -> None:
+    r"""Create each QUEUE that does not exist.
+
+    `qworker run`, `enqueue` and `publish` create queues themselves. `qworker fsq install` has more options for `fsq:`.
+
+    \b
+    Example:
+      qworker create file:///var/spool/app inbox thumbs
+    """
+    run(_create(url, queues, paused=paused))
+    if json:
+        print_json([{"queue": queue} for queue in queues])
+        return
+    for queue in queues:
+        say(f"{queue} is there")
+
+
+async def _create(url: str, queues: tuple[str, ...], *, paused: bool) -> None:
+    async with opened(url, make=True) as backend:
+        for queue in queues:
+            await backend.create(queue)
+            if paused:
+                await backend.pause(queue)
