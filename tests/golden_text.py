@@ -12,12 +12,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Normal", "check"]
+import pytest
+
+from qworker.cli.main import main
+
+__all__ = ["Normal", "check", "json_of_command"]
 
 FOLDER = Path(__file__).parent / "golden"
 # What differs from run to run inside texts.
 _VARYING = (
     (re.compile(r"\b\d{14}_\d+_\d+_[\w.-]+-[0-9a-f]{6,}\b"), "<id>"),
+    (re.compile(r"\b[0-9a-f]{32}\b"), "<id>"),
     (re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\dZ"), "<moment>"),
     (re.compile(r"\b\d+(\.\d+)? s\b"), "<number> s"),
 )
@@ -52,6 +57,31 @@ class Normal:
         for pattern, word in _VARYING:
             text = pattern.sub(word, text)
         return text
+
+
+def json_of_command(
+    arguments: list[str],
+    normal: Normal,
+    capsys: pytest.CaptureFixture[str],
+    prepare: Callable[[Any], Any] = lambda printed: printed,
+) -> dict[str, Any]:
+    """Run a command of `qworker` with `--json`: what it was, its exit status, its document, and what it says beside it.
+
+    Args:
+        arguments: the command.
+        normal: makes it the same in each run.
+        capsys: has what is printed.
+        prepare: changes the document first.
+    """
+    capsys.readouterr()
+    status = main([*arguments, "--json"])
+    out, err = capsys.readouterr()
+    return {
+        "command": normal.text(" ".join([*arguments, "--json"])),
+        "status": status,
+        "json": normal.value(prepare(json.loads(out) if out else None)),
+        "stderr": normal.text(err).splitlines(),
+    }
 
 
 def check(name: str, found: Any) -> None:

@@ -1,8 +1,9 @@
-"""What programs read stays as it is, until a commit says otherwise: JSON of the queue commands, answers over HTTP, pages, log events."""
+"""What programs read stays as it is, until a commit says otherwise: JSON of commands, answers over HTTP, pages, log events."""
 
 from __future__ import annotations
 
 import ast
+import asyncio
 import base64
 import json
 import os
@@ -27,10 +28,12 @@ from qworker.health.server import HealthServer
 from qworker.health.view import View
 from qworker.message import QueueStats
 from qworker.metrics import Cell
+from qworker.registry import open_backend
 from qworker.testing import FakeClock
 from qworker_memory import MemoryBackend
 from tests.e2e.processes import PATIENCE, PYTHON, environment
-from tests.golden_text import Normal, check
+from tests.golden_text import Normal, check, json_of_command
+from tests.servers import RedisServer, free_port
 from tests.serving import served
 
 ROOT = Path(__file__).parents[2]
@@ -117,21 +120,57 @@ def test_golden_json_of_the_queue_commands(folder: Path, capsys: pytest.CaptureF
             capsys.readouterr()
             continue
         arguments = shlex.split(line)
-        status = main([*arguments, "--json"])
-        out, err = capsys.readouterr()
-        printed = json.loads(out) if out else None
-        if arguments[0] in ("bench", "doctor"):
-            # What is said depends on the machine: only the names of fields are the same everywhere.
-            printed = _shape(printed)
-        found.append(
-            {
-                "command": normal.text(" ".join([*arguments, "--json"])).replace(URL, "URL"),
-                "status": status,
-                "json": normal.value(printed),
-                "stderr": normal.text(err).splitlines(),
-            }
-        )
+        # What these say depends on the machine: only the names of fields are the same everywhere.
+        prepare = _shape if arguments[0] in ("bench", "doctor") else lambda printed: printed
+        one = json_of_command(arguments, normal, capsys, prepare)
+        found.append({**one, "command": one["command"].replace(URL, "URL")})
     check("commands", found)
+
+
+# The same for `qworker rfq`; MESSAGE is the id of the message that is first in the backlog.
+RFQ_STORY = """
+version
+list-topics
+publish -t tiles -m '{"tile": "T32U0", "zoom": 3}'
+publish -t tiles -m '{"tile": "T32U1"}' --front
+publish -t tiles -m '{"tile": ["T32U1"]}'
+info
+list-topics
+list-queue -t tiles
+list-queue -t tiles -q nextlog
+peek -t tiles -m MESSAGE
+peek -t tiles -m 00000000000000000000000000000000
+consume -t tiles
+LEASE
+info
+harvest -t tiles
+harvest -t tiles
+purge-queue -t tiles
+info
+"""
+
+
+def test_golden_json_of_the_rfq_commands(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with RedisServer(port=free_port()) as server:
+        url = f"rfq://127.0.0.1:{server.port}/0"
+        normal = Normal({url: "URL", qworker.__version__: "<version>"}, lambda key: key == "redis")
+        found: list[Any] = []
+        for line in RFQ_STORY.strip().splitlines():
+            if line == "LEASE":
+                asyncio.run(_leave_a_lease(url))
+                continue
+            arguments = shlex.split(line)
+            if "MESSAGE" in arguments:
+                main(["rfq", "list-queue", "-t", "tiles", "--url", url, "--json"])
+                arguments[-1] = json.loads(capsys.readouterr().out)[0]
+            found.append(json_of_command(["rfq", *arguments, "--url", url], normal, capsys))
+    check("rfq", found)
+
+
+async def _leave_a_lease(url: str) -> None:
+    backend = open_backend(url)
+    assert len(await backend.lease("tiles", 1, 60.0)) == 1
+    await backend.aclose()
 
 
 def _shape(value: Any) -> Any:
