@@ -120,7 +120,7 @@ class Tasks(Generic[State]):
             function: the handler; its first parameter may be a `Context`.
             name: what the task is called in envelopes; the function's name unless given.
             queue: where its calls wait.
-            max_tries: after this many failed attempts a message goes to `fail`.
+            max_tries: after this many failed attempts a message is failed and kept.
             timeout: seconds a run may take, or a timedelta; None: as long as it takes.
             backoff: the delays of its retries.
             process: run in a process pool, for plain functions that hold the GIL.

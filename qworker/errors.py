@@ -22,7 +22,7 @@ QworkerError
 ├── LeaseLost                the lease is no longer held; its outcome was refused
 └── Decision                 raised by handlers to choose what happens to their message
     ├── Retry                fail_tmp: run again later
-    └── Fail                 fail_perm: keep it in `fail` with a reason
+    └── Fail                 fail_perm: keep it as failed, with a reason
 """
 
 from __future__ import annotations
@@ -204,7 +204,7 @@ class Retry(Decision):
 
 
 class Fail(Decision):
-    """Keep the message in `fail`, with a reason, and never run it again (fail_perm).
+    """Keep the message as failed, with a reason, and never run it again (fail_perm).
 
     Args:
         reason: text, or an exception, of which the type and the first line are kept.

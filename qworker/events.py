@@ -48,7 +48,7 @@ __all__ = [
 MESSAGE_ACKED = "message_acked"
 # warning: it runs again later.
 MESSAGE_RETRIED = "message_retried"
-# warning: it is in `fail`.
+# warning: it has failed and is kept.
 MESSAGE_FAILED = "message_failed"
 # info: given back untouched.
 MESSAGE_RELEASED = "message_released"

@@ -93,11 +93,11 @@ async def explain(
         reason = _gone(history[-1]) if history else _not_found(stats)
         return Explanation(message_id, queue, None, [reason, *unreadable], None, history, _told_error(history))
     error = stored.error
-    if stored.state is not State.FAIL and stored.message.tries and not backend.keeps_errors:
+    if stored.state is not State.FAILED and stored.message.tries and not backend.keeps_errors:
         error = _told_error(history) or error
     reasons = [*await _by_state(backend, stored, stats, error, clock.time()), *unreadable]
     if stored.state in {State.READY, State.DELAYED, State.LEASED}:
-        if stats.down and stored.state is not State.LEASED:
+        if stats.paused and stored.state is not State.LEASED:
             reasons.insert(0, Reason("paused", f"{queue} is paused: nothing is leased from it until `qworker resume`"))
         if tasks is not None:
             reasons += _by_app(stored, tasks)
@@ -150,7 +150,7 @@ async def _by_state(
             return [_delayed(stored, error, now)]
         case State.LEASED:
             return [_leased(stored, now)]
-        case State.FAIL:
+        case State.FAILED:
             return [_failed(stored)]
         case State.DONE:
             return [Reason("done", f"it finished{_at(stored.finished_at)}")]
@@ -167,7 +167,7 @@ async def _ready(backend: Backend, stored: StoredMessage, stats: QueueStats, now
             else "it is ready, and the next to be taken"
         )
     reasons = [Reason("waiting", text)]
-    if not stats.down and not stats.leased and now - stored.message.enqueued_at > _ABANDONED_S:
+    if not stats.paused and not stats.leased and now - stored.message.enqueued_at > _ABANDONED_S:
         reasons.append(
             Reason(
                 "no-consumer",

@@ -202,7 +202,7 @@ class Feeder:
             except QueueNotFound:
                 # Deleted while the worker ran.
                 continue
-            if stats.leased or (stats.ready and not stats.down):
+            if stats.leased or (stats.ready and not stats.paused):
                 return False
         return True
 

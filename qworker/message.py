@@ -4,7 +4,7 @@
     (producer) ─────────► ready ─────────────────────► leased ─────────► done, or gone
                  │          ▲                          │ │ │
        due later │          │ reap (due)       release │ │ │ fail_perm
-                 ▼          │                          │ │ └───────────► fail ──► requeue: ready
+                 ▼          │                          │ │ └─────────► failed ──► requeue: ready
               delayed ◄─────┴────────── fail_tmp, reap ┘ │                        (tries = 0)
                                         (tries + 1)      │
                             ready ◄──────────────────────┘ (tries unchanged)
@@ -16,10 +16,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
+from typing import Any
 
 import msgspec
 
+from qworker.errors import UsageError
+
 __all__ = [
+    "STATE_WORDS",
     "Draft",
     "FinishedMessage",
     "Lease",
@@ -34,13 +38,43 @@ __all__ = [
 
 
 class State(StrEnum):
-    """Where a stored message is."""
+    """The state of a stored message.
+
+    Its value is what is stored: names of directories, Redis keys and script arguments, values in archives. People and
+    programs read `word` instead.
+    """
 
     READY = "ready"
     LEASED = "leased"
     DELAYED = "delayed"
     DONE = "done"
-    FAIL = "fail"
+    FAILED = "fail"
+
+    @property
+    def word(self) -> str:
+        """The word that is shown: on the command line, in JSON, metrics and error texts."""
+        return STATE_WORDS[self]
+
+    @classmethod
+    def of_word(cls, word: str) -> State:
+        """Return the state of a word that is shown.
+
+        Raises:
+            UsageError: It is not the word of a state.
+        """
+        for state, shown in STATE_WORDS.items():
+            if shown == word:
+                return state
+        raise UsageError(f"state must be one of {', '.join(STATE_WORDS.values())} (got {word!r})")
+
+
+STATE_WORDS: dict[State, str] = {
+    State.READY: "ready",
+    State.LEASED: "leased",
+    State.DELAYED: "delayed",
+    State.DONE: "done",
+    State.FAILED: "failed",
+}
 
 
 class Draft(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -166,13 +200,27 @@ class StoredMessage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     error: str | None = None
     location: str | None = None
 
+    def to_json(self) -> dict[str, Any]:
+        """Return what JSON shows: the body in base64, and the word of the state."""
+        return {**msgspec.to_builtins(self), "state": self.state.word}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> StoredMessage:
+        """Return the message that `to_json` has shown.
+
+        Raises:
+            UsageError: The state is not known.
+            msgspec.ValidationError: A field is missing or has the wrong type.
+        """
+        return msgspec.convert({**data, "state": State.of_word(data["state"]).value}, StoredMessage)
+
 
 class FinishedMessage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A done or failed message as a look found it.
 
     Attributes:
         id: The message's id.
-        state: `done` or `fail`.
+        state: `DONE` or `FAILED`.
         finished_at: Unix seconds.
         location: As in `StoredMessage`.
     """
@@ -210,9 +258,9 @@ class QueueStats(msgspec.Struct, frozen=True, kw_only=True):
         leased: Messages that workers hold.
         delayed: Messages that are due later.
         done: Messages that are done and kept.
-        fail: Messages that failed for good.
-        oldest_age: Seconds that the oldest ready message has waited; None when none is ready.
-        down: Whether the queue is paused.
+        failed: Messages that will not run again.
+        oldest_age_s: Seconds that the oldest ready message has waited; None when none is ready.
+        paused: Whether the queue is paused.
         retention: How long finished messages are kept, in words, by state; empty where nothing is removed.
     """
 
@@ -221,7 +269,7 @@ class QueueStats(msgspec.Struct, frozen=True, kw_only=True):
     leased: int = 0
     delayed: int = 0
     done: int = 0
-    fail: int = 0
-    oldest_age: float | None = None
-    down: bool = False
+    failed: int = 0
+    oldest_age_s: float | None = None
+    paused: bool = False
     retention: Mapping[str, str] = {}

@@ -86,18 +86,18 @@ async def move(
     await source.stats(queue)
     await target.create(queue)
     if failed:
-        moved.failed = await _copy_away(source, receiver, queue, State.FAIL, progress, clock)
+        moved.failed = await _copy_away(source, receiver, queue, State.FAILED, progress, clock)
     while True:
         moved.ready += await _lease_away(source, receiver, moved, progress)
         moved.delayed += await _copy_away(source, receiver, queue, State.DELAYED, progress, clock)
         stats = await source.stats(queue)
         # A queue that is down gives no leases: what is ready in it is moved by nobody until it is up.
-        if (not stats.ready or stats.down) and not stats.delayed:
+        if (not stats.ready or stats.paused) and not stats.delayed:
             moved.left_leased = stats.leased
             break
         if not stats.ready:
             await asyncio.sleep(_WAIT_S)
-    if stats.down and stats.ready:
+    if stats.paused and stats.ready:
         raise BackendError(
             f"{queue} is paused at the source, so that nothing can be leased there: `qworker resume` it first"
         )
@@ -137,7 +137,7 @@ async def _copy_away(
     count = 0
     skipped = 0
     while page := await source.browse(queue, state, _BATCH, skipped):
-        chosen = [stored for stored in page if state is State.FAIL or (stored.due_at or 0.0) > clock.time() + _NEAR_S]
+        chosen = [stored for stored in page if state is State.FAILED or (stored.due_at or 0.0) > clock.time() + _NEAR_S]
         skipped += len(page) - len(chosen)
         if not chosen:
             continue
@@ -151,7 +151,7 @@ async def _copy_away(
 
 def _copy(stored: StoredMessage) -> Draft:
     draft = _draft(stored.message)
-    if stored.state is State.FAIL:
+    if stored.state is State.FAILED:
         return msgspec.structs.replace(draft, tries=0)
     return msgspec.structs.replace(draft, due_at=stored.due_at)
 

@@ -24,7 +24,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         queue: The queue whose messages it takes.
-        max_tries: After this many failed attempts a message goes to `fail`. The first run counts.
+        max_tries: After this many failed attempts a message is failed and kept. The first run counts.
         timeout: Seconds that a run may take; then it is cancelled and counts as failed. None: no limit.
         backoff: The delays of its retries.
         process: Whether it runs in a process pool, for work that holds the GIL.

@@ -52,12 +52,12 @@ def observe_queues(look: Callable[[], Iterable[QueueStats]]) -> bool:
 
     def depths(_options: Any) -> Iterator[Any]:
         for stats in look():
-            for state in ("ready", "leased", "delayed", "fail"):
+            for state in ("ready", "leased", "delayed", "failed"):
                 yield observation(getattr(stats, state), {**on_queue(stats.queue), "qworker.state": state})
 
     def ages(_options: Any) -> Iterator[Any]:
         for stats in look():
-            yield observation(stats.oldest_age or 0.0, on_queue(stats.queue))
+            yield observation(stats.oldest_age_s or 0.0, on_queue(stats.queue))
 
     meter = provider.get_meter(NAME)
     meter.create_observable_gauge("qworker.queue.depth", [depths], "{message}", "Messages in the store, by state.")

@@ -51,7 +51,7 @@ STATES = {
     "leased": State.LEASED,
     "delayed": State.DELAYED,
     "done": State.DONE,
-    "fail": State.FAIL,
+    "fail": State.FAILED,
 }
 
 

@@ -30,7 +30,7 @@ async def requeue(files: QueueDir, ids: Iterable[str] | None, now: float) -> lis
     """
     wanted = None if ids is None else frozenset(ids)
     moved: list[str] = []
-    for number, entry in enumerate(await entries(files, State.FAIL, now)):
+    for number, entry in enumerate(await entries(files, State.FAILED, now)):
         if wanted is None or message_id(entry.item) in wanted:
             item = entry.item if parse_item(entry.item) is None else with_tries(entry.item, 0)
             try:
@@ -91,7 +91,7 @@ def delete_entry(files: QueueDir, entry: Entry, links: int | None = None) -> boo
         # A stranger's directory that was put aside; no link in it is followed.
         shutil.rmtree(entry.name, dir_fd=entry.directory)
         links = 1
-    if entry.state is State.FAIL:
+    if entry.state is State.FAILED:
         _unlink(reason_name(entry.item), files.fail)
     if links > 1:
         forget_index(files, message_id(entry.item))

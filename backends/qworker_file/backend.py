@@ -369,7 +369,7 @@ class FileBackend(Backend):
 
     async def purge(self, queue: str, state: State | None = None) -> int:
         """Delete messages by state."""
-        states = (State.READY, State.DELAYED, State.FAIL) if state is None else (state,)
+        states = (State.READY, State.DELAYED, State.FAILED) if state is None else (state,)
         with store_errors(f"purge {queue!r}"):
             local, store = self._found(queue), self._opened()
             gone = [entry for one in states for entry in await admin.purge(local.files, one, self._clock.time())]

@@ -51,7 +51,7 @@ async def entries(files: QueueDir, state: State, now: float) -> list[Entry]:
     """
     if state is State.LEASED:
         return [entry for name in await list_names(files.lease) if (entry := leased_entry(files, name)) is not None]
-    if state is State.DONE or state is State.FAIL:
+    if state is State.DONE or state is State.FAILED:
         directory = files.done if state is State.DONE else files.fail
         return [Entry(state, directory, name, name) for name in await list_names(directory) if name[0] != "."]
     found = [entry for name in await list_names(files.delay) if (entry := delayed_entry(files, name, now)) is not None]
@@ -96,9 +96,9 @@ async def count(files: QueueDir, now: float, *, local: bool, retention: Mapping[
         leased=len(await entries(files, State.LEASED, now)),
         delayed=len(await entries(files, State.DELAYED, now)),
         done=len(await entries(files, State.DONE, now)),
-        fail=len(await entries(files, State.FAIL, now)),
-        oldest_age=age,
-        down=files.is_down,
+        failed=len(await entries(files, State.FAILED, now)),
+        oldest_age_s=age,
+        paused=files.is_down,
         retention=retention,
     )
 
@@ -114,7 +114,7 @@ async def browse(
     found = await entries(files, state, now)
     if state is State.READY:
         found.sort(key=lambda entry: entry.item)
-    elif state in {State.DONE, State.FAIL}:
+    elif state in {State.DONE, State.FAILED}:
         await _finished_at(found)
         found.sort(key=lambda entry: (entry.at, entry.item))
     else:
@@ -163,7 +163,7 @@ async def find(files: QueueDir, ids: Sequence[str], now: Callable[[], float], *,
 
 async def matching(files: QueueDir, wanted: frozenset[str], now: Callable[[], float]) -> AsyncIterator[Entry]:
     """The files of some ids, state after state in the order in which messages go through them."""
-    for state in (State.READY, State.DELAYED, State.LEASED, State.FAIL, State.DONE):
+    for state in (State.READY, State.DELAYED, State.LEASED, State.FAILED, State.DONE):
         for number, entry in enumerate(await entries(files, state, now())):
             if message_id(entry.item) in wanted:
                 yield entry
@@ -193,10 +193,10 @@ def look(files: QueueDir, entry: Entry, *, local: bool) -> StoredMessage | None:
         state=state,
         due_at=entry.at if state is State.DELAYED else None,
         expires_at=entry.at if state is State.LEASED else None,
-        finished_at=status.st_mtime if state in {State.DONE, State.FAIL} else None,
+        finished_at=status.st_mtime if state in {State.DONE, State.FAILED} else None,
         holder=entry.holder,
-        error=read_reason(files.fail, reason_name(entry.item)) if state is State.FAIL else None,
-        location=entry.name if state in {State.DONE, State.FAIL} else None,
+        error=read_reason(files.fail, reason_name(entry.item)) if state is State.FAILED else None,
+        location=entry.name if state in {State.DONE, State.FAILED} else None,
     )
 
 

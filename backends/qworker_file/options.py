@@ -70,7 +70,7 @@ class FileOptions(msgspec.Struct, frozen=True, kw_only=True):
         """How long what is finished is kept, in words."""
         return {
             "done": self.keep_done.words,
-            "fail": self.keep_fail.words,
+            "failed": self.keep_fail.words,
             "unfinished": "removed after 36 hours",
             "history": self.history.describe_retention(),
         }

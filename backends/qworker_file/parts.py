@@ -39,7 +39,7 @@ def _entries(files: QueueDir, state: State, share: Share, now: float) -> Iterato
         leased = (leased_entry(files, name) for name in _listed(files.lease, _by_item(share, parse_lease, 0)))
         yield from (entry for entry in leased if entry is not None)
         return
-    plain = {State.DONE: files.done, State.FAIL: files.fail, State.READY: files.queue}.get(state)
+    plain = {State.DONE: files.done, State.FAILED: files.fail, State.READY: files.queue}.get(state)
     if plain is not None:
         yield from (Entry(state, plain, name, name) for name in _listed(plain, share.has) if name[0] != ".")
     if state in {State.DELAYED, State.READY}:
@@ -88,7 +88,7 @@ async def discard(files: QueueDir, found: Sequence[FinishedMessage]) -> list[Ent
 def _finished_entry(files: QueueDir, one: FinishedMessage) -> tuple[Entry | None, int]:
     """Its file, and how many links that has; None where it is gone, or another."""
     name = one.location
-    directory = {State.DONE: files.done, State.FAIL: files.fail}.get(one.state)
+    directory = {State.DONE: files.done, State.FAILED: files.fail}.get(one.state)
     # It has been in a table that others may write to.
     if directory is None or not name or name[0] == "." or "/" in name or "\0" in name:
         return None, 0

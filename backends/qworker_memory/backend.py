@@ -346,7 +346,7 @@ class MemoryBackend(Backend):
                 held.drop(entry)
         elif settlement.action is SettleAction.FAIL_PERM:
             entry.error = settlement.error
-            held.put(entry, State.FAIL, now)
+            held.put(entry, State.FAILED, now)
         else:
             if settlement.action is SettleAction.FAIL_TMP:
                 entry.error = settlement.error
@@ -414,9 +414,9 @@ class MemoryBackend(Backend):
                 leased=counts[State.LEASED],
                 delayed=counts[State.DELAYED],
                 done=counts[State.DONE],
-                fail=counts[State.FAIL],
-                oldest_age=None if oldest is None else max(0.0, self._clock.time() - oldest),
-                down=held.down,
+                failed=counts[State.FAILED],
+                oldest_age_s=None if oldest is None else max(0.0, self._clock.time() - oldest),
+                paused=held.down,
                 retention=self.history.retention,
             )
 
@@ -458,7 +458,7 @@ class MemoryBackend(Backend):
         wanted = None if ids is None else set(ids)
         with self._store.lock:
             held = self._found(queue)
-            chosen = [e for e in held.in_state(State.FAIL) if wanted is None or e.message.id in wanted]
+            chosen = [e for e in held.in_state(State.FAILED) if wanted is None or e.message.id in wanted]
             for entry in chosen:
                 entry.error = None
                 entry.message = msgspec.structs.replace(entry.message, tries=0)
@@ -478,7 +478,7 @@ class MemoryBackend(Backend):
 
     async def purge(self, queue: str, state: State | None = None) -> int:
         """Delete messages by state."""
-        states = {State.READY, State.DELAYED, State.FAIL} if state is None else {state}
+        states = {State.READY, State.DELAYED, State.FAILED} if state is None else {state}
         with self._store.lock:
             held = self._found(queue)
             held.make_ready(State.DELAYED, self._clock.time())
@@ -505,7 +505,7 @@ def _stored(entry: _Entry) -> StoredMessage:
         state=entry.state,
         due_at=entry.at if entry.state is State.DELAYED else None,
         expires_at=entry.at if entry.state is State.LEASED else None,
-        finished_at=entry.at if entry.state in {State.DONE, State.FAIL} else None,
+        finished_at=entry.at if entry.state in {State.DONE, State.FAILED} else None,
         holder=entry.holder,
         error=entry.error,
     )

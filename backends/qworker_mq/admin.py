@@ -81,9 +81,9 @@ class Admin:
             ready=len(ready),
             leased=len([place async for place in self._in_state(held, State.LEASED)]),
             delayed=len(held.due.all()),
-            fail=len([place async for place in self._in_state(held, State.FAIL)]),
-            oldest_age=None if oldest is None else max(0.0, self._store.clock.time() - oldest),
-            down=self._store.is_down(queue),
+            failed=len([place async for place in self._in_state(held, State.FAILED)]),
+            oldest_age_s=None if oldest is None else max(0.0, self._store.clock.time() - oldest),
+            paused=self._store.is_down(queue),
         )
 
     async def browse(self, queue: str, state: State, limit: int, offset: int) -> list[StoredMessage]:
@@ -117,7 +117,7 @@ class Admin:
         removed = [
             one.id
             for one in found
-            if one.state is State.FAIL
+            if one.state is State.FAILED
             and usable_id(one.id)
             and one.has_finished_at(self._failed_at(f"{held.name}:{one.id}"))
             and self._discarded(held, one.id, (one.id, held.dirs.fail))
@@ -157,7 +157,7 @@ class Admin:
             (State.READY, (message_id, held.dirs.ready)),
             (State.LEASED, (name, root.delay)),
             (State.READY, (name, root.new)),
-            (State.FAIL, (message_id, held.dirs.fail)),
+            (State.FAILED, (message_id, held.dirs.fail)),
         ]
         if held.due.get(message_id) is not None:
             places.append((State.DELAYED, (held.due.file_name(message_id), held.dirs.due)))
@@ -183,7 +183,7 @@ class Admin:
     ) -> StoredMessage:
         name = f"{held.name}:{message_id}"
         record = self._store.records.read(name)
-        failed = state is State.FAIL
+        failed = state is State.FAILED
         return StoredMessage(
             message=Message(
                 id=message_id,
@@ -221,7 +221,7 @@ class Admin:
         wanted = None if ids is None else set(ids)
         root = self._store.root
         count = 0
-        names = [place[0] async for place in self._in_state(held, State.FAIL)]
+        names = [place[0] async for place in self._in_state(held, State.FAILED)]
         for message_id in names:
             if wanted is not None and message_id not in wanted:
                 continue
@@ -274,7 +274,7 @@ class Admin:
     async def purge(self, queue: str, state: State | None) -> int:
         """Move everything in a state to remove/."""
         held = self._fresh(queue)
-        states = (State.READY, State.DELAYED, State.FAIL) if state is None else (state,)
+        states = (State.READY, State.DELAYED, State.FAILED) if state is None else (state,)
         removed: list[str] = []
         sources: set[int] = set()
         for chosen in states:
@@ -333,7 +333,7 @@ class Admin:
             return [(held.dirs.ready, usable_id), (root.new, belongs)]
         if state is State.LEASED:
             return [(root.delay, belongs)]
-        if state is State.FAIL:
+        if state is State.FAILED:
             return [(held.dirs.fail, usable_id)]
         return []
 

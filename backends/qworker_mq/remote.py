@@ -269,8 +269,8 @@ class MqHttpBackend(Backend):
         """Look at messages."""
         found: list[StoredMessage] = []
         while limit > 0:
-            target = self._path(queue, "browse", state=state.value, limit=min(limit, 1000), offset=offset)
-            page = _decoded(await self._ask("GET", target, queue=queue), list[StoredMessage])
+            target = self._path(queue, "browse", state=state.word, limit=min(limit, 1000), offset=offset)
+            page = _stored(await self._ask("GET", target, queue=queue))
             found += page
             if len(page) < min(limit, 1000):
                 break
@@ -289,9 +289,7 @@ class MqHttpBackend(Backend):
         found: list[StoredMessage] = []
         for first in range(0, max(1, len(unique)), _FOUND):
             some = {"ids": unique[first : first + _FOUND]}
-            found += _decoded(
-                await self._ask("POST", self._path(queue, "find"), some, queue=queue), list[StoredMessage]
-            )
+            found += _stored(await self._ask("POST", self._path(queue, "find"), some, queue=queue))
         return found
 
     async def requeue(self, queue: str, ids: Iterable[str] | None = None) -> int:
@@ -304,7 +302,7 @@ class MqHttpBackend(Backend):
 
     async def purge(self, queue: str, state: State | None = None) -> int:
         """Delete messages by state."""
-        return await (self._count("purge", queue) if state is None else self._count("purge", queue, state=state.value))
+        return await (self._count("purge", queue) if state is None else self._count("purge", queue, state=state.word))
 
     async def pause(self, queue: str) -> None:
         """Pause."""
@@ -337,6 +335,13 @@ def _decoded(answer: Answer, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(answer.body, type=kind)
     except ValueError as error:
+        raise BackendUnavailable(f"the server's answer cannot be used: {error}") from error
+
+
+def _stored(answer: Answer) -> list[StoredMessage]:
+    try:
+        return [StoredMessage.from_json(each) for each in _decoded(answer, list[dict[str, Any]])]
+    except (errors.UsageError, ValueError, KeyError) as error:
         raise BackendUnavailable(f"the server's answer cannot be used: {error}") from error
 
 

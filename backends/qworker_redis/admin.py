@@ -120,12 +120,12 @@ class Administration(Backend):
             leased=leased,
             delayed=delayed,
             done=done,
-            fail=fail,
-            oldest_age=None if since is None else max(0.0, now / 1e6 - since),
-            down=bool(down),
+            failed=fail,
+            oldest_age_s=None if since is None else max(0.0, now / 1e6 - since),
+            paused=bool(down),
             retention={
                 "done": self._options.done.describe(),
-                "fail": self._options.fail.describe(),
+                "failed": self._options.fail.describe(),
                 "history": self.history.describe_retention(),
             },
         )
@@ -153,7 +153,7 @@ class Administration(Backend):
             return sum([await self._counted("requeue", queue, (0, *batch)) for batch in batches(ids)])
         total = 0
         # Not more than there are now: what fails again meanwhile stays.
-        left = (await self.stats(queue)).fail
+        left = (await self.stats(queue)).failed
         while left > 0:
             count = await self._counted("requeue", queue, (min(left, _BATCH),))
             total += count
@@ -167,7 +167,7 @@ class Administration(Backend):
 
     async def purge(self, queue: str, state: State | None = None) -> int:
         """Delete messages by state."""
-        states = (State.READY, State.DELAYED, State.FAIL) if state is None else (state,)
+        states = (State.READY, State.DELAYED, State.FAILED) if state is None else (state,)
         stats = await self.stats(queue)
         total = 0
         for each in states:
@@ -175,7 +175,7 @@ class Administration(Backend):
             left = {
                 State.READY: stats.ready,
                 State.DELAYED: stats.delayed,
-                State.FAIL: stats.fail,
+                State.FAILED: stats.failed,
                 State.LEASED: stats.leased,
                 State.DONE: stats.done,
             }[each]
@@ -220,7 +220,7 @@ def stored_of(queue: str, reply: Sequence[Reply]) -> Iterator[StoredMessage]:
             state=where,
             due_at=when if where is State.DELAYED else None,
             expires_at=when if where is State.LEASED else None,
-            finished_at=when if where in {State.DONE, State.FAIL} else None,
+            finished_at=when if where in {State.DONE, State.FAILED} else None,
             holder=claim.decode().partition(" ")[2].rpartition("/")[0] or None,
             error=error.decode(errors="replace") or None,
         )

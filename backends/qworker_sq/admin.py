@@ -88,9 +88,9 @@ class SqAdministration(SqTopics):
             ready=ready,
             leased=counts[State.LEASED],
             delayed=counts[State.DELAYED] + waiting,
-            fail=failed,
-            oldest_age=None if first is None else max(0.0, now - first.message.enqueued_at),
-            down=down,
+            failed=failed,
+            oldest_age_s=None if first is None else max(0.0, now - first.message.enqueued_at),
+            paused=down,
             retention=self.history.retention,
         )
 
@@ -102,7 +102,7 @@ class SqAdministration(SqTopics):
         now = self._clock.time()
         async with self.channel(queue) as channel:
             channel.ledger.make_due(now)
-            if state is State.FAIL:
+            if state is State.FAILED:
                 failed = channel.ledger.failed
                 places = sorted(failed, key=lambda place: (failed[place].at, place))
             elif state is State.DELAYED:
@@ -188,7 +188,7 @@ class SqAdministration(SqTopics):
 
     async def purge(self, queue: str, state: State | None = None) -> int:
         """Delete messages by state, for our channel."""
-        states = {State.READY, State.DELAYED, State.FAIL} if state is None else {state}
+        states = {State.READY, State.DELAYED, State.FAILED} if state is None else {state}
         ready = 0
         if State.READY in states:
             before = await self.stats(queue)

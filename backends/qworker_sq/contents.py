@@ -111,7 +111,7 @@ def stored(channel: Channel, place: int, now: float) -> StoredMessage | None:
     message = make_message(channel, place, payload)
     failed = ledger.failed.get(place)
     if failed is not None:
-        return StoredMessage(message=message, state=State.FAIL, finished_at=failed.at, error=failed.error)
+        return StoredMessage(message=message, state=State.FAILED, finished_at=failed.at, error=failed.error)
     entry = ledger.open.get(place)
     if entry is None:
         note = channel.topic.notes.get(place, payload)
@@ -169,10 +169,10 @@ def purge(channel: Channel, states: set[State], now: float, ready: int) -> int:
         channel.append([*rows, [Row.SKIP, channel.end()]])
         count += ready
         waiting = []
-    for state in states - {State.FAIL}:
+    for state in states - {State.FAILED}:
         count += remove_places(channel, list(ledger.in_state(state)))
     if State.DELAYED in states:
         count += remove_places(channel, waiting)
-    if State.FAIL in states:
+    if State.FAILED in states:
         count += remove_places(channel, list(ledger.failed))
     return count

@@ -88,7 +88,7 @@ async def held(channel: Channel, state: State, now: float) -> AsyncIterator[list
     """What the ledger has in a state, and what waits for its time ahead of it."""
     ledger = channel.ledger
     ledger.make_due(now)
-    places = list(ledger.failed) if state is State.FAIL else list(ledger.in_state(state))
+    places = list(ledger.failed) if state is State.FAILED else list(ledger.in_state(state))
     if state is State.DELAYED:
         places += contents.ahead_delayed(channel, now)
     async for page in pages(contents.stored(channel, place, now) for place in places):
@@ -115,7 +115,7 @@ def failed_as_found(channel: Channel, found: Sequence[FinishedMessage]) -> list[
     """The places of messages that failed, and are still as they were found."""
     places: list[int] = []
     for one in found:
-        place = contents.locate(channel, one.id) if one.state is State.FAIL else None
+        place = contents.locate(channel, one.id) if one.state is State.FAILED else None
         failed = None if place is None else channel.ledger.failed.get(place)
         if place is not None and failed is not None and one.has_finished_at(failed.at):
             places.append(place)

@@ -72,9 +72,9 @@ class VsqsAdministration(VsqsFolders):
             ready=len(ready),
             leased=len(found[State.LEASED]),
             delayed=len(found[State.DELAYED]),
-            fail=len(found[State.FAIL]),
-            oldest_age=None if oldest is None else max(0.0, self._clock.time() - oldest),
-            down=self._paused(folder),
+            failed=len(found[State.FAILED]),
+            oldest_age_s=None if oldest is None else max(0.0, self._clock.time() - oldest),
+            paused=self._paused(folder),
             retention=self.history.retention,
         )
 
@@ -126,7 +126,7 @@ class VsqsAdministration(VsqsFolders):
         folder = await self._existing(queue)
         wanted = None if ids is None else set(ids)
         with store_errors(f"requeue in {queue}"):
-            failed = [row[0] for row in (await self._look(folder))[State.FAIL]]
+            failed = [row[0] for row in (await self._look(folder))[State.FAILED]]
             chosen = [number for number in failed if wanted is None or str(number) in wanted]
             async with folder.locked():
                 files = contents.requeue(folder, chosen)
@@ -147,7 +147,7 @@ class VsqsAdministration(VsqsFolders):
 
     async def purge(self, queue: str, state: State | None = None) -> int:
         """Delete messages by state."""
-        states = {State.READY, State.DELAYED, State.FAIL} if state is None else {state}
+        states = {State.READY, State.DELAYED, State.FAILED} if state is None else {state}
         folder = await self._existing(queue)
         with store_errors(f"purge {queue}"):
             found = await self._look(folder)

@@ -40,11 +40,11 @@ async def look(folder: Folder, now: int, wanted: Container[int] | None = None) -
             found[State.DELAYED if delayed else State.LEASED].append((number, expiry, note))
     for name in await list_names(folder.fail):
         if (parsed := parse(name)) is not None and parsed[1] is None and (wanted is None or parsed[0] in wanted):
-            found[State.FAIL].append((parsed[0], None, folder.note(parsed[0])))
+            found[State.FAILED].append((parsed[0], None, folder.note(parsed[0])))
     found[State.READY].sort(key=lambda one: one[0])
     for state in (State.LEASED, State.DELAYED):
         found[state].sort(key=lambda one: (one[1], one[0]))
-    found[State.FAIL].sort(key=lambda one: (one[2].failed_at or 0.0, one[0]))
+    found[State.FAILED].sort(key=lambda one: (one[2].failed_at or 0.0, one[0]))
     return found
 
 
@@ -56,10 +56,10 @@ def stored(folder: Folder, unit: Unit, state: State, row: Row) -> StoredMessage 
     """
     number, expiry, note = row
     try:
-        body = folder.read(_name(row), folder.fail if state is State.FAIL else None)
+        body = folder.read(_name(row), folder.fail if state is State.FAILED else None)
     except OSError as error:
         # What was set aside is no file that may be opened.
-        if state is not State.FAIL or note.error is None:
+        if state is not State.FAILED or note.error is None:
             raise
         body, note = b"", Note(error=f"{note.error} ({error.strerror or error})", failed_at=note.failed_at)
     if body is None:
@@ -70,7 +70,7 @@ def stored(folder: Folder, unit: Unit, state: State, row: Row) -> StoredMessage 
         state=state,
         due_at=at if state is State.DELAYED else None,
         expires_at=at if state is State.LEASED else None,
-        finished_at=note.failed_at if state is State.FAIL else None,
+        finished_at=note.failed_at if state is State.FAILED else None,
         error=note.error,
     )
 
@@ -85,12 +85,12 @@ def as_found(folder: Folder, found: Sequence[FinishedMessage]) -> list[tuple[Sta
     rows: list[tuple[State, Row]] = []
     for one in found:
         parsed = parse(one.id)
-        if one.state is not State.FAIL or parsed is None or parsed[1] is not None:
+        if one.state is not State.FAILED or parsed is None or parsed[1] is not None:
             continue
         note = folder.note(parsed[0])
         if one.has_finished_at(note.failed_at):
             # In fail/ alone: what was requeued since is not there.
-            rows.append((State.FAIL, (parsed[0], None, note)))
+            rows.append((State.FAILED, (parsed[0], None, note)))
     return rows
 
 
@@ -99,7 +99,7 @@ def unlink(folder: Folder, rows: Iterable[tuple[State, Row]]) -> int:
     count = 0
     for state, row in rows:
         try:
-            os.unlink(_name(row), dir_fd=folder.fail if state is State.FAIL else folder.fd)
+            os.unlink(_name(row), dir_fd=folder.fail if state is State.FAILED else folder.fd)
         except FileNotFoundError:
             continue
         folder.drop_note(row[0])

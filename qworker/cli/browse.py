@@ -31,9 +31,9 @@ def command(url: str, queue: str, state: str | None, limit: int, offset: int, js
     \b
     Examples:
       qworker browse file://./spool thumbs
-      qworker browse file://./spool thumbs --state fail --json
+      qworker browse file://./spool thumbs --state failed --json
     """
-    states = list(State) if state is None else [State(state)]
+    states = list(State) if state is None else [State.of_word(state)]
     found = run(_browse(url, queue, states, limit, offset))
     if json:
         print_json([as_data(stored) for stored in found])
@@ -53,7 +53,7 @@ async def _browse(url: str, queue: str, states: list[State], limit: int, offset:
 
 def _show(found: list[StoredMessage]) -> None:
     rows = [
-        (s.state.value, s.message.id, str(s.message.tries), clock_time(s.message.enqueued_at), _note(s), _body(s))
+        (s.state.word, s.message.id, str(s.message.tries), clock_time(s.message.enqueued_at), _note(s), _body(s))
         for s in found
     ]
     print_table(("state", "id", "tries", "enqueued", "", "body"), rows, texts=("", "body"))
@@ -72,6 +72,6 @@ def _note(stored: StoredMessage) -> str:
         return f"due in {span(max(0.0, stored.due_at - time.time()))}"
     if stored.state is State.LEASED:
         return f"by {stored.holder or 'somebody'} until {clock_time(stored.expires_at)}"
-    if stored.state is State.FAIL:
+    if stored.state is State.FAILED:
         return one_line(stored.error or "")[:80]
     return ""

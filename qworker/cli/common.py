@@ -231,7 +231,7 @@ def url_option(function: F) -> F:
 
 def state_option(help_text: str, default: str | None = None) -> Callable[[F], F]:
     """`--state`."""
-    return click.option("--state", type=click.Choice([s.value for s in State]), default=default, help=help_text)
+    return click.option("--state", type=click.Choice([s.word for s in State]), default=default, help=help_text)
 
 
 def item_limit_options(function: F) -> F:

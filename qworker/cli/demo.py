@@ -144,7 +144,7 @@ class _Demo:
         clip = [n.tries for n in notes if n.name == "clip" and n.event == "end"]
         if not clip or min(clip) < 1:
             raise _DemoError("`clip` should have failed once and then succeeded")
-        failed = await backend.browse(_QUEUE, State.FAIL)
+        failed = await backend.browse(_QUEUE, State.FAILED)
         reasons = [one_line(stored.error or "") for stored in failed]
         if len(failed) != 1 or "is no picture" not in str(reasons):
             raise _DemoError(f"exactly one message should have failed for good, not {len(failed)}: {reasons}")
@@ -207,12 +207,12 @@ class _Demo:
     async def _show(self, backend: Backend) -> None:
         """Print the queue's counts, if they have changed."""
         now = await backend.stats(_QUEUE)
-        counts = (now.ready, now.leased, now.delayed, now.fail)
+        counts = (now.ready, now.leased, now.delayed, now.failed)
         last = self._last
-        if last is None or counts != (last.ready, last.leased, last.delayed, last.fail):
+        if last is None or counts != (last.ready, last.leased, last.delayed, last.failed):
             bar = "".join(mark * count for mark, count in zip(_marks(), counts, strict=False))
             self._say(
-                f"  ready {now.ready:2}  leased {now.leased:2}  delayed {now.delayed:2}  fail {now.fail:2}  {bar}"
+                f"  ready {now.ready:2}  leased {now.leased:2}  delayed {now.delayed:2}  failed {now.failed:2}  {bar}"
             )
         self._last = now
 

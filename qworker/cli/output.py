@@ -206,7 +206,7 @@ def body_preview(body: bytes, width: int = 60) -> str:
 def as_data(stored: StoredMessage) -> dict[str, Any]:
     """A stored message for JSON: `body` where it is text, else `body_base64`."""
     message = stored.message
-    data: dict[str, Any] = {"id": message.id, "queue": message.queue, "state": stored.state.value}
+    data: dict[str, Any] = {"id": message.id, "queue": message.queue, "state": stored.state.word}
     data |= {"tries": message.tries, "enqueued_at": message.enqueued_at, "priority": message.priority}
     data |= {"unique_key": message.unique_key, "argv": list(message.argv)}
     data["original_id"] = message.original_id

@@ -26,10 +26,10 @@ def command(url: str, queue: str, state: str | None, yes: bool, json: bool) -> N
 
     \b
     Examples:
-      qworker purge file://./spool thumbs --state fail
+      qworker purge file://./spool thumbs --state failed
       qworker purge file://./spool thumbs --yes
     """
-    chosen = None if state is None else State(state)
+    chosen = None if state is None else State.of_word(state)
     if not yes:
         _ask(queue, state)
     count = run(_purge(url, queue, chosen))

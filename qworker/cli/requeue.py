@@ -52,5 +52,5 @@ async def _requeue(url: str, queue: str, ids: list[str] | None) -> tuple[int, di
         left = [message_id for message_id in ids if not await backend.requeue(queue, [message_id])]
         missed = dict.fromkeys(left, "there is no such message")
         for stored in await backend.find(queue, left):
-            missed[stored.message.id] = f"it is {stored.state}, not failed"
+            missed[stored.message.id] = f"it is {stored.state.word}, not failed"
         return len(ids) - len(missed), missed

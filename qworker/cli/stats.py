@@ -19,8 +19,8 @@ __all__ = ["command"]
 def command(url: str, queue: str | None, json: bool) -> None:
     r"""Count the messages of one queue, or of all.
 
-    ready: may be taken now. leased: being worked on. delayed: due later, retries among them. fail: failed for good, and
-    kept for `qworker requeue`. done: finished and still kept. oldest: how long the oldest ready message has waited.
+    ready: may be taken now. leased: being worked on. delayed: due later, retries among them. failed: will not run
+    again, and kept for `qworker requeue`. done: finished and still kept. oldest: how long the oldest ready message has waited.
 
     \b
     Examples:
@@ -43,9 +43,9 @@ async def _stats(url: str, queue: str | None) -> list[QueueStats]:
 
 
 def _show(found: list[QueueStats], one: bool) -> None:
-    headings = ("queue", "ready", "leased", "delayed", "fail", "done", "oldest", "")
+    headings = ("queue", "ready", "leased", "delayed", "failed", "done", "oldest", "")
     rows = [
-        (s.queue, *(f"{n:,}" for n in (s.ready, s.leased, s.delayed, s.fail, s.done)), span(s.oldest_age), _note(s))
+        (s.queue, *(f"{n:,}" for n in (s.ready, s.leased, s.delayed, s.failed, s.done)), span(s.oldest_age_s), _note(s))
         for s in found
     ]
     print_table(headings, rows)
@@ -54,4 +54,4 @@ def _show(found: list[QueueStats], one: bool) -> None:
 
 
 def _note(stats: QueueStats) -> str:
-    return "down" if stats.down else ""
+    return "paused" if stats.paused else ""

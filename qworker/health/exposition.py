@@ -72,18 +72,18 @@ def _depths(queues: list[QueueStats]) -> list[tuple[str, str, str, list[_Sample]
     paused = "qworker_queue_paused"
     depths: list[_Sample] = []
     for stats in queues:
-        for state in ("ready", "leased", "delayed", "fail"):
+        for state in ("ready", "leased", "delayed", "failed"):
             count: int = getattr(stats, state)
             depths.append((depth, {**_on(stats.queue), "qworker_state": state}, count))
     return [
-        (depth, "gauge", "Messages in the store, by state: ready, leased, delayed, fail.", depths),
+        (depth, "gauge", "Messages in the store, by state: ready, leased, delayed, failed.", depths),
         (
             age,
             "gauge",
             "Seconds that the oldest ready message has waited; 0 when none waits.",
-            [(age, _on(s.queue), s.oldest_age or 0.0) for s in queues],
+            [(age, _on(s.queue), s.oldest_age_s or 0.0) for s in queues],
         ),
-        (paused, "gauge", "1 while the queue is paused.", [(paused, _on(s.queue), float(s.down)) for s in queues]),
+        (paused, "gauge", "1 while the queue is paused.", [(paused, _on(s.queue), float(s.paused)) for s in queues]),
     ]
 
 

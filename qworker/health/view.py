@@ -125,12 +125,12 @@ class View:
         queues, looked_at = _latest(reports)
         if looked_at is None:
             return None
-        open_queues = [stats for stats in queues if not stats.down]
+        open_queues = [stats for stats in queues if not stats.paused]
         return {
             # What a scaler wants to know: work that could be done now. A paused queue has none.
             "backlog": sum(s.ready + s.leased for s in open_queues),
             "ready": sum(s.ready for s in open_queues),
-            "oldest_age_s": max((s.oldest_age or 0.0 for s in open_queues), default=0.0),
+            "oldest_age_s": max((s.oldest_age_s or 0.0 for s in open_queues), default=0.0),
             "looked_s": round(max(0.0, time.time() - looked_at), 3),
             "workers": len(reports),
             "running": sum(report.running for report in reports),
@@ -184,9 +184,9 @@ def _plain(stats: QueueStats) -> dict[str, Any]:
         "ready": stats.ready,
         "leased": stats.leased,
         "delayed": stats.delayed,
-        "fail": stats.fail,
-        "oldest_age_s": stats.oldest_age,
-        "paused": stats.down,
+        "failed": stats.failed,
+        "oldest_age_s": stats.oldest_age_s,
+        "paused": stats.paused,
     }
 
 

@@ -265,14 +265,14 @@ class Additions:
     async def find(self, request: Request) -> Response:
         """Look at one message."""
         found = await self._backend.find(_queue(request), [request.path_params["id"]])
-        return _json(found[0]) if found else Response(status_code=404)
+        return _json(found[0].to_json()) if found else Response(status_code=404)
 
     async def find_many(self, request: Request) -> Response:
         """Look at messages by their ids."""
         ids = (await self._read(request, Ids)).ids or []
         if len(ids) > _MOST:
             raise UsageError(f"ids are at most {_MOST} (got {len(ids)})")
-        return _json(await self._backend.find(_queue(request), ids))
+        return _json([stored.to_json() for stored in await self._backend.find(_queue(request), ids)])
 
     async def stats(self, request: Request) -> Response:
         """Count a queue."""
@@ -281,13 +281,11 @@ class Additions:
     async def browse(self, request: Request) -> Response:
         """Look at messages."""
         given = dict(request.query_params)
-        try:
-            state = State(given.get("state", "ready"))
-        except ValueError:
-            raise UsageError(f"state is one of {', '.join(State)}") from None
+        state = State.of_word(given.get("state", "ready"))
         limit = int(number(given, "limit", 100, least=0, most=_MOST))
         offset = int(number(given, "offset", 0, least=0, most=1e12))
-        return _json(await self._backend.browse(_queue(request), state, limit, offset))
+        found = await self._backend.browse(_queue(request), state, limit, offset)
+        return _json([stored.to_json() for stored in found])
 
     async def requeue(self, request: Request) -> Response:
         """Make failed messages ready."""
@@ -302,10 +300,7 @@ class Additions:
     async def purge(self, request: Request) -> Response:
         """Delete by state."""
         given = request.query_params.get("state")
-        try:
-            state = None if given is None else State(given)
-        except ValueError:
-            raise UsageError(f"state is one of {', '.join(State)}") from None
+        state = None if given is None else State.of_word(given)
         return _json(await self._backend.purge(_queue(request), state))
 
     async def reap(self, request: Request) -> Response:

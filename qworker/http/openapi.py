@@ -11,7 +11,7 @@ from qworker import __version__
 from qworker.history.batch import EventBatch
 from qworker.history.event import Event
 from qworker.http.wire import Extended, Extension, Given, Ids, Outcome, Page, Until, Wish
-from qworker.message import Draft, QueueStats, StoredMessage
+from qworker.message import Draft, QueueStats, State, StoredMessage
 
 __all__ = ["document"]
 
@@ -40,6 +40,7 @@ def document() -> dict[str, Any]:
         ],
         ref_template=_REF,
     )[1]
+    schemas["State"]["enum"] = sorted(state.word for state in State)
     return {
         "openapi": "3.1.0",
         "info": {"title": "qworker", "version": __version__, "description": "mq's endpoints, and additions under /-/."},

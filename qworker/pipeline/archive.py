@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ArchiveResult", "archive", "read_archive"]
 
-_FINISHED = (State.DONE.value, State.FAIL.value)
+_FINISHED = {state.word: state.value for state in (State.DONE, State.FAILED)}
 
 
 class ArchiveResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,7 +54,7 @@ def archive(  # noqa: PLR0913 - what can be chosen of a run
     target: str,
     *,
     queues: Sequence[str] | None = None,
-    states: Sequence[str] = _FINISHED,
+    states: Sequence[str] = tuple(_FINISHED),
     history: bool = True,
     delete: bool = False,
     compact: bool = True,
@@ -67,7 +67,7 @@ def archive(  # noqa: PLR0913 - what can be chosen of a run
         url: the store.
         target: a directory, or a URL that Spark can write to; one run at a time.
         queues: which; None: all. The history is always that of the whole store.
-        states: `done`, `fail` or both.
+        states: `done`, `failed` or both.
         history: whether events are archived too.
         delete: whether what is in the tables is then removed from the store.
         compact: whether small files are put together.
@@ -80,14 +80,14 @@ def archive(  # noqa: PLR0913 - what can be chosen of a run
     """
     from qworker.pipeline.told import plain
 
-    _check(states)
+    stored = _stored(states)
     register(spark)
     folder = open_folder(spark, target)
     run = _Run(spark, url, folder, delete=delete, compact=compact, say=say or _silence)
     with plain(), folder.locked():
         recovered = recover(folder)
         if queues is None or queues:
-            run.messages(queues, states)
+            run.messages(queues, stored)
         if history:
             run.events()
         run.publish()
@@ -101,10 +101,13 @@ def read_archive(spark: SparkSession, target: str, table: str = "messages") -> D
     return Table(spark, open_folder(spark, target), table).rows()
 
 
-def _check(states: Sequence[str]) -> None:
+def _stored(states: Sequence[str]) -> list[str]:
     for state in states:
         if state not in _FINISHED:
-            raise UsageError(f"only what is finished is archived: {' or '.join(_FINISHED)}, not {state!r}")
+            raise UsageError(
+                f"only finished messages are archived: state must be {' or '.join(_FINISHED)} (got {state!r})"
+            )
+    return [_FINISHED[state] for state in states]
 
 
 def _silence(_text: str) -> None:

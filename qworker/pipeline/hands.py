@@ -23,7 +23,7 @@ _Call = Callable[[Backend, str, list[str]], Awaitable[list[bool]]]
 
 
 def requeue(ids: DataFrame, url: str, queue: str) -> int:
-    """Make failed messages ready again, and count them. What is not in `fail` any more is left alone, so that a repetition harms nothing."""
+    """Make failed messages ready again, and count them. What is not failed any more is left alone, so that a repetition harms nothing."""
     return _total(_each(ids, url, queue, _requeue))
 
 

@@ -1,11 +1,11 @@
 """`replay`: run failed messages again, or archived ones, that an SQL predicate chooses.
 
-From a queue: what is in `fail` is requeued there, in one atomic step for each message. A replay that dies is run again, and finds in
-`fail` only what is left.
+From a queue: failed messages are requeued there, in one atomic step for each message. A replay that dies is run again, and finds
+only the failed messages that are left.
 
 From an archive: a message may be anywhere by now, or nowhere. What is to be done with each is written down beside the archive before
 anything is done (a plan), and a replay that dies is resumed from its plan and from nothing else: what it requeues is either still in
-`fail` or was requeued, and what it enqueues is one exactly-once write under the plan's name. No plan takes a message that an earlier one
+failed or was requeued, and what it enqueues is one exactly-once write under the plan's name. No plan takes a message that an earlier one
 of the same job has.
 """
 
@@ -19,6 +19,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from qworker.bulk import check_load
 from qworker.errors import UsageError
+from qworker.message import State
 from qworker.pipeline import hands
 from qworker.pipeline.inputs import live
 from qworker.pipeline.lives import first_line
@@ -65,7 +66,7 @@ def replay(
     predicate: str,
     *,
     archive: str | None = None,
-    state: str = "fail",
+    state: str = "failed",
     job: str | None = None,
     dry_run: bool = False,
 ) -> ReplayResult:
@@ -76,8 +77,8 @@ def replay(
         url: the backend.
         queue: its queue, and the archive's.
         predicate: SQL over the columns of MESSAGES, such as `task = 'thumb' and error like '%Timeout%'`.
-        archive: also what this archive has; None: what is in `fail`.
-        state: `fail`, or `done` to run again what succeeded; only of an archive.
+        archive: also what this archive has; None: failed messages.
+        state: `failed`, or `done` to run again what succeeded; only of an archive.
         job: the name of a replay from an archive: each archived message is replayed once under it. None makes one of the queue, the
             predicate and the state.
         dry_run: change nothing, and tell what would be done.
@@ -86,10 +87,11 @@ def replay(
         UsageError: the predicate is refused, or done messages of a queue are asked for.
     """
     if archive is None:
-        if state != "fail":
+        if state != State.FAILED.word:
             raise UsageError("what is done is replayed from an archive: name one with --archive")
         return _replay_queue(spark, url, queue, predicate, dry_run=dry_run)
-    name = check_load(job or _job_name(queue, predicate, state))
+    stored = State.of_word(state).value
+    name = check_load(job or _job_name(queue, predicate, stored))
     plans = Plans(spark, archive, queue, name)
     run = plans.unfinished()
     if run is not None and not dry_run:
@@ -97,7 +99,7 @@ def replay(
         result = _told(plans.planned(run), queue, name, dry_run=False)
         _carry_out(plans, run, url, result)
         return result
-    chosen = archived_choice(plans, url, predicate, state).persist()
+    chosen = archived_choice(plans, url, predicate, stored).persist()
     try:
         result = _told(chosen, queue, name, dry_run=dry_run)
         if dry_run or not (result.requeued or result.enqueued):
@@ -109,7 +111,7 @@ def replay(
 
 
 def _replay_queue(spark: SparkSession, url: str, queue: str, predicate: str, *, dry_run: bool) -> ReplayResult:
-    failed = live(spark, url, "messages", [queue], states=("fail",))
+    failed = live(spark, url, "messages", [queue], states=(State.FAILED.value,))
     chosen = matching(failed, predicate).select("id", "task", "error", F.lit(REQUEUE).alias("act")).persist()
     try:
         result = _told(chosen, queue, None, dry_run=dry_run)
@@ -160,5 +162,6 @@ def _told(chosen: DataFrame, queue: str, job: str | None, *, dry_run: bool) -> R
 
 
 def _job_name(queue: str, predicate: str, state: str) -> str:
+    # Of the stored word: a load of the same name has been begun by an earlier release.
     digest = hashlib.sha256("\0".join((queue, predicate, state)).encode()).hexdigest()
     return f"replay-{digest[:12]}"

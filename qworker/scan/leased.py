@@ -91,7 +91,7 @@ class LeasedSource:
     def _check_down(self) -> None:
         if self._queue not in self.call(self.backend.queues()):
             raise ScanError(f"no such queue: {self._queue}")
-        if self.call(self.backend.stats(self._queue)).down:
+        if self.call(self.backend.stats(self._queue)).paused:
             raise ScanDown(f"{self._queue} is down")
 
     def exhausted(self, lease: Lease, tries: int) -> str | None:

@@ -290,7 +290,7 @@ class Supervisor:
                 except BackendError as error:
                     self._log.warning("backlog_unknown", error=str(error))
                 else:
-                    backlog = sum(s.ready + s.leased for s in stats if not s.down)
+                    backlog = sum(s.ready + s.leased for s in stats if not s.paused)
                     self._scale(backlog)
                 await asyncio.sleep(max(_LOOK_EVERY_S, (self._now() - began) / _LOOK_SHARE))
         finally:

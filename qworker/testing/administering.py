@@ -47,7 +47,7 @@ async def one_of_each(case: Case) -> dict[State, str]:
     (leased,) = await case.publish(b"leased")
     await case.lease_one()
     (ready,) = await case.publish(b"ready")
-    return {State.FAIL: failed, State.DELAYED: delayed, State.LEASED: leased, State.READY: ready}
+    return {State.FAILED: failed, State.DELAYED: delayed, State.LEASED: leased, State.READY: ready}
 
 
 class AdministeringContract(Contract):
@@ -110,7 +110,7 @@ class AdministeringContract(Contract):
         }
         if call in {"pause", "resume"} and "pause" in backend.deviations:
             await backend.create(case.queue)
-            assert (await case.stats()).down is False
+            assert (await case.stats()).paused is False
             return
         with pytest.raises(QueueNotFound) as caught:
             await calls[call]()
@@ -161,15 +161,15 @@ class AdministeringContract(Contract):
         assert await case.counts() == (4, 2, 2, 1)
         stats = await case.stats()
         assert stats.queue == case.queue
-        assert stats.down is False
+        assert stats.paused is False
 
     async def test_stats_tell_the_oldest_age(self, case: Case) -> None:
         await case.backend.create(case.queue)
-        assert (await case.stats()).oldest_age is None
+        assert (await case.stats()).oldest_age_s is None
         await case.publish(b"old")
         await case.harness.advance(case.tick)
         await case.publish(b"new")
-        age = (await case.stats()).oldest_age
+        age = (await case.stats()).oldest_age_s
         assert age is not None
         assert case.tick * 0.5 < age < case.tick + 60
 
@@ -214,8 +214,8 @@ class AdministeringContract(Contract):
         await case.fail(b"1")
         await case.harness.advance(case.tick * 0.1)
         await case.fail(b"2")
-        assert await case.browse(State.FAIL) == [b"1", b"2"]
-        assert await case.browse(State.FAIL, 1, 1) == [b"2"]
+        assert await case.browse(State.FAILED) == [b"1", b"2"]
+        assert await case.browse(State.FAILED, 1, 1) == [b"2"]
 
     async def test_a_look_claims_nothing(self, case: Case) -> None:
         (message_id,) = await case.publish(b"x")
@@ -240,11 +240,11 @@ class AdministeringContract(Contract):
 
     async def test_find_shows_what_is_stored_of_many_ids_in_their_order_and_once(self, case: Case) -> None:
         there = await one_of_each(case)
-        ids = [there[state] for state in (State.DELAYED, State.READY, State.FAIL, State.LEASED)]
+        ids = [there[state] for state in (State.DELAYED, State.READY, State.FAILED, State.LEASED)]
         wanted = [ids[0], "unknown", ids[1], ids[0], ids[2], "-", ids[3], ids[1]]
         found = await case.backend.find(case.queue, wanted)
         assert [stored.message.id for stored in found] == ids
-        assert [stored.state for stored in found] == [State.DELAYED, State.READY, State.FAIL, State.LEASED]
+        assert [stored.state for stored in found] == [State.DELAYED, State.READY, State.FAILED, State.LEASED]
 
     async def test_find_shows_many_messages(self, case: Case) -> None:
         ids = await case.publish(*[b"%d" % number for number in range(700)])
@@ -289,7 +289,7 @@ class AdministeringContract(Contract):
         (ready,) = await case.publish(b"ready")
         assert await case.backend.requeue(case.queue, [ids[1], "unknown", ready]) == 1
         assert sorted(await case.leased_bodies()) == [b"2", b"ready"]
-        assert sorted(await case.browse(State.FAIL)) == [b"1", b"3"]
+        assert sorted(await case.browse(State.FAILED)) == [b"1", b"3"]
         assert await case.backend.requeue(case.queue, []) == 0
 
     @rule("remove")
@@ -338,7 +338,7 @@ class AdministeringContract(Contract):
         assert await case.counts() == (0, 1, 0, 0)
 
     @rule("purge")
-    @pytest.mark.parametrize("state", [State.READY, State.LEASED, State.DELAYED, State.FAIL])
+    @pytest.mark.parametrize("state", [State.READY, State.LEASED, State.DELAYED, State.FAILED])
     async def test_purge_of_one_state_leaves_the_others(self, case: Case, state: State) -> None:
         ids = await one_of_each(case)
         assert await case.backend.purge(case.queue, state) == 1
@@ -358,13 +358,13 @@ class AdministeringContract(Contract):
         await case.publish(b"1", b"2")
         for _ in range(2):
             await case.backend.pause(case.queue)
-        assert (await case.stats()).down is True
+        assert (await case.stats()).paused is True
         assert await case.lease(10) == []
         assert await case.lease(10, by=other) == []
         await case.publish(b"3")
         for _ in range(2):
             await other.resume(case.queue)
-        assert (await case.stats()).down is False
+        assert (await case.stats()).paused is False
         assert await case.leased_bodies() == [b"1", b"2", b"3"]
 
     @rule("pause")
@@ -379,7 +379,7 @@ class AdministeringContract(Contract):
         ids = await one_of_each(case)
         other = await case.open()
         stats = await other.stats(case.queue)
-        assert (stats.ready, stats.leased, stats.delayed, stats.fail) == (1, 1, 1, 1)
+        assert (stats.ready, stats.leased, stats.delayed, stats.failed) == (1, 1, 1, 1)
         assert case.queue in await other.queues()
         for state, message_id in ids.items():
             (found,) = await other.find(case.queue, [message_id])

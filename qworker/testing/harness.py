@@ -151,7 +151,7 @@ class Case:
     async def counts(self) -> tuple[int, int, int, int]:
         """How many are ready, leased, delayed and failed."""
         stats = await self.stats()
-        return stats.ready, stats.leased, stats.delayed, stats.fail
+        return stats.ready, stats.leased, stats.delayed, stats.failed
 
     async def find(self, message_id: str) -> StoredMessage | None:
         """Look at one message."""

@@ -67,8 +67,8 @@ class PartingContract(Contract):
     async def test_each_failed_message_is_in_one_part_with_its_reason(self, case: Case) -> None:
         bodies = [b"%d" % number for number in range(10)]
         await case.fail(*bodies, error="broken")
-        await in_parts(case, State.FAIL, bodies)
-        found = await read_all(case, State.FAIL)
+        await in_parts(case, State.FAILED, bodies)
+        found = await read_all(case, State.FAILED)
         assert all(stored.finished_at for stored in found)
         if "errors_kept" not in case.backend.deviations:
             assert {stored.error for stored in found} == {"broken"}
@@ -95,11 +95,11 @@ class PartingContract(Contract):
     async def test_discard_deletes_what_is_as_it_was_found_and_nothing_else(self, case: Case) -> None:
         ids = await case.fail(b"1", b"2", b"3")
         (ready,) = await case.publish(b"ready")
-        found = [as_found(stored) for stored in await read_all(case, State.FAIL)]
+        found = [as_found(stored) for stored in await read_all(case, State.FAILED)]
         assert await case.backend.requeue(case.queue, [ids[1]]) == 1
         strangers = [
-            FinishedMessage(id=ready, state=State.FAIL, finished_at=found[0].finished_at, location=ready),
-            FinishedMessage(id="unknown", state=State.FAIL, finished_at=1.0, location="unknown"),
+            FinishedMessage(id=ready, state=State.FAILED, finished_at=found[0].finished_at, location=ready),
+            FinishedMessage(id="unknown", state=State.FAILED, finished_at=1.0, location="unknown"),
             FinishedMessage(
                 id=found[0].id, state=State.DONE, finished_at=found[0].finished_at, location=found[0].location
             ),
@@ -113,9 +113,9 @@ class PartingContract(Contract):
     @rule("requeue")
     async def test_discard_leaves_what_has_failed_again(self, case: Case) -> None:
         await case.fail(b"x")
-        found = [as_found(stored) for stored in await read_all(case, State.FAIL)]
+        found = [as_found(stored) for stored in await read_all(case, State.FAILED)]
         await case.harness.advance(case.tick / 10)
         assert await case.backend.requeue(case.queue) == 1
         assert await case.settle(await case.lease_one(), SettleAction.FAIL_PERM, error="again")
         assert await case.backend.discard(case.queue, found) == 0
-        assert await case.browse(State.FAIL) == [b"x"]
+        assert await case.browse(State.FAILED) == [b"x"]

@@ -107,7 +107,7 @@ class SettlingContract(Contract):
         assert await case.lease(10) == []
         found = await case.find(message_id)
         assert found is not None
-        assert found.state is State.FAIL
+        assert found.state is State.FAILED
         assert found.message.body == b"x"
 
     @rule("errors_kept", otherwise=errors_are_not_kept)
@@ -117,7 +117,7 @@ class SettlingContract(Contract):
         found = await case.find(message_id)
         assert found is not None
         assert found.error == reason
-        (listed,) = await case.backend.browse(case.queue, State.FAIL)
+        (listed,) = await case.backend.browse(case.queue, State.FAILED)
         assert listed.error == reason
 
     async def test_a_permanent_failure_without_a_reason_is_one(self, case: Case) -> None:
@@ -234,7 +234,7 @@ class SettlingContract(Contract):
         stats = await case.stats()
         assert stats.leased == 0
         # A batch is no atomic step: some of the messages may have ended one way, and some another. The first two calls ack.
-        acked = 10 - (stats.ready + stats.delayed + stats.fail)
+        acked = 10 - (stats.ready + stats.delayed + stats.failed)
         assert max(accepted[:2]) <= acked <= sum(accepted[:2])
 
     async def test_a_cancelled_settle_has_happened_or_can_be_repeated(self, case: Case) -> None:

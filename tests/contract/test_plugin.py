@@ -78,7 +78,7 @@ async def test_a_failure_is_kept():
     await shop.welcome.enqueue("nobody")
     counts = await run_until_idle(shop.tasks)
     backend = await shop.tasks.backend()
-    (failed,) = await backend.browse("mail", State.FAIL)
+    (failed,) = await backend.browse("mail", State.FAILED)
     assert "no such user" in failed.error
 
 def test_plain_functions_need_no_loop():

@@ -36,7 +36,7 @@ async def test_finished_messages_are_kept_as_the_url_says(server: RedisServer) -
         assert await counted.settle([Settlement(lease=lease, action=SettleAction.ACK)]) == []
     assert [row.message.body for row in await counted.browse(queue, State.DONE)] == [b"2", b"3"]
     stats = await counted.stats(queue)
-    assert (stats.done, stats.retention["done"], stats.retention["fail"]) == (2, "the last 2", "for ever")
+    assert (stats.done, stats.retention["done"], stats.retention["failed"]) == (2, "the last 2", "for ever")
 
     aged = open_backend(server.url + "?keep_done=12h&keep_fail=2d")
     await aged.publish(queue, [Draft(body=b"failed")])
@@ -46,7 +46,7 @@ async def test_finished_messages_are_kept_as_the_url_says(server: RedisServer) -
         server.advance(hours * 3600.0)
         await aged.reap(queue)
         stats = await aged.stats(queue)
-        assert (stats.done, stats.fail) == left, hours
+        assert (stats.done, stats.failed) == left, hours
     with server.client() as client:
         assert client.hlen(f"{{qworker:{queue}}}:msg") == client.hlen(f"{{qworker:{queue}}}:errors") == 0
     await counted.aclose()
@@ -70,7 +70,7 @@ async def test_a_damaged_message_is_set_aside_and_the_others_flow(server: RedisS
     with server.client() as client:
         client.hset("{qworker:damage}:msg", first, b"\x00\x00" + b"\x00" * 8 + b"\x00\x02\xff\xff\xff\xff")
     assert [lease.message.id for lease in await backend.lease("damage", 2, 60.0)] == [second]
-    (failed,) = await backend.browse("damage", State.FAIL)
+    (failed,) = await backend.browse("damage", State.FAILED)
     assert failed.message.id == first
     assert failed.error is not None
     assert "damaged" in failed.error

@@ -69,8 +69,8 @@ async def test_written_by_31528ec_each_message_is_listed_as_it_was(anywhere: Wri
     unkept = UNKEPT.get(written.kind, set())
     for queue, facts in written.queues.items():
         stats = await backend.stats(queue)
-        assert {word: getattr(stats, state.value) for word, state in STATES.items()} == facts["counts"], queue
-        assert stats.down is facts["down"]
+        assert {word: getattr(stats, state.word) for word, state in STATES.items()} == facts["counts"], queue
+        assert stats.paused is facts["down"]
         for word, state in STATES.items():
             found = [described(one) for one in await backend.browse(queue, state, limit=1000)]
             assert without(found, unkept) == without(written.messages(queue, word), unkept), (queue, word)
@@ -130,7 +130,7 @@ def order(event: dict[str, Any]) -> tuple[str, float, str]:
 
 async def test_written_by_31528ec_a_pause_lasts_until_it_is_ended(written: Written) -> None:
     backend = await written.open()
-    assert (await backend.stats("paused")).down
+    assert (await backend.stats("paused")).paused
     assert await backend.lease("paused", 10, 60.0) == []
     await backend.resume("paused")
     leases = await backend.lease("paused", 10, 60.0)
@@ -182,7 +182,7 @@ async def test_written_by_31528ec_a_lease_that_outlives_its_process_is_found_by_
     ]
     assert await backend.settle(ends) == []
     stats = await backend.stats("remote")
-    assert (stats.ready, stats.leased, stats.fail) == (1, 0, 1)
+    assert (stats.ready, stats.leased, stats.failed) == (1, 0, 1)
     assert await backend.remote_leases.find("remote", first["id"], first["token"]) is None
 
 
@@ -333,7 +333,7 @@ async def test_written_by_31528ec_everything_is_worked_off_once(anywhere: Writte
     for queue in written.queues:
         stats = await backend.stats(queue)
         assert (stats.ready, stats.leased, stats.delayed) == (0, 0, 0), queue
-        assert stats.fail == len(written.messages(queue, "fail"))
+        assert stats.failed == len(written.messages(queue, "fail"))
         if written.kind in KEEPS_DONE:
             done = {one.message.id for one in await backend.browse(queue, State.DONE, limit=1000)}
             assert done >= {one["id"] for one in written.messages(queue, "done")}
@@ -371,7 +371,7 @@ async def failures_run_again(written: Written, backend: Backend, crew: Crew) -> 
         run for queue, rows in failed.items() for run in runs_of(queue, [r for r in rows if r not in never], tries=0)
     ]
     assert ran == sorted(wanted)
-    left = [one for queue in written.queues for one in await backend.browse(queue, State.FAIL)]
+    left = [one for queue in written.queues for one in await backend.browse(queue, State.FAILED)]
     assert [(one.error or "").endswith(was["error"]) for one, was in zip(left, never, strict=True)] == [True] * len(
         never
     )

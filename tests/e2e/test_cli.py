@@ -85,7 +85,7 @@ def test_a_message_goes_through_the_commands_of_an_operator(ok: Any, qworker: An
     assert "hello" in ok("browse", URL, "inbox")
     assert "next to be taken" in ok("explain", URL, "inbox", message_id)
     ok("pause", URL, "inbox")
-    assert "down" in ok("stats", URL, "inbox")
+    assert "paused" in ok("stats", URL, "inbox")
     assert "is paused" in ok("explain", URL, "inbox", message_id)
     ok("resume", URL, "inbox")
     assert json.loads(ok("requeue", URL, "inbox", "--json")) == {"queue": "inbox", "requeued": 0}
@@ -107,7 +107,7 @@ def test_every_command_that_prints_data_prints_json(ok: Any, app: str) -> None:
         ("browse", URL, "inbox", "--state", "ready"),
         ("explain", URL, "inbox", ids[0]),
         ("requeue", URL, "inbox"),
-        ("purge", URL, "inbox", "--state", "fail", "--yes"),
+        ("purge", URL, "inbox", "--state", "failed", "--yes"),
         ("pause", URL, "inbox"),
         ("resume", URL, "inbox"),
         ("create", URL, "inbox"),

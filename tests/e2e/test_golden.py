@@ -68,7 +68,7 @@ ls {url}
 stats {url}
 stats {url} sums
 browse {url} sums
-browse {url} sums --state fail
+browse {url} sums --state failed
 browse {url} inbox --limit 1
 explain {url} sums sum-1
 explain {url} sums refuse-1
@@ -221,7 +221,7 @@ REQUESTS: list[tuple[str, str, Any, dict[str, str]]] = [
     ),
     ("POST", "/-/work/lease?visibility=30", None, {}),
     ("POST", "/-/extend", {"leases": [{"queue": "work", "id": "m4", "token": "{token}"}], "visibility": 90.0}, {}),
-    ("GET", "/-/work/browse?state=fail", None, {}),
+    ("GET", "/-/work/browse?state=failed", None, {}),
     ("GET", "/-/work/browse?state=delayed", None, {}),
     ("GET", "/-/work/browse?state=eaten", None, {}),
     ("GET", "/-/work/stats", None, {}),
@@ -291,7 +291,10 @@ def _document(content: bytes) -> Any:
 
 
 def test_golden_pages_of_the_health_port() -> None:
-    queues = [QueueStats(queue="a.b", ready=3, leased=2, oldest_age=1.5), QueueStats(queue="off", ready=9, down=True)]
+    queues = [
+        QueueStats(queue="a.b", ready=3, leased=2, oldest_age_s=1.5),
+        QueueStats(queue="off", ready=9, paused=True),
+    ]
     cell = Cell("a.b", "resize", ack=5, fail_tmp=2, fail_perm=1, release=1, lost=1, seconds=2.5, attempts=3)
     report = Report(
         pid=1, life="1-1", phase="working", concurrency=10, running=2, cells=[cell], queues=queues, looked_at=1.0

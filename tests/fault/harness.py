@@ -136,7 +136,7 @@ async def _stored(url: str) -> set[str]:
     found: set[str] = set()
     try:
         if QUEUE in await backend.queues():
-            for state in (State.READY, State.DELAYED, State.LEASED, State.FAIL):
+            for state in (State.READY, State.DELAYED, State.LEASED, State.FAILED):
                 found |= {each.message.body.decode() for each in await backend.browse(QUEUE, state, limit=1_000_000)}
     finally:
         await backend.aclose()

@@ -166,7 +166,7 @@ async def ended(url: str, state: State) -> dict[str, str]:
 def check(url: str, books: Books, publishers: list[str], killed: int) -> None:
     published = Counter(books.read("published"))
     assert published == Counter(f"{version}-{number}" for version in publishers for number in range(COUNT))
-    done, failed = asyncio.run(ended(url, State.DONE)), asyncio.run(ended(url, State.FAIL))
+    done, failed = asyncio.run(ended(url, State.DONE)), asyncio.run(ended(url, State.FAILED))
     # Each has ended, in one way, once.
     assert Counter([*done.values(), *failed.values()]) == published
     assert set(failed.values()) == {name for name in published if int(name.rpartition("-")[2]) % 50 == 7}

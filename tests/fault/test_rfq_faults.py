@@ -180,7 +180,7 @@ async def test_killed_workers_lose_nothing_and_run_little_twice(
     twice = sum(count - 1 for count in Counter(done()).values())
     # What a killed worker had, and may have finished and not acked; and what a slow machine took for dead.
     assert twice <= KILLS * CONCURRENCY * 2
-    assert (await direct.stats(TOPIC)).fail == 0
+    assert (await direct.stats(TOPIC)).failed == 0
 
 
 async def test_flushed_scripts_are_taught_again_and_the_doctor_knows_them(server: RedisServer, direct: Backend) -> None:

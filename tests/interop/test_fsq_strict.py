@@ -274,7 +274,7 @@ async def test_tries_are_counted_by_both_in_the_name(backend: Backend, peer: Fsq
     script = f"echo $FSQ_ITEM_TRIES > {out}; exit 100"
     assert (await peer.run("scan", "-m", "9", QUEUE, "/bin/sh", "-c", script))[0] == 0
     assert out.read_text() == "2\n"
-    (stored,) = await backend.browse(QUEUE, State.FAIL)
+    (stored,) = await backend.browse(QUEUE, State.FAILED)
     assert (stored.message.tries, stored.message.argv, stored.error) == (2, ("a",), None)
     assert await backend.requeue(QUEUE) == 1
     assert (await peer.run("scan", QUEUE, "/bin/true"))[0] == 0
@@ -467,7 +467,7 @@ async def test_a_queue_that_fsq_wrote_is_read_as_it_is(tmp_path: Path) -> None:
     try:
         assert await backend.queues() == ["a_queue", "downed", "hosted", "trig"]
         (done,) = await backend.browse("a_queue", State.DONE)
-        (failed,) = await backend.browse("a_queue", State.FAIL)
+        (failed,) = await backend.browse("a_queue", State.FAILED)
         assert (done.message.argv, failed.message.argv) == (("d",), ("f",))
         ready = await backend.browse("a_queue", State.READY)
         assert [stored.message.id.split("_")[1] for stored in ready] == ["0", "10", "1", "2", "3", "4", "5", "6", "7"]
@@ -478,7 +478,7 @@ async def test_a_queue_that_fsq_wrote_is_read_as_it_is(tmp_path: Path) -> None:
         assert arguments[6:] == [("a_b", "100%", "x/y", ""), ("café",), ()]
         assert [lease.message.tries for lease in leases] == [0, 2, 0, 0, 0, 0, 0, 0, 0]
         assert await backend.lease("downed", 1, 30.0) == []
-        assert (await backend.stats("downed")).down
+        assert (await backend.stats("downed")).paused
         assert len(await backend.lease("trig", 1, 30.0)) == 1
     finally:
         await backend.aclose()

@@ -46,7 +46,7 @@ CALLS = (
     *["publish_keyed"] * 2,
     *["crash", "publish_again", "remove", "requeue", "purge", "pause"],
 )
-LIVE = (State.READY, State.LEASED, State.DELAYED, State.FAIL)
+LIVE = (State.READY, State.LEASED, State.DELAYED, State.FAILED)
 
 
 _ASKED = os.environ.get("QWORKER_TEST_EXAMPLES")
@@ -159,7 +159,7 @@ class Lifecycle(RuleBasedStateMachine):
     def lease(self, worker: int, number: int, delay: float) -> None:
         ready = {one.message.id: one for one in self.do(self.model.browse(self.queue, State.READY, 1000))}
         limit = 1 + number % 5
-        wanted = 0 if self.do(self.model.stats(self.queue)).down else min(limit, len(ready))
+        wanted = 0 if self.do(self.model.stats(self.queue)).paused else min(limit, len(ready))
         leases = self.do(self.lease_all(self.workers[worker], limit, wanted))
         taken = [lease.message.id for lease in leases]
         assert len(set(taken)) == len(taken) == wanted
@@ -231,7 +231,7 @@ class Lifecycle(RuleBasedStateMachine):
         self.gone(set(chosen))
 
     def requeue(self, worker: int, number: int, delay: float) -> None:
-        failed = [one.message.id for one in self.do(self.model.browse(self.queue, State.FAIL, 1000))]
+        failed = [one.message.id for one in self.do(self.model.browse(self.queue, State.FAILED, 1000))]
         model, real = self.both("requeue", failed[:1] if number % 2 else None)
         assert model == real
 
@@ -246,7 +246,7 @@ class Lifecycle(RuleBasedStateMachine):
             fresh[:] = [name for name in fresh if name not in ids]
 
     def pause(self, worker: int, number: int, delay: float) -> None:
-        self.both("resume" if self.do(self.model.stats(self.queue)).down else "pause")
+        self.both("resume" if self.do(self.model.stats(self.queue)).paused else "pause")
 
     # -- what must hold ----------------------------------------------------------------------------------------------
 
@@ -261,7 +261,7 @@ class Lifecycle(RuleBasedStateMachine):
             assert found == expected, f"{state}: the store has {found}, the model {expected}"
             assert len(real) == len(found)
         model, real = self.both("stats")
-        for name in ("ready", "leased", "delayed", "fail", "down"):
+        for name in ("ready", "leased", "delayed", "failed", "paused"):
             assert getattr(real, name) == getattr(model, name), f"{name}: {real} is not {model}"
 
     def teardown(self) -> None:

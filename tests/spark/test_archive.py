@@ -54,7 +54,7 @@ def test_runs_add_what_is_new_and_delete_only_what_the_tables_have(spark: SparkS
     rows = archived(spark, target)
     assert rows == sorted([("done", b"%d" % n) for n in range(20)] + [("fail", b"%d" % n) for n in range(20, 27)])
     assert bodies(url, State.READY) == [b"27", b"28", b"29"]
-    assert (count(url, State.DONE), count(url, State.FAIL)) == (0, 0)
+    assert (count(url, State.DONE), count(url, State.FAILED)) == (0, 0)
     assert run(spark, url, target, delete=True).messages == 0
 
 
@@ -67,12 +67,12 @@ def test_a_redis_and_a_log_are_archived_too(spark: SparkSession, tmp_path: Path)
         finish(url, 2, SettleAction.FAIL_PERM, error="no")
         first = run(spark, url, target, delete=True)
         assert (first.messages, first.removed) == (5, 5)
-        assert (count(url, State.DONE), count(url, State.FAIL), count(url, State.READY)) == (0, 0, 1)
+        assert (count(url, State.DONE), count(url, State.FAILED), count(url, State.READY)) == (0, 0, 1)
     url = f"sq://{tmp_path}/store?sync=off"
     publish(url, [b"6", b"7"])
     finish(url, 1, SettleAction.FAIL_PERM, error="no")
     second = run(spark, url, target, delete=True)
-    assert (second.messages, second.removed, count(url, State.FAIL)) == (1, 1, 0)
+    assert (second.messages, second.removed, count(url, State.FAILED)) == (1, 1, 0)
     rows = [("done", b"0"), ("done", b"1"), ("done", b"2"), ("fail", b"3"), ("fail", b"4"), ("fail", b"6")]
     assert archived(spark, target) == rows
 
@@ -88,13 +88,13 @@ def test_a_message_that_fails_again_is_another_row_and_what_is_live_is_never_del
     def requeued_meanwhile(folder: LocalFolder, intent: intents.Intent) -> None:
         carry_out(folder, intent)
         # Between the archiving and the deletion somebody mends two of them, and one fails anew.
-        ids = [stored.message.id for stored in ask(url, lambda backend: backend.browse(QUEUE, State.FAIL))]
+        ids = [stored.message.id for stored in ask(url, lambda backend: backend.browse(QUEUE, State.FAILED))]
         ask(url, lambda backend: backend.requeue(QUEUE, ids[:2]))
         finish(url, 1, SettleAction.FAIL_PERM, error="second")
 
     monkeypatch.setattr("qworker.pipeline.archive.carry_out", requeued_meanwhile)
     assert run(spark, url, target, delete=True).removed == 1
-    assert (count(url, State.READY), count(url, State.FAIL)) == (1, 1)
+    assert (count(url, State.READY), count(url, State.FAILED)) == (1, 1)
     monkeypatch.undo()
 
     run(spark, url, target, delete=True)

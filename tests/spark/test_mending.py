@@ -86,13 +86,13 @@ def test_a_predicate_chooses_which_failed_messages_are_requeued(spark: SparkSess
     where = "error like 'Timeout%' and get_json_object(kwargs, '$.wide') is null"
 
     planned = replay(spark, url, QUEUE, where, dry_run=True)
-    assert (planned.matched, planned.requeued, ids(url, State.FAIL)) == (1, 1, {"a", "b", "c"})
+    assert (planned.matched, planned.requeued, ids(url, State.FAILED)) == (1, 1, {"a", "b", "c"})
     assert [(one.act, one.task, one.error, one.messages) for one in planned.chosen] == [
         ("requeue", "index", "TimeoutError: 3 s", 1)
     ]
 
     assert replay(spark, url, QUEUE, where).requeued == 1
-    assert (ids(url, State.FAIL), ids(url, State.READY)) == ({"b", "c"}, {"a", "d"})
+    assert (ids(url, State.FAILED), ids(url, State.READY)) == ({"b", "c"}, {"a", "d"})
     assert replay(spark, url, QUEUE, where).matched == 0
     with pytest.raises(UsageError, match=r"is refused: .*nothing"):
         replay(spark, url, QUEUE, "nothing = 1")
@@ -126,7 +126,7 @@ def test_a_replay_from_an_archive_that_dies_at_every_step_runs_each_message_once
 
     done = again()
     assert (done.requeued, done.enqueued) == (1, 2)
-    assert ids(url, State.FAIL) == set()
+    assert ids(url, State.FAILED) == set()
     assert sorted(one.message.body for one in stored(url, State.READY)) == sorted(
         call(path) for path in ("/here", "/waits", "/gone", "/lost")
     )

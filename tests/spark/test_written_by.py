@@ -193,7 +193,7 @@ def test_written_by_31528ec_each_store_is_archived_and_replayed(spark: SparkSess
         assert found == sorted(
             (one["id"], one["state"], body_of(one), one["tries"], one.get("error", "")) for one in finished
         )
-        assert in_state(written.url, State.FAIL) == in_state(written.url, State.DONE) == Counter()
+        assert in_state(written.url, State.FAILED) == in_state(written.url, State.DONE) == Counter()
         labels = ["traceback"]
         if kind != "rfq":
             # On a server that is others' too nothing can be staged.

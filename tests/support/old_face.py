@@ -63,12 +63,16 @@ __all__ = [
 
 # By old name: attributes, methods, keyword arguments, members of enums and deviations that have another name today.
 NAMES = {
+    "FAIL": "FAILED",
     "arguments": "argv",
+    "down": "paused",
     "end": "last_position",
     "event": "kind",
+    "fail": "failed",
     "how": "action",
     "job": "name",
     "key": "unique_key",
+    "oldest_age": "oldest_age_s",
     "on": "enabled",
     "origin": "original_id",
     "place": "location",

@@ -81,7 +81,7 @@ async def test_an_outcome_that_cannot_be_kept_is_an_ordinary_failure(app, kind, 
         await beside.enqueue()
     worker = await app.burst()
     assert (worker.counts.acked, worker.counts.retried, worker.counts.failed) == (3, 3, 3)
-    errors = {summary(failed.error) for failed in await app.found(State.FAIL)}
+    errors = {summary(failed.error) for failed in await app.found(State.FAILED)}
     assert len(errors) == 1
     assert errors.pop().startswith(("UsageError: ", "KeyError: 'reason'", "SystemExit: 3"))
 
@@ -101,7 +101,7 @@ async def test_what_handlers_naturally_raise_says_what_they_mean(app):
     await polite.enqueue()
     await wrong.enqueue()
     await app.burst()
-    (delayed,), (failed,) = await app.found(State.DELAYED), await app.found(State.FAIL)
+    (delayed,), (failed,) = await app.found(State.DELAYED), await app.found(State.FAILED)
     assert delayed.due_at - delayed.message.enqueued_at > 800
     assert summary(failed.error) == "ValueError: invalid literal for int() with base 10: 'bad picture'"
     assert "Traceback" in failed.error
@@ -174,7 +174,7 @@ async def test_an_annotation_whose_code_fails_fails_its_message(app):
     await beside.enqueue()
     worker = await app.burst()
     assert (worker.counts.acked, worker.counts.failed) == (1, 1)
-    (failed,) = await app.found(State.FAIL)
+    (failed,) = await app.found(State.FAILED)
     assert (
         summary(failed.error) == "KeyError: 'of the annotation's own code'".replace("\\", "")
         or "KeyError" in failed.error
@@ -200,7 +200,7 @@ async def test_without_another_thread_those_that_are_there_do_the_work(app, monk
     allowed = ""
     await work.enqueue()
     assert (await app.burst()).counts.failed == 1
-    (failed,) = await app.found(State.FAIL)
+    (failed,) = await app.found(State.FAILED)
     assert summary(failed.error) == "RuntimeError: can't start new thread"
 
 

@@ -38,7 +38,7 @@ async def test_an_error_is_retried_until_the_tries_are_used_up_and_its_traceback
     await work.enqueue()
     worker = await app.burst()
     assert seen == [0, 1, 2]
-    (failed,) = await app.found(State.FAIL)
+    (failed,) = await app.found(State.FAILED)
     assert failed.error.startswith("Traceback")
     assert failed.error.endswith("ValueError: no luck")
     assert "test_executor.py" in failed.error
@@ -53,7 +53,7 @@ async def test_a_long_traceback_is_cut(app):
 
     await work.enqueue()
     await app.burst()
-    (failed,) = await app.found(State.FAIL)
+    (failed,) = await app.found(State.FAILED)
     assert len(failed.error) < 10_000
 
 
@@ -76,7 +76,7 @@ async def test_retry_without_a_delay_takes_the_backoff_and_the_last_one_fails(ap
 
     await work.enqueue()
     worker = await app.burst()
-    (failed,) = await app.found(State.FAIL)
+    (failed,) = await app.found(State.FAILED)
     assert failed.error == "again"
     assert (worker.counts.retried, worker.counts.failed) == (1, 1)
 
@@ -88,7 +88,7 @@ async def test_fail_keeps_the_message_with_its_reason(app):
 
     await work.enqueue()
     await app.burst()
-    (failed,) = await app.found(State.FAIL)
+    (failed,) = await app.found(State.FAILED)
     assert (failed.error, failed.message.tries) == ("bad picture", 0)
 
 
@@ -99,7 +99,7 @@ async def test_bad_arguments_fail_at_once_with_the_reason(app):
 
     await app.store.publish("default", [Draft(body=b'{"task":"work","args":["one"]}'), Draft(body=b'{"task":"work"}')])
     await app.burst()
-    errors = sorted(failed.error for failed in await app.found(State.FAIL))
+    errors = sorted(failed.error for failed in await app.found(State.FAILED))
     assert "argument 1" in errors[0]
     assert "missing" in errors[1]
 
@@ -111,7 +111,7 @@ async def test_a_damaged_envelope_of_a_known_task_fails_with_the_reason(app):
 
     await app.store.publish("default", [Draft(body=b'{"task":"work","args":7}')])
     await app.burst()
-    (failed,) = await app.found(State.FAIL)
+    (failed,) = await app.found(State.FAILED)
     assert failed.error.startswith("damaged envelope")
 
 
@@ -161,7 +161,7 @@ async def test_what_arrives_with_its_tries_used_up_fails_unrun_and_is_suspected(
 
     await app.store.publish("default", [Draft(body=b'{"task":"work"}', tries=2)])
     await app.burst()
-    (failed,) = await app.found(State.FAIL)
+    (failed,) = await app.found(State.FAILED)
     assert "suspected of killing its workers" in failed.error
 
 
@@ -184,7 +184,7 @@ async def test_what_should_end_a_program_fails_only_its_message(app, error):
         await good.enqueue()
     worker = await app.burst(concurrency=1)
     assert (worker.counts.acked, worker.counts.failed) == (2, 4)
-    assert all(error.__name__ in failed.error for failed in await app.found(State.FAIL))
+    assert all(error.__name__ in failed.error for failed in await app.found(State.FAILED))
 
 
 async def test_a_handler_that_cancels_itself_harms_nobody_else(app):
@@ -216,7 +216,7 @@ async def test_a_timeout_cancels_the_handler_and_counts_as_a_try(app):
     ended = []
     await work.enqueue()
     worker = await app.burst()
-    (failed,) = await app.found(State.FAIL)
+    (failed,) = await app.found(State.FAILED)
     assert failed.error == "timed out after 0.05 seconds"
     assert (len(ended), worker.counts.retried, worker.counts.failed) == (2, 1, 1)
 
@@ -265,7 +265,7 @@ async def test_a_plain_function_that_returns_a_coroutine_fails(app):
 
     await work.enqueue()
     await app.burst()
-    (failed,) = await app.found(State.FAIL)
+    (failed,) = await app.found(State.FAILED)
     assert "async def" in failed.error
 
 

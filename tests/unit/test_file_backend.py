@@ -137,13 +137,13 @@ async def test_what_is_done_is_kept_as_long_as_was_asked(root: Path, clock: Fake
         assert (await backend.stats("q")).done == 4
         await backend.reap("q")
         assert [stored.message.body for stored in await backend.browse("q", State.DONE)] == [b"2", b"3"]
-        assert (await backend.stats("q")).fail == 1
+        assert (await backend.stats("q")).failed == 1
         clock.advance(7200)
         await backend.reap("q")
         assert names(root, "fail") == []
         retention = (await backend.stats("q")).retention
         assert retention["done"] == "the newest 2 are kept"
-        assert retention["fail"] == "kept for 1h"
+        assert retention["failed"] == "kept for 1h"
 
 
 async def test_nobody_else_may_look_into_a_queue(root: Path, backend: FileBackend) -> None:
@@ -175,7 +175,7 @@ async def test_a_queue_of_fsq_is_taken_whole(root: Path) -> None:
     async with opened(root / "fsq" / "root") as backend:
         assert await backend.queues() == ["a_queue", "downed", "hosted", "trig"]
         before = await backend.stats("a_queue")
-        assert (before.ready, before.done, before.fail) == (9, 1, 1)
+        assert (before.ready, before.done, before.failed) == (9, 1, 1)
         leases = await backend.lease("a_queue", 100, LONG)
         assert len(leases) == 9
         found = {one.message.argv: one.message for one in leases}
@@ -186,7 +186,7 @@ async def test_a_queue_of_fsq_is_taken_whole(root: Path) -> None:
         await settle(backend, list(leases), SettleAction.ACK)
         assert (await backend.stats("a_queue")).leased == 0
         assert await backend.requeue("a_queue") == 1
-        assert (await backend.stats("downed")).down is True
+        assert (await backend.stats("downed")).paused is True
         assert await backend.lease("downed", 1, LONG) == []
         await backend.resume("downed")
         assert len(await backend.lease("downed", 1, LONG)) == 1
@@ -219,7 +219,7 @@ async def test_the_longest_names_find_room_for_a_lease(root: Path, backend: File
     again = await lease(backend)
     assert {one.message.argv[0] for one in again} == {"a" * 226, stranger}
     await settle(backend, again, SettleAction.FAIL_PERM, error="no")
-    failed = await backend.browse("q", State.FAIL)
+    failed = await backend.browse("q", State.FAILED)
     assert [one.error for one in failed] == ["no", "no"]
 
 
@@ -234,7 +234,7 @@ async def test_what_is_no_regular_file_is_put_aside_with_a_reason(root: Path, ba
     drop(root, "good", b"good")
     leases = await lease(backend)
     assert [one.message.body for one in leases] == [b"good"]
-    failed = await backend.browse("q", State.FAIL)
+    failed = await backend.browse("q", State.FAILED)
     assert {one.message.argv[0] for one in failed} == {
         "_20261121082028_0_1_vm_0_link",
         "dangling",
@@ -244,7 +244,7 @@ async def test_what_is_no_regular_file_is_put_aside_with_a_reason(root: Path, ba
     assert all(one.error for one in failed)
     assert {one.message.body for one in failed} == {b""}
     assert secret.read_text() == "do not read"
-    assert await backend.purge("q", State.FAIL) == 4
+    assert await backend.purge("q", State.FAILED) == 4
     assert secret.exists()
 
 

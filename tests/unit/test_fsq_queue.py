@@ -106,12 +106,12 @@ async def test_hostile_files_fail_with_a_reason_and_everything_else_flows(
     assert [lease.message.body for lease in leases] == [b"odd"] * len(odd) + [b"good"]
     assert "../../secret/file" in {lease.message.argv[0] for lease in leases[:-1]}
     assert await backend.settle([Settlement(lease=lease, action=SettleAction.ACK) for lease in leases]) == []
-    failed = await backend.browse(QUEUE, State.FAIL)
+    failed = await backend.browse(QUEUE, State.FAILED)
     assert len(failed) == planted
     assert all(stored.error for stored in failed)
     assert b"secret" not in {stored.message.body for stored in failed}
     assert outside(tmp_path) == before
-    assert await backend.purge(QUEUE, State.FAIL) == planted
+    assert await backend.purge(QUEUE, State.FAILED) == planted
     assert outside(tmp_path) == before
 
 
@@ -120,7 +120,7 @@ async def test_a_name_without_room_for_a_try_fails_and_is_not_lost(backend: Back
     (root / QUEUE / "queue" / name).write_bytes(b"long")
     (lease,) = await backend.lease(QUEUE, 1, 30.0)
     assert await backend.settle([Settlement(lease=lease, action=SettleAction.FAIL_TMP, error="again")]) == []
-    (stored,) = await backend.browse(QUEUE, State.FAIL)
+    (stored,) = await backend.browse(QUEUE, State.FAILED)
     assert (stored.message.body, stored.error) == (b"long", "its name has no room for one more try")
 
 
@@ -136,7 +136,7 @@ async def test_a_copy_of_an_item_is_never_overwritten(backend: Backend, root: Pa
     (lease,) = await until(lambda: backend.lease(QUEUE, 1, 30.0))
     ends = [Settlement(lease=one, action=SettleAction.FAIL_PERM) for one in (lease, again, second)]
     assert await backend.settle(ends) == []
-    failed = {stored.message.body for stored in await backend.browse(QUEUE, State.FAIL)}
+    failed = {stored.message.body for stored in await backend.browse(QUEUE, State.FAILED)}
     assert failed == {b"fail 0", b"new", b"queue 0", b"queue 1"}
 
 
@@ -239,7 +239,7 @@ async def test_limits_of_the_url_fail_what_used_them_up(root: Path) -> None:
         await backend.aclose()
         clock.advance(200)
         assert await backend.lease(QUEUE, 9, 30.0) == []
-        failed = {stored.message.body: stored.error for stored in await backend.browse(QUEUE, State.FAIL)}
+        failed = {stored.message.body: stored.error for stored in await backend.browse(QUEUE, State.FAILED)}
         assert failed == {b"tries": "no\n\nMax tries exceeded: 2 (2)", b"ttl": "TTL Expired: 600"}
     finally:
         await backend.aclose()
@@ -295,7 +295,7 @@ def test_any_program_is_a_handler_on_any_backend(
     assert main(["stats", url, QUEUE, "--json"]) == 0
     stats: dict[str, Any] = json.loads(capfd.readouterr().out)
     found = stats if "ready" in stats else stats[0]
-    assert (found["ready"], found["fail"]) == (0, 2)
+    assert (found["ready"], found["failed"]) == (0, 2)
     assert main(["pause", url, QUEUE]) == 0
     assert main(["scan", url, QUEUE, "true"]) == 111
     assert main(["scan", url, "absent", "true"]) == 111
@@ -457,8 +457,8 @@ async def test_a_message_that_is_moved_here_twice_is_stored_once_and_keeps_its_o
     # Wherever it is by now.
     assert await backend.publish(QUEUE, drafts) == ids
     stats = await backend.stats(QUEUE)
-    assert (stats.ready, stats.fail, stats.done) == (1, 1, 1)
-    (failed,) = await backend.browse(QUEUE, State.FAIL)
+    assert (stats.ready, stats.failed, stats.done) == (1, 1, 1)
+    (failed,) = await backend.browse(QUEUE, State.FAILED)
     assert failed.message.original_id == third.message.original_id
 
 

@@ -25,7 +25,10 @@ PATIENCE = 30.0
 
 
 def report(pid: int = 1, **fields: Any) -> Report:
-    queues = [QueueStats(queue="a.b", ready=3, leased=2, oldest_age=1.5), QueueStats(queue="off", ready=9, down=True)]
+    queues = [
+        QueueStats(queue="a.b", ready=3, leased=2, oldest_age_s=1.5),
+        QueueStats(queue="off", ready=9, paused=True),
+    ]
     given = {"life": f"{pid}-1", "phase": "working", "concurrency": 10, "queues": queues, "looked_at": time.time()}
     return Report(pid=pid, **(given | fields))
 

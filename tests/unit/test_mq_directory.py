@@ -174,7 +174,7 @@ async def test_links_pipes_and_directories_are_no_messages(backend: Backend, roo
     await backend.publish("q", [Draft(body=b"good")])
     leases = await backend.lease("q", 10, LONG)
     assert [lease.message.body for lease in leases] == [b"good"]
-    failed = await backend.browse("q", State.FAIL)
+    failed = await backend.browse("q", State.FAILED)
     assert {stored.message.id for stored in failed} == {link, pipe, folder}
     assert all(stored.error and stored.message.body == b"" for stored in failed)
     assert secret.read_bytes() == b"not for the queue"

@@ -91,7 +91,7 @@ async def test_every_outcome_comes_back_and_a_death_concerns_one_message(app, fu
     worker = await app.burst(concurrency=2)
     assert written.read_text() == f"{os.getpid()} write 0 of 2 hello"
     assert raw.read_text() == "raw ()"
-    errors = {stored.message.body: stored.error for stored in await app.found(State.FAIL)}
+    errors = {stored.message.body: stored.error for stored in await app.found(State.FAILED)}
     assert errors[b'{"task":"fail","args":[]}'] == "never"
     assert errors[b'{"task":"boom","args":[]}'].endswith("ValueError: boom")
     assert errors[b'{"task":"die","args":[]}'] == "the handler's process died: killed by SIGKILL"
@@ -113,7 +113,7 @@ async def test_what_a_handler_raises_never_ends_its_process(app, functions):
         await app[name].enqueue()
     worker = await app.burst(concurrency=1)
     assert (worker.counts.retried, worker.counts.failed) == (4, 5)
-    errors = {stored.message.body: stored.error for stored in await app.found(State.FAIL)}
+    errors = {stored.message.body: stored.error for stored in await app.found(State.FAILED)}
     assert {name: summary(errors[f'{{"task":"{name}","args":[]}}'.encode()]) for name in expected} == expected
     assert "Traceback" in errors[b'{"task":"because","args":[]}']
 
@@ -139,7 +139,7 @@ async def test_a_process_that_cannot_be_started_fails_its_message_alone(app, fun
     await beside.enqueue()
     worker = await app.burst()
     assert (worker.counts.acked, worker.counts.failed) == (1, 1)
-    (failed,) = await app.found(State.FAIL)
+    (failed,) = await app.found(State.FAILED)
     assert failed.error == "the handler's process cannot be started: Too many open files"
 
 

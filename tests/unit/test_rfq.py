@@ -157,16 +157,16 @@ async def test_hostile_messages_are_set_aside_and_all_others_flow(backend: Backe
         leases += await backend.lease(TOPIC, 5, 60.0)
     assert {lease.message.id for lease in leases} == {*ids, more}
     assert {lease.message.body for lease in leases} == {b"0", b"1", b"2", b"3"}
-    failed = await backend.browse(TOPIC, State.FAIL)
+    failed = await backend.browse(TOPIC, State.FAILED)
     assert len(failed) == len(hostile) + 2
     assert all(row.error for row in failed)
     # An id that stood in the line twice was leased again, with a new token: the last holder has it.
     held = list({lease.message.id: lease for lease in leases}.values())
     assert await backend.settle(settlements(held)) == []
     stats = await backend.stats(TOPIC)
-    assert (stats.ready, stats.leased, stats.fail) == (0, 0, len(failed))
+    assert (stats.ready, stats.leased, stats.failed) == (0, 0, len(failed))
     assert await backend.reap(TOPIC) == 0
-    assert await backend.purge(TOPIC, State.FAIL) == len(failed)
+    assert await backend.purge(TOPIC, State.FAILED) == len(failed)
     assert {client.get("outside"), client.get("rfq:other:message:1")} == {b"untouched"}
     assert client.keys("rfq:tiles:message:*") == []
 
@@ -217,7 +217,7 @@ async def test_a_message_that_was_purged_by_another_is_lost_to_its_holder(backen
     assert await backend.settle([Settlement(lease=second, action=SettleAction.FAIL_PERM, error="no")]) == []
     assert await backend.reap(TOPIC) == 0
     assert await backend.settle(settlements([third])) != []
-    assert (await backend.stats(TOPIC)).fail == 0
+    assert (await backend.stats(TOPIC)).failed == 0
 
 
 # -- commands and URLs ---------------------------------------------------------------------------------------------------

@@ -102,7 +102,7 @@ async def test_an_outcome_that_the_store_can_never_take_fails_its_message_and_ho
     await app.enqueue_many(task.call() for task in (bad, *[beside] * 20, bad))
     worker = await app.burst()
     assert (worker.counts.acked, worker.counts.failed) == (20, 2)
-    for failed in await app.found(State.FAIL):
+    for failed in await app.found(State.FAILED):
         assert summary(failed.error) == "its outcome (fail_tmp) cannot be stored: cannot settle"
         assert "ValueError: no luck" in failed.error
 

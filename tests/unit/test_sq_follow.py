@@ -115,7 +115,7 @@ async def test_a_damaged_record_is_passed_over_and_kept_with_the_failed_ones(tmp
     async with opened(tmp_path) as (backend, follower):
         assert await read(follower, begin, end) == [b"first", b"third"]
         await follower.commit(end)
-        (failed,) = await backend.browse(QUEUE, State.FAIL)
+        (failed,) = await backend.browse(QUEUE, State.FAILED)
         assert b"sECond" in failed.message.body
         assert failed.error is not None
         assert "damaged" in failed.error

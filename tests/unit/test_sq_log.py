@@ -119,11 +119,11 @@ async def test_a_failed_message_holds_neither_position_nor_segment(store: Open, 
         await publish(backend, b"x" * 3000)
         await end(backend, await take(backend))
     await until(lambda: len(segments(tmp_path)) == 1)
-    (failed,) = await backend.browse("q", State.FAIL)
+    (failed,) = await backend.browse("q", State.FAILED)
     assert (failed.message.body, failed.error) == (b"bad" * 100, "no")
     assert await backend.requeue("q") == 1
     await end(backend, await take(backend))
-    assert (await backend.stats("q")).fail == 0
+    assert (await backend.stats("q")).failed == 0
 
 
 async def test_a_full_segment_is_linked_to_the_next(store: Open, tmp_path: Path) -> None:
@@ -173,7 +173,7 @@ async def test_a_temporary_channel_keeps_no_position(store: Open, tmp_path: Path
     assert bodies(leases) == [b"2", b"3"]
     await end(watching, leases[:1])
     await end(watching, leases[1:], SettleAction.FAIL_PERM, error="no")
-    assert [one.error for one in await watching.browse("q", State.FAIL)] == ["no"]
+    assert [one.error for one in await watching.browse("q", State.FAILED)] == ["no"]
     assert list(state(tmp_path)[1]) == ["default"]
     await watching.aclose()
     assert await take(watching) == []
@@ -410,7 +410,7 @@ async def test_a_damaged_record_is_kept_with_its_reason_and_all_others_flow(stor
         file.seek(offset + 9)
         file.write(b"E")
     assert bodies(await take(backend)) == [b"first", b"third"]
-    (damaged,) = await backend.browse("q", State.FAIL)
+    (damaged,) = await backend.browse("q", State.FAILED)
     assert damaged.message.id == ids[1]
     assert damaged.message.body.endswith(b"sEcond")
     assert damaged.error is not None

@@ -231,7 +231,7 @@ async def test_log_lines_name_their_span(spans: InMemorySpanExporter, capsys: py
 
 async def test_instruments_have_bounded_attributes(reader: InMemoryMetricReader) -> None:
     tasks = app()
-    assert telemetry.observe_queues(lambda: [QueueStats(queue="default", ready=7, oldest_age=2.5)])
+    assert telemetry.observe_queues(lambda: [QueueStats(queue="default", ready=7, oldest_age_s=2.5)])
     for name in ("shaky", "threaded", "hopeless"):
         await tasks[name].enqueue()
     await work(tasks)

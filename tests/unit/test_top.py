@@ -100,8 +100,8 @@ async def test_a_look_has_states_workers_and_rates(backend: Backend, counts: Cou
     busy, idle = second.rows
     assert (busy.ready, busy.leased, busy.delayed, busy.failed, busy.workers) == (2, 1, 1, 1, 1)
     assert (busy.backlog_rate, busy.done_rate, busy.failed_rate) == (-0.25, 2.0, 0.5)
-    assert busy.oldest_age is not None
-    assert (idle.down, idle.workers, idle.backlog_rate, idle.oldest_age) == (True, 0, 0.0, None)
+    assert busy.oldest_age_s is not None
+    assert (idle.paused, idle.workers, idle.backlog_rate, idle.oldest_age_s) == (True, 0, 0.0, None)
     assert second.fleet is not None
     assert (second.fleet.workers, second.fleet.running, second.fleet.concurrency) == (1, 3, 10)
     assert second.problem is None
@@ -199,7 +199,7 @@ async def test_a_queue_that_is_deleted_is_shown_no_more_and_one_that_was_asked_f
 
 
 def test_numbers_are_written_for_people() -> None:
-    row = Row(queue="q", ready=1234567, backlog_rate=-1234.5, done_rate=0.04, failed_rate=None, oldest_age=3.0)
+    row = Row(queue="q", ready=1234567, backlog_rate=-1234.5, done_rate=0.04, failed_rate=None, oldest_age_s=3.0)
     shown = dict(zip(COLUMNS, cells(row), strict=True))
     assert (shown["ready"], shown["backlog/s"], shown["done/s"], shown["failed/s"]) == (
         "1,234,567",
@@ -207,7 +207,7 @@ def test_numbers_are_written_for_people() -> None:
         "0.0",
         "-",
     )
-    assert dict(zip(COLUMNS, cells(Row(queue="q", backlog_rate=-0.01, down=True)), strict=True))["backlog/s"] == "0.0"
+    assert dict(zip(COLUMNS, cells(Row(queue="q", backlog_rate=-0.01, paused=True)), strict=True))["backlog/s"] == "0.0"
 
 
 # -- the screen --------------------------------------------------------------------------------------------------------

@@ -220,7 +220,7 @@ async def test_what_is_no_regular_file_is_set_aside_unopened(store: Open, tmp_pa
     os.mkfifo(folder / "13")
     (folder / "14").symlink_to("nowhere")
     assert bodies(await take(backend)) == [b"good"]
-    failed = await backend.browse("q", State.FAIL)
+    failed = await backend.browse("q", State.FAILED)
     assert {one.message.id for one in failed} == {"11", "12", "13", "14"}
     assert all(one.error is not None and "no regular file" in one.error for one in failed)
     assert b"secret" not in [one.message.body for one in failed]
@@ -249,7 +249,7 @@ async def test_an_unreadable_note_says_nothing_and_breaks_nothing(store: Open, t
     (lease,) = await take(backend)
     assert (lease.message.body, lease.message.tries) == (b"1", 0)
     await end(backend, [lease], SettleAction.FAIL_PERM, "no")
-    assert [one.error for one in await backend.browse("q", State.FAIL)] == ["no"]
+    assert [one.error for one in await backend.browse("q", State.FAILED)] == ["no"]
 
 
 async def test_options_that_are_wrong_are_told_in_one_line(tmp_path: Path) -> None:

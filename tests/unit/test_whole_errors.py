@@ -67,7 +67,7 @@ async def _failed(tasks: Tasks, task: str) -> Job:
     counts = await run_until_idle(tasks)
     assert counts.retried + counts.failed == 1
     if task == "never":
-        (found,) = await (await tasks.backend()).browse("default", State.FAIL)
+        (found,) = await (await tasks.backend()).browse("default", State.FAILED)
         assert found.error.startswith("bad order\n\nTraceback (most recent call last):\n")
     return job
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FsqBackend"]
 
-_UNFINISHED = (State.READY, State.DELAYED, State.FAIL)
+_UNFINISHED = (State.READY, State.DELAYED, State.FAILED)
 
 
 class FsqBackend(Backend):
@@ -337,7 +337,7 @@ class FsqBackend(Backend):
             local = self._found(queue)
             entries = [
                 entry
-                for entry in await self._look(local).entries(State.FAIL, State.DONE)
+                for entry in await self._look(local).entries(State.FAILED, State.DONE)
                 if (one := places.get((entry.state, entry.name))) is not None and one.has_finished_at(entry.at)
             ]
             return await self._delete(local, entries)
@@ -347,7 +347,9 @@ class FsqBackend(Backend):
         with store_errors(f"requeue in {queue!r}"):
             local, store = self._found(queue), self._opened()
             look = self._look(local)
-            entries = await look.entries(State.FAIL) if ids is None else await look.matching(frozenset(ids), State.FAIL)
+            entries = (
+                await look.entries(State.FAILED) if ids is None else await look.matching(frozenset(ids), State.FAILED)
+            )
             local.let_go()
             moved = [name for entry in entries if (name := self._requeue(local, entry.name)) is not None]
             await store.commit({local.files.fail, local.files.queue} if moved else set())
@@ -401,7 +403,7 @@ class FsqBackend(Backend):
             if not _deleted(entry.name, directory):
                 continue
             local.lose(entry.name)
-            if entry.state is State.FAIL:
+            if entry.state is State.FAILED:
                 _deleted(reason_name(entry.name), directory)
             count += 1
             gone.add(directory)

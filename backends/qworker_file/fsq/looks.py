@@ -40,7 +40,7 @@ def directory_of(files: QueueDir, state: State) -> int:
     """The descriptor of the directory in which a state's files are."""
     if state is State.DONE:
         return files.done
-    return files.fail if state is State.FAIL else files.queue
+    return files.fail if state is State.FAILED else files.queue
 
 
 class Look:
@@ -64,7 +64,7 @@ class Look:
         found: list[Entry] = []
         if {State.READY, State.LEASED, State.DELAYED} & set(states):
             found += [entry for entry in await self._queued() if entry.state in states]
-        for state in (State.FAIL, State.DONE):
+        for state in (State.FAILED, State.DONE):
             if state in states:
                 found += await self._finished(state)
         return found
@@ -123,7 +123,7 @@ class Look:
             counts[entry.state] += 1
             if oldest is None and entry.state is State.READY:
                 oldest = entry.name
-        for state in (State.FAIL, State.DONE):
+        for state in (State.FAILED, State.DONE):
             names = await list_names(directory_of(self._files, state))
             counts[state] = sum(name[0] != "." for name in names)
         return QueueStats(
@@ -132,9 +132,9 @@ class Look:
             leased=counts[State.LEASED],
             delayed=counts[State.DELAYED],
             done=counts[State.DONE],
-            fail=counts[State.FAIL],
-            oldest_age=None if oldest is None else self._age(oldest),
-            down=self._files.is_down,
+            failed=counts[State.FAILED],
+            oldest_age_s=None if oldest is None else self._age(oldest),
+            paused=self._files.is_down,
             retention=retention,
         )
 
@@ -188,10 +188,10 @@ class Look:
             state=state,
             due_at=entry.at if state is State.DELAYED else None,
             expires_at=entry.at or None if state is State.LEASED else None,
-            finished_at=entry.at if state in {State.DONE, State.FAIL} else None,
+            finished_at=entry.at if state in {State.DONE, State.FAILED} else None,
             holder=entry.holder,
-            error=read_reason(self._files.fail, reason_name(entry.name)) if state is State.FAIL else None,
-            location=entry.name if state in {State.DONE, State.FAIL} else None,
+            error=read_reason(self._files.fail, reason_name(entry.name)) if state is State.FAILED else None,
+            location=entry.name if state in {State.DONE, State.FAILED} else None,
         )
 
 

@@ -69,7 +69,7 @@ class RfqAdministration(Administration):
     async def delete(self, queue: str) -> None:
         """Remove a topic and every message in it, whoever holds it. Idempotent."""
         check_queue(queue)
-        for state in (State.READY, State.LEASED, State.DELAYED, State.FAIL):
+        for state in (State.READY, State.LEASED, State.DELAYED, State.FAILED):
             while cast("int", await self._links.script("remove", queue, (state.value, _BATCH))) > 0:
                 pass
         keys = [rfq_key(queue, part) for part in ("backlog", "nextlog", *PARTS)]
@@ -91,10 +91,10 @@ class RfqAdministration(Administration):
             leased=leased,
             delayed=delayed,
             done=done,
-            fail=fail,
-            oldest_age=None if since is None else max(0.0, now / 1e6 - since),
-            down=bool(down),
-            retention={"fail": self._options.fail.describe()},
+            failed=fail,
+            oldest_age_s=None if since is None else max(0.0, now / 1e6 - since),
+            paused=bool(down),
+            retention={"failed": self._options.fail.describe()},
         )
 
     async def browse(self, queue: str, state: State, limit: int = 100, offset: int = 0) -> list[StoredMessage]:
@@ -240,7 +240,7 @@ def _stored(queue: str, reply: Sequence[Reply]) -> Iterator[StoredMessage]:
             state=where,
             due_at=when if where is State.DELAYED else None,
             expires_at=when if where is State.LEASED and when else None,
-            finished_at=when if where is State.FAIL else None,
+            finished_at=when if where is State.FAILED else None,
             holder=claim.decode().partition(" ")[2].rpartition("/")[0] or None,
             error=error.decode(errors="replace") or None,
         )

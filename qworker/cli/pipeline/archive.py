@@ -17,7 +17,7 @@ __all__ = ["command"]
 @click.argument("url")
 @click.argument("target")
 @click.argument("queues", type=check_queue, nargs=-1, metavar="[QUEUE]...")
-@click.option("--state", type=click.Choice(["done", "fail"]), help="Only messages that ended so.")
+@click.option("--state", type=click.Choice(["done", "failed"]), help="Only messages that ended so.")
 @click.option("--history/--no-history", default=True, help="Also the history, which is that of all queues; on.")
 @click.option("--delete", is_flag=True, help="Then remove what is archived from the queue.")
 @click.option("--compact/--no-compact", default=True, help="Put small files together; on.")
@@ -49,7 +49,7 @@ def command(
     with session("archive", master, conf) as work:
         from qworker.pipeline.archive import archive
 
-        states = ("done", "fail") if state is None else (state,)
+        states = ("done", "failed") if state is None else (state,)
         result = archive(
             work.spark,
             absolute_url(url),

@@ -22,9 +22,13 @@ __all__ = ["command"]
 @click.argument("url")
 @click.argument("queue", type=check_queue)
 @click.option("--where", required=True, metavar="SQL", help="Which: a predicate over the columns of a message.")
-@click.option("--archive", metavar="PATH", help="Messages of this archive, instead of those in fail.")
+@click.option("--archive", metavar="PATH", help="Messages of this archive, instead of the failed ones.")
 @click.option(
-    "--state", type=click.Choice(["fail", "done"]), default="fail", show_default=True, help="How archived ones ended."
+    "--state",
+    type=click.Choice(["failed", "done"]),
+    default="failed",
+    show_default=True,
+    help="How archived ones ended.",
 )
 @click.option("--job", metavar="NAME", help="From an archive: each message is replayed once under a name.")
 @click.option("--dry-run", is_flag=True, help="Change nothing; show what would happen.")
@@ -44,7 +48,7 @@ def command(
 ) -> None:
     r"""Run failed messages of QUEUE again, those that an SQL predicate chooses; or archived ones, wherever they are by now.
 
-    What is still in fail is requeued with tries 0. What is only in the archive is enqueued anew. Archived messages that wait, run, or
+    What is still failed is requeued with tries 0. What is only in the archive is enqueued anew. Archived messages that wait, run, or
     have succeeded since are left alone. If it is killed, run it again: nothing is doubled.
 
     \b

@@ -27,7 +27,7 @@ def cells(row: Row) -> tuple[str, ...]:
     """A row's texts, one for each of `COLUMNS`."""
     counts = (f"{count:,}" for count in (row.ready, row.leased, row.delayed, row.failed))
     rates = (_signed(row.backlog_rate), _number(row.done_rate), _number(row.failed_rate))
-    return (row.queue, *counts, *rates, span(row.oldest_age), str(row.workers), "down" if row.down else "")
+    return (row.queue, *counts, *rates, span(row.oldest_age_s), str(row.workers), "paused" if row.paused else "")
 
 
 def heading(look: Look) -> str:

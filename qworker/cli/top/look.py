@@ -37,10 +37,10 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     delayed: int = 0
     failed: int = 0
     # Seconds that the oldest ready message has waited; None when none is ready.
-    oldest_age: float | None = None
+    oldest_age_s: float | None = None
     # Workers that hold a lease here, or have told the history of one lately.
     workers: int = 0
-    down: bool = False
+    paused: bool = False
     # How fast ready, leased and delayed together grow; negative: they shrink.
     backlog_rate: float | None = None
     # Finished, and failed for good: as the workers' health ports count, or else as the history tells.
@@ -187,10 +187,10 @@ class Looker:
             ready=stats.ready,
             leased=stats.leased,
             delayed=stats.delayed,
-            failed=stats.fail,
-            oldest_age=stats.oldest_age,
+            failed=stats.failed,
+            oldest_age_s=stats.oldest_age_s,
             workers=max(workers, self._told.workers(stats.queue, now - _WINDOW_S)),
-            down=stats.down,
+            paused=stats.paused,
             backlog_rate=backlog_rate,
             done_rate=done_rate,
             failed_rate=failed_rate,

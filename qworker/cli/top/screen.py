@@ -49,7 +49,7 @@ class TopScreen(App[None]):
     _ORDERS: ClassVar[list[tuple[str, Callable[[Row], tuple[float, str]]]]] = [
         ("queue", lambda row: (0.0, row.queue)),
         ("ready", lambda row: (-row.ready, row.queue)),
-        ("oldest", lambda row: (-(row.oldest_age or 0.0), row.queue)),
+        ("oldest", lambda row: (-(row.oldest_age_s or 0.0), row.queue)),
         ("failed", lambda row: (-row.failed, row.queue)),
     ]
 

@@ -125,6 +125,6 @@ def stored(given: dict[str, Any]) -> int:
         backend = open_backend(given["url"])
         stats = await backend.stats(QUEUE)
         await backend.aclose()
-        return stats.ready + stats.leased + stats.delayed + stats.fail
+        return stats.ready + stats.leased + stats.delayed + stats.failed
 
     return run_loop(run())
