@@ -189,19 +189,6 @@ class Backend(abc.ABC):
 
     # -- consuming ---------------------------------------------------------------------------------------------------
 
-    async def prepare(self, queues: Sequence[str]) -> None:
-        """Make those of `queues` that are not there: a worker is about to lease from all of them.
-
-        A store that can tell checks that messages can be leased and settled there.
-
-        Raises:
-            PermissionDenied: they cannot.
-        """
-        present = set(await self.queues())
-        for queue in queues:
-            if queue not in present:
-                await self.create(queue)
-
     @abc.abstractmethod
     async def lease(self, queue: str, limit: int, visibility: float) -> list[Lease]:
         """Claim up to `limit` ready messages for `visibility` seconds, oldest first. Never waits.
@@ -262,7 +249,14 @@ class Backend(abc.ABC):
 
     @abc.abstractmethod
     async def create(self, queue: str) -> None:
-        """Make a queue. Idempotent."""
+        """Create a queue; one that exists is left as it is. Idempotent.
+
+        A worker calls it for each of its queues when it starts. A store that can check it makes sure that messages can be leased and
+        settled there.
+
+        Raises:
+            PermissionDenied: the queue cannot be created, or messages cannot be leased and settled there.
+        """
 
     @abc.abstractmethod
     async def delete(self, queue: str) -> None:

@@ -145,7 +145,8 @@ class Worker:
             Exception: what ended a loop; unfinished messages were released where the store let it.
         """
         backend = await self._tasks.backend()
-        await backend.prepare(self.queues)
+        for queue in self.queues:
+            await backend.create(queue)
         switch_interval = sys.getswitchinterval()
         sys.setswitchinterval(min(switch_interval, _SWITCH_INTERVAL))
         try:

@@ -154,15 +154,6 @@ class FileBackend(Backend):
 
     # -- consuming ---------------------------------------------------------------------------------------------------
 
-    async def prepare(self, queues: Sequence[str]) -> None:
-        """Make queues, and see that messages can be moved in them."""
-        await super().prepare(queues)
-        for queue in queues:
-            with store_errors(f"work on {queue!r}"):
-                local = self._queue(queue)
-                if local is not None:
-                    check_writable(local.files.queue)
-
     async def lease(self, queue: str, limit: int, visibility: float) -> list[Lease]:
         """Claim messages."""
         store = self._opened()
@@ -282,7 +273,9 @@ class FileBackend(Backend):
     async def create(self, queue: str) -> None:
         """Make a queue."""
         with store_errors(f"create {queue!r}"):
-            self._opened().made(check_queue(queue))
+            local = self._opened().made(check_queue(queue))
+        with store_errors(f"work on {queue!r}"):
+            check_writable(local.files.queue)
 
     async def delete(self, queue: str) -> None:
         """Delete a queue."""

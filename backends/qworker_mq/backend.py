@@ -159,12 +159,6 @@ class MqBackend(Backend):
 
     # -- consuming ---------------------------------------------------------------------------------------------------
 
-    async def prepare(self, queues: Sequence[str]) -> None:
-        """Make queues, and see that messages can be leased."""
-        await super().prepare(queues)
-        with store_errors(self._doing):
-            check_writable(self._opened().root.tmp)
-
     async def lease(self, queue: str, limit: int, visibility: float) -> list[Lease]:
         """Claim messages."""
         with store_errors(self._doing):
@@ -365,6 +359,7 @@ class MqBackend(Backend):
         with store_errors(self._doing):
             store = self._opened()
             store.made(queue)
+            check_writable(store.root.tmp)
             await self._whole(store.sync_directories(store.root.queues))
 
     async def delete(self, queue: str) -> None:

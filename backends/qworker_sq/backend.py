@@ -68,12 +68,6 @@ class SqBackend(SqAdministration):
 
     # -- consuming ---------------------------------------------------------------------------------------------------
 
-    async def prepare(self, queues: Sequence[str]) -> None:
-        """Make queues, and open them for writing."""
-        await super().prepare(queues)
-        for queue in queues:
-            await self._leasable(queue)
-
     async def lease(self, queue: str, limit: int, visibility: float) -> list[Lease]:
         """Claim messages, if this process owns the channel or can."""
         held = await self._leasable(queue)

@@ -63,12 +63,6 @@ class VsqsBackend(VsqsAdministration):
 
     # -- consuming ---------------------------------------------------------------------------------------------------
 
-    async def prepare(self, queues: Sequence[str]) -> None:
-        """Make queues, and open them for writing."""
-        await super().prepare(queues)
-        for queue in queues:
-            await self._found(queue)
-
     async def _refresh(self, folder: Folder) -> int:
         """See to it that the window may be believed, and that nothing in it has expired; how much had."""
         if self._events is not None:

@@ -71,12 +71,14 @@ class AdministeringContract(Contract):
         assert (await case.stats()).ready == 1
         assert case.queue in await case.backend.queues()
 
-    async def test_prepare_makes_queues_and_keeps_messages(self, case: Case) -> None:
-        await case.backend.prepare([case.queue])
-        assert case.queue in await case.backend.queues()
-        await case.publish(b"x")
-        await (await case.open()).prepare([case.queue])
-        assert (await case.stats()).ready == 1
+    async def test_another_worker_creates_a_queue_that_exists_and_keeps_its_messages(self, case: Case) -> None:
+        await case.backend.create(case.queue)
+        await case.publish(b"1", b"2")
+        await case.lease_one()
+        other = await case.open()
+        await other.create(case.queue)
+        assert (await case.counts())[:2] == (1, 1)
+        assert case.queue in await other.queues()
 
     async def test_an_open_store_is_not_missing(self, case: Case) -> None:
         await case.backend.open()

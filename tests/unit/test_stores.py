@@ -125,6 +125,20 @@ def test_a_file_of_proc_that_is_missing_is_named_in_place_of_the_store(monkeypat
     assert "mount" not in str(store_error(error, "open /proc/nowhere"))
 
 
+@pytest.mark.parametrize("scheme", ["file", "fsq", "mq"])
+async def test_create_refuses_a_queue_in_which_no_message_can_be_moved(
+    scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = open_backend(f"{scheme}://{tmp_path}/spool")
+    try:
+        await backend.create("q")
+        monkeypatch.setattr(os, "access", lambda *args, **given: False)
+        with pytest.raises(PermissionDenied, match="run as the directory's owner"):
+            await backend.create("q")
+    finally:
+        await backend.aclose()
+
+
 # -- file systems that cannot do all that is needed ------------------------------------------------------------------
 
 

@@ -299,10 +299,10 @@ async def test_a_loop_that_dies_ends_the_worker_loudly_and_releases_what_it_held
 async def test_a_store_that_is_away_at_the_start_is_an_error(app, monkeypatch):
     held_task(app)
 
-    async def away():
+    async def away(queue: str) -> None:
         raise BackendUnavailable("away")
 
-    monkeypatch.setattr(app.store, "queues", away)
+    monkeypatch.setattr(app.store, "create", away)
     with pytest.raises(BackendUnavailable):
         await Worker(app).run()
 
