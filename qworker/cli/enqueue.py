@@ -28,7 +28,7 @@ _AnyTask = Task[..., Any]
 @click.argument("arguments", nargs=-1, metavar="[JSON]...")
 @click.option("--kwargs", metavar="JSON", help="Keyword arguments, as a JSON object.")
 @click.option(
-    "--many",
+    "--from-file",
     type=click.File("rb"),
     metavar="FILE",
     help="Enqueue one call for each line of FILE (- is standard input): a JSON array of arguments, or a JSON object of "
@@ -41,7 +41,7 @@ _AnyTask = Task[..., Any]
     metavar="0-9",
     help="0 (the default) to 9 (first), where the backend has priorities.",
 )
-@click.option("--key", help="Enqueue nothing while a call with this key waits or runs.")
+@click.option("--unique-key", help="Enqueue nothing while a call with this key waits or runs.")
 @click.option(
     "--id", "id", help="The message's id. While that message is stored, enqueueing under the id stores nothing."
 )
@@ -52,10 +52,10 @@ def command(
     task: str,
     arguments: tuple[str, ...],
     kwargs: str | None,
-    many: BinaryIO | None,
+    from_file: BinaryIO | None,
     delay: float | None,
     priority: int | None,
-    key: str | None,
+    unique_key: str | None,
     id: str | None,  # noqa: A002
     url: str | None,
     json: bool,
@@ -69,21 +69,21 @@ def command(
     Examples:
       qworker enqueue app:tasks thumbnail '"a.png"' 640
       qworker enqueue app:tasks thumbnail '"a.png"' --kwargs '{"width": 640}' --delay 60
-      seq 1000 | sed 's/.*/[&]/' | qworker enqueue app:tasks square --many -
+      seq 1000 | sed 's/.*/[&]/' | qworker enqueue app:tasks square --from-file -
     """
     tasks = load_app(app, url)
     chosen = tasks[task]
-    bound = chosen.using(delay=delay, priority=priority, unique_key=key, id=id)
-    if many is None:
+    bound = chosen.using(delay=delay, priority=priority, unique_key=unique_key, id=id)
+    if from_file is None:
         jobs = run(_enqueue(tasks, iter([_call(chosen, bound, *_given(arguments, kwargs))])))
     else:
-        if arguments or kwargs or key or id:
+        if arguments or kwargs or unique_key or id:
             raise UsageError(
-                "--many takes every argument from its lines: leave out arguments, --kwargs, --key and --id"
+                "--from-file takes every argument from its lines: leave out arguments, --kwargs, --unique-key and --id"
             )
-        jobs = run(_enqueue(tasks, _calls(chosen, bound, many)))
+        jobs = run(_enqueue(tasks, _calls(chosen, bound, from_file)))
     with reporting("what was enqueued is stored"):
-        _report(jobs, chosen, many is not None, json)
+        _report(jobs, chosen, from_file is not None, json)
 
 
 def _report(jobs: list[Job], task: _AnyTask, many: bool, json: bool) -> None:

@@ -19,15 +19,19 @@ __all__ = ["command"]
 @click.argument("source")
 @click.argument("target")
 @click.argument("queues", type=check_queue, nargs=-1, metavar="[QUEUE]...")
-@click.option("--failed", is_flag=True, help="Also failed messages; they become ready at the target, with tries 0.")
 @click.option(
-    "--ids",
+    "--include-failed", is_flag=True, help="Also failed messages; they become ready at the target, with tries 0."
+)
+@click.option(
+    "--id-map",
     type=click.File("w"),
     metavar="FILE",
     help="Write a line for each message that gets another id: old and new.",
 )
 @json_option
-def command(source: str, target: str, queues: tuple[str, ...], failed: bool, ids: TextIO | None, json: bool) -> None:
+def command(
+    source: str, target: str, queues: tuple[str, ...], include_failed: bool, id_map: TextIO | None, json: bool
+) -> None:
     r"""Move every message of each QUEUE, or of all, from SOURCE to TARGET, with its id, tries and times.
 
     Workers may go on at both. Nothing is lost if the move is killed: run it again. What workers of SOURCE hold stays with them;
@@ -38,11 +42,11 @@ def command(source: str, target: str, queues: tuple[str, ...], failed: bool, ids
     \b
     Examples:
       qworker move file://./spool redis://localhost/0
-      qworker move file://./spool redis://localhost/0 thumbs --failed
+      qworker move file://./spool redis://localhost/0 thumbs --include-failed
     """
     if source == target:
         raise UsageError("SOURCE and TARGET are the same: there is nothing to move")
-    moved = run(_move(source, target, queues, failed, ids))
+    moved = run(_move(source, target, queues, include_failed, id_map))
     with reporting("what was moved is stored"):
         if json:
             print_json(moved)
@@ -52,22 +56,22 @@ def command(source: str, target: str, queues: tuple[str, ...], failed: bool, ids
 
 
 async def _move(
-    source_url: str, target_url: str, queues: tuple[str, ...], failed: bool, ids: TextIO | None
+    source_url: str, target_url: str, queues: tuple[str, ...], include_failed: bool, id_map: TextIO | None
 ) -> list[Moved]:
     def renamed(old: str, new: str) -> None:
-        if ids is not None:
+        if id_map is not None:
             try:
-                print(printable(old), printable(new), file=ids, flush=True)
+                print(printable(old), printable(new), file=id_map, flush=True)
             except OSError as error:
                 raise QworkerError(
-                    f"--ids {ids.name}: {error.strerror}: nothing is lost: move the rest with another file"
+                    f"--id-map {id_map.name}: {error.strerror}: nothing is lost: move the rest with another file"
                 ) from error
 
     async with opened(source_url) as source, opened(target_url, make=True) as target:
         names = list(queues) or await source.queues()
         with Progress("moved") as progress:
             return [
-                await move(source, target, name, failed=failed, progress=progress.add, renamed=renamed)
+                await move(source, target, name, failed=include_failed, progress=progress.add, renamed=renamed)
                 for name in names
             ]
 

@@ -33,7 +33,7 @@ __all__ = ["command"]
     default=0,
     help="0 to 9 (first), where the backend has priorities.",
 )
-@click.option("--key", help="Publish nothing while a message with this key waits or runs.")
+@click.option("--unique-key", help="Publish nothing while a message with this key waits or runs.")
 @click.option(
     "--id", "id", help="The message's id. While that message is stored, publishing under the id stores nothing."
 )
@@ -47,7 +47,7 @@ def command(
     lines: bool,
     delay: float,
     priority: int,
-    key: str | None,
+    unique_key: str | None,
     id: str | None,  # noqa: A002
     json: bool,
 ) -> None:
@@ -64,14 +64,16 @@ def command(
     """
     if file is not None and body is not None:
         raise UsageError("the body comes from --file or from --body: give one of them")
-    if lines and (file is None or key is not None or id is not None):
-        raise UsageError("--lines needs --file, and one --key or --id cannot serve many messages")
-    if key is not None:
-        check_key(key)
+    if lines and (file is None or unique_key is not None or id is not None):
+        raise UsageError("--lines needs --file, and one --unique-key or --id cannot serve many messages")
+    if unique_key is not None:
+        check_key(unique_key)
     if id is not None:
         check_id(id)
     bodies = _bodies(file, body, lines)
-    drafts = (Draft(body=b, id=id, delay=delay, priority=priority, unique_key=key, argv=arguments) for b in bodies)
+    drafts = (
+        Draft(body=b, id=id, delay=delay, priority=priority, unique_key=unique_key, argv=arguments) for b in bodies
+    )
     ids = run(_publish(url, queue, drafts))
     with reporting("what was published is stored"):
         _report(queue, ids, lines, json)

@@ -77,7 +77,7 @@ def _worker_count(value: str) -> tuple[int, int]:
     help="How long running handlers get after the first signal; then they are cancelled and their messages released.",
 )
 @click.option(
-    "--visibility",
+    "--visibility-timeout",
     type=duration_type(least=0.5),
     default="30s",
     show_default=True,
@@ -123,7 +123,7 @@ def _worker_count(value: str) -> tuple[int, int]:
     help="Answer /livez, /readyz, /metrics and /stats there, one port for all processes; QWORKER_TOKEN guards the last two.",
 )
 @click.option(
-    "--stall-limit",
+    "--stall-timeout",
     type=duration_type(least=0.5),
     default="1m",
     show_default=True,
@@ -138,7 +138,7 @@ def command(
     wait_for_backend: bool,
     reload: bool,
     shutdown_timeout: float,
-    visibility: float,
+    visibility_timeout: float,
     url: str | None,
     max_messages: int | None,
     max_memory: float | None,
@@ -146,7 +146,7 @@ def command(
     log_level: str,
     loop: Literal["auto", "asyncio", "uvloop"],
     health: str | None,
-    stall_limit: float,
+    stall_timeout: float,
 ) -> int:
     r"""Run the tasks of APP: MODULE:ATTRIBUTE, where the module is imported from the working directory.
 
@@ -179,14 +179,14 @@ def command(
         wait_for_backend=wait_for_backend,
         reload=reload,
         shutdown_timeout=shutdown_timeout,
-        visibility=visibility,
+        visibility=visibility_timeout,
         max_messages=max_messages,
         max_memory_mb=max_memory,
         log_format=log_format,
         log_level=log_level,
         loop=loop,
         health=None if health is None else parse_address(health),
-        stall_limit=stall_limit,
+        stall_timeout=stall_timeout,
     )
     if burst and reload:
         raise UsageError("--burst ends and --reload does not: leave one of them out")

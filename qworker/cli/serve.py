@@ -27,15 +27,17 @@ log = structlog.get_logger()
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", type=int, default=8080, show_default=True, help="Port to listen on; 0: a free one.")
 @click.option(
-    "--visibility",
+    "--visibility-timeout",
     type=duration_type(least=0.001),
     default="30s",
     show_default=True,
     help="How long a fetched message stays away.",
 )
-@click.option("--body-limit", type=int, default=1 << 20, show_default=True, help="Bytes that a message may have.")
-@click.option("--connections", type=int, default=1000, show_default=True, help="Connections at once.")
-def command(url: str, host: str, port: int, visibility: float, body_limit: int, connections: int) -> None:
+@click.option("--max-body-size", type=int, default=1 << 20, show_default=True, help="Bytes that a message may have.")
+@click.option("--max-connections", type=int, default=1000, show_default=True, help="Connections at once.")
+def command(
+    url: str, host: str, port: int, visibility_timeout: float, max_body_size: int, max_connections: int
+) -> None:
     r"""Serve the queues of URL over HTTP, as an mq server does.
 
     Clients must send the token in QWORKER_TOKEN as "Authorization: Bearer TOKEN". Without one only this machine is served.
@@ -46,8 +48,8 @@ def command(url: str, host: str, port: int, visibility: float, body_limit: int, 
       qworker serve file:///var/spool/app --port 8080
       curl -d hello http://127.0.0.1:8080/inbox/messages
     """
-    positive(body_limit, "--body-limit")
-    positive(connections, "--connections")
+    positive(max_body_size, "--max-body-size")
+    positive(max_connections, "--max-connections")
     try:
         from qworker.http.app import make_app
         from qworker.http.protocol import bounded
@@ -66,13 +68,13 @@ def command(url: str, host: str, port: int, visibility: float, body_limit: int, 
             raise InvalidURL(
                 f"{backend.describe()}: its queues live in one process only, and this is another: use file:"
             )
-        app = make_app(backend, token=token, body_limit=body_limit, visibility=visibility)
+        app = make_app(backend, token=token, body_limit=max_body_size, visibility=visibility_timeout)
         listener = bind(host, port)
         address, bound = listener.getsockname()[:2]
         if backend.remote_leases is None:
             log.warning("leases_end_with_server", url=backend.describe())
         log.info("serving", url=backend.describe(), address=f"http://{address}:{bound}", token=token is not None)
-        await serve(app, listener, protocol=bounded(most=connections))
+        await serve(app, listener, protocol=bounded(most=max_connections))
 
     with asyncio.Runner(loop_factory=loop_factory("auto")) as runner:
         runner.run(run())

@@ -56,9 +56,9 @@ class Port:
         keep_across_exec(self._socket)
 
 
-def of_worker(watch: Watch, address: tuple[str, int], stall_limit: float) -> Port:
+def of_worker(watch: Watch, address: tuple[str, int], stall_timeout: float) -> Port:
     """The port of a worker without a supervisor."""
-    return Port(address, View(lambda: [watch.report()], stall_limit=stall_limit))
+    return Port(address, View(lambda: [watch.report()], stall_timeout=stall_timeout))
 
 
 def token() -> str | None:

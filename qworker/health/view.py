@@ -74,7 +74,7 @@ class View:
 
     Args:
         reports: the processes that run.
-        stall_limit: seconds that a loop may stand still.
+        stall_timeout: seconds that a loop may stand still.
         past: the counts of processes that are gone.
         stopping: whether the whole service is on its way out.
         stalled: seconds that the supervisor's own loop has stood still.
@@ -85,14 +85,14 @@ class View:
         self,
         reports: Callable[[], Sequence[Report]],
         *,
-        stall_limit: float,
+        stall_timeout: float,
         past: Callable[[], Iterable[Cell]] = tuple,
         stopping: Callable[[], bool] = lambda: False,
         stalled: Callable[[], float] = lambda: 0.0,
         own_metrics: bool = True,
     ) -> None:
         self._reports = reports
-        self._stall_limit = stall_limit
+        self._stall_timeout = stall_timeout
         self._past = past
         self._stopping = stopping
         self._stalled = stalled
@@ -102,10 +102,10 @@ class View:
 
     def live(self) -> tuple[bool, str]:
         """Whether to let it live, and why not."""
-        if (stalled := self._stalled()) > self._stall_limit:
+        if (stalled := self._stalled()) > self._stall_timeout:
             return False, f"the supervisor's loop has stood still for {stalled:.0f} s"
         for report in self._reports():
-            if report.stalled > self._stall_limit:
+            if report.stalled > self._stall_timeout:
                 return False, f"the loop of worker {report.pid} has stood still for {report.stalled:.0f} s"
         return True, "ok"
 

@@ -46,7 +46,7 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True):
     # Where to listen for probes, scrapers and scalers; None: nowhere.
     health: tuple[str, int] | None = None
     # Seconds that the loop may stand still before `/livez` says so.
-    stall_limit: float = 60.0
+    stall_timeout: float = 60.0
 
     @property
     def log_json(self) -> bool | None:

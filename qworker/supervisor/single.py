@@ -119,7 +119,7 @@ def _outlet(watch: Watch, settings: RunSettings, control: ControlEnd | None) -> 
         return None
     if control is not None:
         return Reporter(watch, control.send)
-    return of_worker(watch, settings.health, settings.stall_limit)
+    return of_worker(watch, settings.health, settings.stall_timeout)
 
 
 class _Single:

@@ -89,7 +89,7 @@ class Supervisor:
     def _view(self) -> View:
         return View(
             self._fleet.reports,
-            stall_limit=self._settings.stall_limit,
+            stall_timeout=self._settings.stall_timeout,
             past=self._fleet.past,
             stopping=lambda: self._kill_at is not None,
             stalled=self._pulse.stalled,

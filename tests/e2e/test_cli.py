@@ -131,11 +131,11 @@ def test_bodies_come_from_a_file_from_lines_and_from_the_command_line(ok: Any, f
 
 def test_many_calls_come_from_lines_and_a_bad_line_is_named(ok: Any, qworker: Any, app: str, folder: Path) -> None:
     (folder / "calls").write_text('[1, 2]\n\n{"a": 3}\n')
-    assert "2 calls of add" in ok("enqueue", app, "add", "--many", "calls")
+    assert "2 calls of add" in ok("enqueue", app, "add", "--from-file", "calls")
     bodies = [json.loads(m["body"]) for m in json.loads(ok("browse", URL, "sums", "--json"))]
     assert [(b["args"], b.get("kwargs")) for b in bodies] == [([1, 2], None), ([], {"a": 3})]
     (folder / "calls").write_text('[1, 2]\n["x"]\n')
-    status, _, err = qworker("enqueue", app, "add", "--many", "calls")
+    status, _, err = qworker("enqueue", app, "add", "--from-file", "calls")
     assert status == 2
     assert "line 2 of calls" in err
 

@@ -221,7 +221,7 @@ def test_many_calls_are_stored_with_few_open_files(scheme: str, folder: Path) ->
     unsynced = "?sync=off"
     (folder / "many").write_text("[1]\n" * 400)
     for arguments in (
-        ("enqueue", "app:tasks", "add", "--many", "many", "--url", f"{scheme}://./spool{unsynced}"),
+        ("enqueue", "app:tasks", "add", "--from-file", "many", "--url", f"{scheme}://./spool{unsynced}"),
         ("publish", f"{scheme}://./spool{unsynced}", "sums", "--lines", "-f", "many"),
     ):
         done = qworker(folder, *arguments, before="ulimit -n 64;")

@@ -81,7 +81,7 @@ def test_what_is_stored_is_a_success_without_standard_streams(folder: Path, comm
         ("echo x | Q publish file://./spool sums --lines -f -", "1"),
         ("Q enqueue app:tasks add 1", "1"),
         ("Q enqueue app:tasks add 1 --json", ""),
-        ("echo '[1]' | Q enqueue app:tasks add --many -", ""),
+        ("echo '[1]' | Q enqueue app:tasks add --from-file -", ""),
     ],
 )
 def test_what_is_stored_is_a_success_though_its_id_cannot_be_written(
@@ -121,7 +121,7 @@ def test_a_mistake_keeps_its_status_though_nothing_can_be_said(folder: Path, com
     ("workers", "closed"), [*(("", closed) for closed in CLOSED), ("", "2>/dev/full"), ("-w 2", CLOSED[-1])]
 )
 def test_a_worker_works_without_standard_streams(folder: Path, workers: str, closed: str) -> None:
-    shell(folder, "echo '[1]' | Q enqueue app:tasks add --many -")
+    shell(folder, "echo '[1]' | Q enqueue app:tasks add --from-file -")
     done = shell(folder, f"Q run app:tasks --burst {workers} {closed}")
     assert done.returncode == 0, done.stderr
     # The handler has all three, and no file of the worker's stands in the place of one.

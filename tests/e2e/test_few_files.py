@@ -44,7 +44,7 @@ def few(folder: Path, url: str, *arguments: str) -> Any:
 
 def enqueue(folder: Path, url: str, task: str) -> None:
     (folder / "calls").write_text("".join(f"{json.dumps([str(n)])}\n" for n in range(MESSAGES)))
-    with started(folder, "enqueue", "app:tasks", task, "--many", "calls", env={"QWORKER_URL": url}) as process:
+    with started(folder, "enqueue", "app:tasks", task, "--from-file", "calls", env={"QWORKER_URL": url}) as process:
         assert process.end() == 0, process.text
 
 

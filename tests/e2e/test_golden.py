@@ -300,7 +300,7 @@ def test_golden_pages_of_the_health_port() -> None:
         pid=1, life="1-1", phase="working", concurrency=10, running=2, cells=[cell], queues=queues, looked_at=1.0
     )
     found: dict[str, Any] = {}
-    view = View(lambda: [report], stall_limit=60.0, own_metrics=True)
+    view = View(lambda: [report], stall_timeout=60.0, own_metrics=True)
     with closing(HealthServer(listen(("127.0.0.1", 0)), view)) as server:
         for path in ("/livez", "/readyz", "/stats", "/metrics"):
             status, text = ask(f"127.0.0.1:{server.port}", path, PATIENCE)

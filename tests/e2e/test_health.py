@@ -69,7 +69,7 @@ def run(folder: Path, *options: str, env: dict[str, str] | None = None) -> objec
 
 @pytest.mark.parametrize("workers", ["1", "2"])
 def test_it_answers_while_a_handler_blocks_the_loop(folder: Path, workers: str) -> None:
-    with run(folder, "-w", workers, "--stall-limit", "1") as process:
+    with run(folder, "-w", workers, "--stall-timeout", "1") as process:
         port = port_of(process)
         until(lambda: page(port, "/readyz")[0] == 200, "ready", lambda: process.text)
         assert page(port, "/livez") == (200, "ok\n")

@@ -154,7 +154,7 @@ def test_a_rolling_restart_under_load_loses_nothing_and_repeats_nothing(folder: 
 
 @pytest.mark.timeout(180)
 def test_pods_that_are_killed_lose_nothing(folder: Path, start: Any) -> None:
-    first = start("--stall-limit", "1", pace=0.1)
+    first = start("--stall-timeout", "1", pace=0.1)
     first.wait_ready()
     enqueue(folder, ("block", 0), *(("work", number) for number in range(1, MESSAGES)))
     # Its liveness probe fails, and it does not heed SIGTERM: the kubelet kills it when its time is up.

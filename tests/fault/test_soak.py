@@ -53,7 +53,7 @@ class Soak:
 
     def _worker(self, processes: str) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "qworker", "run", "tests.fault.soak_app:tasks", "-w", processes, "-c", "5"]
-        command += ["--visibility", "5", "--log-level", "warning"]
+        command += ["--visibility-timeout", "5", "--log-level", "warning"]
         variables = environment(SOAK_URL=self.url, SOAK_LEDGER=str(self.ledger))
         with self.log.open("ab") as output:
             process = subprocess.Popen(command, cwd=ROOT, env=variables, stderr=output, start_new_session=True)

@@ -130,11 +130,11 @@ def test_no_option_has_a_parser_of_its_own_for_seconds() -> None:
 
 
 def test_variables_and_settings_read_durations_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "pyproject.toml").write_text('[tool.qworker.run]\nshutdown-timeout = "2m"\nstall-limit = 45\n')
+    (tmp_path / "pyproject.toml").write_text('[tool.qworker.run]\nshutdown-timeout = "2m"\nstall-timeout = 45\n')
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("QWORKER_VISIBILITY", "1.5m")
+    monkeypatch.setenv("QWORKER_VISIBILITY_TIMEOUT", "1.5m")
     context = run_command.make_context("run", ["app:tasks"])
-    given = [context.params[name] for name in ("shutdown_timeout", "stall_limit", "visibility")]
+    given = [context.params[name] for name in ("shutdown_timeout", "stall_timeout", "visibility_timeout")]
     assert given == [120.0, 45.0, 90.0]
     assert Constants.from_environment({"FSQ_TTL": "90"}).ttl == Constants.from_environment({"FSQ_TTL": "1.5m"}).ttl
     with pytest.raises(UsageError, match="FSQ_TTL: 'soon' is not a valid duration"):

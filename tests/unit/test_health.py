@@ -36,7 +36,7 @@ def report(pid: int = 1, **fields: Any) -> Report:
 @contextmanager
 def served(reports: Callable[[], list[Report]], **options: Any) -> Iterator[HealthServer]:
     server = HealthServer(
-        listen(("127.0.0.1", 0)), View(reports, stall_limit=60.0, own_metrics=options.pop("own", False)), **options
+        listen(("127.0.0.1", 0)), View(reports, stall_timeout=60.0, own_metrics=options.pop("own", False)), **options
     )
     try:
         yield server
@@ -90,7 +90,7 @@ def test_ready_means_that_some_worker_takes_messages(reports: list[Report], read
 
 
 def test_a_service_that_is_told_to_stop_is_not_ready_while_its_workers_still_are() -> None:
-    view = View(lambda: [report()], stall_limit=60.0, stopping=lambda: True)
+    view = View(lambda: [report()], stall_timeout=60.0, stopping=lambda: True)
     assert view.ready() == (False, "draining")
     assert view.live()[0]
 
@@ -144,7 +144,7 @@ def test_prometheus_own_parser_reads_the_page() -> None:
 def test_counters_never_fall_when_a_worker_dies_or_begins_again() -> None:
     now = [0.0]
     fleet = Fleet(lambda: now[0])
-    view = View(fleet.reports, stall_limit=60.0, past=fleet.past, own_metrics=False)
+    view = View(fleet.reports, stall_timeout=60.0, past=fleet.past, own_metrics=False)
 
     def acked() -> int:
         return sum(cell.ack for cell in merged([*fleet.past(), *(c for r in fleet.reports() for c in r.cells)]))
@@ -287,7 +287,7 @@ def test_who_asks_while_a_process_replaces_itself_waits(monkeypatch: pytest.Monk
         after = listen(("127.0.0.1", port))
         before.detach()
         assert not after.get_inheritable()
-        server = HealthServer(after, View(lambda: [report()], stall_limit=60.0, own_metrics=False))
+        server = HealthServer(after, View(lambda: [report()], stall_timeout=60.0, own_metrics=False))
         try:
             waiting.sendall(b"GET /livez HTTP/1.1\r\n\r\n")
             assert waiting.recv(100).startswith(b"HTTP/1.1 200 ")

@@ -55,7 +55,7 @@ class Counts:
         self.cell = Cell("busy", "t")
         listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{listener.getsockname()[1]}"
-        self._server = HealthServer(listener, View(lambda: [self._report()], stall_limit=60.0))
+        self._server = HealthServer(listener, View(lambda: [self._report()], stall_timeout=60.0))
 
     def _report(self) -> Report:
         queues = [QueueStats(queue="busy")]

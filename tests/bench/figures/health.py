@@ -23,7 +23,7 @@ def measure(bench: Bench) -> list[Figure]:
     url = bench.url(folder)
     write_app(folder)
     ledger = Ledger(folder)
-    options = ("--visibility", str(visibility), "--stall-limit", "60")
+    options = ("--visibility-timeout", str(visibility), "--stall-timeout", "60")
     with running(folder, url, "--health", "127.0.0.1:0", *options) as worker:
         port = int(worker.event("health_serving")["port"])
         # The first answers pay for imports and the first look.
@@ -33,7 +33,7 @@ def measure(bench: Bench) -> list[Figure]:
         while not ledger.begins:
             ledger.read()
             time.sleep(0.01)
-        with running(folder, url, "--visibility", str(visibility)) as other:
+        with running(folder, url, "--visibility-timeout", str(visibility)) as other:
             times = _asked_meanwhile(port, ledger)
             other.drain()
         worker.drain()

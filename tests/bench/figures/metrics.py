@@ -137,7 +137,7 @@ def work(given: dict[str, Any]) -> dict[str, float]:
         watch = Watch(100)
         server: HealthServer | None = None
         if given["watched"]:
-            server = HealthServer(listen(("127.0.0.1", 0)), View(lambda: [watch.report()], stall_limit=60.0))
+            server = HealthServer(listen(("127.0.0.1", 0)), View(lambda: [watch.report()], stall_timeout=60.0))
         say(0 if server is None else server.port)
 
         async def rounds(count: int) -> dict[str, float]:

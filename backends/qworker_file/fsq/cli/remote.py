@@ -92,11 +92,13 @@ def _push(files: QueueDir, item: str, target: str, there: Remote, *, lock: bool)
 @click.argument("host")
 @click.argument("port", type=click.IntRange(0, 65535))
 @click.option("-w", "--workers", type=click.IntRange(1), default=5, show_default=True, help="Requests at once.")
-@click.option("--body-limit", type=click.IntRange(1), default=16 << 20, show_default=True, help="Bytes of a request.")
+@click.option(
+    "--max-body-size", type=click.IntRange(1), default=16 << 20, show_default=True, help="Bytes of a request."
+)
 @click.option("--insecure", is_flag=True, help="Let other machines enqueue without a token.")
 @click.option("-v", "--verbose", is_flag=True, help="Say who calls.")
 def jsonrpcd_command(
-    url: str, host: str, port: int, workers: int, body_limit: int, insecure: bool, verbose: bool
+    url: str, host: str, port: int, workers: int, max_body_size: int, insecure: bool, verbose: bool
 ) -> int:
     r"""Let other hosts enqueue here, by fsq's push or qworker's; HOST and PORT are the address to listen on.
 
@@ -118,7 +120,7 @@ def jsonrpcd_command(
                 (host, port),
                 methods,
                 workers=workers,
-                body_limit=body_limit,
+                body_limit=max_body_size,
                 token=token,
                 say=shout if verbose else None,
             )
