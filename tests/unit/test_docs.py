@@ -292,8 +292,8 @@ def test_the_systemd_unit_of_the_quickstart_gives_the_drain_its_time() -> None:
     program, *arguments = service["ExecStart"].split()
     assert program.endswith("/qworker")
     parsed(arguments)
-    default = next(p.default for p in run_command.params if p.name == "shutdown_timeout")
-    assert float(service["TimeoutStopSec"]) >= default + 15
+    drain = run_command.make_context("run", arguments[1:]).params["shutdown_timeout"]
+    assert float(service["TimeoutStopSec"]) >= drain + 15
     assert service["KillMode"] == "mixed"
 
 
