@@ -8,10 +8,8 @@ from __future__ import annotations
 import abc
 import sys
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import ClassVar, Protocol, Self
 
-from qworker.bulk.contract import BulkWriter, IncompleteLoad
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.errors import NotSupported, QueueNotFound, StoreNotFound
 from qworker.history.store import NO_HISTORY, HistoryStore
@@ -158,34 +156,6 @@ class Backend(abc.ABC):
             PublishUncertain: the outcome is unknown.
             NotSupported: priority, key, or an id that the protocol has no place for.
         """
-
-    def staging(self, queue: str, name: str, *, folder: Path | None = None) -> BulkWriter:
-        """A way for many processes to publish as one: all of a load's messages, each once, or none; see `qworker.bulk`.
-
-        Spooled to files and published from there, unless a backend stages in the store itself.
-
-        Args:
-            queue: where the messages go.
-            name: what the load is called; the same name stands for the same messages.
-            folder: where to spool: on a file system that all processes of the load see. None: beside the store's directory.
-
-        Raises:
-            UsageError: a folder is needed and none is given.
-        """
-        from qworker.bulk.spool import SpooledBulkWriter
-
-        return SpooledBulkWriter(self, queue, name, folder)
-
-    async def half_published(self, queue: str, *, folder: Path | None = None) -> list[IncompleteLoad]:
-        """Loads of `staging` whose commit began and has not ended, the oldest first: their other half waits for the same load's next run.
-
-        Args:
-            queue: where their messages go.
-            folder: what `staging` was given.
-        """
-        from qworker.bulk.spool import incomplete_spooled
-
-        return await incomplete_spooled(self, queue, folder)
 
     # -- consuming ---------------------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 from qworker import __version__
 from qworker.backend import Backend
-from qworker.bulk import IncompleteLoad
+from qworker.bulk import IncompleteLoad, incomplete_loads
 from qworker.errors import BackendUnavailable, MissingExtra, QworkerError
 from qworker.files import store_error
 from qworker.names import counted
@@ -132,27 +132,27 @@ async def _reachable(url: str) -> list[Check]:
 
 
 async def _bulk_writes(backend: Backend, queues: Sequence[str]) -> list[Check]:
-    """Jobs of which a part of the messages may wait unseen, for as long as nobody runs them again."""
+    """Report the loads whose remaining messages wait until the load is run again."""
     name = "bulk writes"
     try:
-        found = [(queue, half) for queue in queues for half in await backend.half_published(queue)]
+        found = [(queue, load) for queue in queues for load in await incomplete_loads(backend, queue)]
     except QworkerError as error:
-        return [Check(name, Health.BROKEN, str(error), "mend what it names, and run the job again")]
+        return [Check(name, Health.BROKEN, str(error), "fix what it names, and run the load again")]
     if not found:
-        return [Check(name, Health.OK, "none is half published")]
+        return [Check(name, Health.OK, "none is incomplete")]
     return [
         Check(
-            f"bulk write {half.name}",
+            f"bulk write {load.name}",
             Health.WARN,
-            f"to {queue}: {counted(half.manifest.rows, 'message')}, of which not all are published since {_moment(half)}",
-            "if nothing is at work on it now, run the same job again: it publishes the rest",
+            f"to {queue}: {counted(load.manifest.rows, 'message')}, of which not all have been published since {_moment(load)}",
+            "if no process is running this load, run it again to publish the rest",
         )
-        for queue, half in found
+        for queue, load in found
     ]
 
 
-def _moment(half: IncompleteLoad) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(half.manifest.sealed_at))
+def _moment(load: IncompleteLoad) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(load.manifest.sealed_at))
 
 
 def _durability(level: str) -> tuple[Health, str, str]:

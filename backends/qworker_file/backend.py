@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import ClassVar, Self
 
 from qworker.backend import Backend
-from qworker.bulk import BulkWriter, IncompleteLoad
-from qworker.bulk.load_files import half_published
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.errors import BackendUnavailable
 from qworker.files import check_writable, durability_at, missing_directory, store_errors
@@ -26,7 +23,7 @@ from qworker_file.options import FileOptions
 from qworker_file.publish import check
 from qworker_file.remote_leases import RemoteFileLeases
 from qworker_file.settle import settle_all
-from qworker_file.staging import FileBulkWriter
+from qworker_file.staging import FileBulkStore
 from qworker_file.store import Store
 from qworker_file.wake import Waiter
 
@@ -63,6 +60,7 @@ class FileBackend(Backend):
         self._options = FileOptions() if options is None else options
         self._expiries = Expiries()
         self.remote_leases = RemoteFileLeases(self._opened, clock) if remote_leases else None
+        self.bulk = FileBulkStore(self._opened, self._queue)
         self._store: Store | None = None
         shared = bool(self._options.mode & 0o020)
         self.history = DirectoryHistory(directory, self._options.history, clock=clock, shared=shared)
@@ -141,16 +139,6 @@ class FileBackend(Backend):
         if stored.ready or stored.delayed:
             store.notify(local)
         return stored.ids
-
-    def staging(self, queue: str, name: str, *, folder: Path | None = None) -> BulkWriter:
-        """Staged under the queue's own tmp/: `folder` is not needed."""
-        return FileBulkWriter(self._opened, queue, name)
-
-    async def half_published(self, queue: str, *, folder: Path | None = None) -> list[IncompleteLoad]:
-        """Look for seals under tmp/."""
-        with store_errors(f"look for the jobs of {queue!r}"):
-            local = self._queue(queue)
-            return [] if local is None else half_published(local.files.tmp, local.files.names)
 
     # -- consuming ---------------------------------------------------------------------------------------------------
 

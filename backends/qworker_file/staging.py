@@ -15,9 +15,17 @@ import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-from qworker.bulk import BulkWriter, LoadDone, Manifest, StagedPartition
-from qworker.bulk.contract import message_id, missing, sort_partitions
-from qworker.bulk.load_files import LoadFiles, remove_empty, remove_tree
+from qworker.bulk.contract import (
+    BulkWriter,
+    IncompleteLoad,
+    LoadDone,
+    Manifest,
+    StagedPartition,
+    message_id,
+    missing,
+    sort_partitions,
+)
+from qworker.bulk.load_files import LoadFiles, incomplete_loads, remove_empty, remove_tree
 from qworker.errors import PublishUncertain
 from qworker.files import DIRECTORY, list_names, store_errors
 from qworker.message import Draft
@@ -26,10 +34,33 @@ from qworker_file.names import MAX_OWN, delay_name, size_of, stem_for
 from qworker_file.staged import BackgroundSync, write_partition
 from qworker_file.store import Store
 
-__all__ = ["FileBulkWriter"]
+__all__ = ["FileBulkStore", "FileBulkWriter"]
 
 # Files renamed between two wake-ups of workers.
 _WAKE = 5_000
+
+
+class FileBulkStore:
+    """The bulk writes of a store in a directory; see `qworker.bulk.contract.BulkStore`.
+
+    Args:
+        opened: Gives the open store.
+        queue: Gives a queue, or None if it does not exist. It makes no directory.
+    """
+
+    def __init__(self, opened: Callable[[], Store], queue: Callable[[str], LocalQueue | None]) -> None:
+        self._opened = opened
+        self._queue = queue
+
+    def writer(self, queue: str, name: str) -> FileBulkWriter:
+        """Make a writer that stages under the queue's own tmp/."""
+        return FileBulkWriter(self._opened, queue, name)
+
+    async def incomplete_loads(self, queue: str) -> list[IncompleteLoad]:
+        """Look for seals under tmp/."""
+        with store_errors(f"look for the loads of {queue!r}"):
+            local = self._queue(queue)
+            return [] if local is None else incomplete_loads(local.files.tmp, local.files.names)
 
 
 class FileBulkWriter(BulkWriter):

@@ -9,13 +9,11 @@ import re
 import secrets
 import socket
 from collections.abc import Coroutine, Sequence
-from pathlib import Path
 from typing import Any, ClassVar, Self, cast
 
 import structlog
 
 from qworker.backend import RemoteLeases
-from qworker.bulk import BulkWriter, IncompleteLoad
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.errors import BackendError, BackendUnavailable
 from qworker.message import Draft, Lease, SettleAction, Settlement
@@ -34,7 +32,7 @@ from qworker_redis.renewals import Renewals
 from qworker_redis.replies import ConnectionLost, Redirected, Reply
 from qworker_redis.scripts import NATIVE, ScriptSet
 from qworker_redis.settling import Settling, grouped
-from qworker_redis.staging import RedisBulkWriter, half_published
+from qworker_redis.staging import RedisBulkStore
 from qworker_redis.topology import slot_of, topology
 from qworker_redis.waiting import Overslept, Waiting
 from qworker_redis.wire import Argument, Wire
@@ -87,6 +85,8 @@ class RedisBackend(BulkReading):
         self.history = RedisHistory(
             self._links, options.history, clock=clock, command=self._command, queues=self.queues
         )
+        # Another protocol's programs would see what is staged in its keyspace.
+        self.bulk = self._bulk_store() if "stage" in self.scripts.names else None
         self._log: Any = structlog.get_logger("qworker.redis")
 
     @classmethod
@@ -133,18 +133,15 @@ class RedisBackend(BulkReading):
         items = list(map(_item, new_ids(len(drafts)), drafts))
         return await self._publishing.publish(queue, items)
 
+    def _bulk_store(self) -> RedisBulkStore:
+        return RedisBulkStore(
+            self._options, self._links, create=self.create, stored_in=self._stored_in, sealed=self._sealed
+        )
+
     async def _stored_in(self, queue: str, new: bool) -> None:
         """Have a queue listed that has messages now."""
         if new or queue not in self._registered:
             await self._register(queue)
-
-    def staging(self, queue: str, name: str, *, folder: Path | None = None) -> BulkWriter:
-        """Staged in the queue's own slot: `folder` is not needed."""
-        return RedisBulkWriter(self._options, self._links, queue, name, create=self.create, stored_in=self._stored_in)
-
-    async def half_published(self, queue: str, *, folder: Path | None = None) -> list[IncompleteLoad]:
-        """Read the seals."""
-        return half_published(await self._sealed(check_queue(queue)))
 
     # -- consuming ---------------------------------------------------------------------------------------------------
 

@@ -18,10 +18,19 @@ from typing import cast
 
 import msgspec
 
-from qworker.bulk import BulkWriter, IncompleteLoad, LoadDone, Manifest, StagedPartition
-from qworker.bulk.contract import message_id, missing, sort_partitions
+from qworker.bulk.contract import (
+    BulkWriter,
+    IncompleteLoad,
+    LoadDone,
+    Manifest,
+    StagedPartition,
+    message_id,
+    missing,
+    sort_partitions,
+)
 from qworker.errors import BackendError
 from qworker.message import Draft
+from qworker.names import check_queue
 from qworker_redis.codec import encode
 from qworker_redis.durable import BATCH, BATCH_BYTES, durable
 from qworker_redis.links import Links
@@ -31,7 +40,7 @@ from qworker_redis.scripts import queue_key
 from qworker_redis.topology import slot_of
 from qworker_redis.wire import Argument, Wire
 
-__all__ = ["RedisBulkWriter", "half_published", "staged_keys"]
+__all__ = ["RedisBulkStore", "RedisBulkWriter", "staged_keys"]
 
 _LIFE_MS = 36 * 3600 * 1000
 _LENGTH = struct.Struct(">H")
@@ -41,6 +50,42 @@ _HELD, _SEALED = b"h", b"s"
 _encode = msgspec.json.Encoder().encode
 _read_manifest = msgspec.json.Decoder(Manifest).decode
 _read_done = msgspec.json.Decoder(LoadDone).decode
+
+
+class RedisBulkStore:
+    """The bulk writes of a Redis; see `qworker.bulk.contract.BulkStore`.
+
+    Args:
+        options: Of the store.
+        links: Its connections.
+        create: Makes a queue.
+        stored_in: Called when something was published, with the queue and whether that made it.
+        sealed: Reads the hash `seals` of a queue: names and manifests in turns.
+    """
+
+    def __init__(
+        self,
+        options: Options,
+        links: Links,
+        *,
+        create: Callable[[str], Awaitable[None]],
+        stored_in: Callable[[str, bool], Awaitable[None]],
+        sealed: Callable[[str], Awaitable[list[bytes]]],
+    ) -> None:
+        self._options = options
+        self._links = links
+        self._create = create
+        self._stored_in = stored_in
+        self._sealed = sealed
+
+    def writer(self, queue: str, name: str) -> RedisBulkWriter:
+        """Make a writer that stages in the queue's own slot."""
+        return RedisBulkWriter(self._options, self._links, queue, name, create=self._create, stored_in=self._stored_in)
+
+    async def incomplete_loads(self, queue: str) -> list[IncompleteLoad]:
+        """Read the seals."""
+        found = [seal for seal, kind in _seals(await self._sealed(check_queue(queue))) if kind == _SEALED]
+        return sorted(found, key=lambda each: each.manifest.sealed_at)
 
 
 class RedisBulkWriter(BulkWriter):
@@ -207,16 +252,6 @@ class RedisBulkWriter(BulkWriter):
 
     def _list_of(self, partition: StagedPartition) -> str:
         return self._list(f"{partition.run}/{partition.partition}.{partition.attempt}")
-
-
-def half_published(fields: Sequence[bytes]) -> list[IncompleteLoad]:
-    """The loads that are sealed.
-
-    Args:
-        fields: of a queue's hash `seals`: names and manifests in turns.
-    """
-    found = [seal for seal, kind in _seals(fields) if kind == _SEALED]
-    return sorted(found, key=lambda each: each.manifest.sealed_at)
 
 
 def staged_keys(queue: str, fields: Sequence[bytes]) -> list[bytes]:

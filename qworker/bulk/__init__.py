@@ -1,15 +1,83 @@
-"""Bulk publishing by many processes, exactly once: stage in parallel, seal, then publish (docs/pipeline/writing.md)."""
+"""Bulk writes: many processes publish as one, exactly once (docs/pipeline/writing.md).
+
+`open` gives the writer of a load: the store's own one where the backend has it (`OffersBulk`), otherwise one that spools to files.
+"""
 
 from __future__ import annotations
 
+from pathlib import Path
+
+from qworker.backend import Backend
 from qworker.bulk.contract import (
+    BulkStore,
     BulkWriter,
     IncompleteLoad,
     LoadDone,
     Manifest,
+    OffersBulk,
     StagedPartition,
     check_load,
     message_id,
 )
 
-__all__ = ["BulkWriter", "IncompleteLoad", "LoadDone", "Manifest", "StagedPartition", "check_load", "message_id"]
+__all__ = [
+    "BulkStore",
+    "BulkWriter",
+    "IncompleteLoad",
+    "LoadDone",
+    "Manifest",
+    "OffersBulk",
+    "StagedPartition",
+    "check_load",
+    "incomplete_loads",
+    "message_id",
+    "open",
+]
+
+
+def open(backend: Backend, queue: str, name: str, folder: Path | None = None) -> BulkWriter:  # noqa: A001
+    """Open the writer of one load: all of its messages are published, each once, or none. Nothing is touched yet.
+
+    Args:
+        backend: Where the queue is.
+        queue: Where the messages go. It is made when the load is sealed, if it does not exist.
+        name: The load's name. Within a queue, the same name stands for the same messages.
+        folder: Where to spool, on a file system that all processes of the load see. A store with its own writer does not need it.
+            None: beside the store's directory.
+
+    Raises:
+        InvalidName: The queue's or the load's name is not valid.
+        UsageError: A folder is needed, and none was given.
+    """
+    store = _own_store(backend)
+    if store is not None:
+        return store.writer(queue, name)
+    from qworker.bulk.spool import SpooledBulkWriter
+
+    return SpooledBulkWriter(backend, queue, name, folder)
+
+
+async def incomplete_loads(backend: Backend, queue: str, folder: Path | None = None) -> list[IncompleteLoad]:
+    """Return the loads that were sealed and are not completely published, the oldest first.
+
+    A process publishes such a load now, or it died. In that case the rest is published when the load is run again.
+
+    Args:
+        backend: Where the queue is.
+        queue: Where the messages go.
+        folder: The folder that `open` was given.
+
+    Raises:
+        BackendError: The store failed, or a seal is damaged.
+    """
+    store = _own_store(backend)
+    if store is not None:
+        return await store.incomplete_loads(queue)
+    from qworker.bulk.spool import incomplete_spooled
+
+    return await incomplete_spooled(backend, queue, folder)
+
+
+def _own_store(backend: Backend) -> BulkStore | None:
+    found: object = backend
+    return found.bulk if isinstance(found, OffersBulk) else None

@@ -22,7 +22,7 @@ def has_staged(parent: int) -> bool:
 def clean_up_staged(parent: int, older_than: float) -> int:
     """Remove runs that nobody sealed, and in which nothing was written since a moment; count them. May take long.
 
-    A run that is sealed stays for ever: its load was half published, and somebody will want the other half.
+    A run that is sealed stays: the rest of its load is published when the load is run again.
 
     Raises:
         OSError: one cannot be removed.

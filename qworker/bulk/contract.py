@@ -17,6 +17,7 @@ from __future__ import annotations
 import abc
 import re
 from collections.abc import Iterable, Sequence
+from typing import Protocol, runtime_checkable
 
 import msgspec
 
@@ -25,10 +26,12 @@ from qworker.message import Draft
 from qworker.names import check_queue, printable
 
 __all__ = [
+    "BulkStore",
     "BulkWriter",
     "IncompleteLoad",
     "LoadDone",
     "Manifest",
+    "OffersBulk",
     "StagedPartition",
     "check_load",
     "message_id",
@@ -170,7 +173,7 @@ class BulkWriter(abc.ABC):
 
     @abc.abstractmethod
     async def seal(self, step: int, partitions: Sequence[StagedPartition]) -> Manifest | None:
-        """Say which attempts are the step, once and for all. The queue is made before: what is half published is looked for in queues.
+        """Say which attempts are the step, once and for all. The queue is made before: incomplete loads are looked for in queues.
 
         Returns:
             The seal: this one, or an earlier one by another run, in which case these partitions do not count and can be discarded. None: the
@@ -208,3 +211,33 @@ class BulkWriter(abc.ABC):
         done = await self.done(step)
         assert done is not None
         return done
+
+
+class BulkStore(Protocol):
+    """A store that keeps staged messages itself, beside its queues."""
+
+    def writer(self, queue: str, name: str) -> BulkWriter:
+        """Make the writer of one load, without touching the store.
+
+        Raises:
+            InvalidName: The queue's or the load's name is not valid.
+        """
+        ...
+
+    async def incomplete_loads(self, queue: str) -> list[IncompleteLoad]:
+        """Return the loads that were sealed and are not completely published, the oldest first.
+
+        Raises:
+            BackendError: The store failed, or a seal is damaged.
+        """
+        ...
+
+
+@runtime_checkable
+class OffersBulk(Protocol):
+    """A backend with a bulk store of its own. A backend needs none: without it, `qworker.bulk` spools to files."""
+
+    @property
+    def bulk(self) -> BulkStore | None:
+        """The bulk store; None if this instance has none."""
+        ...

@@ -24,7 +24,7 @@ from qworker.bulk.contract import IncompleteLoad, LoadDone, Manifest
 from qworker.errors import BackendError
 from qworker.files import CREATE, DIRECTORY, link_file, read_file, write_all
 
-__all__ = ["GONE", "RUN", "STAGED", "LoadFiles", "half_published", "names_in", "remove_empty", "remove_tree"]
+__all__ = ["GONE", "RUN", "STAGED", "LoadFiles", "incomplete_loads", "names_in", "remove_empty", "remove_tree"]
 
 STAGED = "staged"
 RUN, _SEAL, GONE = "run-", "seal-", "gone-"
@@ -232,7 +232,7 @@ class LoadFiles:
                 os.close(fd)
 
 
-def half_published(parent: int, marks: int) -> list[IncompleteLoad]:
+def incomplete_loads(parent: int, marks: int) -> list[IncompleteLoad]:
     """The loads of a directory that are sealed and not done.
 
     Raises:

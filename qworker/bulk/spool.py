@@ -32,7 +32,7 @@ from qworker.bulk.contract import (
     missing,
     sort_partitions,
 )
-from qworker.bulk.load_files import LoadFiles, half_published
+from qworker.bulk.load_files import LoadFiles, incomplete_loads
 from qworker.errors import BackendError, InvalidURL, UsageError
 from qworker.files import CREATE, DIRECTORY, READ, store_errors, write_all
 from qworker.message import Draft
@@ -233,7 +233,7 @@ class SpooledBulkWriter(BulkWriter):
 
 
 async def incomplete_spooled(backend: Backend, queue: str, folder: Path | None) -> list[IncompleteLoad]:
-    """The loads that are sealed and not published through; see `Backend.half_published`."""
+    """Return the loads in a folder that are sealed and not completely published, the oldest first."""
     try:
         place = _place(backend, queue, folder)
     except UsageError:
@@ -245,7 +245,7 @@ async def incomplete_spooled(backend: Backend, queue: str, folder: Path | None) 
         except FileNotFoundError:
             return []
         try:
-            return half_published(fd, fd)
+            return incomplete_loads(fd, fd)
         finally:
             os.close(fd)
 

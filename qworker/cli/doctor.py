@@ -30,7 +30,7 @@ def command(url: str | None, json: bool) -> int:
     r"""Try what queues need: the backend at URL, limits, versions, installed backends, settings.
 
     On a directory: rename, link, fsync, flock, inotify, the clock, space, inodes and permissions are really tried. Says which
-    durability is in force, and which bulk writes are half published. Exit status 1: something is broken; 3: the store cannot
+    durability is in force, and which bulk writes are incomplete. Exit status 1: something is broken; 3: the store cannot
     be used.
 
     \b

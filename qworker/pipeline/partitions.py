@@ -15,6 +15,7 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import WriterCommitMessage
 
+from qworker import bulk
 from qworker.bulk import BulkWriter, Manifest, StagedPartition, check_load
 from qworker.errors import BackendError, InvalidArguments, PublishUncertain, UsageError
 from qworker.message import Draft
@@ -80,7 +81,7 @@ async def staging_of(options: WriteOptions, job: str) -> AsyncGenerator[BulkWrit
     """The staging of a job, for the length of a block."""
     backend = open_backend(options.url)
     try:
-        yield backend.staging(options.queue, job, folder=None if options.staging is None else Path(options.staging))
+        yield bulk.open(backend, options.queue, job, None if options.staging is None else Path(options.staging))
     finally:
         await backend.aclose()
 

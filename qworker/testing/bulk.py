@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+from qworker import bulk
 from qworker.bulk import BulkWriter, StagedPartition
 from qworker.message import Draft
 from qworker.testing.base import Contract
@@ -24,44 +25,47 @@ async def _stage(staging: BulkWriter, run: str) -> list[StagedPartition]:
 
 
 class BulkContract(Contract):
-    """`staging`."""
+    """Bulk writes: `qworker.bulk.open` and `incomplete_loads`."""
 
     async def test_staged_messages_are_seen_at_the_commit_and_once(self, case: Case, tmp_path: Path) -> None:
-        staging = case.backend.staging(case.queue, "job", folder=tmp_path)
+        staging = bulk.open(case.backend, case.queue, "job", folder=tmp_path)
         partitions = await _stage(staging, "run")
         assert await case.lease(1) == []
         assert (await staging.commit(0, partitions)).rows == len(_ALL)
         assert sorted(await case.leased_bodies()) == _ALL
 
-    async def test_a_job_that_is_done_is_never_published_again(self, case: Case, tmp_path: Path) -> None:
+    async def test_a_load_that_is_done_is_never_published_again(self, case: Case, tmp_path: Path) -> None:
         for run in ("first", "again"):
-            staging = case.backend.staging(case.queue, "job", folder=tmp_path)
+            staging = bulk.open(case.backend, case.queue, "job", folder=tmp_path)
             await staging.commit(0, await _stage(staging, run))
         assert sorted(await case.leased_bodies()) == _ALL
 
     async def test_a_discarded_run_is_never_seen(self, case: Case, tmp_path: Path) -> None:
-        staging = case.backend.staging(case.queue, "job", folder=tmp_path)
+        staging = bulk.open(case.backend, case.queue, "job", folder=tmp_path)
         await _stage(staging, "run")
         await staging.discard("run")
         assert await case.lease(1) == []
         assert await staging.done(0) is None
 
-    async def test_a_half_published_job_is_found_until_it_is_completed(self, case: Case, tmp_path: Path) -> None:
-        dead = case.backend.staging(case.queue, "job", folder=tmp_path)
+    async def test_an_incomplete_load_is_found_until_it_is_completed(self, case: Case, tmp_path: Path) -> None:
+        dead = bulk.open(case.backend, case.queue, "job", folder=tmp_path)
         partitions = await _stage(dead, "dead")
         other = await case.open()
-        assert await other.half_published(case.queue, folder=tmp_path) == []
+        assert await bulk.incomplete_loads(other, case.queue, folder=tmp_path) == []
         manifest = await dead.seal(0, partitions)
-        [half] = await other.half_published(case.queue, folder=tmp_path)
+        [half] = await bulk.incomplete_loads(other, case.queue, folder=tmp_path)
         assert (half.name, half.manifest) == ("job", manifest)
         assert case.queue in await other.queues()
-        await other.staging(case.queue, "job", folder=tmp_path).publish(half.manifest)
-        assert await other.half_published(case.queue, folder=tmp_path) == []
+        await bulk.open(other, case.queue, "job", folder=tmp_path).publish(half.manifest)
+        assert await bulk.incomplete_loads(other, case.queue, folder=tmp_path) == []
 
     async def test_the_first_seal_counts_and_anybody_publishes_it(self, case: Case, tmp_path: Path) -> None:
-        dead, others = case.backend.staging(case.queue, "job", folder=tmp_path), [await case.open() for _ in range(2)]
+        dead, others = (
+            bulk.open(case.backend, case.queue, "job", folder=tmp_path),
+            [await case.open() for _ in range(2)],
+        )
         assert await dead.seal(0, await _stage(dead, "dead")) is not None
-        writers = [other.staging(case.queue, "job", folder=tmp_path) for other in others]
+        writers = [bulk.open(other, case.queue, "job", folder=tmp_path) for other in others]
         late = [
             await writer.stage(f"late-{number}", 0, "a", [[Draft(body=b"late")]])
             for number, writer in enumerate(writers)

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 import pytest_asyncio
 
-from qworker import Context, Message, Tasks
+from qworker import Context, Message, Tasks, bulk
 from qworker.backend import Backend
 from qworker.bulk import StagedPartition
 from qworker.envelope import Envelope, open_envelope
@@ -223,9 +223,9 @@ async def test_written_by_31528ec_a_load_goes_on_where_it_was(anywhere: Written)
     backend = await written.open()
     for queue in LOADS:
         load = written.facts["loads"][queue]
-        staging = backend.staging(queue, load["job"], folder=written.spool)
+        staging = bulk.open(backend, queue, load["job"], folder=written.spool)
         sealed = await staging.sealed(0)
-        half = [one.name for one in await backend.half_published(queue, folder=written.spool)]
+        half = [one.name for one in await bulk.incomplete_loads(backend, queue, folder=written.spool)]
         if queue in {"sealed", "half"}:
             assert half == [load["job"]]
             assert sealed is not None
@@ -246,7 +246,7 @@ async def test_written_by_31528ec_a_load_goes_on_where_it_was(anywhere: Written)
         if "given_ids" not in backend.deviations:
             ids = {one.message.id: one.message.body.decode() for one in found}
             assert ids == {f"{load['job']}:0:{n // 3}:{n % 3}": body for n, body in enumerate(load["bodies"])}
-        assert await backend.half_published(queue, folder=written.spool) == []
+        assert await bulk.incomplete_loads(backend, queue, folder=written.spool) == []
         assert await staging.done(0) == published
 
 
@@ -383,7 +383,7 @@ async def loads_are_completed(written: Written, backend: Backend, crew: Crew, ra
     assert 0 < len(before) < 9
     for queue in ("sealed", "half"):
         load = written.facts["loads"][queue]
-        staging = backend.staging(queue, load["job"], folder=written.spool)
+        staging = bulk.open(backend, queue, load["job"], folder=written.spool)
         manifest = await staging.sealed(0)
         assert manifest is not None
         await staging.publish(manifest)

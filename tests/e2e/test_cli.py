@@ -17,6 +17,7 @@ from typing import Any
 import click
 import pytest
 
+from qworker import bulk
 from qworker.cli.main import COMMANDS, cli, main
 from qworker.cli.output import Progress
 from qworker.message import Draft
@@ -329,7 +330,7 @@ async def _sealed(url: str) -> None:
     """A bulk write that dies before its first message is published."""
     backend = open_backend(url)
     try:
-        staging = backend.staging("thumbs", "orders-7")
+        staging = bulk.open(backend, "thumbs", "orders-7")
         assert await staging.seal(0, [await staging.stage("run", 0, "only", [[Draft(body=b"a"), Draft(body=b"b")]])])
     finally:
         await backend.aclose()
@@ -341,7 +342,7 @@ def test_doctor_names_bulk_writes_whose_rest_waits_for_another_run(ok: Any, url:
     checks = {check["name"]: check for check in json.loads(ok("doctor", url, "--json"))}
     assert checks["bulk write orders-7"]["health"] == "warn"
     assert "to thumbs: 2 messages" in checks["bulk write orders-7"]["detail"]
-    assert "run the same job again" in ok("doctor", url)
+    assert "run it again to publish the rest" in ok("doctor", url)
 
 
 def test_doctor_tells_a_damaged_bulk_write_from_a_store_that_cannot_be_reached(qworker: Any, folder: Path) -> None:

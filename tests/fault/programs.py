@@ -20,6 +20,7 @@ import signal
 import sys
 from pathlib import Path
 
+import qworker.bulk
 from qworker import Context, Draft, Message, Tasks
 from qworker.errors import BackendError
 from qworker.message import SettleAction, Settlement
@@ -125,7 +126,7 @@ async def ack(url: str, ledger: Ledger) -> None:
 async def bulk(url: str, ledger: Ledger, parts: int, rows: int) -> None:
     """One run of the job `bulk`: every partition is staged twice, as by a retry, and one attempt of each counts."""
     backend = open_backend(url)
-    staging = backend.staging(QUEUE, "bulk")
+    staging = qworker.bulk.open(backend, QUEUE, "bulk")
     run, staged = secrets.token_hex(4), []
     if await staging.done(0) is None and await staging.sealed(0) is None:
         for part in range(parts):

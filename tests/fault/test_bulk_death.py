@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from qworker import bulk
 from qworker.bulk import IncompleteLoad
 from qworker.message import SettleAction, Settlement
 from qworker.registry import open_backend
@@ -41,10 +42,10 @@ async def _take(url: str) -> list[str]:
     return taken
 
 
-async def _half_published(url: str) -> list[IncompleteLoad]:
+async def _incomplete_loads(url: str) -> list[IncompleteLoad]:
     backend = open_backend(url)
     try:
-        return [half for queue in await backend.queues() for half in await backend.half_published(queue)]
+        return [half for queue in await backend.queues() for half in await bulk.incomplete_loads(backend, queue)]
     finally:
         await backend.aclose()
 
@@ -64,9 +65,9 @@ def _die_and_resume(
     status = launcher.run(*arguments, *([call] if call else []), fault=die)
     taken = asyncio.run(_take(url))
     if taken and len(taken) < len(EVERY_ROW):
-        assert asyncio.run(_half_published(url)), "messages wait, and nobody can tell"
+        assert asyncio.run(_incomplete_loads(url)), "messages wait, and nobody can tell"
     assert launcher.run(*arguments) == 0, launcher.errors()
-    assert asyncio.run(_half_published(url)) == []
+    assert asyncio.run(_incomplete_loads(url)) == []
     return status, taken + asyncio.run(_take(url))
 
 

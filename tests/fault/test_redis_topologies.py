@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from qworker import bulk
 from qworker.errors import BackendUnavailable, PermissionDenied, PublishUncertain
 from qworker.message import Draft, Lease, SettleAction, Settlement
 from qworker.registry import open_backend
@@ -250,7 +251,7 @@ async def test_a_user_needs_only_what_the_docs_say(monkeypatch: pytest.MonkeyPat
         assert await backend.queues() == [QUEUE]
         await backend.reap(QUEUE)
         await backend.stats(QUEUE)
-        staging = backend.staging(QUEUE, "job")
+        staging = bulk.open(backend, QUEUE, "job")
         await staging.discard("another")
         await staging.commit(0, [await staging.stage("run", 0, "a", [[Draft(body=b"z")]])])
         await staging.forget()

@@ -11,7 +11,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from qworker import message, worker
+from qworker import bulk, message, worker
 from qworker.app import Tasks
 from qworker.backend import Backend as NewBackend
 from qworker.clock import SYSTEM_CLOCK, Clock
@@ -205,10 +205,10 @@ class OldFace:
         return await self.new.publish(queue, drafts)
 
     def staging(self, queue: str, job: str, *, folder: Path | None = None) -> View:
-        return View(self.new.staging(queue, job, folder=folder))
+        return View(bulk.open(self.new, queue, job, folder=folder))
 
     async def half_published(self, queue: str, *, folder: Path | None = None) -> list[View]:
-        return [View(half) for half in await self.new.half_published(queue, folder=folder)]
+        return [View(half) for half in await bulk.incomplete_loads(self.new, queue, folder=folder)]
 
     # -- consuming ---------------------------------------------------------------------------------------------------
 

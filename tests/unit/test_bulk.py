@@ -11,12 +11,15 @@ from pathlib import Path
 
 import pytest
 
+from qworker import bulk
 from qworker.backend import Backend
 from qworker.bulk import BulkWriter, StagedPartition, check_load, message_id
 from qworker.bulk.spool import BATCH, SpooledBulkWriter
 from qworker.errors import BackendError, BackendUnavailable, InvalidName, NotSupported, UsageError
 from qworker.message import Draft, SettleAction, Settlement, State
 from qworker.registry import open_backend
+from qworker_file.staging import FileBulkWriter
+from qworker_redis.staging import RedisBulkWriter
 from tests.servers import RedisServer
 
 NATIVE = ("file", "redis")
@@ -42,7 +45,7 @@ class Store:
         return self._opened[-1]
 
     def staging(self, job: str = "job", queue: str = "q") -> BulkWriter:
-        return self.backend().staging(queue, job, folder=self.folder)
+        return bulk.open(self.backend(), queue, job, folder=self.folder)
 
     async def bodies(self) -> list[str]:
         """What can be seen, in any state."""
@@ -383,9 +386,20 @@ async def test_a_resumed_commit_through_a_folder_goes_on_behind_what_is_known_to
     await backend.aclose()
 
 
+def test_a_store_that_can_stage_has_a_writer_of_its_own_and_the_others_spool(tmp_path: Path) -> None:
+    urls = {"file": f"file://{tmp_path}/f", "redis": "redis://localhost", "rfq": "rfq://localhost", "memory": "memory:"}
+    kinds = {name: type(bulk.open(open_backend(url), "q", "load", tmp_path)) for name, url in urls.items()}
+    assert kinds == {
+        "file": FileBulkWriter,
+        "redis": RedisBulkWriter,
+        "rfq": SpooledBulkWriter,
+        "memory": SpooledBulkWriter,
+    }
+
+
 def test_a_store_without_a_directory_says_that_it_needs_a_folder() -> None:
     with pytest.raises(UsageError, match="the option `staging`"):
-        open_backend("mq+http://127.0.0.1:1").staging("q", "job")
+        bulk.open(open_backend("mq+http://127.0.0.1:1"), "q", "job")
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "..", ".a", "a:b", "x" * 65, "a b"])

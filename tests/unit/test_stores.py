@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import structlog
 
-from qworker import Draft, State
+from qworker import Draft, State, bulk
 from qworker.backend import Backend
 from qworker.doctor import examine
 from qworker.errors import (
@@ -69,7 +69,7 @@ async def test_looking_into_a_directory_that_is_not_there_makes_none_and_names_i
         assert await backend.queues() == []
         assert await backend.history.logs() == []
         assert await backend.history.for_message("q", "x") == []
-        assert await backend.half_published("q") == []
+        assert await bulk.incomplete_loads(backend, "q") == []
         await backend.delete("q")
         assert backend.missing == str(place)
         assert backend.durability

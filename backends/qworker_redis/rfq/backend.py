@@ -6,11 +6,9 @@ import asyncio
 import math
 import secrets
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import ClassVar, Self, cast
 
-from qworker.backend import Backend, RemoteLeases
-from qworker.bulk import BulkWriter, IncompleteLoad
+from qworker.backend import RemoteLeases
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.errors import BackendError, InvalidName
 from qworker.message import Draft, Lease
@@ -86,14 +84,6 @@ class RfqBackend(RfqAdministration, RedisBackend):
 
     async def _stored_in(self, queue: str, new: bool) -> None:
         """Nothing: topics are found by their keys."""
-
-    def staging(self, queue: str, name: str, *, folder: Path | None = None) -> BulkWriter:
-        """Spooled to files: the keyspace is shared with programs that would see what is staged there."""
-        return Backend.staging(self, queue, name, folder=folder)
-
-    async def half_published(self, queue: str, *, folder: Path | None = None) -> list[IncompleteLoad]:
-        """Look where `staging` spools."""
-        return await Backend.half_published(self, queue, folder=folder)
 
     # -- consuming ---------------------------------------------------------------------------------------------------
 
