@@ -50,9 +50,6 @@ class Backend(abc.ABC):
     # True: messages outlive every process (`memory:` does not; its worker must be the process that publishes).
     shared: ClassVar[bool] = True
 
-    # True: the error of a message that failed for a while is kept whole while it waits; otherwise its history has it.
-    keeps_errors: ClassVar[bool] = True
-
     # Leases that outlive the process that took them, and how they are found again; None: not asked for, or the store has none.
     remote_leases: RemoteLeases | None = None
 

@@ -93,7 +93,7 @@ async def explain(
         reason = _gone(history[-1]) if history else _not_found(stats)
         return Explanation(message_id, queue, None, [reason, *unreadable], None, history, _told_error(history))
     error = stored.error
-    if stored.state is not State.FAILED and stored.message.tries and not backend.keeps_errors:
+    if stored.state is not State.FAILED and stored.message.tries and "retry_errors" in backend.deviations:
         error = _told_error(history) or error
     reasons = [*await _by_state(backend, stored, stats, error, clock.time()), *unreadable]
     if stored.state in {State.READY, State.DELAYED, State.LEASED}:

@@ -226,7 +226,7 @@ class Worker:
                 self.name,
                 clock=self._clock,
                 log=self._log,
-                texts=not backend.keeps_errors,
+                texts="retry_errors" in backend.deviations,
             )
         return self._recorder
 

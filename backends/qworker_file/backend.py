@@ -39,12 +39,11 @@ class FileBackend(Backend):
         options: what the URL says.
     """
 
-    keeps_errors: ClassVar[bool] = False
-
     deviations: ClassVar[Mapping[str, str]] = {
         "priority": "a directory is listed in one order: priorities come with redis:",
         "unique_key": "a directory has no place for keys: give messages ids, or use redis:",
         "fields": "a file has a name and its contents",
+        "retry_errors": "a file has a name and its contents: the history keeps the error",
     }
 
     def __init__(

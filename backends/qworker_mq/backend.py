@@ -45,13 +45,12 @@ _UNSETTLED = 0.05
 class MqBackend(Backend):
     """Queues in an mq directory; see the module."""
 
-    keeps_errors: ClassVar[bool] = False
-
     deviations: ClassVar[Mapping[str, str]] = {
         "priority": "mq has no priorities",
         "unique_key": "mq has no keys",
         "given_ids": "an mq id is a UUID: only those can be given",
         "fields": "a message is its contents alone",
+        "retry_errors": "the record of a message has one line of the error: the history keeps all of it",
         "argv": "a message is its contents alone",
     }
 

@@ -48,6 +48,7 @@ class PlainMqHttpBackend(MqHttpBackend):
         "release_in_place": "the server's mover decides when a message returns",
         "fail_kept": "a failed message is put into the queue <queue>failed",
         "errors_kept": "mq has no failures",
+        "retry_errors": "mq has no failures",
         "requeue": "mq has no failures",
         "pause": "mq cannot pause a queue",
         "purge": "mq deletes whole queues, or messages by id",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from qworker.message import Lease, SettleAction, Settlement, State
+from qworker.message import Lease, SettleAction, Settlement, State, StoredMessage
 from qworker.testing.base import Contract
 from qworker.testing.harness import Case
 from qworker.testing.reaping import leases_outlive_the_clock
@@ -12,6 +12,9 @@ from qworker.testing.rules import rule
 from qworker.testing.until import until
 
 __all__ = ["SettlingContract"]
+
+# An error with its traceback.
+REASON = "no such file: 'ä\\x00'\nTraceback:\n" + "  line\n" * 200
 
 
 async def tries_stay_zero(case: Case) -> None:
@@ -51,6 +54,22 @@ async def errors_are_not_kept(case: Case) -> None:
     found = await case.find(message_id)
     assert found is not None
     assert found.error is None
+
+
+async def retry_errors_are_not_kept(case: Case) -> None:
+    """How a deviation from `retry_errors` shows."""
+    found = await waiting_after_failure(case)
+    assert len(found.error or "") < len(REASON)
+
+
+async def waiting_after_failure(case: Case) -> StoredMessage:
+    """A message that waits for its next attempt after it failed for a `REASON`."""
+    await case.publish(b"x")
+    lease = await case.lease_one()
+    assert await case.settle(lease, SettleAction.FAIL_TMP, delay=case.tick, error=REASON)
+    found = await case.find(lease.message.id)
+    assert found is not None
+    return found
 
 
 async def released_comes_back_somewhere(case: Case) -> None:
@@ -112,13 +131,20 @@ class SettlingContract(Contract):
 
     @rule("errors_kept", otherwise=errors_are_not_kept)
     async def test_a_permanent_failure_keeps_its_reason(self, case: Case) -> None:
-        reason = "no such file: 'ä\\x00'\nTraceback:\n" + "  line\n" * 200
-        (message_id,) = await case.fail(b"x", error=reason)
+        (message_id,) = await case.fail(b"x", error=REASON)
         found = await case.find(message_id)
         assert found is not None
-        assert found.error == reason
+        assert found.error == REASON
         (listed,) = await case.backend.browse(case.queue, State.FAILED)
-        assert listed.error == reason
+        assert listed.error == REASON
+
+    @rule("retry_errors", otherwise=retry_errors_are_not_kept)
+    async def test_a_failed_attempt_keeps_its_reason_while_the_message_waits(self, case: Case) -> None:
+        found = await waiting_after_failure(case)
+        assert (found.message.tries, found.error) == (
+            1 if "tries_counted" not in case.harness.deviations else 0,
+            REASON,
+        )
 
     async def test_a_permanent_failure_without_a_reason_is_one(self, case: Case) -> None:
         await case.publish(b"x")

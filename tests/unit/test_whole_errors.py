@@ -82,7 +82,7 @@ async def test_a_failure_that_many_have_in_common_is_told_once():
     tasks = app("memory://whole-errors")
     backend = await tasks.backend()
     records = []
-    backend.keeps_errors, backend.history.append = False, records.extend
+    backend.deviations, backend.history.append = {"retry_errors": "as on file:"}, records.extend
     for _ in range(10):
         await tasks["work"].enqueue()
     await run_until_idle(tasks)

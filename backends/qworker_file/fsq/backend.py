@@ -50,13 +50,12 @@ class FsqBackend(Backend):
         remote_holders: the holders of leases are elsewhere: leases end by time too, although this process keeps the locks.
     """
 
-    keeps_errors: ClassVar[bool] = False
-
     deviations: ClassVar[Mapping[str, str]] = {
         "priority": "items are taken in the order of their names",
         "unique_key": "the standard has no keys",
         "given_ids": "an id is the time, the process and the host of its making",
         "fields": "an item has a name and its contents",
+        "retry_errors": "an item has a name and its contents: the history keeps the error",
         "expiry": "a lease is a lock on the item, which the kernel frees when its holder lets go or dies: visibility has no meaning",
     }
 
