@@ -11,7 +11,7 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from urllib.parse import parse_qsl, quote, unquote
+from urllib.parse import parse_qsl, quote, unquote, urlencode
 
 import msgspec
 
@@ -101,6 +101,11 @@ class BackendURL(msgspec.Struct, frozen=True, kw_only=True):
             return self.raw
         _, mark, query = self.raw.partition("?")
         return f"{self.scheme}://{quote(str(folder / (self.authority + self.path)))}{mark}{query}"
+
+    def with_options(self, **options: str) -> str:
+        """The URL as text, with these options set."""
+        query = urlencode({**self.options, **options}, quote_via=quote)
+        return self.raw.partition("?")[0] + (f"?{query}" if query else "")
 
     @property
     def masked(self) -> str:

@@ -77,8 +77,8 @@ class RedisHarness(Harness):
         self._server = server
         self._moved = moved or MovedClock()
 
-    def make(self, *, remote_leases: bool = False) -> Backend:
-        backend = open_backend(self.url, clock=self._moved, remote_leases=remote_leases)
+    def make(self, *, remote_leases: bool = False, **options: str) -> Backend:
+        backend = open_backend(self.with_options(options), clock=self._moved, remote_leases=remote_leases)
         self._opened.append(backend)
         return backend
 

@@ -39,10 +39,10 @@ KINDS = (*DIRECTORIES, "redis", "rfq")
 # Of URLs, in the words of today: what is done is kept where that can be, and so is the history.
 OPTIONS = {
     **dict.fromkeys(KINDS, "?history=1"),
-    "file": "?keep_done=1",
-    "fsq": "?keep_done=1&history=1",
+    "file": "?keep_done=all",
+    "fsq": "?keep_done=all&history=1",
     "sq": "?history=1&segment_size=65536",
-    "redis": "?keep_done=1",
+    "redis": "?keep_done=all",
 }
 KEEPS_DONE = ("file", "fsq", "redis")
 # The words of the manifest.

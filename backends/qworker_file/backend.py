@@ -66,7 +66,7 @@ class FileBackend(Backend):
 
     @classmethod
     def from_url(cls, url: BackendURL, *, clock: Clock = SYSTEM_CLOCK, remote_leases: bool = False) -> Self:
-        """`?sync=full|off`, `?keep_done=`, `?keep_fail=`, `?time=utc|local`, `?rescan=DURATION`, `?mode=0700|0750|0770|02770`.
+        """`?sync=full|off`, `?keep_done=`, `?keep_failed=`, `?time=utc|local`, `?rescan=DURATION`, `?mode=0700|0750|0770|02770`.
 
         And of the history `?history=0|1`, `?keep_history=7d,512M`.
         """

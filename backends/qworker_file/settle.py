@@ -44,7 +44,7 @@ async def _settle(
     changed: set[int],
     reasons: list[int],
 ) -> None:
-    keep_done = store.options.keep_done.any
+    keep_done = store.options.keep_done.keep
     now = store.clock.time()
     turn_ends = time.perf_counter() + _TURN
     finished: list[int] = []

@@ -14,9 +14,10 @@ from qworker_file.holder import Holder
 from qworker_file.layout import create_queue, is_queue, open_queue
 from qworker_file.lease import FileLease
 from qworker_file.local import LocalQueue
+from qworker_file.names import reason_name
 from qworker_file.options import FileOptions
 from qworker_file.publish import Publisher
-from qworker_file.retention import prune
+from qworker_file.retention import PRUNING, prune
 from qworker_file.root import most_leases, open_root
 from qworker_file.wake import Inotify, Trigger, Waiter
 
@@ -24,8 +25,6 @@ __all__ = ["Store"]
 
 # Seconds between two rescans where inotify tells: then they cost most where they find least, in a directory that was once deep.
 _RESCAN = 30.0
-# Seconds between two looks at what is kept too long.
-_PRUNING = 60.0
 
 
 class Store:
@@ -162,12 +161,14 @@ class Store:
         """
         name = local.files.name
         now = self.clock.monotonic()
-        if now - self._pruned_at.get(name, float("-inf")) < _PRUNING:
+        if now - self._pruned_at.get(name, float("-inf")) < PRUNING:
             return
         self._pruned_at[name] = now
-        for directory, keep in ((local.files.done, self.options.keep_done), (local.files.fail, self.options.keep_fail)):
-            if keep.limits:
-                await prune(local.files, directory, keep, self.clock.time())
+        files, options, moment = local.files, self.options, self.clock.time()
+        if options.keep_done.limits:
+            await prune(files.done, options.keep_done, moment, finished_at=_finished_at)
+        if options.keep_failed.limits:
+            await prune(files.fail, options.keep_failed, moment, finished_at=_finished_at, reason_of=reason_name)
 
     # -- wake-ups ----------------------------------------------------------------------------------------------------
 
@@ -273,3 +274,7 @@ class Store:
             local.close()
         self._inotify.close()
         os.close(self.root)
+
+
+def _finished_at(status: os.stat_result) -> float:
+    return status.st_mtime

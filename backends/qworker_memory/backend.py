@@ -32,10 +32,14 @@ from qworker.message import (
 )
 from qworker.names import check_id, check_queue, new_id
 from qworker.parts import WHOLE
+from qworker.retention import KEEP_ALL, KEEP_NONE, KEEP_OPTIONS, Retention, keep_done, keep_failed
 from qworker.url import BackendURL
 
 __all__ = ["MemoryBackend"]
 
+
+# Seconds between two searches of a queue for messages that are kept no longer.
+_PRUNING = 60.0
 
 # What a state is ordered by, the order of publishing, and the id.
 _Row = tuple[float, int, str]
@@ -173,22 +177,31 @@ class MemoryBackend(Backend):
     shared: ClassVar[bool] = False
 
     def __init__(
-        self, name: str = "", *, clock: Clock = SYSTEM_CLOCK, keep_done: bool = False, history: bool = True
+        self,
+        name: str = "",
+        *,
+        clock: Clock = SYSTEM_CLOCK,
+        keep_done: Retention = KEEP_NONE,
+        keep_failed: Retention = KEEP_ALL,
+        history: bool = True,
     ) -> None:
         self._name = name
         self._clock = clock
-        self._keep_done = keep_done
+        self._kept = {State.DONE: keep_done, State.FAILED: keep_failed}
+        # When each queue was last searched for messages that are kept no longer.
+        self._pruned_at: dict[str, float] = {}
         self._store = _stores.setdefault(name, _Store())
         self.history = self._store.history if history else NO_HISTORY
 
     @classmethod
     def from_url(cls, url: BackendURL, *, clock: Clock = SYSTEM_CLOCK, remote_leases: bool = False) -> Self:
-        """`memory:`, `memory://NAME`; `?keep_done=1` keeps what is acked, `?history=0` no events."""
-        url.only({"keep_done", "history"})
+        """`memory:`, `memory://NAME`; `?keep_done=`, `?keep_failed=`; `?history=0` keeps no events."""
+        url.only({*KEEP_OPTIONS, "history"})
         return cls(
             url.authority + url.path,
             clock=clock,
-            keep_done=url.boolean("keep_done", False),
+            keep_done=keep_done(url),
+            keep_failed=keep_failed(url),
             history=url.boolean("history", True),
         )
 
@@ -340,7 +353,7 @@ class MemoryBackend(Backend):
     def _end(self, held: _Queue, entry: _Entry, settlement: Settlement, now: float) -> None:
         entry.holder = None
         if settlement.action is SettleAction.ACK:
-            if self._keep_done:
+            if self._kept[State.DONE].keep:
                 held.put(entry, State.DONE, now)
             else:
                 held.drop(entry)
@@ -357,7 +370,7 @@ class MemoryBackend(Backend):
                 held.put(entry, State.READY)
 
     async def reap(self, queue: str) -> int:
-        """Return what has expired, and what is due."""
+        """Return what has expired, and what is due; remove what is kept no longer."""
         with self._store.lock:
             held = self._store.queues.get(queue)
             if held is None:
@@ -369,9 +382,21 @@ class MemoryBackend(Backend):
                 entry.holder = None
                 entry.error = "the lease expired"
                 entry.message = msgspec.structs.replace(entry.message, tries=entry.message.tries + 1)
+            self._prune(queue, held, now)
         if due or expired:
             self._store.wake(queue)
         return len(due) + len(expired)
+
+    def _prune(self, queue: str, held: _Queue, now: float) -> None:
+        """Remove what is kept no longer, now and then: each search goes through all messages."""
+        limited = {state: keep for state, keep in self._kept.items() if keep.limits}
+        moment = self._clock.monotonic()
+        if not limited or moment - self._pruned_at.get(queue, float("-inf")) < _PRUNING:
+            return
+        self._pruned_at[queue] = moment
+        for state, keep in limited.items():
+            for entry in keep.choose_old([(entry.at, entry) for entry in held.in_state(state)], now):
+                held.drop(entry)
 
     # -- administering -----------------------------------------------------------------------------------------------
 
@@ -417,7 +442,11 @@ class MemoryBackend(Backend):
                 failed=counts[State.FAILED],
                 oldest_age_s=None if oldest is None else max(0.0, self._clock.time() - oldest),
                 paused=held.down,
-                retention=self.history.retention,
+                retention={
+                    "done": self._kept[State.DONE].describe(),
+                    "failed": self._kept[State.FAILED].describe(),
+                    **self.history.retention,
+                },
             )
 
     async def browse(self, queue: str, state: State, limit: int = 100, offset: int = 0) -> list[StoredMessage]:

@@ -51,6 +51,7 @@ class MqBackend(Backend):
         "given_ids": "an mq id is a UUID: only those can be given",
         "fields": "a message is its contents alone",
         "retry_errors": "the record of a message has one line of the error: the history keeps all of it",
+        "keep_done": "mq has no place for finished messages: its reaper unlinks what was acked",
         "argv": "a message is its contents alone",
     }
 

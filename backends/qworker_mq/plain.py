@@ -35,6 +35,7 @@ class PlainMqHttpBackend(MqHttpBackend):
         "unique_key": "mq has no keys",
         "given_ids": "the server makes the ids",
         "fields": "a message is its contents alone",
+        "keep_done": "mq has no place for finished messages: its reaper unlinks what was acked",
         "argv": "a message is its contents alone",
         "delay": "mq publishes at once",
         "fifo": "a server with peers takes one of the first at random",

@@ -84,7 +84,7 @@ class _RemoteLeases:
 class MqHttpBackend(Backend):
     """The queues of a qworker server: what they promise is what its backend promises."""
 
-    deviations: ClassVar[Mapping[str, str]] = {}
+    deviations: ClassVar[Mapping[str, str]] = {"keep_done": "the URL that the server runs with says what is kept"}
 
     def __init__(self, url: BackendURL, *, clock: Clock = SYSTEM_CLOCK, remote_leases: bool = False) -> None:
         self._url = url
@@ -115,7 +115,7 @@ class MqHttpBackend(Backend):
         about = _decoded(self._checked(answer), _About)
         self._durability = about.durability
         # What its backend deviates in, this one does: an instance's own, over the class's.
-        vars(self)["deviations"] = about.deviations
+        vars(self)["deviations"] = {**about.deviations, **type(self).deviations}
         if about.history and self._wants_history and not self.history.enabled:
             self.history = HttpHistory(self._ask, self.describe())
 

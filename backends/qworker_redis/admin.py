@@ -124,8 +124,8 @@ class Administration(Backend):
             oldest_age_s=None if since is None else max(0.0, now / 1e6 - since),
             paused=bool(down),
             retention={
-                "done": self._options.done.describe(),
-                "failed": self._options.fail.describe(),
+                "done": self._options.keep_done.describe(),
+                "failed": self._options.keep_failed.describe(),
                 "history": self.history.describe_retention(),
             },
         )

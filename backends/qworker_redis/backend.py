@@ -93,7 +93,7 @@ class RedisBackend(BulkReading):
     def from_url(cls, url: BackendURL, *, clock: Clock = SYSTEM_CLOCK, remote_leases: bool = False) -> Self:
         """`redis://[user:password@]host[:port][/db]`, `rediss:` for TLS, and `unix:`, `redis+sentinel:`, `redis+cluster:`.
 
-        Options: `timeout`, `patience`, `replicas`, `keep_done`, `keep_fail`; for TLS `ca`, `cert`, `key`, `verify`; see
+        Options: `timeout`, `patience`, `replicas`, `keep_done`, `keep_failed`; for TLS `ca`, `cert`, `key`, `verify`; see
         docs/redis.md. All times are the server's; the clock is for telling a server whose clock was set.
         """
         return cls(Options.parse(url), clock=clock, remote_leases=remote_leases)
@@ -318,12 +318,13 @@ class RedisBackend(BulkReading):
     async def reap(self, queue: str) -> int:
         """Return what has expired, and what is due; remove what has been kept for long enough."""
         check_queue(queue)
-        ages = [_age(self._options.fail.age), _age(self._options.done.age)]
+        failed, done = self._options.keep_failed, self._options.keep_done
+        limits = (_us(failed.age), _us(done.age)), (_number(failed.count), _number(done.count))
         total, more = 0, 1
         while more:
             before, at = self._reaped.get(queue, ("", 0.0))
             elapsed = int((self._clock.monotonic() - at) * 1e6)
-            reply = await self._links.script("reap", queue, (_REAP_BATCH, *ages, before, elapsed))
+            reply = await self._links.script("reap", queue, (_REAP_BATCH, *limits[0], before, elapsed, *limits[1]))
             count, more, now = cast("tuple[int, int, int]", reply)
             self._reaped[queue] = (str(now) if now else "", self._clock.monotonic())
             total += count
@@ -343,5 +344,9 @@ def _item(fresh: str, draft: Draft) -> PlainDraft:
     return encode(fresh if draft.id is None else check_id(draft.id), draft)
 
 
-def _age(seconds: float | None) -> str:
+def _us(seconds: float | None) -> str:
     return "" if seconds is None else str(int(seconds * 1e6))
+
+
+def _number(count: int | None) -> str:
+    return "" if count is None else str(count)

@@ -8,7 +8,6 @@ from typing import Any, cast
 from qworker.message import Lease, Message, SettleAction, Settlement, State
 from qworker.names import check_queue
 from qworker_redis.links import Links
-from qworker_redis.options import Retention
 from qworker_redis.replies import Reply
 from qworker_redis.wire import Argument
 
@@ -64,20 +63,20 @@ class SettleBatch:
 
     Args:
         settlements: of leases of this backend.
-        done: whether acked messages are kept.
+        keep_done: whether acked messages are kept.
     """
 
-    def __init__(self, settlements: Sequence[Settlement], done: Retention) -> None:
+    def __init__(self, settlements: Sequence[Settlement], *, keep_done: bool) -> None:
         plain: list[Settlement] = []
         others: list[Settlement] = []
         for settlement in settlements:
             is_plain = (
-                settlement.action is SettleAction.ACK and settlement.lease.message.unique_key is None and not done.keep
+                settlement.action is SettleAction.ACK and settlement.lease.message.unique_key is None and not keep_done
             )
             (plain if is_plain else others).append(settlement)
         self.ordered = plain + others
         self._plain = len(plain)
-        self._keep = "" if not done.keep else str(done.count or 0)
+        self._keep = "0" if keep_done else ""
 
     def arguments(self, sequence: str, earlier: str) -> list[Argument]:
         """The script's arguments."""

@@ -12,17 +12,16 @@ import msgspec
 
 from qworker.errors import InvalidURL
 from qworker.history.store import HISTORY_OPTIONS, HistoryOptions
+from qworker.retention import KEEP_ALL, KEEP_NONE, KEEP_OPTIONS, Retention, keep_done, keep_failed
 from qworker.url import BackendURL
 
 __all__ = ["Address", "Mode", "Options", "TcpAddress", "UnixAddress", "parse_hosts"]
 
 _OPTIONS: frozenset[str] = frozenset(
-    {"ca", "cert", "key", "verify", "timeout", "patience", "replicas", "keep_done", "keep_fail", *HISTORY_OPTIONS}
+    {"ca", "cert", "key", "verify", "timeout", "patience", "replicas", *KEEP_OPTIONS, *HISTORY_OPTIONS}
 )
 # Of the protocol that leaves the rest to its other implementations.
-_RFQ_OPTIONS: frozenset[str] = frozenset({"timeout", "patience", "replicas", "keep_fail", *HISTORY_OPTIONS})
-_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-_DEFAULT_DONE_AGE = 7 * 86400.0
+_RFQ_OPTIONS: frozenset[str] = frozenset({"timeout", "patience", "replicas", "keep_failed", *HISTORY_OPTIONS})
 # Bytes of a queue's stream of events.
 _HISTORY = 32 << 20
 
@@ -51,32 +50,6 @@ Address = TcpAddress | UnixAddress
 Mode = str
 
 
-class Retention(msgspec.Struct, frozen=True):
-    """How long finished messages are kept."""
-
-    keep: bool = False
-    # Seconds; None: for ever.
-    age: float | None = None
-    # How many; None: any number.
-    count: int | None = None
-
-    def describe(self) -> str:
-        """In words."""
-        if not self.keep:
-            return "not kept"
-        if self.count is not None:
-            return f"the last {self.count}"
-        return "for ever" if self.age is None else _duration(self.age)
-
-
-def _duration(seconds: float) -> str:
-    """In the largest unit that needs no fraction."""
-    for unit, size in (("d", 86400), ("h", 3600), ("m", 60)):
-        if seconds % size == 0:
-            return f"{seconds / size:g} {unit}"
-    return f"{seconds:g} s"
-
-
 class Options(msgspec.Struct, frozen=True, kw_only=True):
     """A Redis URL, understood."""
 
@@ -97,8 +70,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     patience: float = 10.0
     # Replicas that must have a write before it counts.
     replicas: int = 0
-    done: Retention = Retention()
-    fail: Retention = Retention(keep=True)
+    keep_done: Retention = KEEP_NONE
+    keep_failed: Retention = KEEP_ALL
     history: HistoryOptions = HistoryOptions(size=_HISTORY)
     # The URL, with its password hidden.
     shown: str = ""
@@ -140,8 +113,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
             timeout=url.duration("timeout", 5.0, least=0.05, most=3600.0),
             patience=url.duration("patience", 10.0, least=0.05, most=3600.0),
             replicas=url.integer("replicas", 0),
-            done=_retention(url, "keep_done", Retention(), Retention(keep=True, age=_DEFAULT_DONE_AGE)),
-            fail=_fail_retention(url),
+            keep_done=keep_done(url),
+            keep_failed=keep_failed(url),
             history=HistoryOptions.from_url(url, default=url.scheme != "rfq", size=_HISTORY),
             shown=url.masked,
         )
@@ -197,31 +170,6 @@ def _path(url: BackendURL, mode: str) -> tuple[str, int]:
     if len(parts) > 1 or any(not (p.isascii() and p.isdigit() and len(p) < 10) for p in parts):
         raise InvalidURL(f"{url.masked}: the database is a number: redis://host:6379/0")
     return primary, int(parts[0]) if parts else 0
-
-
-def _retention(url: BackendURL, name: str, default: Retention, on: Retention) -> Retention:
-    """`0`, `1`, an age like `7d`, or a number of messages."""
-    value = url.options.get(name)
-    if value is None:
-        return default
-    if value in {"0", "1"}:
-        return on if value == "1" else Retention()
-    match = re.fullmatch(r"([0-9]{1,9})([smhd]?)", value)
-    if match is None or int(match[1]) == 0:
-        raise InvalidURL(f"{url.masked}: {name} is 0, 1, an age like 7d or 12h, or a number of messages, not {value!r}")
-    if match[2]:
-        return Retention(keep=True, age=float(int(match[1]) * _UNITS[match[2]]))
-    return Retention(keep=True, count=int(match[1]))
-
-
-def _fail_retention(url: BackendURL) -> Retention:
-    """For ever, or an age: a failure that is counted out unseen helps nobody."""
-    found = _retention(url, "keep_fail", Retention(keep=True), Retention(keep=True))
-    if not found.keep or found.count is not None:
-        raise InvalidURL(
-            f"{url.masked}: keep_fail is 1 (for ever) or an age like 30d, not {url.options['keep_fail']!r}"
-        )
-    return found
 
 
 def _no_tls(url: BackendURL) -> None:

@@ -72,7 +72,7 @@ class Settling:
         return refused
 
     async def _send_settle(self, queue: str, mark: Mark, settlements: Sequence[Settlement]) -> list[bool]:
-        batch = SettleBatch(settlements, self._options.done)
+        batch = SettleBatch(settlements, keep_done=self._options.keep_done.keep)
         sequence, key = mark.next(), mark.key
 
         def attempt(wire: Wire, again: bool) -> Awaitable[Reply]:

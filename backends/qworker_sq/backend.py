@@ -32,6 +32,7 @@ class SqBackend(SqAdministration):
         "unique_key": "a log keeps no index of keys",
         "empty_bodies": "a record of length 0 is the end of the log",
         "fields": "a record is its bytes alone",
+        "keep_done": "a segment is deleted when every channel has read it",
         "argv": "a record is its bytes alone",
     }
 

@@ -28,6 +28,7 @@ class VsqsBackend(VsqsAdministration):
         "unique_key": "the protocol has no keys",
         "given_ids": "an id is the time of its making",
         "fields": "a message is its contents alone",
+        "keep_done": "the protocol has no place for finished messages: an ack deletes the file",
         "argv": "a message is its contents alone",
     }
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 # What is done is kept until the archive has it.
-tasks = Tasks("file://./spool?keep_done=1")
+tasks = Tasks("file://./spool?keep_done=all")
 
 ARCHIVE = "archive"
 PAGE = Path("report.html")

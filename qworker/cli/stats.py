@@ -50,7 +50,7 @@ def _show(found: list[QueueStats], one: bool) -> None:
     ]
     print_table(headings, rows)
     if one and found[0].retention:
-        say("kept: " + "; ".join(f"{what} {how_long}" for what, how_long in found[0].retention.items()))
+        say("retention: " + "; ".join(f"{what}: {how_long}" for what, how_long in found[0].retention.items()))
 
 
 def _note(stats: QueueStats) -> str:

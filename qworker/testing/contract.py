@@ -20,6 +20,7 @@ from __future__ import annotations
 from qworker.testing.administering import AdministeringContract
 from qworker.testing.bulk import BulkContract
 from qworker.testing.history import HistoryContract
+from qworker.testing.keeping import KeepingContract
 from qworker.testing.leasing import LeasingContract
 from qworker.testing.parting import PartingContract
 from qworker.testing.publishing import PublishingContract
@@ -35,6 +36,7 @@ class BackendContract(
     LeasingContract,
     SettlingContract,
     ReapingContract,
+    KeepingContract,
     AdministeringContract,
     PartingContract,
     WaitingContract,

@@ -13,6 +13,7 @@ from qworker.clock import SYSTEM_CLOCK
 from qworker.message import Draft, Lease, QueueStats, SettleAction, Settlement, State, StoredMessage
 from qworker.registry import open_backend
 from qworker.testing.clock import FakeClock
+from qworker.url import BackendURL
 
 __all__ = ["Case", "Harness"]
 
@@ -55,16 +56,25 @@ class Harness:
         """What the backend declares."""
         return (self._opened[0] if self._opened else self.make()).deviations
 
-    def make(self, *, remote_leases: bool = False) -> Backend:
-        """Another backend on the same store, not yet opened; closed with the harness."""
+    def make(self, *, remote_leases: bool = False, **options: str) -> Backend:
+        """Another backend on the same store, not yet opened; closed with the harness.
+
+        Args:
+            remote_leases: Whether its leases outlive it.
+            options: Options of its URL.
+        """
         clock = SYSTEM_CLOCK if self.clock is None else self.clock
-        backend = open_backend(self.url, clock=clock, remote_leases=remote_leases)
+        backend = open_backend(self.with_options(options), clock=clock, remote_leases=remote_leases)
         self._opened.append(backend)
         return backend
 
-    async def open(self, *, remote_leases: bool = False) -> Backend:
-        """Another backend on the same store: another worker."""
-        backend = self.make(remote_leases=remote_leases)
+    def with_options(self, options: Mapping[str, str]) -> str:
+        """The URL of the store, with these options set."""
+        return BackendURL.parse(self.url).with_options(**options)
+
+    async def open(self, *, remote_leases: bool = False, **options: str) -> Backend:
+        """Another backend on the same store: another worker. See `make`."""
+        backend = self.make(remote_leases=remote_leases, **options)
         await backend.open()
         return backend
 
@@ -92,9 +102,9 @@ class Case:
         self.long = 1000.0 * harness.tick
         self.tick = harness.tick
 
-    async def open(self, *, remote_leases: bool = False) -> Backend:
-        """A second worker's backend."""
-        return await self.harness.open(remote_leases=remote_leases)
+    async def open(self, *, remote_leases: bool = False, **options: str) -> Backend:
+        """A second worker's backend, with these options of its URL."""
+        return await self.harness.open(remote_leases=remote_leases, **options)
 
     async def publish(self, *bodies: bytes, **options: Any) -> list[str]:
         """Publish bodies as one batch, with the same options of `Draft` for each."""

@@ -34,6 +34,7 @@ RULES: dict[str, str] = {
     "release_delay": "a release waits for its delay; otherwise: it is ready at once",
     "release_in_place": "a released message is leased before those published after it; otherwise: it comes back anywhere",
     "fail_kept": "a permanent failure is kept; otherwise: it is gone",
+    "keep_done": "acked messages can be kept as done; otherwise: they are gone, and the URL option is refused",
     "errors_kept": "the reason of a permanent failure is kept; otherwise: find shows none",
     "retry_errors": "the error of a failed attempt is kept whole while the message waits; otherwise: find shows less or none",
     "requeue": "a failed message can be made ready again",

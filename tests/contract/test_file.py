@@ -19,5 +19,5 @@ class TestFile(BackendContract):
 class TestFileUnsynced(BackendContract):
     @pytest_asyncio.fixture
     async def harness(self, tmp_path: Path) -> AsyncIterator[Harness]:
-        async with Harness.fake(f"file://{tmp_path}/root?sync=off&keep_done=1") as harness:
+        async with Harness.fake(f"file://{tmp_path}/root?sync=off&keep_done=all") as harness:
             yield harness

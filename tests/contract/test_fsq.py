@@ -21,5 +21,5 @@ class TestFsqHost(BackendContract):
 
     @pytest_asyncio.fixture
     async def harness(self, tmp_path: Path) -> AsyncIterator[Harness]:
-        async with Harness.fake(f"fsq://{tmp_path}/root?host=web1&sync=off&keep_done=0") as harness:
+        async with Harness.fake(f"fsq://{tmp_path}/root?host=web1&sync=off&keep_done=none") as harness:
             yield harness

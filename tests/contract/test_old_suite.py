@@ -81,9 +81,9 @@ def _mq_http(folder: Path, servers: Servers) -> Harness:
 STORES = {
     "memory": lambda folder, servers: Harness.fake(f"memory://old-{secrets.token_hex(4)}"),
     "file": _directory("file://{}/root"),
-    "file_unsynced": _directory("file://{}/root?sync=off&keep_done=1"),
+    "file_unsynced": _directory("file://{}/root?sync=off&keep_done=all"),
     "fsq": _directory("fsq://{}/root"),
-    "fsq_host": _directory("fsq://{}/root?host=web1&sync=off&keep_done=0"),
+    "fsq_host": _directory("fsq://{}/root?host=web1&sync=off&keep_done=none"),
     "mq": _directory("mq://{}/root?history=1"),
     "mq_http": _mq_http,
     "sq": _directory("sq://{}/store"),

@@ -28,29 +28,20 @@ class TestRedis(BackendContract):
             yield harness
 
 
-async def test_finished_messages_are_kept_as_the_url_says(server: RedisServer) -> None:
-    counted = open_backend(server.url + "?keep_done=2")
-    queue = "kept"
-    await counted.publish(queue, [Draft(body=b"%d" % n, unique_key=f"k{n}") for n in range(4)])
-    for lease in await counted.lease(queue, 4, 60.0):
-        assert await counted.settle([Settlement(lease=lease, action=SettleAction.ACK)]) == []
-    assert [row.message.body for row in await counted.browse(queue, State.DONE)] == [b"2", b"3"]
-    stats = await counted.stats(queue)
-    assert (stats.done, stats.retention["done"], stats.retention["failed"]) == (2, "the last 2", "for ever")
-
-    aged = open_backend(server.url + "?keep_done=12h&keep_fail=2d")
-    await aged.publish(queue, [Draft(body=b"failed")])
-    (lease,) = await aged.lease(queue, 1, 60.0)
-    assert await aged.settle([Settlement(lease=lease, action=SettleAction.FAIL_PERM, error="broken")]) == []
-    for hours, left in ((11, (2, 1)), (2, (0, 1)), (30, (0, 1)), (6, (0, 0))):
-        server.advance(hours * 3600.0)
-        await aged.reap(queue)
-        stats = await aged.stats(queue)
-        assert (stats.done, stats.failed) == left, hours
+async def test_what_is_kept_no_longer_leaves_nothing_behind(server: RedisServer) -> None:
+    backend, queue = open_backend(server.url + "?keep_done=2-messages&keep_failed=1-messages"), "kept"
+    await backend.publish(queue, [Draft(body=b"%d" % n, unique_key=f"k{n}") for n in range(1200)])
+    for number, action in enumerate((SettleAction.ACK, SettleAction.FAIL_PERM)):
+        leases = await backend.lease(queue, 600, 60.0)
+        ends = [Settlement(lease=lease, action=action, error="no" if number else None) for lease in leases]
+        assert await backend.settle(ends) == []
+    await backend.reap(queue)
+    stats = await backend.stats(queue)
+    assert (stats.done, stats.failed) == (2, 1)
     with server.client() as client:
-        assert client.hlen(f"{{qworker:{queue}}}:msg") == client.hlen(f"{{qworker:{queue}}}:errors") == 0
-    await counted.aclose()
-    await aged.aclose()
+        names = [f"{{qworker:{queue}}}:{name}" for name in ("msg", "errors", "keys")]
+        assert [client.hlen(name) for name in names] == [3, 1, 0]
+    await backend.aclose()
 
 
 async def test_a_queue_of_a_newer_format_is_refused_in_one_line(server: RedisServer) -> None:

@@ -37,10 +37,10 @@ from tests.servers import RedisServer, free_port
 from tests.serving import served
 
 ROOT = Path(__file__).parents[2]
-URL = "file://./spool?keep_done=1&history=1"
+URL = "file://./spool?keep_done=all&history=1"
 APP = """
 from qworker import Fail, Retry, Tasks
-tasks = Tasks("file://./spool?keep_done=1&history=1")
+tasks = Tasks("file://./spool?keep_done=all&history=1")
 
 @tasks.task(queue="sums", max_tries=2)
 async def add(a: int, b: int = 0) -> int:

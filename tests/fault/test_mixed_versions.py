@@ -54,10 +54,10 @@ def urls(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[dict[str, s
     """The store in the words of each: everything that is done is kept."""
     if request.param == "file":
         base = f"file://{tmp_path}/spool?sync=off&"
-        yield {"old": f"{base}keep_done=1", "new": f"{base}keep_done=1"}
+        yield {"old": f"{base}keep_done=1", "new": f"{base}keep_done=all"}
         return
     with RedisServer() as server:
-        yield {"old": f"{server.url}?keep_done=1", "new": f"{server.url}?keep_done=1"}
+        yield {"old": f"{server.url}?keep_done=1", "new": f"{server.url}?keep_done=all"}
 
 
 class Books:

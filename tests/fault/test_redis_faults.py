@@ -325,7 +325,7 @@ async def test_a_full_server_refuses_publishes_and_drains(program: str) -> None:
 
 
 async def fill_and_drain(server: RedisServer) -> None:
-    backend = open_backend(server.url + "?keep_done=5")
+    backend = open_backend(server.url + "?keep_done=5-messages")
     await backend.publish(QUEUE, [Draft(body=b"first", unique_key="k")])
     stored = 1
     with server.client() as client:

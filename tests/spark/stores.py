@@ -60,7 +60,7 @@ def bodies(url: str, state: State, queue: str = QUEUE) -> list[bytes]:
 
 
 def file_url(folder: Path, **options: str) -> str:
-    given = {"keep_done": "1", "sync": "off", **options}
+    given = {"keep_done": "all", "sync": "off", **options}
     return f"file://{folder}?" + "&".join(f"{name}={value}" for name, value in given.items())
 
 

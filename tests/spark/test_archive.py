@@ -61,7 +61,7 @@ def test_runs_add_what_is_new_and_delete_only_what_the_tables_have(spark: SparkS
 def test_a_redis_and_a_log_are_archived_too(spark: SparkSession, tmp_path: Path) -> None:
     target = tmp_path / "target"
     with RedisServer() as server:
-        url = f"{server.url}?keep_done=1"
+        url = f"{server.url}?keep_done=all"
         publish(url, [b"%d" % number for number in range(6)])
         finish(url, 3, SettleAction.ACK)
         finish(url, 2, SettleAction.FAIL_PERM, error="no")
@@ -163,7 +163,7 @@ def _discard_rows() -> object:
 def test_the_history_is_archived_once_and_then_forgotten(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    url, target = file_url(tmp_path / "store", keep_done="0", history="1"), tmp_path / "target"
+    url, target = file_url(tmp_path / "store", keep_done="none", history="1"), tmp_path / "target"
     work_off(url, 3)
     assert run(spark, url, target, history=True).events == 9
 

@@ -51,7 +51,7 @@ def _ended(command: subprocess.Popen[str]) -> dict[str, object]:
 
 
 def test_a_cluster_loads_and_archives_each_row_once_though_an_executor_is_killed(tmp_path: Path) -> None:
-    url = f"file://{tmp_path}/spool?keep_done=1&sync=off"
+    url = f"file://{tmp_path}/spool?keep_done=all&sync=off"
     (tmp_path / "app.py").write_text(APP)
     # Many small files: many tasks, of which some run when the executor dies and some come after.
     (tmp_path / "rows").mkdir()

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(300)]
 
-URL = "file://./spool?keep_done=1&history=1&sync=off"
+URL = "file://./spool?keep_done=all&history=1&sync=off"
 APP = """
 from qworker import Fail, Tasks
-tasks = Tasks("file://./spool?keep_done=1&history=1&sync=off")
+tasks = Tasks("file://./spool?keep_done=all&history=1&sync=off")
 
 @tasks.task(queue="pictures")
 async def thumbnail(path: str, width: int = 320) -> None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(300)]
 
-URL = "file://./spool?keep_done=1&sync=off"
+URL = "file://./spool?keep_done=all&sync=off"
 APP = """
 from qworker import Tasks
 tasks = Tasks("file://./spool")

@@ -85,7 +85,7 @@ def test_a_batch_of_a_log_that_failed_is_the_same_batch_again(spark: SparkSessio
 
 
 def test_a_queue_is_consumed_and_acked_when_its_batch_is_committed(spark: SparkSession, tmp_path: Path) -> None:
-    url = file_url(tmp_path / "store", keep_done="0")
+    url = file_url(tmp_path / "store", keep_done="none")
     publish(url, [b"%d" % number for number in range(7)])
     sink = Sink()
     stream(spark, url, sink.take, tmp_path / "checkpoint", max_messages="5")
@@ -99,7 +99,7 @@ async def ready_again(backend: Backend) -> bool:
 
 
 def test_what_a_failed_batch_had_is_given_back_and_comes_again(spark: SparkSession, tmp_path: Path) -> None:
-    url = file_url(tmp_path / "store", keep_done="0")
+    url = file_url(tmp_path / "store", keep_done="none")
     publish(url, [b"1", b"2"])
     broken = Sink()
     with pytest.raises(Exception, match="the sink is broken"):
@@ -132,7 +132,7 @@ def batch(one: ConsumingReader, start: dict[str, int], end: dict[str, int]) -> l
 
 
 def test_a_reader_that_dies_between_a_batch_and_its_commit_loses_nothing(tmp_path: Path) -> None:
-    url = file_url(tmp_path / "store", keep_done="0")
+    url = file_url(tmp_path / "store", keep_done="none")
     publish(url, [b"1", b"2", b"3"])
     first = reader(url, max_messages="2")
     start = first.initialOffset()
@@ -156,7 +156,7 @@ def test_a_reader_that_dies_between_a_batch_and_its_commit_loses_nothing(tmp_pat
 
 
 def test_tasks_that_run_twice_read_the_same_messages(tmp_path: Path) -> None:
-    url = file_url(tmp_path / "store", keep_done="0")
+    url = file_url(tmp_path / "store", keep_done="none")
     publish(url, [b"1", b"2", b"3"])
     one = reader(url)
     start = one.initialOffset()
@@ -167,7 +167,7 @@ def test_tasks_that_run_twice_read_the_same_messages(tmp_path: Path) -> None:
 
 
 def test_an_offset_rises_only_with_messages(tmp_path: Path) -> None:
-    url = file_url(tmp_path / "store", keep_done="0")
+    url = file_url(tmp_path / "store", keep_done="none")
     publish(url, [b"1"])
     one = reader(url)
     start = one.initialOffset()
@@ -179,7 +179,7 @@ def test_an_offset_rises_only_with_messages(tmp_path: Path) -> None:
 
 
 def test_leases_are_renewed_while_a_batch_runs(tmp_path: Path) -> None:
-    url = file_url(tmp_path / "store", keep_done="0")
+    url = file_url(tmp_path / "store", keep_done="none")
     publish(url, [b"1"])
     one = reader(url, visibility="1")
     end = one.latestOffset(one.initialOffset())

@@ -11,6 +11,7 @@ import pytest
 
 from qworker import State, Tasks
 from qworker.errors import BackendUnavailable
+from qworker.retention import KEEP_ALL
 from qworker.worker import Worker, WorkerOptions
 from qworker_memory import MemoryBackend
 from tests.depth import DEPTH
@@ -28,7 +29,7 @@ class Flaky(MemoryBackend):
     """A memory store: what is named in `broken` raises, `hook` is called with each call's name, `commits` lets settlements end."""
 
     def __init__(self, name: str) -> None:
-        super().__init__(name, keep_done=True)
+        super().__init__(name, keep_done=KEEP_ALL)
         self.broken: set[str] = set()
         self.hook: Callable[[str], Any] = lambda _call: None
         self.commits = asyncio.Event()

@@ -9,6 +9,7 @@ import pytest
 from qworker import Draft, Tasks
 from qworker.explain import Explanation, explain
 from qworker.message import SettleAction, Settlement
+from qworker.retention import KEEP_ALL
 from qworker.testing import FakeClock
 from qworker_memory import MemoryBackend
 
@@ -30,7 +31,7 @@ def clock() -> FakeClock:
 
 @pytest.fixture
 def backend(clock: FakeClock) -> MemoryBackend:
-    return MemoryBackend(f"explain-{next(_names)}", clock=clock, keep_done=True)
+    return MemoryBackend(f"explain-{next(_names)}", clock=clock, keep_done=KEEP_ALL)
 
 
 def codes(found: Explanation) -> list[str]:

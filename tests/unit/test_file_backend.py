@@ -130,7 +130,7 @@ async def test_each_state_is_a_directory_and_a_name(root: Path, backend: FileBac
 
 
 async def test_what_is_done_is_kept_as_long_as_was_asked(root: Path, clock: FakeClock) -> None:
-    async with opened(root, "?sync=off&keep_done=2&keep_fail=1h", clock) as backend:
+    async with opened(root, "?sync=off&keep_done=2-messages&keep_failed=1h", clock) as backend:
         await backend.publish("q", [Draft(body=b"%d" % number) for number in range(5)])
         await settle(backend, await lease(backend, 4), SettleAction.ACK)
         await settle(backend, await lease(backend, 1), SettleAction.FAIL_PERM, error="no")
@@ -645,7 +645,7 @@ async def test_a_newer_format_is_refused_in_one_line(root: Path, backend: FileBa
 
 
 @pytest.mark.parametrize(
-    "options", ["?sync=maybe", "?keep_done=soon", "?keep_fail=0", "?time=gmt", "?rescan=0", "?mode=0777", "?nope=1"]
+    "options", ["?sync=maybe", "?keep_done=soon", "?keep_failed=0", "?time=gmt", "?rescan=0", "?mode=0777", "?nope=1"]
 )
 def test_a_wrong_option_is_one_line(root: Path, options: str) -> None:
     with pytest.raises(InvalidURL) as caught:

@@ -84,19 +84,6 @@ def test_tls_verifies_unless_told_otherwise() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "words"),
-    [("0", "not kept"), ("1", "7 d"), ("12h", "12 h"), ("1000", "the last 1000")],
-)
-def test_done_messages_are_kept_as_told(value: str, words: str) -> None:
-    assert parsed(f"redis://host?keep_done={value}").done.describe() == words
-
-
-def test_failed_messages_are_kept_for_ever_unless_told() -> None:
-    assert parsed("redis://host").fail.describe() == "for ever"
-    assert parsed("redis://host?keep_fail=30d").fail.describe() == "30 d"
-
-
-@pytest.mark.parametrize(
     ("url", "mend"),
     [
         ("redis://host:0", "is no host"),
@@ -110,9 +97,6 @@ def test_failed_messages_are_kept_for_ever_unless_told() -> None:
         ("redis://host?timeout=soon", "seconds"),
         ("redis://host?timeout=nan", "seconds"),
         ("redis://host?patience=-1", "seconds"),
-        ("redis://host?keep_done=-3", "age like 7d"),
-        ("redis://host?keep_fail=0", "age like 30d"),
-        ("redis://host?keep_fail=10", "age like 30d"),
         ("rediss://host?ca=/does/not/exist", "cannot be read"),
         ("rediss://host?key=/x", "cert=FILE"),
         ("unix://host/x", "unix:///path"),

@@ -268,4 +268,4 @@ def test_a_url_without_a_host_leads_where_rfqs_variables_say(monkeypatch: pytest
     assert Options.parse(BackendURL.parse("rfq:///3")).db == 3
     assert Options.parse(BackendURL.parse("rfq://other/1")).addresses == (TcpAddress("other", 6379),)
     with pytest.raises(InvalidURL, match="keep_done"):
-        Options.parse(BackendURL.parse("rfq://host/0?keep_done=1"))
+        Options.parse(BackendURL.parse("rfq://host/0?keep_done=all"))

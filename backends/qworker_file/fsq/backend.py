@@ -72,7 +72,10 @@ class FsqBackend(Backend):
 
     @classmethod
     def from_url(cls, url: BackendURL, *, clock: Clock = SYSTEM_CLOCK, remote_leases: bool = False) -> Self:
-        """`fsq:///root[?host=NAME&max_tries=N&ttl=DURATION&keep_done=1|0|7d|1000&sync=full|off]`; `fsq:` is FSQ_ROOT."""
+        """`fsq:///root[?host=NAME&max_tries=N&ttl=DURATION&keep_done=all|none|AGE|N-messages&sync=full|off]`, and so on.
+
+        `fsq:` is FSQ_ROOT.
+        """
         return cls(url, FsqOptions.from_url(url), clock=clock, remote_holders=remote_leases)
 
     def describe(self) -> str:
@@ -285,7 +288,11 @@ class FsqBackend(Backend):
     async def stats(self, queue: str) -> QueueStats:
         """Count."""
         with store_errors(f"count {queue!r}"):
-            kept = {"done": self._options.keep_done.words, "unfinished": "removed after 36 hours"}
+            kept = {
+                "done": self._options.keep_done.describe(),
+                "failed": self._options.keep_failed.describe(),
+                "unfinished": "removed after 36 hours",
+            }
             retention = {**kept, **self.history.retention}
             return await self._look(self._found(queue)).count(retention)
 

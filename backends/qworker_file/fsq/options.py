@@ -9,10 +9,10 @@ import msgspec
 from qworker.errors import InvalidName, InvalidURL
 from qworker.history.store import HISTORY_OPTIONS
 from qworker.names import check_queue
+from qworker.retention import KEEP_ALL, KEEP_OPTIONS, Retention, keep_done, keep_failed
 from qworker.url import BackendURL
 from qworker_file.fsq.constants import Constants
 from qworker_file.fsq.lease import Limits
-from qworker_file.retention import Keep
 
 __all__ = ["FsqOptions", "check_host", "root_of"]
 
@@ -25,7 +25,8 @@ class FsqOptions(msgspec.Struct, frozen=True, kw_only=True):
     host: str | None = None
     # Publishes and settlements survive a power cut when they return.
     sync: bool = True
-    keep_done: Keep = Keep("1")
+    keep_done: Retention = KEEP_ALL
+    keep_failed: Retention = KEEP_ALL
 
     @classmethod
     def from_url(cls, url: BackendURL) -> FsqOptions:
@@ -35,7 +36,7 @@ class FsqOptions(msgspec.Struct, frozen=True, kw_only=True):
             InvalidURL: one is unknown or makes no sense.
             UsageError: an FSQ_* variable makes no sense.
         """
-        url.only({"host", "sync", "keep_done", "max_tries", "ttl", *HISTORY_OPTIONS})
+        url.only({"host", "sync", "max_tries", "ttl", *KEEP_OPTIONS, *HISTORY_OPTIONS})
         constants = Constants.from_environment()
         if "max_tries" in url.options:
             constants = msgspec.structs.replace(constants, max_tries=url.integer("max_tries", 0))
@@ -46,13 +47,14 @@ class FsqOptions(msgspec.Struct, frozen=True, kw_only=True):
             constants=constants,
             host=None if host is None else check_host(host),
             sync=url.choice("sync", "full", ("full", "off")) == "full",
-            keep_done=Keep.parse("keep_done", url.options.get("keep_done", "1")),
+            keep_done=keep_done(url, KEEP_ALL),
+            keep_failed=keep_failed(url),
         )
 
     @property
     def limits(self) -> Limits:
         """When a worker gives an item up: by its tasks' own limit, unless the environment or the URL has one."""
-        return Limits(self.constants.max_tries or 0, self.constants.ttl, keep_done=self.keep_done.any)
+        return Limits(self.constants.max_tries or 0, self.constants.ttl, keep_done=self.keep_done.keep)
 
 
 def root_of(url: BackendURL, constants: Constants) -> Path:

@@ -8,12 +8,15 @@ from collections.abc import Collection
 
 from qworker.clock import Clock
 from qworker.errors import BackendError
-from qworker.files import FileSystem, GroupCommit, list_names
+from qworker.files import FileSystem, GroupCommit
 from qworker.names import is_queue_name
+from qworker.retention import Retention
+from qworker_file.fsq.claim import reason_name
 from qworker_file.fsq.layout import QueueExists, install, install_host, is_queue, open_queue
 from qworker_file.fsq.local import MOST_LINGERING, LocalQueue
 from qworker_file.fsq.options import FsqOptions
 from qworker_file.fsq.publish import Publisher
+from qworker_file.retention import PRUNING, prune
 from qworker_file.root import most_leases, open_root
 from qworker_file.wake import Inotify
 
@@ -25,8 +28,8 @@ _RESCAN = (30.0, 1.0)
 ABSENT_PAUSE = 1.0
 # A queue that others delete and make all the time is made so many times.
 _ATTEMPTS = 10
-# Seconds between two looks at what is kept too long, and how long a file may stand in tmp/ unfinished.
-_PRUNING, _UNFINISHED = 60.0, 36 * 3600.0
+# How long a file may stand in tmp/ unfinished.
+_UNFINISHED = Retention(age=36 * 3600.0)
 
 
 class Store:
@@ -166,14 +169,15 @@ class Store:
             OSError: it cannot be removed.
         """
         now = self.clock.monotonic()
-        if now - local.pruned_at < _PRUNING:
+        if now - local.pruned_at < PRUNING:
             return
         local.pruned_at = now
-        moment, keep = self.clock.time(), self.options.keep_done
-        await _remove_old(local.files.tmp, moment - _UNFINISHED, 0)
-        if keep.limits:
-            oldest = float("inf") if keep.age is None else moment - keep.age
-            await _remove_old(local.files.done, oldest, keep.count or 0)
+        files, options, moment = local.files, self.options, self.clock.time()
+        await prune(files.tmp, _UNFINISHED, moment, finished_at=_changed_at, hidden=True)
+        if options.keep_done.limits:
+            await prune(files.done, options.keep_done, moment, finished_at=_changed_at)
+        if options.keep_failed.limits:
+            await prune(files.fail, options.keep_failed, moment, finished_at=_changed_at, reason_of=reason_name)
 
     # -- wake-ups ----------------------------------------------------------------------------------------------------
 
@@ -246,24 +250,6 @@ class Store:
         os.close(self.root)
 
 
-async def _remove_old(directory: int, oldest: float, newest: int) -> None:
-    """Remove files that were changed before a moment, but keep so many of the newest."""
-    found: list[tuple[float, str]] = []
-    for name in await list_names(directory):
-        try:
-            found.append((os.stat(name, dir_fd=directory, follow_symlinks=False).st_ctime, name))
-        except FileNotFoundError:
-            continue
-        if len(found) % 500 == 0:
-            await asyncio.sleep(0)
-    found.sort()
-    for number, (moment, name) in enumerate(found[: max(0, len(found) - newest)]):
-        if moment >= oldest:
-            break
-        try:
-            os.unlink(name, dir_fd=directory)
-        except (FileNotFoundError, IsADirectoryError):
-            # Removed meanwhile; or a stranger's directory, which people remove.
-            continue
-        if number % 100 == 99:
-            await asyncio.sleep(0)
+def _changed_at(status: os.stat_result) -> float:
+    """When a file was changed last: it was renamed when its item finished, and its mtime is its producer's."""
+    return status.st_ctime

@@ -1,7 +1,8 @@
 -- Make ready what has expired (tries + 1) and what is due, and remove what has been kept for long enough.
 -- KEYS: meta msg ready sorted delayed leased claims errors fail done wake
 -- ARGV: most messages of each kind, us to keep failed messages ('' for ever), us to keep done ones ('' for ever), the time that this
---   client's last call answered ('' none), us that have passed since on a clock that nobody sets
+--   client's last call answered ('' none), us that have passed since on a clock that nobody sets, most failed messages to keep ('' any
+--   number), most done ones ('' any number)
 -- RETURNS: [messages made ready, 1 if there is more to do, now us]
 local meta, msg, ready, sorted, delayed, leased, claims, errors, fail, done, wake = unpack(KEYS)
 local state = call('HMGET', meta, 'version', 'down', 'seen')
@@ -46,9 +47,14 @@ local function expire()
   return #expired
 end
 
-local function forget(set, age)
-  if age == '' then return 0 end
-  local old = call('ZRANGEBYSCORE', set, '-inf', text(now - tonumber(age)), 'LIMIT', 0, limit)
+local function forget(set, age, most)
+  local old = {}
+  if age ~= '' then
+    old = call('ZRANGEBYSCORE', set, '-inf', text(now - tonumber(age)), 'LIMIT', 0, limit)
+  elseif most ~= '' then
+    local excess = call('ZCARD', set) - tonumber(most)
+    if excess > 0 then old = call('ZRANGE', set, 0, math.min(excess, limit) - 1) end
+  end
   if #old > 0 then
     spread('ZREM', set, old)
     spread('HDEL', msg, old)
@@ -61,8 +67,8 @@ call('ZREM', leased, '')
 keep_leases()
 local expired = expire()
 local due = take_due(msg, sorted, delayed, now, limit)
-local failed = forget(fail, ARGV[2])
-local finished = forget(done, ARGV[3])
+local failed = forget(fail, ARGV[2], ARGV[6])
+local finished = forget(done, ARGV[3], ARGV[7])
 -- Also heals a wake-up that somebody took and died of.
 if not state[2] and count_ready(meta, ready, sorted) > 0 then tell(wake) end
 local more = math.max(expired, due, failed, finished) == limit

@@ -1,7 +1,7 @@
 -- End leases, each if its claim still holds.
 -- KEYS: meta msg sorted delayed leased claims keys errors fail done wake mark earlier
--- ARGV: sequence, sequence under `earlier` of a call whose answer was lost ('' none), most done messages to keep ('' none, 0 any
---   number), number of plain acks, then for each of these: id, claim; then for each other: how, id, claim, delay us, error, key
+-- ARGV: sequence, sequence under `earlier` of a call whose answer was lost ('' none), 0 to keep done messages ('' not), number
+--   of plain acks, then for each of these: id, claim; then for each other: how, id, claim, delay us, error, key
 --   how: a(ck), t(emporary failure), p(ermanent failure), r(elease)
 --   without any of both, the script only looks for the earlier answer
 -- RETURNS: [1 if this is the answer of the earlier call, then the numbers of the refused, plain acks first]
@@ -89,14 +89,6 @@ for i = 5 + 2 * plain, #ARGV, 6 do
     finish(ARGV[i], id, tonumber(ARGV[i + 3]), ARGV[i + 4], ARGV[i + 5])
   else
     insert(answer, number)
-  end
-end
-if keep ~= '' and keep ~= '0' then
-  local excess = call('ZCARD', done) - tonumber(keep)
-  if excess > 0 then
-    local old = call('ZRANGE', done, 0, math.min(excess, 1000) - 1)
-    spread('ZREM', done, old)
-    drop(old)
   end
 end
 return remember(mark, sequence, answer)

@@ -94,7 +94,7 @@ class RfqAdministration(Administration):
             failed=fail,
             oldest_age_s=None if since is None else max(0.0, now / 1e6 - since),
             paused=bool(down),
-            retention={"failed": self._options.fail.describe()},
+            retention={"failed": self._options.keep_failed.describe()},
         )
 
     async def browse(self, queue: str, state: State, limit: int = 100, offset: int = 0) -> list[StoredMessage]:

@@ -40,6 +40,7 @@ class RfqBackend(RfqAdministration, RedisBackend):
         "priority": "a list has one order; rfq's own publish --front puts a message first",
         "unique_key": "rfq has no keys",
         "given_ids": "an rfq id is a UUID: only those can be given",
+        "keep_done": "an ack is rfq's commit, which deletes the message",
         "argv": "a message is a map",
     }
     # The time in the last id that was made from one of another store.
@@ -52,7 +53,7 @@ class RfqBackend(RfqAdministration, RedisBackend):
     def from_url(cls, url: BackendURL, *, clock: Clock = SYSTEM_CLOCK, remote_leases: bool = False) -> Self:
         """`rfq://[user:password@][host[:port]][/db]`; without a host `RFQ_REDIS_HOST` and `RFQ_REDIS_PORT` say which.
 
-        Options: `timeout`, `patience`, `replicas`, `keep_fail`; see docs/redis.md.
+        Options: `timeout`, `patience`, `replicas`, `keep_failed`; see docs/redis.md.
         """
         return cls(Options.parse(url), clock=clock, remote_leases=remote_leases)
 

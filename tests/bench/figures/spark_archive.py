@@ -49,7 +49,7 @@ def measure(bench: Bench) -> list[Figure]:
 
 def _archived(bench: Bench, count: int) -> dict[str, float]:
     folder = bench.fresh()
-    url = f"file://{folder}/spool?keep_done=1"
+    url = f"file://{folder}/spool"
     bench.call(fill, url=url, count=count)
     found: dict[str, float] = bench.call(archive_all, url=url, target=f"{folder}/archive", count=count)
     bench.discard(folder)
@@ -57,7 +57,7 @@ def _archived(bench: Bench, count: int) -> dict[str, float]:
 
 
 def fill(given: dict[str, Any]) -> None:
-    """Make finished messages, as acks with `keep_done=1` leave them."""
+    """Make finished messages, as acks leave them where done messages are kept."""
     import os
 
     from figures.spark_read import body

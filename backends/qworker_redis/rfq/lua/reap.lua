@@ -1,7 +1,7 @@
 -- Harvest what qworker's own consumers left behind (tries + 1), make ready what is due, and remove what failed long enough ago.
 -- KEYS: meta backlog nextlog message leased claims delayed tries errors enqueued origins failed
 -- ARGV: most messages of each kind, us to keep failed messages ('' for ever), '', the time that this client's last call answered
---   ('' none), us that have passed since on a clock that nobody sets
+--   ('' none), us that have passed since on a clock that nobody sets, most failed messages to keep ('' any number)
 -- RETURNS: [messages made ready, 1 if there is more to do, now us]
 local meta, backlog, nextlog, message, leased, claims, delayed, tries, errors, enqueued, origins, failed = unpack(KEYS)
 local state = call('HMGET', meta, 'version', 'seen')
@@ -62,9 +62,15 @@ local function notice_harvest()
   end
 end
 
-local function forget_failed(age)
-  if age == '' then return 0 end
-  local old = call('ZRANGEBYSCORE', failed, '-inf', text(now - tonumber(age)), 'LIMIT', 0, limit)
+local function forget_failed(age, most)
+  local old = {}
+  if age ~= '' then
+    old = call('ZRANGEBYSCORE', failed, '-inf', text(now - tonumber(age)), 'LIMIT', 0, limit)
+  elseif most ~= '' then
+    local excess = call('ZCARD', failed) - tonumber(most)
+    if excess > 0 then old = call('ZRANGE', failed, 0, math.min(excess, limit) - 1) end
+  end
+  if #old == 0 then return 0 end
   spread('ZREM', failed, old)
   forget(message, tries, errors, enqueued, origins, old)
   return #old
@@ -82,7 +88,7 @@ keep_leases()
 local count, expired = expire()
 notice_harvest()
 local due = take_due(backlog, message, delayed, now, limit)
-local removed = forget_failed(ARGV[2])
+local removed = forget_failed(ARGV[2], ARGV[6])
 sweep(tries)
 sweep(enqueued)
 return {count + due, math.max(expired, due, removed) == limit and 1 or 0, now}

@@ -1,0 +1,208 @@
+"""`keep_done` and `keep_failed` mean the same on every store that has them."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qworker.backend import Backend
+from qworker.errors import InvalidURL
+from qworker.message import Draft, SettleAction, Settlement, State
+from qworker.registry import open_backend
+from qworker.retention import Retention, keep_done
+from qworker.testing.harness import Harness
+from qworker.url import BackendURL
+from tests.servers import RedisHarness, RedisServer
+
+QUEUE = "jobs"
+DAY = 86_400.0
+FORMS = "use none, all, an age such as 7d, or a number of messages such as 1000-messages"
+# Each state with the option that keeps it, and how a message gets there.
+ENDS = {
+    State.DONE: ("keep_done", SettleAction.ACK),
+    State.FAILED: ("keep_failed", SettleAction.FAIL_PERM),
+}
+finished = pytest.mark.parametrize("state", ENDS)
+
+
+class Store:
+    """A store that is opened again and again, each time with other options."""
+
+    def __init__(self, harness: Harness) -> None:
+        self._harness = harness
+
+    async def open(self, **options: str) -> Backend:
+        return await self._harness.open(**options)
+
+    async def advance(self, seconds: float) -> None:
+        await self._harness.advance(seconds)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RedisServer]:
+    with RedisServer(moved_clock=True) as server:
+        yield server
+
+
+@pytest_asyncio.fixture(params=["memory", "file", "fsq", "redis"])
+async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
+    async with AsyncExitStack() as stack:
+        harness: Harness
+        if request.param == "redis":
+            harness = RedisHarness(request.getfixturevalue("server"))
+        elif request.param == "memory":
+            harness = Harness.fake(f"memory://retention-{secrets.token_hex(4)}")
+        else:
+            harness = Harness.fake(f"{request.param}://{tmp_path}/root")
+        store = Store(await stack.enter_async_context(harness))
+        yield store
+        await (await store.open()).delete(QUEUE)
+
+
+async def end(backend: Backend, state: State, *bodies: bytes) -> None:
+    """Publish messages and end each in a state, one after another."""
+    for body in bodies:
+        await backend.publish(QUEUE, [Draft(body=body)])
+        (lease,) = await backend.lease(QUEUE, 1, 60.0)
+        assert await backend.settle([Settlement(lease=lease, action=ENDS[state][1], error="no")]) == []
+
+
+async def kept(backend: Backend, state: State) -> list[bytes]:
+    """The bodies of the messages of a state, after a reap."""
+    await backend.reap(QUEUE)
+    bodies = [stored.message.body for stored in await backend.browse(QUEUE, state)]
+    stats = await backend.stats(QUEUE)
+    assert {State.DONE: stats.done, State.FAILED: stats.failed}[state] == len(bodies)
+    return bodies
+
+
+@finished
+async def test_all_keeps_every_message(store: Store, state: State) -> None:
+    backend = await store.open(**{ENDS[state][0]: "all"})
+    await end(backend, state, b"1", b"2")
+    await store.advance(3000 * DAY)
+    assert await kept(backend, state) == [b"1", b"2"]
+
+
+@finished
+async def test_none_keeps_no_message(store: Store, state: State) -> None:
+    backend = await store.open(**{ENDS[state][0]: "none"})
+    await end(backend, state, b"1", b"2")
+    await store.advance(100.0)
+    assert await kept(backend, state) == []
+
+
+@finished
+async def test_an_age_removes_what_is_older(store: Store, state: State) -> None:
+    backend = await store.open(**{ENDS[state][0]: "2d"})
+    await end(backend, state, b"old")
+    await store.advance(1.5 * DAY)
+    assert await kept(backend, state) == [b"old"]
+    await store.advance(DAY)
+    assert await kept(backend, state) == []
+
+
+@finished
+async def test_a_number_keeps_the_newest(store: Store, state: State) -> None:
+    backend = await store.open(**{ENDS[state][0]: "2-messages"})
+    for number in range(5):
+        await end(backend, state, b"%d" % number)
+        await store.advance(0.01)
+    await store.advance(100.0)
+    assert await kept(backend, state) == [b"3", b"4"]
+    await store.advance(3000 * DAY)
+    assert await kept(backend, state) == [b"3", b"4"]
+
+
+async def test_done_and_failed_messages_are_kept_apart(store: Store) -> None:
+    backend = await store.open(keep_done="1-messages", keep_failed="3d")
+    await end(backend, State.DONE, b"done")
+    await end(backend, State.FAILED, b"failed", b"failed too")
+    await backend.publish(QUEUE, [Draft(body=b"ready")])
+    await store.advance(2 * DAY)
+    assert (await kept(backend, State.DONE), len(await kept(backend, State.FAILED))) == ([b"done"], 2)
+    await store.advance(2 * DAY)
+    assert (await kept(backend, State.DONE), await kept(backend, State.FAILED)) == ([b"done"], [])
+    assert [stored.message.body for stored in await backend.browse(QUEUE, State.READY)] == [b"ready"]
+
+
+async def test_a_worker_that_keeps_nothing_leaves_what_another_one_keeps(store: Store) -> None:
+    keeping, other = await store.open(keep_done="all"), await store.open(keep_done="none")
+    await end(keeping, State.DONE, b"kept")
+    await store.advance(100.0)
+    assert await kept(other, State.DONE) == [b"kept"]
+
+
+async def test_failed_messages_are_kept_unless_the_url_says_otherwise(store: Store) -> None:
+    backend = await store.open()
+    await end(backend, State.FAILED, b"failed")
+    await store.advance(3000 * DAY)
+    assert await kept(backend, State.FAILED) == [b"failed"]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("none", "not kept"),
+        ("all", "kept"),
+        ("7d", "kept for 7d"),
+        ("90m", "kept for 90m"),
+        ("1000-messages", "the newest 1000 are kept"),
+    ],
+)
+async def test_stats_say_what_is_kept(store: Store, text: str, words: str) -> None:
+    backend = await store.open(keep_done=text, keep_failed=text)
+    await backend.create(QUEUE)
+    retention = (await backend.stats(QUEUE)).retention
+    assert (retention["done"], retention["failed"]) == (words, words)
+
+
+async def test_acked_messages_are_gone_by_default_except_where_the_standard_keeps_them(store: Store) -> None:
+    backend = await store.open()
+    await end(backend, State.DONE, b"done")
+    expected = ([b"done"], "kept") if backend.describe().startswith("fsq:") else ([], "not kept")
+    assert (await kept(backend, State.DONE), (await backend.stats(QUEUE)).retention["done"]) == expected
+
+
+@pytest.mark.parametrize("name", ["keep_done", "keep_failed"])
+@pytest.mark.parametrize("url", ["memory:", "file:///x", "fsq:///x", "redis://x", "unix:///x"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "0",
+        "1",
+        "7",
+        "1000",
+        "soon",
+        "0d",
+        "-1d",
+        "7w",
+        "0-messages",
+        "-3-messages",
+        "1.5-messages",
+        "7-days",
+        "ALL",
+    ],
+)
+def test_anything_else_is_refused_with_the_four_forms(url: str, name: str, text: str) -> None:
+    with pytest.raises(InvalidURL) as caught:
+        open_backend(f"{url}?{name}={text}")
+    assert str(caught.value).endswith(f": {name}={text} is not valid: {FORMS}")
+    assert "\n" not in str(caught.value)
+
+
+@given(
+    st.sampled_from([Retention(), Retention(keep=False)])
+    | st.integers(1, 10**11).map(lambda count: Retention(count=count))
+    | st.integers(1, 10**9).map(lambda seconds: Retention(age=float(seconds)))
+)
+def test_what_is_written_reads_as_the_same_retention(keep: Retention) -> None:
+    assert keep_done(BackendURL.parse(f"file:///x?keep_done={keep}")) == keep
