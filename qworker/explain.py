@@ -29,7 +29,7 @@ _ABANDONED_S = 5.0
 
 Code = Literal[
     "not-found",
-    "waiting",
+    "ready",
     "paused",
     "delayed",
     "retrying",
@@ -39,10 +39,10 @@ Code = Literal[
     "done",
     "unknown-task",
     "bad-arguments",
-    "damaged-envelope",
+    "invalid-envelope",
     "no-handler",
     "no-history",
-    "no-consumer",
+    "no-worker",
     "wrong-queue",
 ]
 
@@ -166,11 +166,11 @@ async def _ready(backend: Backend, stored: StoredMessage, stats: QueueStats, now
             if before
             else "it is ready, and the next to be taken"
         )
-    reasons = [Reason("waiting", text)]
+    reasons = [Reason("ready", text)]
     if not stats.paused and not stats.leased and now - stored.message.enqueued_at > _ABANDONED_S:
         reasons.append(
             Reason(
-                "no-consumer",
+                "no-worker",
                 "nothing in this queue is leased: it seems that no worker works on it; start `qworker run`",
             )
         )
@@ -244,7 +244,7 @@ def _by_app(stored: StoredMessage, tasks: Tasks) -> list[Reason]:
         known = ", ".join(sorted(tasks.registered)) or "none"
         found.append(Reason("unknown-task", f"the app registers no task {opened.task!r}; it has {known}"))
     elif opened is not None:
-        found.append(Reason("damaged-envelope", f"it names the task {opened[0]!r}, but is damaged: {opened[1]}"))
+        found.append(Reason("invalid-envelope", f"it names the task {opened[0]!r}, but is damaged: {opened[1]}"))
     else:
         found.append(Reason("no-handler", f"its body is no call of a task, and the app has no raw handler for {queue}"))
     return found

@@ -41,10 +41,10 @@ def codes(found: Explanation) -> list[str]:
 async def test_waiting_tells_behind_how_many_and_that_nobody_works(backend: MemoryBackend, clock: FakeClock) -> None:
     await backend.publish(QUEUE, [Draft(body=b"", id=str(n)) for n in range(2500)])
     found = await explain(backend, QUEUE, "2400", clock=clock)
-    assert codes(found) == ["waiting"]
+    assert codes(found) == ["ready"]
     assert "2,400" in found.reasons[0].text
     clock.advance(60)
-    assert codes(await explain(backend, QUEUE, "0", clock=clock)) == ["waiting", "no-consumer"]
+    assert codes(await explain(backend, QUEUE, "0", clock=clock)) == ["ready", "no-worker"]
 
 
 async def test_each_state_has_its_reason(backend: MemoryBackend, clock: FakeClock) -> None:
@@ -89,7 +89,7 @@ async def test_each_state_has_its_reason(backend: MemoryBackend, clock: FakeCloc
         (QUEUE, b'{"task": "add", "args": [1]}', None),
         (QUEUE, b'{"task": "add", "args": ["x"]}', "bad-arguments"),
         (QUEUE, b'{"task": "subtract"}', "unknown-task"),
-        (QUEUE, b'{"task": "add", "args": 7}', "damaged-envelope"),
+        (QUEUE, b'{"task": "add", "args": 7}', "invalid-envelope"),
         (QUEUE, b"hello", "no-handler"),
         ("elsewhere", b'{"task": "add", "args": [1]}', "wrong-queue"),
     ],
@@ -99,4 +99,4 @@ async def test_with_the_app_it_says_whether_the_message_can_run(
 ) -> None:
     await backend.publish(queue, [Draft(body=body, id="m")])
     found = await explain(backend, queue, "m", tasks, clock=clock)
-    assert codes(found) == ["waiting", *([code] if code else [])]
+    assert codes(found) == ["ready", *([code] if code else [])]

@@ -86,7 +86,7 @@ async def test_a_look_has_states_workers_and_rates(backend: Backend, counts: Cou
     looker = Looker(backend, health=[counts.address], clock=clock)
     first = await looker.look()
     assert [row.queue for row in first.rows] == ["busy", "idle"]
-    assert (first.rows[0].ready, first.rows[0].backlog_rate, first.rows[0].done_rate) == (5, None, None)
+    assert (first.rows[0].ready, first.rows[0].backlog_rate, first.rows[0].acked_rate) == (5, None, None)
     one, two = await backend.lease("busy", 2, 60.0)
     assert await backend.settle([Settlement(lease=one, action=SettleAction.ACK)]) == []
     assert await backend.settle([Settlement(lease=two, action=SettleAction.FAIL_PERM, error="no")]) == []
@@ -99,7 +99,7 @@ async def test_a_look_has_states_workers_and_rates(backend: Backend, counts: Cou
     second = await looker.look()
     busy, idle = second.rows
     assert (busy.ready, busy.leased, busy.delayed, busy.failed, busy.workers) == (2, 1, 1, 1, 1)
-    assert (busy.backlog_rate, busy.done_rate, busy.failed_rate) == (-0.25, 2.0, 0.5)
+    assert (busy.backlog_rate, busy.acked_rate, busy.failed_rate) == (-0.25, 2.0, 0.5)
     assert busy.oldest_age_s is not None
     assert (idle.paused, idle.workers, idle.backlog_rate, idle.oldest_age_s) == (True, 0, 0.0, None)
     assert second.fleet is not None
@@ -108,10 +108,10 @@ async def test_a_look_has_states_workers_and_rates(backend: Backend, counts: Cou
     # A worker that was replaced counts from nothing: better no rate than a wrong one.
     counts.cell.ack = 1
     clock.advance(1.0)
-    assert (await looker.look()).rows[0].done_rate is None
+    assert (await looker.look()).rows[0].acked_rate is None
     counts.cell.ack = 4
     clock.advance(1.0)
-    assert (await looker.look()).rows[0].done_rate == 3.0
+    assert (await looker.look()).rows[0].acked_rate == 3.0
 
 
 async def test_the_history_tells_what_was_done_and_by_how_many(backend: Backend, url: str) -> None:
@@ -132,12 +132,12 @@ async def test_the_history_tells_what_was_done_and_by_how_many(backend: Backend,
     await tasks.aclose()
     clock.advance(2.0)
     (row,) = (await looker.look()).rows
-    assert (row.done_rate, row.failed_rate, row.workers, row.ready) == (1.0, 0.5, 1, 0)
+    assert (row.acked_rate, row.failed_rate, row.workers, row.ready) == (1.0, 0.5, 1, 0)
     clock.advance(20.0)
     await looker.look()
     clock.advance(1.0)
     (row,) = (await looker.look()).rows
-    assert (row.done_rate, row.workers) == (0.0, 0)
+    assert (row.acked_rate, row.workers) == (0.0, 0)
 
 
 async def test_where_nothing_counts_rates_of_work_are_not_known(tmp_path: Path) -> None:
@@ -148,7 +148,7 @@ async def test_where_nothing_counts_rates_of_work_are_not_known(tmp_path: Path) 
     await looker.look()
     clock.advance(1.0)
     (row,) = (await looker.look()).rows
-    assert (row.backlog_rate, row.done_rate, row.failed_rate) == (0.0, None, None)
+    assert (row.backlog_rate, row.acked_rate, row.failed_rate) == (0.0, None, None)
     await backend.aclose()
 
 
@@ -199,9 +199,9 @@ async def test_a_queue_that_is_deleted_is_shown_no_more_and_one_that_was_asked_f
 
 
 def test_numbers_are_written_for_people() -> None:
-    row = Row(queue="q", ready=1234567, backlog_rate=-1234.5, done_rate=0.04, failed_rate=None, oldest_age_s=3.0)
+    row = Row(queue="q", ready=1234567, backlog_rate=-1234.5, acked_rate=0.04, failed_rate=None, oldest_age_s=3.0)
     shown = dict(zip(COLUMNS, cells(row), strict=True))
-    assert (shown["ready"], shown["backlog/s"], shown["done/s"], shown["failed/s"]) == (
+    assert (shown["ready"], shown["backlog/s"], shown["acked/s"], shown["failed/s"]) == (
         "1,234,567",
         "-1,234",
         "0.0",

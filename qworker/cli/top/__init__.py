@@ -38,7 +38,7 @@ __all__ = ["command"]
 def command(url: str, queue: str | None, interval: float, health: tuple[str, ...], once: bool, json: bool) -> None:
     r"""Watch the queues of a backend: how many messages are where, how fast that changes, and who works.
 
-    backlog/s: how fast ready, leased and delayed messages together grow. done/s, failed/s: what workers have finished, as the
+    backlog/s: how fast ready, leased and delayed messages together grow. acked/s, failed/s: what workers have finished, as the
     history tells, or the health ports that --health names. workers: those that hold a lease, or have told of one in the last 10 s.
     Needs the extra "tui" on a terminal.
 

@@ -15,7 +15,7 @@ COLUMNS = (
     "delayed",
     "failed",
     "backlog/s",
-    "done/s",
+    "acked/s",
     "failed/s",
     "oldest",
     "workers",
@@ -26,7 +26,7 @@ COLUMNS = (
 def cells(row: Row) -> tuple[str, ...]:
     """A row's texts, one for each of `COLUMNS`."""
     counts = (f"{count:,}" for count in (row.ready, row.leased, row.delayed, row.failed))
-    rates = (_signed(row.backlog_rate), _number(row.done_rate), _number(row.failed_rate))
+    rates = (_signed(row.backlog_rate), _number(row.acked_rate), _number(row.failed_rate))
     return (row.queue, *counts, *rates, span(row.oldest_age_s), str(row.workers), "paused" if row.paused else "")
 
 

@@ -44,7 +44,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     # How fast ready, leased and delayed together grow; negative: they shrink.
     backlog_rate: float | None = None
     # Finished, and failed for good: as the workers' health ports count, or else as the history tells.
-    done_rate: float | None = None
+    acked_rate: float | None = None
     failed_rate: float | None = None
 
 
@@ -177,10 +177,10 @@ class Looker:
         before, since = next(
             ((counts[stats.queue], at) for at, counts in self._past if stats.queue in counts), (None, now)
         )
-        backlog_rate = done_rate = failed_rate = None
+        backlog_rate = acked_rate = failed_rate = None
         if before is not None and now > since:
             backlog_rate = (counted.backlog - before.backlog) / (now - since)
-            done_rate = _rate(before.done, counted.done, now - since)
+            acked_rate = _rate(before.done, counted.done, now - since)
             failed_rate = _rate(before.failed, counted.failed, now - since)
         return Row(
             queue=stats.queue,
@@ -192,7 +192,7 @@ class Looker:
             workers=max(workers, self._told.workers(stats.queue, now - _WINDOW_S)),
             paused=stats.paused,
             backlog_rate=backlog_rate,
-            done_rate=done_rate,
+            acked_rate=acked_rate,
             failed_rate=failed_rate,
         )
 
