@@ -158,15 +158,9 @@ async def _by_state(
 
 async def _ready(backend: Backend, stored: StoredMessage, stats: QueueStats, now: float) -> list[Reason]:
     before = await _position(backend, stored)
-    if before is None:
-        text = f"it is ready, behind more than {_FURTHEST:,} other messages"
-    else:
-        text = (
-            f"it is ready, behind {counted(before, 'other message')}"
-            if before
-            else "it is ready, and the next to be taken"
-        )
-    reasons = [Reason("ready", text)]
+    reasons = [
+        Reason("ready", "it is ready, and the next to be leased" if before == 0 else f"it is ready. {_ahead(before)}")
+    ]
     if not stats.paused and not stats.leased and now - stored.message.enqueued_at > _ABANDONED_S:
         reasons.append(
             Reason(
@@ -175,6 +169,12 @@ async def _ready(backend: Backend, stored: StoredMessage, stats: QueueStats, now
             )
         )
     return reasons
+
+
+def _ahead(count: int | None) -> str:
+    if count is None:
+        return f"There are more than {_FURTHEST:,} messages ahead of it."
+    return f"There {'is' if count == 1 else 'are'} {counted(count, 'message')} ahead of it."
 
 
 async def _position(backend: Backend, stored: StoredMessage) -> int | None:

@@ -32,9 +32,9 @@ def command(address: str, page: str, timeout: float) -> int:
 
     \b
     Examples:
-      qworker health 127.0.0.1:8080
-      qworker health 127.0.0.1:8080 --page readyz
-      qworker health http://127.0.0.1:8080/stats
+      qworker health 127.0.0.1:9090
+      qworker health 127.0.0.1:9090 --page readyz
+      qworker health http://127.0.0.1:9090/stats
     """
     status, text = ask(address, f"/{page}", timeout)
     for line in text.splitlines():

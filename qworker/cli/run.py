@@ -168,7 +168,7 @@ def command(
       qworker run app:tasks
       qworker run app:tasks -Q thumbs -Q mail -c 20 -w 4
       qworker run app:tasks --burst --log-format console
-      qworker run app:tasks -w 4 --health 0.0.0.0:8080
+      qworker run app:tasks -w 4 --health 0.0.0.0:9090
       QWORKER_CONCURRENCY=20 qworker run app:tasks --reload
     """
     settings = RunSettings(

@@ -33,7 +33,7 @@ def command(url: str, queue: str | None, json: bool) -> None:
     elif found:
         _show(found, queue is not None)
     else:
-        say("no queues yet: `qworker run`, `enqueue` or `install` makes them")
+        say("no queues yet: `qworker run`, `enqueue` or `create` makes them")
 
 
 async def _stats(url: str, queue: str | None) -> list[QueueStats]:

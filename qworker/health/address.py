@@ -17,7 +17,7 @@ _EVERYWHERE = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
 def parse_address(text: str) -> tuple[str, int]:
-    """Host and port of `127.0.0.1:8080`, `[::1]:8080` or `:8080`, which is every address.
+    """Host and port of `127.0.0.1:9090`, `[::1]:9090` or `:9090`, which is every address.
 
     Raises:
         UsageError: it is none.
@@ -29,7 +29,7 @@ def parse_address(text: str) -> tuple[str, int]:
         colon = ""
     if not colon or not (port.isascii() and port.isdecimal()) or int(port) > 65535:
         raise UsageError(
-            f"{printable(text)!r} is no HOST:PORT: write 127.0.0.1:8080, [::1]:8080, or :8080 for every address"
+            f"{printable(text)!r} is no HOST:PORT: write 127.0.0.1:9090, [::1]:9090, or :9090 for every address"
         )
     return host, int(port)
 

@@ -84,7 +84,7 @@ def test_a_message_goes_through_the_commands_of_an_operator(ok: Any, qworker: An
     message_id = ok("publish", URL, "inbox", "--body", "hello").strip()
     assert json.loads(ok("stats", URL, "inbox", "--json"))["ready"] == 1
     assert "hello" in ok("browse", URL, "inbox")
-    assert "next to be taken" in ok("explain", URL, "inbox", message_id)
+    assert "next to be leased" in ok("explain", URL, "inbox", message_id)
     ok("pause", URL, "inbox")
     assert "paused" in ok("stats", URL, "inbox")
     assert "is paused" in ok("explain", URL, "inbox", message_id)

@@ -48,7 +48,7 @@ def command(url: str, queue: str | None, interval: float, health: tuple[str, ...
     \b
     Examples:
       qworker top file://./spool
-      qworker top redis://localhost/0 --health 127.0.0.1:8080
+      qworker top redis://localhost/0 --health 127.0.0.1:9090
       qworker top file://./spool --once --json
     """
     if once or json or not sys.stdout.isatty():
@@ -84,6 +84,6 @@ def _print(look: Look) -> None:
     if look.rows:
         print_table(COLUMNS, [cells(row) for row in look.rows])
     else:
-        say("no queues yet: `qworker run`, `enqueue` or `install` makes them")
+        say("no queues yet: `qworker run`, `enqueue` or `create` makes them")
     if look.problem is not None:
         say(look.problem, err=True)
