@@ -61,12 +61,12 @@ class FileBackend(Backend):
         self.remote_leases = RemoteFileLeases(self._opened, clock) if remote_leases else None
         self.bulk = FileBulkStore(self._opened, self._queue)
         self._store: Store | None = None
-        shared = bool(self._options.mode & 0o020)
+        shared = bool(self._options.dir_mode & 0o020)
         self.history = DirectoryHistory(directory, self._options.history, clock=clock, shared=shared)
 
     @classmethod
     def from_url(cls, url: BackendURL, *, clock: Clock = SYSTEM_CLOCK, remote_leases: bool = False) -> Self:
-        """`?sync=full|off`, `?keep_done=`, `?keep_failed=`, `?time=utc|local`, `?rescan=DURATION`, `?mode=0700|0750|0770|02770`.
+        """`?sync=full|off`, `?keep_done=`, `?keep_failed=`, `?timezone=utc|local`, `?poll_interval=DURATION`, `?dir_mode=0700|0750|0770|02770`.
 
         And of the history `?history=0|1`, `?keep_history=7d,512M`.
         """

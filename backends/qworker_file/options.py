@@ -25,9 +25,9 @@ class FileOptions(msgspec.Struct, frozen=True, kw_only=True):
     # Timestamps in names are in this host's local time, as fsq writes them.
     local_time: bool = False
     # Seconds between two listings that nothing asked for; None: as the means of being told suggest.
-    rescan: float | None = None
+    poll_interval: float | None = None
     # Of directories that are made.
-    mode: int = 0o700
+    dir_mode: int = 0o700
     history: HistoryOptions = HistoryOptions()
 
     @classmethod
@@ -37,14 +37,14 @@ class FileOptions(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             InvalidURL: one is unknown or makes no sense.
         """
-        url.only({"sync", "time", "rescan", "mode", *KEEP_OPTIONS, *HISTORY_OPTIONS})
+        url.only({"sync", "timezone", "poll_interval", "dir_mode", *KEEP_OPTIONS, *HISTORY_OPTIONS})
         return cls(
             sync=url.choice("sync", "full", ("full", "off")) == "full",
             keep_done=keep_done(url),
             keep_failed=keep_failed(url),
-            local_time=url.choice("time", "utc", ("utc", "local")) == "local",
-            rescan=url.duration("rescan", 0.0, least=1.0) if "rescan" in url.options else None,
-            mode=int(url.choice("mode", "0700", _MODES), 8),
+            local_time=url.choice("timezone", "utc", ("utc", "local")) == "local",
+            poll_interval=url.duration("poll_interval", 0.0, least=1.0) if "poll_interval" in url.options else None,
+            dir_mode=int(url.choice("dir_mode", "0700", _MODES), 8),
             history=HistoryOptions.from_url(url, default=True),
         )
 
@@ -55,7 +55,7 @@ class FileOptions(msgspec.Struct, frozen=True, kw_only=True):
             "" if self.sync else "sync=off",
             f"keep_done={self.keep_done}" if self.keep_done.keep else "",
             f"keep_failed={self.keep_failed}" if self.keep_failed.limits else "",
-            "time=local" if self.local_time else "",
+            "timezone=local" if self.local_time else "",
             "" if self.history.enabled else "history=0",
         ]
         query = "&".join(option for option in given if option)

@@ -164,7 +164,7 @@ class FileBulkWriter(BulkWriter):
     def _folder(self) -> LoadFiles:
         store = self._opened()
         files = store.made(self.queue).files
-        return LoadFiles(files.tmp, files.names, self.name, mode=store.options.mode, durable=store.options.sync)
+        return LoadFiles(files.tmp, files.names, self.name, mode=store.options.dir_mode, durable=store.options.sync)
 
 
 class _Names:

@@ -48,14 +48,14 @@ class Store:
         boot_id()
         self.clock = clock
         self.options = options
-        self.root = open_root(directory, options.mode)
+        self.root = open_root(directory, options.dir_mode)
         self._system = FileSystem(self.root)
         self._group = GroupCommit(self.root, self._system) if options.sync else None
         self.most_held = most_leases()
         self.publisher = Publisher(clock, local=options.local_time, commit=self._group)
         self.holder = Holder(detached=detached)
         self._inotify = Inotify()
-        self._rescan = _RESCAN if options.rescan is None else options.rescan
+        self._rescan = _RESCAN if options.poll_interval is None else options.poll_interval
         self._queues: dict[str, LocalQueue] = {}
         # Deleted queues of which leases are held: their descriptors stay, so that an end finds nothing.
         self._deleted: list[LocalQueue] = []
@@ -102,7 +102,7 @@ class Store:
         """
         local = self.queue(name)
         while local is None:
-            create_queue(self.root, name, self.options.mode, durable=self.options.sync)
+            create_queue(self.root, name, self.options.dir_mode, durable=self.options.sync)
             local = self.queue(name)
         return local
 

@@ -1,4 +1,4 @@
-"""`mq+http://host?plain=1`: a server of another make, with mq's six endpoints and nothing else.
+"""`mq+http://host?standard_only=1`: a server of another make, with mq's six endpoints and nothing else.
 
 It knows no tokens, no tries and no failures, and its mover's delay is the visibility of every message, whatever is asked for. A
 message that failed for a while is left to that mover; one that failed for good is put into the queue `<queue>failed` before it is

@@ -1,7 +1,7 @@
 """`mq+http://[:TOKEN@]host[:port]` and `mq+https:`: the queues of a server, such as `qworker serve`.
 
-The token may also come from QWORKER_TOKEN. A server of another make, which has mq's endpoints and nothing else, is reached with
-`?plain=1` (see `plain`).
+The token may also come from QWORKER_HTTP_TOKEN. A server of another make, which has mq's endpoints and nothing else, is reached with
+`?standard_only=1` (see `plain`).
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class MqHttpBackend(Backend):
         self._url = url
         self._clock = clock
         self.remote_leases = _RemoteLeases(self.find, clock) if remote_leases else None
-        self._address = Address.of(url, os.environ.get("QWORKER_TOKEN"))
+        self._address = Address.of(url, os.environ.get("QWORKER_HTTP_TOKEN"))
         self._client = Client(self._address)
         self._blocking = BlockingClient(self._address)
         self._durability: str | None = None
@@ -99,9 +99,9 @@ class MqHttpBackend(Backend):
 
     @classmethod
     def from_url(cls, url: BackendURL, *, clock: Clock = SYSTEM_CLOCK, remote_leases: bool = False) -> Self:
-        """`mq+http://[:TOKEN@]host[:port][?plain=1|history=0]`."""
-        url.only({"plain", "history"})
-        if url.boolean("plain", False):
+        """`mq+http://[:TOKEN@]host[:port][?standard_only=1|history=0]`."""
+        url.only({"standard_only", "history"})
+        if url.boolean("standard_only", False):
             from qworker_mq.plain import PlainMqHttpBackend
 
             return cast("Self", PlainMqHttpBackend(url, clock=clock))
@@ -111,7 +111,7 @@ class MqHttpBackend(Backend):
         """Ask the server what it is."""
         answer = await self._client.request("GET", "/-/about", timeout=_PATIENCE)
         if answer.status == 404:
-            raise InvalidURL(f"{self.describe()} has mq's endpoints only: add ?plain=1")
+            raise InvalidURL(f"{self.describe()} has mq's endpoints only: add ?standard_only=1")
         about = _decoded(self._checked(answer), _About)
         self._durability = about.durability
         # What its backend deviates in, this one does: an instance's own, over the class's.
@@ -157,7 +157,7 @@ class MqHttpBackend(Backend):
         if name in {"QueueNotFound", "StoreNotFound"}:
             raise QueueNotFound(queue)
         if answer.status in {401, 403}:
-            raise PermissionDenied(f"{self.describe()} refuses this client: set its token in QWORKER_TOKEN")
+            raise PermissionDenied(f"{self.describe()} refuses this client: set its token in QWORKER_HTTP_TOKEN")
         _raise_named(name, text)
         raise BackendUnavailable(f"{self.describe()}: {text}")
 

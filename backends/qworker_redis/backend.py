@@ -93,7 +93,7 @@ class RedisBackend(BulkReading):
     def from_url(cls, url: BackendURL, *, clock: Clock = SYSTEM_CLOCK, remote_leases: bool = False) -> Self:
         """`redis://[user:password@]host[:port][/db]`, `rediss:` for TLS, and `unix:`, `redis+sentinel:`, `redis+cluster:`.
 
-        Options: `timeout`, `patience`, `replicas`, `keep_done`, `keep_failed`; for TLS `ca`, `cert`, `key`, `verify`; see
+        Options: `timeout`, `retry_timeout`, `min_replicas`, `keep_done`, `keep_failed`; for TLS `tls_ca`, `tls_cert`, `tls_key`, `tls_verify`; see
         docs/redis.md. All times are the server's; the clock is for telling a server whose clock was set.
         """
         return cls(Options.parse(url), clock=clock, remote_leases=remote_leases)
@@ -118,15 +118,15 @@ class RedisBackend(BulkReading):
 
     @property
     def durability(self) -> str:
-        """`replicated` with `?replicas=`; `disk` with `appendfsync always`; `process` otherwise, or when it is not known."""
-        if self._options.replicas:
+        """`replicated` with `?min_replicas=`; `disk` with `appendfsync always`; `process` otherwise, or when it is not known."""
+        if self._options.min_replicas:
             return "replicated"
         return "process" if self._links.facts is None else self._links.facts.durability
 
     # -- producing ---------------------------------------------------------------------------------------------------
 
     async def publish(self, queue: str, drafts: Sequence[Draft]) -> list[str]:
-        """Store messages; an unknown outcome is resolved by repeating, for `?patience=` seconds."""
+        """Store messages; an unknown outcome is resolved by repeating, for `?retry_timeout=` seconds."""
         check_queue(queue)
         if not drafts:
             return []

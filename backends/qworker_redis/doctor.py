@@ -74,7 +74,7 @@ def _policy(facts: ServerFacts) -> Check:
 
 def _persistence(facts: ServerFacts, options: Options) -> Check:
     name = "redis persistence"
-    level = "replicated" if options.replicas else facts.durability
+    level = "replicated" if options.min_replicas else facts.durability
     detail = f"{level}: appendonly {'yes' if facts.append_only else 'no'}, appendfsync {facts.fsync or 'not told'}"
     if facts.durability == "disk":
         return Check(name, Health.OK, detail)
@@ -86,9 +86,9 @@ def _persistence(facts: ServerFacts, options: Options) -> Check:
 
 def _replicas(facts: ServerFacts, options: Options) -> Check:
     name = "redis replicas"
-    detail = f"{facts.replicas} connected, {options.replicas} waited for"
-    if facts.replicas < options.replicas:
-        return Check(name, Health.BROKEN, detail, "connect more replicas or lower ?replicas=")
+    detail = f"{facts.replicas} connected, {options.min_replicas} waited for"
+    if facts.replicas < options.min_replicas:
+        return Check(name, Health.BROKEN, detail, "connect more replicas or lower ?min_replicas=")
     return Check(name, Health.OK, detail)
 
 

@@ -32,7 +32,7 @@ async def durable(
         ConnectionLost: too few confirm in time; the write has been made, and may be repeated.
     """
     reply = await links.evaluate(wire, name, queue, arguments, extra)
-    wanted = options.replicas
+    wanted = options.min_replicas
     if wanted:
         seconds = options.timeout / 2
         confirmed = cast("int", await wire.send("WAIT", wanted, int(seconds * 1000), within=seconds))

@@ -154,7 +154,7 @@ class Links:
             BackendError: the store's answer.
         """
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + (self._options.patience if patience is None else patience)
+        deadline = loop.time() + (self._options.retry_timeout if patience is None else patience)
         opening = self._opening
         failures, redirections = 0, 0
         asking: Address | None = None

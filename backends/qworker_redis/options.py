@@ -17,11 +17,12 @@ from qworker.url import BackendURL
 
 __all__ = ["Address", "Mode", "Options", "TcpAddress", "UnixAddress", "parse_hosts"]
 
+_TLS_OPTIONS = ("tls_ca", "tls_cert", "tls_key", "tls_verify")
 _OPTIONS: frozenset[str] = frozenset(
-    {"ca", "cert", "key", "verify", "timeout", "patience", "replicas", *KEEP_OPTIONS, *HISTORY_OPTIONS}
+    {*_TLS_OPTIONS, "timeout", "retry_timeout", "min_replicas", *KEEP_OPTIONS, *HISTORY_OPTIONS}
 )
 # Of the protocol that leaves the rest to its other implementations.
-_RFQ_OPTIONS: frozenset[str] = frozenset({"timeout", "patience", "replicas", "keep_failed", *HISTORY_OPTIONS})
+_RFQ_OPTIONS: frozenset[str] = frozenset({"timeout", "retry_timeout", "min_replicas", "keep_failed", *HISTORY_OPTIONS})
 # Bytes of a queue's stream of events.
 _HISTORY = 32 << 20
 
@@ -67,9 +68,9 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     # Seconds for a connection to be made, and for each answer.
     timeout: float = 5.0
     # Seconds for which a call that can be repeated is repeated before it fails.
-    patience: float = 10.0
+    retry_timeout: float = 10.0
     # Replicas that must have a write before it counts.
-    replicas: int = 0
+    min_replicas: int = 0
     keep_done: Retention = KEEP_NONE
     keep_failed: Retention = KEEP_ALL
     history: HistoryOptions = HistoryOptions(size=_HISTORY)
@@ -111,8 +112,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
             db=db,
             tls=_tls(url) if secure else None,
             timeout=url.duration("timeout", 5.0, least=0.05, most=3600.0),
-            patience=url.duration("patience", 10.0, least=0.05, most=3600.0),
-            replicas=url.integer("replicas", 0),
+            retry_timeout=url.duration("retry_timeout", 10.0, least=0.05, most=3600.0),
+            min_replicas=url.integer("min_replicas", 0),
             keep_done=keep_done(url),
             keep_failed=keep_failed(url),
             history=HistoryOptions.from_url(url, default=url.scheme != "rfq", size=_HISTORY),
@@ -173,20 +174,20 @@ def _path(url: BackendURL, mode: str) -> tuple[str, int]:
 
 
 def _no_tls(url: BackendURL) -> None:
-    for name in ("ca", "cert", "key", "verify"):
+    for name in _TLS_OPTIONS:
         if name in url.options:
             raise InvalidURL(f"{url.masked}: {name} is for TLS: use rediss:// (or ?tls=1 with sentinels and clusters)")
 
 
 def _tls(url: BackendURL) -> ssl.SSLContext:
-    """Verified TLS, unless `?verify=0` says otherwise."""
-    verify = url.choice("verify", "1", ("1", "0", "ca"))
+    """Verified TLS, unless `?tls_verify=0` says otherwise."""
+    verify = url.choice("tls_verify", "1", ("1", "0", "ca"))
     try:
-        context = ssl.create_default_context(cafile=url.options.get("ca"))
-        if "cert" in url.options:
-            context.load_cert_chain(url.options["cert"], url.options.get("key"))
-        elif "key" in url.options:
-            raise InvalidURL(f"{url.masked}: key goes with cert=FILE")
+        context = ssl.create_default_context(cafile=url.options.get("tls_ca"))
+        if "tls_cert" in url.options:
+            context.load_cert_chain(url.options["tls_cert"], url.options.get("tls_key"))
+        elif "tls_key" in url.options:
+            raise InvalidURL(f"{url.masked}: tls_key goes with tls_cert=FILE")
     except OSError as error:
         raise InvalidURL(f"{url.masked}: the TLS files cannot be read: {error}") from error
     if verify != "1":

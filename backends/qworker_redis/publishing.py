@@ -81,7 +81,7 @@ class Publishing:
 
     def _short_way(self, queue: str, item: PlainDraft) -> Wire | None:
         """The connection for a message that needs nothing but to be stored, in a first attempt."""
-        plain = not item[1] and queue in self._listed and not self._options.replicas
+        plain = not item[1] and queue in self._listed and not self._options.min_replicas
         return self._links.undisturbed(slot_of(queue)) if plain else None
 
     async def _send_batch(

@@ -36,7 +36,7 @@ _Pending = tuple["asyncio.Future[Reply]", float]
 def unreachable(options: Options, address: Address, error: BaseException) -> BackendUnavailable:
     """Why there is no connection, and what to do."""
     if isinstance(error, ssl.SSLCertVerificationError):
-        reason = f"its certificate is not trusted ({error.verify_message}): name who signed it with ?ca=FILE"
+        reason = f"its certificate is not trusted ({error.verify_message}): name who signed it with ?tls_ca=FILE"
     elif options.tls is not None and isinstance(error, ssl.SSLError | ConnectionAbortedError):
         # A plain Redis waits for the end of the line that it takes the first bytes of TLS for.
         reason = "it does not speak TLS on this port: use redis:// (without tls=1) there, or the port for TLS"

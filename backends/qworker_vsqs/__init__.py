@@ -1,4 +1,4 @@
-"""`vsqs:///dir[?unit=us|ms&capacity=N&timeout=SECONDS&sync=full|off]`: one directory per queue, states in file names."""
+"""`vsqs:///dir[?time_unit=us|ms&max_messages=N&publish_timeout=DURATION&sync=full|off]`: one directory per queue, states in file names."""
 
 from qworker_vsqs.backend import VsqsBackend
 

@@ -62,13 +62,13 @@ class VsqsFolders(Backend):
 
     @classmethod
     def from_url(cls, url: BackendURL, *, clock: Clock = SYSTEM_CLOCK, remote_leases: bool = False) -> Self:
-        """`vsqs:///dir[?unit=us|ms&capacity=N&timeout=DURATION&sync=full|off]`."""
-        url.only({"unit", "capacity", "timeout", "sync", *HISTORY_OPTIONS})
+        """`vsqs:///dir[?time_unit=us|ms&max_messages=N&publish_timeout=DURATION&sync=full|off]`."""
+        url.only({"time_unit", "max_messages", "publish_timeout", "sync", *HISTORY_OPTIONS})
         return cls(
             url,
-            unit=url.choice("unit", "us", _UNITS),
-            capacity=url.integer("capacity", 0, minimum=1) or None,
-            timeout=url.duration("timeout", 0.0) if "timeout" in url.options else None,
+            unit=url.choice("time_unit", "us", _UNITS),
+            capacity=url.integer("max_messages", 0, minimum=1) or None,
+            timeout=url.duration("publish_timeout", 0.0) if "publish_timeout" in url.options else None,
             durable=url.choice("sync", "full", ("full", "off")) == "full",
             clock=clock,
         )

@@ -106,7 +106,7 @@ class Publisher:
         if left <= 0:
             raise QueueFull(
                 f"the queue {folder.name} holds its {self._capacity} messages, and {rest} had no room within "
-                f"{self._timeout:g} s: consume some, or open with a larger ?capacity="
+                f"{self._timeout:g} s: consume some, or open with a larger ?max_messages="
             )
         await self._changed(min(left, 1.0))
 

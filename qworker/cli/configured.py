@@ -49,9 +49,9 @@ OPTIONS = frozenset(_WRITTEN_DOWN.split())
 
 # Variables of qworker that are not options: what users may set, and what its processes hand on to one another.
 VARIABLES = frozenset(
-    {"QWORKER_URL", "QWORKER_TOKEN", "QWORKER_HEALTH", "QWORKER_REDIS_PASSWORD", "QWORKER_REDIS_SENTINEL_PASSWORD"}
+    {"QWORKER_URL", "QWORKER_HTTP_TOKEN", "QWORKER_HEALTH", "QWORKER_REDIS_PASSWORD", "QWORKER_REDIS_SENTINEL_PASSWORD"}
 )
-_INTERNAL = frozenset({"QWORKER_CONTROL_FD", "QWORKER_HEALTH_FD", "QWORKER_TOOK_OVER", "QWORKER_DEMO_LEDGER"})
+_INTERNAL = frozenset({"QWORKER_CONTROL_FD", "QWORKER_HEALTH_FD", "QWORKER_REPLACES_PROCESS", "QWORKER_DEMO_LOG"})
 
 # A variable is warned of only if it is this similar to an option: Kubernetes, for one, sets QWORKER_SERVICE_HOST for a service of that name.
 _SIMILAR = 0.75

@@ -18,7 +18,7 @@ import msgspec
 
 from qworker.backend import Backend
 from qworker.cli.common import Command, run
-from qworker.cli.demo_app import LEDGER, hopeless, long, short, stumbling, tasks
+from qworker.cli.demo_app import DEMO_LOG, hopeless, long, short, stumbling, tasks
 from qworker.cli.output import say
 from qworker.errors import QworkerError
 from qworker.logs import one_line
@@ -161,7 +161,7 @@ class _Demo:
         arguments = ["run", "qworker.cli.demo_app:tasks", "--concurrency", str(_CONCURRENCY), "--log-level", "error"]
         self._worker = subprocess.Popen(
             [sys.executable, "-c", _START, json.dumps(sys.path), *arguments],
-            env={**os.environ, "QWORKER_URL": self._url, LEDGER: self._ledger},
+            env={**os.environ, "QWORKER_URL": self._url, DEMO_LOG: self._ledger},
             stdin=subprocess.DEVNULL,
         )
         self._say(f"started worker {self._worker.pid}: qworker {' '.join(arguments[:4])}")

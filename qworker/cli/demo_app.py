@@ -7,10 +7,10 @@ import os
 
 from qworker import Backoff, Context, Fail, Tasks
 
-__all__ = ["LEDGER", "LONG_S", "hopeless", "long", "short", "stumbling", "tasks"]
+__all__ = ["DEMO_LOG", "LONG_S", "hopeless", "long", "short", "stumbling", "tasks"]
 
 # The environment variable with the ledger's path.
-LEDGER = "QWORKER_DEMO_LEDGER"
+DEMO_LOG = "QWORKER_DEMO_LOG"
 # Seconds that the message takes whose worker is killed.
 LONG_S = 2.0
 
@@ -53,7 +53,7 @@ async def hopeless(context: Context, name: str) -> None:
 def _note(context: Context, event: str, name: str) -> None:
     # One write to a file opened for appending is not torn by that of another process.
     line = f"{event} {context.task} {name} {context.tries} {os.getpid()}\n".encode()
-    descriptor = os.open(os.environ[LEDGER], os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    descriptor = os.open(os.environ[DEMO_LOG], os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         os.write(descriptor, line)
     finally:

@@ -28,7 +28,7 @@ def command(address: str, page: str, timeout: float) -> int:
     r"""Ask a worker that runs with --health how it is, and print the answer.
 
     ADDRESS is its HOST:PORT or a URL; without one it is QWORKER_HEALTH. Exit status 0: well, 1: not well, or nobody answers.
-    /stats and /metrics are asked with the token in QWORKER_TOKEN, where there is one.
+    /stats and /metrics are asked with the token in QWORKER_HTTP_TOKEN, where there is one.
 
     \b
     Examples:

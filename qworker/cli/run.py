@@ -120,7 +120,7 @@ def _worker_count(value: str) -> tuple[int, int]:
 @click.option(
     "--health",
     metavar="HOST:PORT",
-    help="Answer /livez, /readyz, /metrics and /stats there, one port for all processes; QWORKER_TOKEN guards the last two.",
+    help="Answer /livez, /readyz, /metrics and /stats there, one port for all processes; QWORKER_HTTP_TOKEN guards the last two.",
 )
 @click.option(
     "--stall-timeout",

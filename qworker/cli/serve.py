@@ -17,7 +17,7 @@ from qworker.supervisor.loops import loop_factory
 
 __all__ = ["command"]
 
-_TOKEN = "QWORKER_TOKEN"
+_TOKEN = "QWORKER_HTTP_TOKEN"
 
 log = structlog.get_logger()
 
@@ -40,7 +40,7 @@ def command(
 ) -> None:
     r"""Serve the queues of URL over HTTP, as an mq server does.
 
-    Clients must send the token in QWORKER_TOKEN as "Authorization: Bearer TOKEN". Without one only this machine is served.
+    Clients must send the token in QWORKER_HTTP_TOKEN as "Authorization: Bearer TOKEN". Without one only this machine is served.
     What mq has no endpoint for is under /-/; the description is /-/openapi.json.
 
     \b

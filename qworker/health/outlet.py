@@ -16,7 +16,7 @@ from qworker.health.watch import Watch
 
 __all__ = ["TOKEN", "Outlet", "Port", "of_worker", "token"]
 
-TOKEN = "QWORKER_TOKEN"
+TOKEN = "QWORKER_HTTP_TOKEN"
 
 
 class Outlet(Protocol):

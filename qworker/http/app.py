@@ -50,17 +50,17 @@ _Refusal = tuple[int, Headers, bytes]
 _NO_TOKEN: _Refusal = (
     401,
     [(b"www-authenticate", b"Bearer"), _TEXT],
-    b"send the header Authorization: Bearer TOKEN, with the server's QWORKER_TOKEN\n",
+    b"send the header Authorization: Bearer TOKEN, with the server's QWORKER_HTTP_TOKEN\n",
 )
 _FOREIGN_PAGE: _Refusal = (
     403,
     [_TEXT],
-    b"without QWORKER_TOKEN no web page is served: set it at the server, and send it\n",
+    b"without QWORKER_HTTP_TOKEN no web page is served: set it at the server, and send it\n",
 )
 _FOREIGN_HOST: _Refusal = (
     403,
     [_TEXT],
-    b"without QWORKER_TOKEN the host must be localhost, 127.0.0.1 or [::1]: set it at the server, and send it\n",
+    b"without QWORKER_HTTP_TOKEN the host must be localhost, 127.0.0.1 or [::1]: set it at the server, and send it\n",
 )
 
 log = structlog.get_logger()

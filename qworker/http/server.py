@@ -31,10 +31,10 @@ def check_exposure(host: str, token: str | None) -> None:
     """
     if token is None and not _is_loopback(host):
         raise UsageError(
-            f"{host} can be reached from other machines: set a token in QWORKER_TOKEN, or listen on 127.0.0.1"
+            f"{host} can be reached from other machines: set a token in QWORKER_HTTP_TOKEN, or listen on 127.0.0.1"
         )
     if token is not None and (len(token) < 8 or not token.isascii() or not token.isprintable()):
-        raise UsageError("QWORKER_TOKEN is at least 8 printable ASCII characters")
+        raise UsageError("QWORKER_HTTP_TOKEN is at least 8 printable ASCII characters")
 
 
 def _is_loopback(host: str) -> bool:

@@ -19,7 +19,7 @@ __all__ = ["DRAIN_SIGNALS", "command_line", "deliver_signals", "hold_signals", "
 DRAIN_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _HELD = {*DRAIN_SIGNALS, signal.SIGTSTP, signal.SIGUSR1}
 # The environment variable that tells a process that it goes on with another one's work.
-_TOOK_OVER = "QWORKER_TOOK_OVER"
+_REPLACES_PROCESS = "QWORKER_REPLACES_PROCESS"
 
 
 def command_line() -> list[str]:
@@ -52,7 +52,7 @@ def _end_early(_number: int, _frame: FrameType | None) -> None:
 def took_over() -> bool:
     """Whether this process has replaced one that worked."""
     # Taken out of the environment: a qworker that a handler starts has replaced nobody.
-    return os.environ.pop(_TOOK_OVER, None) is not None
+    return os.environ.pop(_REPLACES_PROCESS, None) is not None
 
 
 def replace_process(*, worked: bool = False) -> NoReturn:
@@ -62,7 +62,7 @@ def replace_process(*, worked: bool = False) -> NoReturn:
         worked: this process has reached its backend: the one that replaces it does not end where that is away for a moment.
     """
     if worked:
-        os.environ[_TOOK_OVER] = "1"
+        os.environ[_REPLACES_PROCESS] = "1"
     hold_signals()
     flush_all()
     os.execv(sys.executable, command_line())

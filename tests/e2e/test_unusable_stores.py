@@ -296,7 +296,7 @@ def servers() -> Iterator[dict[str, int]]:
         ("redis://127.0.0.1:{tls}/0", "if it speaks TLS on this port, use rediss://"),
         (
             "rediss://127.0.0.1:{tls}/0",
-            "its certificate is not trusted (self-signed certificate): name who signed it with ?ca=FILE",
+            "its certificate is not trusted (self-signed certificate): name who signed it with ?tls_ca=FILE",
         ),
         ("redis://127.0.0.1:{locked}/0", "Redis asks for a password: set QWORKER_REDIS_PASSWORD"),
         ("redis://:wrong@127.0.0.1:{locked}/0", "Redis refuses the user or the password: check QWORKER_REDIS_PASSWORD"),
@@ -330,7 +330,7 @@ def server() -> Iterator[int]:
     ("url", "words"),
     [
         ("mq+http://127.0.0.1:1", "cannot reach the server at 127.0.0.1:1: Connection refused: is it running"),
-        ("mq+http://127.0.0.1:{port}", "refuses this client: set its token in QWORKER_TOKEN"),
+        ("mq+http://127.0.0.1:{port}", "refuses this client: set its token in QWORKER_HTTP_TOKEN"),
         ("mq+https://127.0.0.1:{port}", "it does not speak TLS on this port: use mq+http://"),
     ],
 )

@@ -46,7 +46,7 @@ def lossy(seed: int, share: float) -> Any:
 
 async def test_500_publishes_store_500_when_answers_are_lost(server: RedisServer) -> None:
     async with LossyProxy(str(server.socket), lossy(1, 0.2)) as proxy:
-        backend = open_backend(proxy.url("?patience=50"))
+        backend = open_backend(proxy.url("?retry_timeout=50"))
 
         async def some(first: int) -> list[str]:
             bodies = range(first, first + 50)
@@ -75,7 +75,7 @@ async def test_what_ran_before_its_publish_is_repeated_is_not_stored_again(
 ) -> None:
     with server.client() as client:
         async with LossyProxy(str(server.socket)) as proxy:
-            backend = open_backend(proxy.url("?patience=50"))
+            backend = open_backend(proxy.url("?retry_timeout=50"))
             # A publisher that is at work: its queue is there, and the scripts are known.
             for _ in range(2):
                 await backend.publish(QUEUE, [Draft(body=b"before")])
@@ -103,7 +103,7 @@ async def test_every_message_runs_once_and_every_ack_counts_when_answers_are_los
     await direct.publish(QUEUE, [Draft(body=b"%d" % n) for n in range(200)])
     ran: list[int] = []
     async with LossyProxy(str(server.socket), lossy(2, 0.15)) as proxy:
-        backend = open_backend(proxy.url("?patience=50"))
+        backend = open_backend(proxy.url("?retry_timeout=50"))
         deadline = asyncio.get_running_loop().time() + 50
         while len(ran) < 200:
             assert asyncio.get_running_loop().time() < deadline
@@ -133,7 +133,7 @@ async def until_counted(backend: Any, ready: int) -> Any:
 
 async def test_a_settlement_whose_answer_was_lost_may_be_repeated_by_its_caller(server: RedisServer) -> None:
     async with LossyProxy(str(server.socket)) as proxy:
-        backend = open_backend(proxy.url("?patience=0.1&timeout=20"))
+        backend = open_backend(proxy.url("?retry_timeout=0.1&timeout=20"))
         await backend.publish(QUEUE, [Draft(body=b"%d" % n) for n in range(4)])
         # The server knows the script: the answer that is lost is that of the settlement.
         assert await backend.settle(acks(await backend.lease(QUEUE, 1, LONG))) == []
@@ -163,7 +163,7 @@ async def test_a_settlement_whose_answer_was_lost_may_be_repeated_by_its_caller(
 
 async def test_a_silent_network_is_noticed_and_left(server: RedisServer) -> None:
     async with LossyProxy(str(server.socket)) as proxy:
-        backend = open_backend(proxy.url("?timeout=0.5&patience=50"))
+        backend = open_backend(proxy.url("?timeout=0.5&retry_timeout=50"))
         await backend.publish(QUEUE, [Draft(body=b"before")])
         (lease,) = await backend.lease(QUEUE, 1, LONG)
         proxy.silent = True
@@ -183,7 +183,7 @@ async def test_a_silent_network_is_noticed_and_left(server: RedisServer) -> None
 
 async def test_the_outcome_of_a_publish_that_got_no_answer_is_said_to_be_unknown(server: RedisServer) -> None:
     async with LossyProxy(str(server.socket), lossy(3, 1.0)) as proxy:
-        backend = open_backend(proxy.url("?patience=0.2"))
+        backend = open_backend(proxy.url("?retry_timeout=0.2"))
         with pytest.raises(PublishUncertain):
             await backend.publish(QUEUE, [Draft(body=b"x")])
         await backend.aclose()
@@ -215,7 +215,7 @@ async def test_flushed_scripts_are_taught_again(server: RedisServer) -> None:
 
 async def test_a_restart_under_load_loses_nothing() -> None:
     with RedisServer(appendonly="yes", appendfsync="always") as server:
-        backend = open_backend(server.url + "?patience=50")
+        backend = open_backend(server.url + "?retry_timeout=50")
         await backend.open()
         assert backend.durability == "disk"
         accepted: set[str] = set()
@@ -362,7 +362,7 @@ async def fill_and_drain(server: RedisServer) -> None:
 @pytest.mark.parametrize("program", PROGRAMS)
 async def test_a_primary_that_is_one_no_more_is_no_error_of_the_call(program: str) -> None:
     with RedisServer(program=program) as server:
-        backend = open_backend(server.url + "?patience=0.3")
+        backend = open_backend(server.url + "?retry_timeout=0.3")
         await backend.publish(QUEUE, [Draft(body=b"1")])
         (held,) = await backend.lease(QUEUE, 1, LONG)
         with server.client() as client:
@@ -393,7 +393,7 @@ async def test_a_server_that_may_evict_queues_is_refused(server: RedisServer, po
 
 
 async def test_a_stopped_server_delays_and_loses_nothing(server: RedisServer) -> None:
-    backend = open_backend(server.url + "?timeout=0.3&patience=50")
+    backend = open_backend(server.url + "?timeout=0.3&retry_timeout=50")
     await backend.publish(QUEUE, [Draft(body=b"0")])
     server.pause()
     publishing = asyncio.create_task(backend.publish(QUEUE, [Draft(body=b"1")]))
@@ -425,7 +425,7 @@ async def test_the_doctor_tells_what_is_in_force(server: RedisServer) -> None:
         client.config_set("maxmemory-policy", "allkeys-lru")
         client.config_set("appendonly", "yes")
         client.config_set("appendfsync", "always")
-    checks = {check.name: check for check in await examine_server(BackendURL.parse(server.url + "?replicas=2"))}
+    checks = {check.name: check for check in await examine_server(BackendURL.parse(server.url + "?min_replicas=2"))}
     assert checks["redis memory"].health is Health.BROKEN
     assert "noeviction" in checks["redis memory"].mend
     assert checks["redis persistence"].health is Health.OK

@@ -53,14 +53,16 @@ async def test_a_fail_over_is_followed() -> None:
         )
         with sentinel.client() as client:
             await until(lambda: client.sentinel_slaves("main") or None, timeout=50)
-        backend = open_backend(f"redis+sentinel://127.0.0.1:{sentinel.port}/main/0?patience=50&timeout=2&replicas=1")
+        backend = open_backend(
+            f"redis+sentinel://127.0.0.1:{sentinel.port}/main/0?retry_timeout=50&timeout=2&min_replicas=1"
+        )
         await backend.open()
         assert backend.durability == "replicated"
         await backend.publish(QUEUE, [Draft(body=b"before")])
         (lease,) = await backend.lease(QUEUE, 1, LONG)
         waiting = asyncio.create_task(_patient_lease(backend))
         primary.stop(signal.SIGKILL)
-        alone = open_backend(f"redis+sentinel://127.0.0.1:{sentinel.port}/main/0?patience=50&timeout=2")
+        alone = open_backend(f"redis+sentinel://127.0.0.1:{sentinel.port}/main/0?retry_timeout=50&timeout=2")
         await alone.publish(QUEUE, [Draft(body=b"after")])
         assert [found.message.body for found in await waiting] == [b"after"]
         assert await asyncio.to_thread(alone.extend, [lease], LONG) == []
@@ -82,7 +84,7 @@ async def _patient_lease(backend: Any) -> list[Lease]:
 
 async def test_a_write_that_too_few_replicas_have_is_no_success() -> None:
     with RedisServer() as server:
-        backend = open_backend(server.url + "?replicas=1&timeout=0.2&patience=0.3")
+        backend = open_backend(server.url + "?min_replicas=1&timeout=0.2&retry_timeout=0.3")
         with pytest.raises(PublishUncertain, match="replicas"):
             await backend.publish(QUEUE, [Draft(body=b"x")])
         await backend.aclose()
@@ -152,7 +154,7 @@ async def test_a_slot_that_moves_takes_its_queue_along(nodes: list[RedisServer])
     slot = slot_of(QUEUE)
     source = nodes[_node_of(nodes, QUEUE)]
     target = nodes[(_node_of(nodes, QUEUE) + 1) % 3]
-    backend = open_backend(f"redis+cluster://127.0.0.1:{nodes[0].port}?patience=50")
+    backend = open_backend(f"redis+cluster://127.0.0.1:{nodes[0].port}?retry_timeout=50")
     await backend.publish(QUEUE, [Draft(body=b"%d" % n) for n in range(100)])
     held = await backend.lease(QUEUE, 10, LONG)
     accepted: list[str] = []
@@ -222,8 +224,8 @@ async def test_tls_is_verified(authority: Path) -> None:
         with pytest.raises(BackendUnavailable, match="certificate"):
             await stranger.open()
         await stranger.aclose()
-        own = f"cert={authority}&key={authority.with_name('key.pem')}"
-        backend = open_backend(f"{url}?ca={authority}&{own}")
+        own = f"tls_cert={authority}&tls_key={authority.with_name('key.pem')}"
+        backend = open_backend(f"{url}?tls_ca={authority}&{own}")
         await backend.publish(QUEUE, [Draft(body=b"x")])
         leases = await backend.wait_and_lease(QUEUE, 1, LONG, 1)
         assert await asyncio.to_thread(backend.extend, leases, LONG) == []

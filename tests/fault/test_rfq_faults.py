@@ -69,7 +69,7 @@ def lossy(seed: int, share: float) -> Any:
 
 
 def through(proxy: LossyProxy) -> Backend:
-    return open_backend(f"rfq://127.0.0.1:{proxy.port}/0?patience=50")
+    return open_backend(f"rfq://127.0.0.1:{proxy.port}/0?retry_timeout=50")
 
 
 def acks(leases: list[Lease]) -> list[Settlement]:

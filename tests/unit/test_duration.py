@@ -85,14 +85,14 @@ def test_what_is_written_reads_as_the_same_duration(number: str, unit: str) -> N
 @pytest.mark.parametrize(
     "url",
     [
-        "file:///x?rescan=",
+        "file:///x?poll_interval=",
         "fsq:///x?ttl=",
         "mq:///x?delay=",
-        "vsqs:///x?timeout=",
+        "vsqs:///x?publish_timeout=",
         "redis://x?timeout=",
-        "redis://x?patience=",
+        "redis://x?retry_timeout=",
         "rfq://x?timeout=",
-        "rfq://x?patience=",
+        "rfq://x?retry_timeout=",
     ],
 )
 def test_every_url_option_that_is_a_duration_reads_the_same(url: str) -> None:

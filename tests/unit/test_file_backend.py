@@ -419,7 +419,7 @@ async def test_a_byte_in_the_trigger_wakes_a_wait(root: Path, backend: FileBacke
 
 
 async def test_without_trigger_and_inotify_a_rescan_finds_the_work(root: Path) -> None:
-    async with opened(root, "?sync=off&rescan=1") as backend:
+    async with opened(root, "?sync=off&poll_interval=1") as backend:
         await backend.create("q")
         assert backend._store is not None
         backend._store._inotify.close()
@@ -645,7 +645,16 @@ async def test_a_newer_format_is_refused_in_one_line(root: Path, backend: FileBa
 
 
 @pytest.mark.parametrize(
-    "options", ["?sync=maybe", "?keep_done=soon", "?keep_failed=0", "?time=gmt", "?rescan=0", "?mode=0777", "?nope=1"]
+    "options",
+    [
+        "?sync=maybe",
+        "?keep_done=soon",
+        "?keep_failed=0",
+        "?timezone=gmt",
+        "?poll_interval=0",
+        "?dir_mode=0777",
+        "?nope=1",
+    ],
 )
 def test_a_wrong_option_is_one_line(root: Path, options: str) -> None:
     with pytest.raises(InvalidURL) as caught:
@@ -664,7 +673,7 @@ async def test_a_linked_queue_is_none(root: Path, backend: FileBackend, tmp_path
 
 
 async def test_local_time_is_written_and_read_as_such(root: Path) -> None:
-    async with opened(root, "?sync=off&time=local") as backend:
+    async with opened(root, "?sync=off&timezone=local") as backend:
         await backend.publish("q", [Draft(body=b"x")])
         (one,) = await lease(backend)
         stored = os.stat(root / "q" / "lease" / names(root, "lease")[0])

@@ -433,7 +433,7 @@ def test_jsonrpcd_wants_its_token_and_bounded_bodies(served: Callable[..., tuple
 def test_jsonrpcd_listens_beyond_this_machine_only_when_told(root: Path, capfd: pytest.CaptureFixture[str]) -> None:
     root.mkdir()
     assert main(["fsq", "jsonrpcd", f"fsq://{root}", "0.0.0.0", "0"]) == 100
-    assert "QWORKER_TOKEN" in capfd.readouterr().err
+    assert "QWORKER_HTTP_TOKEN" in capfd.readouterr().err
 
 
 # -- a move ----------------------------------------------------------------------------------------------------------

@@ -165,7 +165,7 @@ def test_a_pod_may_do_little(path: Path) -> None:
     assert "memory" in container["resources"]["limits"]
     mounted = {mount["name"] for mount in container["volumeMounts"]}
     assert mounted == {volume["name"] for volume in spec["volumes"]}
-    secrets = [entry for entry in container["env"] if entry["name"] in {"QWORKER_TOKEN"}]
+    secrets = [entry for entry in container["env"] if entry["name"] in {"QWORKER_HTTP_TOKEN"}]
     assert all("valueFrom" in entry for entry in secrets)
 
 

@@ -182,14 +182,14 @@ def test_without_a_token_web_pages_and_other_hosts_are_refused(server: Served) -
     assert ask(server, "POST", "/q/messages", b"x", Sec_Fetch_Site="cross-site")[0] == 403
     for headers, reason in (({"Origin": "http://evil.example"}, b"web page"), ({"Host": "0.0.0.0"}, b"127.0.0.1")):
         status, _, body = ask(server, "GET", "/q", **headers)
-        assert (status, reason in body, b"QWORKER_TOKEN" in body) == (403, True, True)
+        assert (status, reason in body, b"QWORKER_HTTP_TOKEN" in body) == (403, True, True)
     assert ask(server, "POST", "/q/messages", b"x", Host="evil.example")[0] == 403
     assert ask(server, "GET", "/q")[0] == 404
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "queue.example", ""])
 def test_listening_beyond_this_machine_needs_a_token(host: str) -> None:
-    with pytest.raises(UsageError, match="QWORKER_TOKEN"):
+    with pytest.raises(UsageError, match="QWORKER_HTTP_TOKEN"):
         check_exposure(host, None)
     check_exposure(host, "long enough")
     for local in ("127.0.0.1", "::1", "localhost"):
@@ -219,7 +219,7 @@ async def test_a_server_is_a_backend_with_a_token_that_is_never_printed() -> Non
         assert [lease.message.unique_key for lease in await backend.lease("q", 5, 100.0)] == ["k"]
         await backend.aclose()
         stranger = open_backend(f"mq+http://127.0.0.1:{server.port}")
-        with pytest.raises(PermissionDenied, match="QWORKER_TOKEN"):
+        with pytest.raises(PermissionDenied, match="QWORKER_HTTP_TOKEN"):
             await stranger.open()
         await stranger.aclose()
 
@@ -227,10 +227,10 @@ async def test_a_server_is_a_backend_with_a_token_that_is_never_printed() -> Non
 async def test_a_plain_mq_server_is_a_backend_with_less() -> None:
     with served(memory(), additions=False, visibility=600.0) as server:
         full = open_backend(f"mq+http://127.0.0.1:{server.port}")
-        with pytest.raises(InvalidURL, match="plain=1"):
+        with pytest.raises(InvalidURL, match="standard_only=1"):
             await full.open()
         await full.aclose()
-        backend = open_backend(f"mq+http://127.0.0.1:{server.port}?plain=1")
+        backend = open_backend(f"mq+http://127.0.0.1:{server.port}?standard_only=1")
         await backend.open()
         ids = await backend.publish("q", [Draft(body=b"a"), Draft(body=b"b"), Draft(body=b"c")])
         leases = await backend.lease("q", 10, 100.0)
@@ -306,7 +306,7 @@ def test_serve_refuses_to_be_reached_without_a_token(tmp_path: Path) -> None:
     assert process.stderr is not None
     text = process.stderr.read().decode()
     assert ended(process) == 2
-    assert "QWORKER_TOKEN" in text
+    assert "QWORKER_HTTP_TOKEN" in text
     assert len(text.splitlines()) == 1
 
 

@@ -75,10 +75,10 @@ def test_tls_verifies_unless_told_otherwise() -> None:
         context = parsed(url).tls
         assert context is not None
         assert context.check_hostname
-    relaxed = parsed("rediss://host?verify=ca").tls
+    relaxed = parsed("rediss://host?tls_verify=ca").tls
     assert relaxed is not None
     assert (relaxed.check_hostname, relaxed.verify_mode.name) == (False, "CERT_REQUIRED")
-    blind = parsed("rediss://host?verify=0").tls
+    blind = parsed("rediss://host?tls_verify=0").tls
     assert blind is not None
     assert blind.verify_mode.name == "CERT_NONE"
 
@@ -93,12 +93,12 @@ def test_tls_verifies_unless_told_otherwise() -> None:
         ("redis://host/main", "database is a number"),
         ("redis://host/1/2", "database is a number"),
         ("redis://host?colour=red", "unknown option"),
-        ("redis://host?ca=/x", "rediss://"),
+        ("redis://host?tls_ca=/x", "rediss://"),
         ("redis://host?timeout=soon", "seconds"),
         ("redis://host?timeout=nan", "seconds"),
-        ("redis://host?patience=-1", "seconds"),
-        ("rediss://host?ca=/does/not/exist", "cannot be read"),
-        ("rediss://host?key=/x", "cert=FILE"),
+        ("redis://host?retry_timeout=-1", "seconds"),
+        ("rediss://host?tls_ca=/does/not/exist", "cannot be read"),
+        ("rediss://host?tls_key=/x", "cert=FILE"),
         ("unix://host/x", "unix:///path"),
         ("unix:", "unix:///path"),
         ("redis+sentinel://host", "name the primary"),

@@ -98,7 +98,7 @@ async def test_ids_are_microseconds_and_expiries_too(store: Open, tmp_path: Path
 
 
 async def test_unit_ms_writes_thirteen_digits(store: Open, tmp_path: Path) -> None:
-    backend = store("?unit=ms", clock=FakeClock(START))
+    backend = store("?time_unit=ms", clock=FakeClock(START))
     assert await publish(backend, b"1") == ["1800000000000"]
     (lease,) = await take(backend)
     assert lease.message.enqueued_at == START
@@ -136,7 +136,7 @@ async def test_an_id_that_a_consumer_holds_already_is_not_taken_again(store: Ope
 
 
 async def test_a_full_queue_holds_its_publisher_until_there_is_room(store: Open) -> None:
-    backend, other = store("?capacity=2"), store()
+    backend, other = store("?max_messages=2"), store()
     blocked = asyncio.create_task(publish(backend, b"1", b"2", b"3"))
     await until(lambda: _count(other, 2))
     (lease,) = await take(other, 1)
@@ -152,10 +152,10 @@ async def _count(backend: VsqsBackend, ready: int) -> bool:
 
 
 async def test_a_publisher_waits_for_room_no_longer_than_its_timeout(store: Open, tmp_path: Path) -> None:
-    backend = store("?capacity=1&timeout=0.05")
+    backend = store("?max_messages=1&publish_timeout=0.05")
     await publish(backend, b"1")
     await take(backend)
-    with pytest.raises(QueueFull, match="capacity"):
+    with pytest.raises(QueueFull, match="max_messages"):
         await publish(backend, b"2")
     assert len(names(tmp_path)) == 1
 
@@ -253,7 +253,15 @@ async def test_an_unreadable_note_says_nothing_and_breaks_nothing(store: Open, t
 
 
 async def test_options_that_are_wrong_are_told_in_one_line(tmp_path: Path) -> None:
-    for query in ("unit=s", "capacity=0", "capacity=x", "timeout=-1", "timeout=soon", "timeout=nan", "sync=1", "x=1"):
+    for query in (
+        "time_unit=s",
+        "max_messages=0",
+        "max_messages=x",
+        "publish_timeout=-1",
+        "publish_timeout=soon",
+        "sync=1",
+        "x=1",
+    ):
         with pytest.raises(InvalidURL):
             open_backend(f"vsqs://{tmp_path}/store?{query}")
     for absent in ({"priority": 1}, {"unique_key": "k"}, {"id": "mine"}):

@@ -53,7 +53,7 @@ class RfqBackend(RfqAdministration, RedisBackend):
     def from_url(cls, url: BackendURL, *, clock: Clock = SYSTEM_CLOCK, remote_leases: bool = False) -> Self:
         """`rfq://[user:password@][host[:port]][/db]`; without a host `RFQ_REDIS_HOST` and `RFQ_REDIS_PORT` say which.
 
-        Options: `timeout`, `patience`, `replicas`, `keep_failed`; see docs/redis.md.
+        Options: `timeout`, `retry_timeout`, `min_replicas`, `keep_failed`; see docs/redis.md.
         """
         return cls(Options.parse(url), clock=clock, remote_leases=remote_leases)
 
@@ -64,7 +64,7 @@ class RfqBackend(RfqAdministration, RedisBackend):
         check(draft)
 
     async def publish(self, queue: str, drafts: Sequence[Draft]) -> list[str]:
-        """Store messages; an unknown outcome is resolved by repeating, for `?patience=` seconds."""
+        """Store messages; an unknown outcome is resolved by repeating, for `?retry_timeout=` seconds."""
         check_queue(queue)
         for draft in drafts:
             check(draft)

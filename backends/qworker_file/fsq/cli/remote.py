@@ -102,16 +102,16 @@ def jsonrpcd_command(
 ) -> int:
     r"""Let other hosts enqueue here, by fsq's push or qworker's; HOST and PORT are the address to listen on.
 
-    Clients must send the token in QWORKER_TOKEN, as the password of http://x:TOKEN@HOST:PORT. Without one only this machine is served,
+    Clients must send the token in QWORKER_HTTP_TOKEN, as the password of http://x:TOKEN@HOST:PORT. Without one only this machine is served,
     unless --insecure is said.
 
     \b
     Example:
       qworker fsq jsonrpcd fsq:///var/fsq 127.0.0.1 8080
     """
-    token = os.environ.get("QWORKER_TOKEN") or None
+    token = os.environ.get("QWORKER_HTTP_TOKEN") or None
     if token is not None and len(token) < 8:
-        raise UsageError("QWORKER_TOKEN has at least 8 characters")
+        raise UsageError("QWORKER_HTTP_TOKEN has at least 8 characters")
     check_exposure(host, token, insecure=insecure)
     with placed(url) as place:
         methods = Methods(place.directory, place.constants)
