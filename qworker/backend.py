@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import abc
 import sys
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import ClassVar, Protocol, Self
 
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.errors import NotSupported, QueueNotFound, StoreNotFound
 from qworker.history.store import NO_HISTORY, HistoryStore
-from qworker.message import Draft, FinishedMessage, Lease, QueueStats, Settlement, State, StoredMessage
+from qworker.message import Draft, Lease, QueueStats, Selection, Settlement, State, StoredMessage
 from qworker.parts import pages
 from qworker.url import BackendURL
 
@@ -295,32 +295,45 @@ class Backend(abc.ABC):
         async for page in pages(await self.browse(queue, state, limit=sys.maxsize)):
             yield page
 
-    async def discard(self, queue: str, found: Sequence[FinishedMessage]) -> int:
-        """Delete done and failed messages that are still as they were found; count them.
+    @abc.abstractmethod
+    async def requeue(self, queue: str, selection: Selection) -> int:
+        """Make failed messages ready again, with tries 0 and without their error, and count them.
 
-        One that was requeued since, or has finished again, stays. Composed of `find` and `remove`, between which a requeue
-        can slip, unless a backend deletes in one step.
+        A message that is not failed any more is left alone, so that a repeated call does no harm.
+
+        Args:
+            queue: The queue's name.
+            selection: The messages: those with the given ids (of these only failed ones are requeued), every failed
+                message (`state=State.FAILED`), or failed messages that must be unchanged. Each check and its requeue are
+                one step.
+
+        Returns:
+            The number of messages that were requeued.
 
         Raises:
-            QueueNotFound: there is none.
+            QueueNotFound: There is no such queue.
+            UsageError: The selection has another state than failed.
+            NotSupported: The deviation `requeue`.
         """
-        stored = {one.message.id: one for one in await self.find(queue, [one.id for one in found])}
-        ids = [one.id for one in found if one.matches(stored.get(one.id))]
-        return await self.remove(queue, ids)
 
     @abc.abstractmethod
-    async def requeue(self, queue: str, ids: Iterable[str] | None = None) -> int:
-        """Make failed messages (all, or those with these ids) ready again with tries = 0; count them."""
+    async def remove(self, queue: str, selection: Selection) -> int:
+        """Delete messages in any state and count them.
 
-    @abc.abstractmethod
-    async def remove(self, queue: str, ids: Iterable[str]) -> int:
-        """Delete messages in any state, whoever holds them; count them."""
+        A leased message is removed like any other: its worker runs it to its end, and cannot settle it then.
 
-    @abc.abstractmethod
-    async def purge(self, queue: str, state: State | None = None) -> int:
-        """Delete every message in `state`; None: every one that is ready, delayed or failed. Count them.
+        Args:
+            queue: The queue's name.
+            selection: The messages: those with the given ids, in whatever state; every message in one state; or done and
+                failed messages that must be unchanged. Each check and its removal are one step: no requeue comes between.
+                Messages that enter the state during the call may stay.
 
-        Leased ones are removed only when `state` says so.
+        Returns:
+            The number of messages that were removed.
+
+        Raises:
+            QueueNotFound: There is no such queue.
+            NotSupported: The deviations `remove`, `remove_leased` and `remove_by_state`.
         """
 
     @abc.abstractmethod

@@ -14,7 +14,7 @@ Every arrow is one atomic step of the store, conditional on the lease's token wh
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Any
 
@@ -29,6 +29,7 @@ __all__ = [
     "Lease",
     "Message",
     "QueueStats",
+    "Selection",
     "SettleAction",
     "Settlement",
     "State",
@@ -188,7 +189,7 @@ class StoredMessage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         finished_at: Unix seconds at which a done or failed message ended; None in other states.
         holder: The worker that leases it.
         error: Why it failed.
-        location: Where the store has a finished message, for `discard`; it means nothing elsewhere.
+        location: Where the store has a finished message, for `Selection.unchanged`; it means nothing elsewhere.
     """
 
     message: Message
@@ -242,6 +243,71 @@ class FinishedMessage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     def has_finished_at(self, finished_at: float | None) -> bool:
         """Whether it was found with this time."""
         return to_microseconds(finished_at) == to_microseconds(self.finished_at)
+
+
+class Selection(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Messages of a queue, selected in exactly one of three ways.
+
+    Attributes:
+        ids: The messages with these ids. An empty list selects nothing.
+        state: Every message in this state.
+        unchanged: Done and failed messages, each only if it is still as it was found. A message that was requeued since,
+            or has finished again, is left alone.
+
+    Raises:
+        UsageError: None of the three is given, or several are.
+    """
+
+    ids: Sequence[str] | None = None
+    state: State | None = None
+    unchanged: Sequence[FinishedMessage] | None = None
+
+    def __post_init__(self) -> None:
+        """Check that there is exactly one form."""
+        if [self.ids, self.state, self.unchanged].count(None) != 2:
+            raise UsageError("a Selection must have exactly one of ids, state and unchanged")
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what JSON shows: the form that is given, with the words of its states."""
+        data: dict[str, Any] = msgspec.to_builtins(self)
+        for one in (data, *data.get("unchanged", ())):
+            if "state" in one:
+                one["state"] = State(one["state"]).word
+        return data
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Selection:
+        """Return the selection that `to_json` has shown.
+
+        Raises:
+            UsageError: A state is not known, or there is not exactly one form.
+            msgspec.ValidationError: A field is missing or has the wrong type.
+        """
+        return msgspec.convert(
+            _with_stored_state({**data, "unchanged": _each_stored(data.get("unchanged"))}), Selection
+        )
+
+    def require_failed(self) -> None:
+        """Check that it selects failed messages only, or messages by their ids.
+
+        Raises:
+            UsageError: It selects messages in another state.
+        """
+        states = [self.state] if self.state is not None else [one.state for one in self.unchanged or ()]
+        for state in states:
+            if state is not State.FAILED:
+                raise UsageError(f"only failed messages can be requeued (got the state {state.word})")
+
+
+def _each_stored(values: object) -> object:
+    return [_with_stored_state(value) for value in values] if isinstance(values, list) else values
+
+
+def _with_stored_state(value: object) -> object:
+    """What is stored, of a JSON object with the word of a state."""
+    if not isinstance(value, dict) or value.get("state") is None:
+        return value
+    return {**value, "state": State.of_word(value["state"]).value}
 
 
 def to_microseconds(seconds: float | None) -> int | None:

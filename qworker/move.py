@@ -22,7 +22,7 @@ from qworker.backend import Backend
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.envelope import Envelope, open_envelope
 from qworker.errors import BackendError, InvalidName, NotSupported
-from qworker.message import Draft, Lease, Message, SettleAction, Settlement, State, StoredMessage
+from qworker.message import Draft, Lease, Message, Selection, SettleAction, Settlement, State, StoredMessage
 from qworker.names import check_id
 from qworker.parcel import pack, unpack
 
@@ -142,7 +142,7 @@ async def _copy_away(
         if not chosen:
             continue
         await target.store([_copy(stored) for stored in chosen])
-        removed = await source.remove(queue, [stored.message.id for stored in chosen])
+        removed = await source.remove(queue, Selection(ids=[stored.message.id for stored in chosen]))
         # Somebody requeued or removed the others meanwhile: they are not where this loop looks.
         count += len(chosen)
         progress(removed)

@@ -1,4 +1,4 @@
-"""Changing what is stored by hand: requeue, remove, purge, pauses, and the end of a queue."""
+"""Changing what is stored by hand: requeue, remove, pauses, and the end of a queue."""
 
 from __future__ import annotations
 
@@ -7,50 +7,69 @@ import errno
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from qworker.files import CREATE, list_names
-from qworker.message import State
+from qworker.message import FinishedMessage, Selection, State
 from qworker_file.index import forget_index
 from qworker_file.layout import QueueDir
 from qworker_file.looks import Entry, entries, matching, message_id
 from qworker_file.names import parse_item, reason_name, with_tries
+from qworker_file.unchanged import unchanged
 
-__all__ = ["delete_queue", "pause", "purge", "remove", "requeue", "resume_queue"]
+__all__ = ["delete_queue", "pause", "remove", "requeue", "resume_queue"]
 
 # Names changed between two turns of the loop; about 2 ms.
 _SLICE = 100
 
 
-async def requeue(files: QueueDir, ids: Iterable[str] | None, now: float) -> list[str]:
-    """Move failed items back to queue/ with no tries; their names there.
+async def requeue(files: QueueDir, selection: Selection, now: float) -> list[str]:
+    """Move failed items back to queue/ with no tries; return their names there.
 
     Raises:
         OSError: one cannot be moved.
     """
-    wanted = None if ids is None else frozenset(ids)
     moved: list[str] = []
-    for number, entry in enumerate(await entries(files, State.FAILED, now)):
-        if wanted is None or message_id(entry.item) in wanted:
-            item = entry.item if parse_item(entry.item) is None else with_tries(entry.item, 0)
-            try:
-                os.rename(entry.name, item, src_dir_fd=files.fail, dst_dir_fd=files.queue)
-            except FileNotFoundError:
-                # Another requeue was faster.
-                continue
+    for number, entry in enumerate(await _failed(files, selection, now)):
+        item = entry.item if parse_item(entry.item) is None else with_tries(entry.item, 0)
+        try:
+            os.rename(entry.name, item, src_dir_fd=files.fail, dst_dir_fd=files.queue)
             _unlink(reason_name(entry.item), files.fail)
             moved.append(item)
+        except FileNotFoundError:
+            # Another requeue was faster.
+            pass
         if number % _SLICE == _SLICE - 1:
             await asyncio.sleep(0)
     return moved
 
 
-async def remove(files: QueueDir, ids: Iterable[str], now: Callable[[], float]) -> list[Entry]:
-    """Delete messages by their ids in any state; what was deleted.
+async def _failed(files: QueueDir, selection: Selection, now: float) -> Iterable[Entry]:
+    if selection.unchanged is not None:
+        return (entry for entry, _ in _unchanged(files, selection.unchanged))
+    failed = await entries(files, State.FAILED, now)
+    if selection.ids is None:
+        return failed
+    wanted = frozenset(selection.ids)
+    return [entry for entry in failed if message_id(entry.item) in wanted]
+
+
+async def remove(files: QueueDir, selection: Selection, now: Callable[[], float]) -> list[Entry]:
+    """Delete messages and return what was deleted.
 
     Raises:
         OSError: one cannot be deleted.
     """
+    if selection.ids is not None:
+        return await _remove_ids(files, selection.ids, now)
+    if selection.unchanged is not None:
+        return await _remove_each(files, _unchanged(files, selection.unchanged))
+    assert selection.state is not None
+    in_state = await entries(files, selection.state, now())
+    return await _remove_each(files, ((entry, None) for entry in in_state))
+
+
+async def _remove_ids(files: QueueDir, ids: Sequence[str], now: Callable[[], float]) -> list[Entry]:
     wanted = set(ids)
     gone: list[Entry] = []
     # Twice, for a listing misses what is moved meanwhile.
@@ -58,28 +77,30 @@ async def remove(files: QueueDir, ids: Iterable[str], now: Callable[[], float]) 
         if not wanted:
             break
         async for entry in matching(files, frozenset(wanted), now):
-            if delete_entry(files, entry):
+            if _remove_entry(files, entry):
                 wanted.discard(message_id(entry.item))
                 gone.append(entry)
     return gone
 
 
-async def purge(files: QueueDir, state: State, now: float) -> list[Entry]:
-    """Delete everything in a state; what was deleted.
-
-    Raises:
-        OSError: something cannot be deleted.
-    """
+async def _remove_each(files: QueueDir, chosen: Iterable[tuple[Entry, int | None]]) -> list[Entry]:
     gone: list[Entry] = []
-    for number, entry in enumerate(await entries(files, state, now)):
-        if delete_entry(files, entry):
+    for number, (entry, links) in enumerate(chosen):
+        if _remove_entry(files, entry, links):
             gone.append(entry)
         if number % _SLICE == _SLICE - 1:
             await asyncio.sleep(0)
     return gone
 
 
-def delete_entry(files: QueueDir, entry: Entry, links: int | None = None) -> bool:
+def _unchanged(files: QueueDir, found: Iterable[FinishedMessage]) -> Iterator[tuple[Entry, int]]:
+    """Those that are as they were found, and how many links each file has."""
+    directories = {State.DONE: files.done, State.FAILED: files.fail}
+    for state, name, status in unchanged(found, directories, lambda status: status.st_mtime):
+        yield Entry(state, directories[state], name, name), status.st_nlink
+
+
+def _remove_entry(files: QueueDir, entry: Entry, links: int | None = None) -> bool:
     """Delete one file, of which it may be known how many links it has; False when it is gone already."""
     try:
         if links is None:

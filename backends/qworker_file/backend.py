@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import ClassVar, Self
 
 from qworker.backend import Backend
@@ -11,7 +11,7 @@ from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.errors import BackendUnavailable
 from qworker.files import check_writable, durability_at, missing_directory, store_errors
 from qworker.history.directory import DirectoryHistory
-from qworker.message import Draft, FinishedMessage, Lease, QueueStats, Settlement, State, StoredMessage
+from qworker.message import Draft, Lease, QueueStats, Selection, Settlement, State, StoredMessage
 from qworker.names import check_queue
 from qworker.offers import Check
 from qworker.parts import Share, shares
@@ -320,39 +320,23 @@ class FileBackend(Backend):
             async for page in found:
                 yield page
 
-    async def discard(self, queue: str, found: Sequence[FinishedMessage]) -> int:
-        """Delete finished messages that are as they were found."""
-        with store_errors(f"remove from {queue!r}"):
-            gone = await parts.discard(self._found(queue).files, found)
-            await self._opened().commit({entry.directory for entry in gone})
-        return len(gone)
-
-    async def requeue(self, queue: str, ids: Iterable[str] | None = None) -> int:
+    async def requeue(self, queue: str, selection: Selection) -> int:
         """Make failed messages ready."""
+        selection.require_failed()
         with store_errors(f"requeue in {queue!r}"):
             local, store = self._found(queue), self._opened()
-            moved = await admin.requeue(local.files, ids, self._clock.time())
+            moved = await admin.requeue(local.files, selection, self._clock.time())
             await store.commit({local.files.fail, local.files.queue} if moved else set())
         local.added(moved, [], returned=True)
         if moved:
             store.notify(local)
         return len(moved)
 
-    async def remove(self, queue: str, ids: Iterable[str]) -> int:
-        """Delete messages by id."""
+    async def remove(self, queue: str, selection: Selection) -> int:
+        """Delete messages."""
         with store_errors(f"remove from {queue!r}"):
             local, store = self._found(queue), self._opened()
-            gone = await admin.remove(local.files, ids, self._clock.time)
-            local.lose([entry.item for entry in gone if entry.state is State.LEASED])
-            await store.commit({entry.directory for entry in gone})
-        return len(gone)
-
-    async def purge(self, queue: str, state: State | None = None) -> int:
-        """Delete messages by state."""
-        states = (State.READY, State.DELAYED, State.FAILED) if state is None else (state,)
-        with store_errors(f"purge {queue!r}"):
-            local, store = self._found(queue), self._opened()
-            gone = [entry for one in states for entry in await admin.purge(local.files, one, self._clock.time())]
+            gone = await admin.remove(local.files, selection, self._clock.time)
             local.lose([entry.item for entry in gone if entry.state is State.LEASED])
             await store.commit({entry.directory for entry in gone})
         return len(gone)

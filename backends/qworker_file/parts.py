@@ -1,23 +1,18 @@
-"""Reading a whole state in shares of its names, and deleting what such a reader has found."""
+"""Reading a whole state in shares of its names."""
 
 from __future__ import annotations
 
-import asyncio
 import os
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator
 
 from qworker.files import DIRECTORY
-from qworker.message import FinishedMessage, State, StoredMessage
+from qworker.message import State, StoredMessage
 from qworker.parts import Share, pages
-from qworker_file.admin import delete_entry
 from qworker_file.layout import QueueDir
 from qworker_file.looks import Entry, delayed_entry, leased_entry, look
 from qworker_file.names import parse_delay, parse_lease
 
-__all__ = ["discard", "read_share"]
-
-# Files deleted between two turns of the loop.
-_DELETED = 100
+__all__ = ["read_share"]
 
 
 async def read_share(
@@ -65,35 +60,3 @@ def _listed(directory: int, wanted: Callable[[str], bool]) -> list[str]:
         return sorted([name for name in os.listdir(fd) if wanted(name)])
     finally:
         os.close(fd)
-
-
-async def discard(files: QueueDir, found: Sequence[FinishedMessage]) -> list[Entry]:
-    """Delete finished messages that are still where and as they were found; what was deleted.
-
-    A requeue renames the file away, and a file of the same name that finished later has another time.
-
-    Raises:
-        OSError: one cannot be deleted.
-    """
-    gone: list[Entry] = []
-    for number, one in enumerate(found):
-        entry, links = _finished_entry(files, one)
-        if entry is not None and delete_entry(files, entry, links):
-            gone.append(entry)
-        if number % _DELETED == _DELETED - 1:
-            await asyncio.sleep(0)
-    return gone
-
-
-def _finished_entry(files: QueueDir, one: FinishedMessage) -> tuple[Entry | None, int]:
-    """Its file, and how many links that has; None where it is gone, or another."""
-    name = one.location
-    directory = {State.DONE: files.done, State.FAILED: files.fail}.get(one.state)
-    # It has been in a table that others may write to.
-    if directory is None or not name or name[0] == "." or "/" in name or "\0" in name:
-        return None, 0
-    try:
-        found = os.stat(name, dir_fd=directory, follow_symlinks=False)
-    except FileNotFoundError:
-        return None, 0
-    return (Entry(one.state, directory, name, name) if one.has_finished_at(found.st_mtime) else None), found.st_nlink

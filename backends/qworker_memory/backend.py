@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import ClassVar, Self
 
 import msgspec
@@ -21,10 +21,10 @@ from qworker.history.memory import MemoryHistory
 from qworker.history.store import NO_HISTORY
 from qworker.message import (
     Draft,
-    FinishedMessage,
     Lease,
     Message,
     QueueStats,
+    Selection,
     SettleAction,
     Settlement,
     State,
@@ -469,25 +469,25 @@ class MemoryBackend(Backend):
             held.make_ready(State.DELAYED, self._clock.time())
             return [_stored(held.entries[one]) for one in dict.fromkeys(ids) if one in held.entries]
 
-    async def discard(self, queue: str, found: Sequence[FinishedMessage]) -> int:
-        """Delete finished messages that are as they were found."""
-        with self._store.lock:
-            held = self._found(queue)
-            gone = [
-                entry
-                for one in found
-                if (entry := held.entries.get(one.id)) is not None and one.matches(_stored(entry))
-            ]
-            for entry in gone:
-                held.drop(entry)
-            return len(gone)
+    def _selected(self, held: _Queue, selection: Selection) -> list[_Entry]:
+        if selection.state is not None:
+            held.make_ready(State.DELAYED, self._clock.time())
+            return held.in_state(selection.state)
+        if selection.ids is not None:
+            return [held.entries[i] for i in dict.fromkeys(selection.ids) if i in held.entries]
+        unchanged = {one.id: one for one in selection.unchanged or ()}
+        return [
+            held.entries[i]
+            for i, one in unchanged.items()
+            if i in held.entries and one.matches(_stored(held.entries[i]))
+        ]
 
-    async def requeue(self, queue: str, ids: Iterable[str] | None = None) -> int:
+    async def requeue(self, queue: str, selection: Selection) -> int:
         """Make failed messages ready."""
-        wanted = None if ids is None else set(ids)
+        selection.require_failed()
         with self._store.lock:
             held = self._found(queue)
-            chosen = [e for e in held.in_state(State.FAILED) if wanted is None or e.message.id in wanted]
+            chosen = [entry for entry in self._selected(held, selection) if entry.state is State.FAILED]
             for entry in chosen:
                 entry.error = None
                 entry.message = msgspec.structs.replace(entry.message, tries=0)
@@ -496,25 +496,14 @@ class MemoryBackend(Backend):
             self._store.wake(queue)
         return len(chosen)
 
-    async def remove(self, queue: str, ids: Iterable[str]) -> int:
-        """Delete messages by id."""
+    async def remove(self, queue: str, selection: Selection) -> int:
+        """Delete messages."""
         with self._store.lock:
             held = self._found(queue)
-            found = [held.entries[i] for i in dict.fromkeys(ids) if i in held.entries]
-            for entry in found:
+            selected = self._selected(held, selection)
+            for entry in selected:
                 held.drop(entry)
-            return len(found)
-
-    async def purge(self, queue: str, state: State | None = None) -> int:
-        """Delete messages by state."""
-        states = {State.READY, State.DELAYED, State.FAILED} if state is None else {state}
-        with self._store.lock:
-            held = self._found(queue)
-            held.make_ready(State.DELAYED, self._clock.time())
-            found = [entry for entry in held.entries.values() if entry.state in states]
-            for entry in found:
-                held.drop(entry)
-            return len(found)
+            return len(selected)
 
     async def pause(self, queue: str) -> None:
         """Pause."""

@@ -7,11 +7,11 @@ import os
 import secrets
 import shutil
 import stat
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 
 from qworker.files import read_all
 from qworker.finding import find_each
-from qworker.message import FinishedMessage, Message, QueueStats, State, StoredMessage
+from qworker.message import FinishedMessage, Message, QueueStats, Selection, State, StoredMessage
 from qworker.names import check_queue, is_queue_name
 from qworker.parts import Share, pages
 from qworker_mq.layout import split_name, usable_id
@@ -111,20 +111,6 @@ class Admin:
         async for page in pages(self._look(held, state, *row) for row in rows):
             yield page
 
-    async def discard(self, queue: str, found: Sequence[FinishedMessage]) -> int:
-        """Move failed messages that are as they were found to remove/: from fail/ alone, where no requeued one is."""
-        held = self._store.found(queue)
-        removed = [
-            one.id
-            for one in found
-            if one.state is State.FAILED
-            and usable_id(one.id)
-            and one.has_finished_at(self._failed_at(f"{held.name}:{one.id}"))
-            and self._discarded(held, one.id, (one.id, held.dirs.fail))
-        ]
-        await self._finish(held, removed, {held.dirs.fail})
-        return len(removed)
-
     def _order(self, held: Held, state: State, place: _Place) -> float:
         name = place[0]
         if state is State.READY:
@@ -215,38 +201,56 @@ class Admin:
         except FileNotFoundError:
             return 0.0
 
-    async def requeue(self, queue: str, ids: Iterable[str] | None) -> int:
+    async def requeue(self, queue: str, selection: Selection) -> int:
         """Bring failed messages back."""
         held = self._fresh(queue)
-        wanted = None if ids is None else set(ids)
-        root = self._store.root
-        count = 0
-        names = [place[0] async for place in self._in_state(held, State.FAILED)]
-        for message_id in names:
-            if wanted is not None and message_id not in wanted:
-                continue
-            name = f"{held.name}:{message_id}"
-            self._store.records.forget(name)
-            if _renamed(message_id, held.dirs.fail, message_id, held.dirs.ready):
-                _unlinked(name, root.reason)
-                held.window.add(message_id)
-                count += 1
+        failed = [place[0] async for place in self._in_state(held, State.FAILED)]
+        if selection.unchanged is not None:
+            there = frozenset(failed)
+            chosen = (message_id for message_id in self._unchanged(held, selection.unchanged) if message_id in there)
+        else:
+            wanted = frozenset(failed if selection.ids is None else selection.ids)
+            chosen = (message_id for message_id in failed if message_id in wanted)
+        count = sum([self._requeued(held, message_id) for message_id in chosen])
         if count:
             await self._store.sync_directories(held.dirs.ready, held.dirs.fail)
             self._store.wake(queue)
         return count
 
-    async def remove(self, queue: str, ids: Iterable[str]) -> int:
-        """Move messages to remove/ from wherever they are."""
+    def _requeued(self, held: Held, message_id: str) -> bool:
+        name = f"{held.name}:{message_id}"
+        self._store.records.forget(name)
+        if not _renamed(message_id, held.dirs.fail, message_id, held.dirs.ready):
+            return False
+        _unlinked(name, self._store.root.reason)
+        held.window.add(message_id)
+        return True
+
+    def _unchanged(self, held: Held, found: Iterable[FinishedMessage]) -> Iterator[str]:
+        """The ids of failed messages that are as they were found; each is checked when it is asked for."""
+        for one in found:
+            if (
+                one.state is State.FAILED
+                and usable_id(one.id)
+                and one.has_finished_at(self._failed_at(f"{held.name}:{one.id}"))
+            ):
+                yield one.id
+
+    async def remove(self, queue: str, selection: Selection) -> int:
+        """Move messages to remove/."""
         held = self._store.found(queue)
-        sources: set[int] = set()
-        removed: list[str] = []
-        for message_id in dict.fromkeys(ids):
-            source = self._removed(held, message_id)
-            if source is not None:
-                sources.add(source)
-                removed.append(message_id)
-        await self._finish(held, removed, sources)
+        if selection.state is not None:
+            held = self._fresh(queue)
+            places = [place async for place in self._in_state(held, selection.state)]
+            sources = {_id_of(held, place): self._removed_from(held, _id_of(held, place), place) for place in places}
+        elif selection.unchanged is not None:
+            # From fail/ alone, where no requeued one is.
+            chosen = self._unchanged(held, selection.unchanged)
+            sources = {one: self._removed_from(held, one, (one, held.dirs.fail)) for one in chosen}
+        else:
+            sources = {one: self._removed(held, one) for one in dict.fromkeys(selection.ids or ())}
+        removed = {message_id: source for message_id, source in sources.items() if source is not None}
+        await self._finish(held, removed)
         return len(removed)
 
     def _removed(self, held: Held, message_id: str) -> int | None:
@@ -256,40 +260,26 @@ class Admin:
         # A mover can slip past one pass.
         for _ in range(2):
             for _, place in self._places(held, message_id):
-                if self._discarded(held, message_id, place):
-                    return place[1]
+                if (source := self._removed_from(held, message_id, place)) is not None:
+                    return source
         return None
 
-    def _discarded(self, held: Held, message_id: str, place: _Place) -> bool:
+    def _removed_from(self, held: Held, message_id: str, place: _Place) -> int | None:
+        """The directory of `place`; None when the message is not there."""
         name = f"{held.name}:{message_id}"
         if not _renamed(place[0], place[1], name, self._store.root.remove):
-            return False
+            return None
         if place[1] == held.dirs.due:
             held.due.forget(message_id)
         self._store.records.forget(name)
         if place[1] == held.dirs.fail:
             _unlinked(name, self._store.root.reason)
-        return True
+        return place[1]
 
-    async def purge(self, queue: str, state: State | None) -> int:
-        """Move everything in a state to remove/."""
-        held = self._fresh(queue)
-        states = (State.READY, State.DELAYED, State.FAILED) if state is None else (state,)
-        removed: list[str] = []
-        sources: set[int] = set()
-        for chosen in states:
-            places = [place async for place in self._in_state(held, chosen)]
-            for place in places:
-                message_id = _id_of(held, place)
-                if self._discarded(held, message_id, place):
-                    removed.append(message_id)
-                    sources.add(place[1])
-        await self._finish(held, removed, sources)
-        return len(removed)
-
-    async def _finish(self, held: Held, removed: list[str], sources: set[int]) -> None:
+    async def _finish(self, held: Held, removed: Mapping[str, int]) -> None:
+        """Sync and unlink what was moved to remove/ from the directories given."""
         if removed:
-            await self._store.sync_directories(self._store.root.remove, *sources)
+            await self._store.sync_directories(self._store.root.remove, *set(removed.values()))
             self._trash.unlink([f"{held.name}:{message_id}" for message_id in removed])
 
     async def pause(self, queue: str) -> None:

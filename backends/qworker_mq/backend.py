@@ -10,7 +10,7 @@ import asyncio
 import math
 import os
 import time
-from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from typing import Any, ClassVar, Self, TypeVar
 
 import msgspec
@@ -21,7 +21,7 @@ from qworker.errors import BackendUnavailable
 from qworker.files import check_writable, durability_at, missing_directory, store_errors
 from qworker.history.directory import directory_history
 from qworker.history.store import HISTORY_OPTIONS
-from qworker.message import Draft, FinishedMessage, Lease, QueueStats, SettleAction, Settlement, State, StoredMessage
+from qworker.message import Draft, Lease, QueueStats, Selection, SettleAction, Settlement, State, StoredMessage
 from qworker.names import check_queue
 from qworker.offers import Check
 from qworker.parts import Share, shares
@@ -403,29 +403,18 @@ class MqBackend(Backend):
             async for page in self._admin.browse_share(queue, state, Share.parse(part)):
                 yield page
 
-    async def discard(self, queue: str, found: Sequence[FinishedMessage]) -> int:
-        """Delete failed messages that are as they were found."""
-        with store_errors(self._doing):
-            self._existing(queue)
-            return await self._whole(self._admin.discard(queue, found))
-
-    async def requeue(self, queue: str, ids: Iterable[str] | None = None) -> int:
+    async def requeue(self, queue: str, selection: Selection) -> int:
         """Make failed messages ready."""
+        selection.require_failed()
         with store_errors(self._doing):
             self._existing(queue)
-            return await self._whole(self._admin.requeue(queue, ids))
+            return await self._whole(self._admin.requeue(queue, selection))
 
-    async def remove(self, queue: str, ids: Iterable[str]) -> int:
-        """Delete messages by id."""
+    async def remove(self, queue: str, selection: Selection) -> int:
+        """Delete messages."""
         with store_errors(self._doing):
             self._existing(queue)
-            return await self._whole(self._admin.remove(queue, ids))
-
-    async def purge(self, queue: str, state: State | None = None) -> int:
-        """Delete messages by state."""
-        with store_errors(self._doing):
-            self._existing(queue)
-            return await self._whole(self._admin.purge(queue, state))
+            return await self._whole(self._admin.remove(queue, selection))
 
     async def pause(self, queue: str) -> None:
         """Pause."""

@@ -10,12 +10,12 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar, NoReturn
 from urllib.parse import quote
 
 from qworker.errors import BackendUnavailable, NotSupported, PublishUncertain
-from qworker.message import Draft, Lease, Message, QueueStats, SettleAction, Settlement, State, StoredMessage
+from qworker.message import Draft, Lease, Message, QueueStats, Selection, SettleAction, Settlement, State, StoredMessage
 from qworker.names import check_queue
 from qworker_mq.client import Answer
 from qworker_mq.remote import MqHttpBackend
@@ -52,7 +52,7 @@ class PlainMqHttpBackend(MqHttpBackend):
         "retry_errors": "mq has no failures",
         "requeue": "mq has no failures",
         "pause": "mq cannot pause a queue",
-        "purge": "mq deletes whole queues, or messages by id",
+        "remove_by_state": "mq deletes whole queues, or messages by id",
         "exact_counts": "mq counts nothing",
         "browse_delayed": "mq lists nothing",
         "browse_leased": "mq lists nothing",
@@ -119,7 +119,7 @@ class PlainMqHttpBackend(MqHttpBackend):
             if settlement.action is SettleAction.FAIL_PERM:
                 await self._plain("POST", f"/{message.queue}failed/messages", message.body)
             if settlement.action in {SettleAction.ACK, SettleAction.FAIL_PERM}:
-                await self.remove(message.queue, [message.id])
+                await self._remove(message.queue, message.id)
         return []
 
     async def reap(self, queue: str) -> int:
@@ -146,21 +146,20 @@ class PlainMqHttpBackend(MqHttpBackend):
         """Not known."""
         self._refuse("look at messages")
 
-    async def requeue(self, queue: str, ids: Iterable[str] | None = None) -> int:
+    async def requeue(self, queue: str, selection: Selection) -> int:
         """There are no failed messages."""
         self._refuse("requeue")
 
-    async def remove(self, queue: str, ids: Iterable[str]) -> int:
-        """Delete messages; the server does not say whether they were there."""
-        count = 0
-        for message_id in ids:
-            await self._plain("DELETE", f"/{check_queue(queue)}/messages/{quote(message_id, safe='')}")
-            count += 1
-        return count
+    async def remove(self, queue: str, selection: Selection) -> int:
+        """Delete messages by their ids; the server does not say whether they were there."""
+        if selection.ids is None:
+            self._refuse("remove messages otherwise than by their ids")
+        for message_id in selection.ids:
+            await self._remove(queue, message_id)
+        return len(selection.ids)
 
-    async def purge(self, queue: str, state: State | None = None) -> int:
-        """Not possible by state."""
-        self._refuse("purge by state")
+    async def _remove(self, queue: str, message_id: str) -> None:
+        await self._plain("DELETE", f"/{check_queue(queue)}/messages/{quote(message_id, safe='')}")
 
     async def pause(self, queue: str) -> None:
         """Not possible."""

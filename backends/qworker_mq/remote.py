@@ -26,7 +26,7 @@ from qworker.errors import (
     PublishUncertain,
     QueueNotFound,
 )
-from qworker.message import Draft, Lease, Message, QueueStats, SettleAction, Settlement, State, StoredMessage
+from qworker.message import Draft, Lease, Message, QueueStats, Selection, SettleAction, Settlement, State, StoredMessage
 from qworker.names import check_queue
 from qworker.parts import WHOLE
 from qworker.url import BackendURL
@@ -292,17 +292,14 @@ class MqHttpBackend(Backend):
             found += _stored(await self._ask("POST", self._path(queue, "find"), some, queue=queue))
         return found
 
-    async def requeue(self, queue: str, ids: Iterable[str] | None = None) -> int:
+    async def requeue(self, queue: str, selection: Selection) -> int:
         """Make failed messages ready."""
-        return await self._count("requeue", queue, {"ids": None if ids is None else list(ids)})
+        selection.require_failed()
+        return await self._count("requeue", queue, selection.to_json())
 
-    async def remove(self, queue: str, ids: Iterable[str]) -> int:
-        """Delete messages by id."""
-        return await self._count("remove", queue, {"ids": list(ids)})
-
-    async def purge(self, queue: str, state: State | None = None) -> int:
-        """Delete messages by state."""
-        return await (self._count("purge", queue) if state is None else self._count("purge", queue, state=state.word))
+    async def remove(self, queue: str, selection: Selection) -> int:
+        """Delete messages."""
+        return await self._count("remove", queue, selection.to_json())
 
     async def pause(self, queue: str) -> None:
         """Pause."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import cast
+from typing import TypeVar, cast
 
 from qworker.backend import Backend
 from qworker.errors import BackendError, QueueNotFound
-from qworker.message import Message, QueueStats, State, StoredMessage
+from qworker.message import FinishedMessage, Message, QueueStats, Selection, State, StoredMessage, to_microseconds
 from qworker.names import check_queue
 from qworker_redis.codec import decode, enqueued_at
 from qworker_redis.links import Links
@@ -18,7 +18,9 @@ from qworker_redis.staging import staged_keys
 from qworker_redis.topology import slot_of
 from qworker_redis.wire import Argument, Wire
 
-__all__ = ["Administration", "batches", "stored_of"]
+__all__ = ["Administration", "batches", "stored_of", "timed"]
+
+T = TypeVar("T")
 
 # Messages per script call: a server does nothing else meanwhile.
 _BATCH = 500
@@ -143,47 +145,57 @@ class Administration(Backend):
     async def find(self, queue: str, ids: Sequence[str]) -> list[StoredMessage]:
         """Look at messages."""
         found: list[StoredMessage] = []
-        for batch in list(batches(ids)) or [[]]:
+        for batch in batches(ids):
             found += stored_of(queue, await self._found("look", queue, ("id", *batch)))
         return found
 
-    async def requeue(self, queue: str, ids: Iterable[str] | None = None) -> int:
+    async def requeue(self, queue: str, selection: Selection) -> int:
         """Make failed messages ready, with no tries."""
-        if ids is not None:
-            return sum([await self._counted("requeue", queue, (0, *batch)) for batch in batches(ids)])
-        total = 0
-        # Not more than there are now: what fails again meanwhile stays.
-        left = (await self.stats(queue)).failed
-        while left > 0:
-            count = await self._counted("requeue", queue, (min(left, _BATCH),))
-            total += count
-            left = left - count if count else 0
-        return total
+        selection.require_failed()
+        if selection.state is not None:
+            return await self._count_all("requeue", queue, (), (await self.stats(queue)).failed)
+        if selection.ids is not None:
+            # Without an id the script would requeue the oldest ones.
+            calls: list[tuple[Argument, ...]] = [(0, *batch) for batch in batches(selection.ids) if batch]
+        else:
+            calls = [("unchanged", *timed(batch)) for batch in batches(selection.unchanged or ())]
+        if not calls:
+            await self._found("stats", queue, ())
+        return sum([await self._counted("requeue", queue, call) for call in calls])
 
-    async def remove(self, queue: str, ids: Iterable[str]) -> int:
-        """Delete messages by id."""
-        await self._found("stats", queue, ())
-        return sum([await self._counted("remove", queue, ("ids", *batch)) for batch in batches(ids)])
-
-    async def purge(self, queue: str, state: State | None = None) -> int:
-        """Delete messages by state."""
-        states = (State.READY, State.DELAYED, State.FAILED) if state is None else (state,)
+    async def remove(self, queue: str, selection: Selection) -> int:
+        """Delete messages."""
+        if selection.ids is not None:
+            return sum([await self._counted("remove", queue, ("ids", *batch)) for batch in batches(selection.ids)])
+        if selection.unchanged is not None:
+            return sum([await self._remove_unchanged(queue, batch) for batch in batches(selection.unchanged)])
+        state = selection.state
+        assert state is not None
         stats = await self.stats(queue)
+        count = {
+            State.READY: stats.ready,
+            State.DELAYED: stats.delayed,
+            State.FAILED: stats.failed,
+            State.LEASED: stats.leased,
+            State.DONE: stats.done,
+        }[state]
+        return await self._count_all("remove", queue, (state.value,), count)
+
+    async def _count_all(self, name: str, queue: str, arguments: tuple[Argument, ...], there: int) -> int:
+        """Have a script take as many messages as there were, in batches: what arrives meanwhile may stay, or this might never end."""
         total = 0
-        for each in states:
-            # What arrives meanwhile may stay, or this might never end.
-            left = {
-                State.READY: stats.ready,
-                State.DELAYED: stats.delayed,
-                State.FAILED: stats.failed,
-                State.LEASED: stats.leased,
-                State.DONE: stats.done,
-            }[each]
-            while left > 0:
-                count = await self._counted("remove", queue, (each.value, min(left, _BATCH)))
-                total += count
-                left = left - count if count else 0
+        while total < there:
+            count = await self._counted(name, queue, (*arguments, min(there - total, _BATCH)))
+            if not count:
+                break
+            total += count
         return total
+
+    async def _remove_unchanged(self, queue: str, found: Sequence[FinishedMessage]) -> int:
+        arguments: list[Argument] = []
+        for one in found:
+            arguments += [one.state.value, *timed([one])]
+        return await self._counted("discard", queue, arguments)
 
     async def pause(self, queue: str) -> None:
         """Pause a queue."""
@@ -198,10 +210,15 @@ class Administration(Backend):
             raise QueueNotFound(queue)
 
 
-def batches(ids: Iterable[str]) -> Iterator[list[str]]:
-    """Ids, each once, in as many as one script call takes."""
-    unique = list(dict.fromkeys(ids))
-    return (unique[first : first + _BATCH] for first in range(0, len(unique), _BATCH))
+def batches(chosen: Iterable[T]) -> list[list[T]]:
+    """What is chosen, each once, in as many as one script call takes; at least one batch, whose call says that there is no queue."""
+    unique = list(dict.fromkeys(chosen))
+    return [unique[first : first + _BATCH] for first in range(0, max(1, len(unique)), _BATCH)]
+
+
+def timed(found: Iterable[FinishedMessage]) -> list[Argument]:
+    """The id and the time of each, in microseconds."""
+    return [argument for one in found for argument in (one.id, to_microseconds(one.finished_at) or 0)]
 
 
 def stored_of(queue: str, reply: Sequence[Reply]) -> Iterator[StoredMessage]:

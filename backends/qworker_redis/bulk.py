@@ -1,4 +1,4 @@
-"""Reading a whole state in shares of its ids, and deleting what such a reader has found.
+"""Reading a whole state in shares of its ids.
 
 Every share lists all ids, which is cheap, and gets the messages of its own. Sets are walked by `ZSCAN`, which misses nothing that stays. The
 list of ready ids is read from its end: what leases take from its front moves the rest towards the part that is not read yet.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from typing import cast
 
-from qworker.message import FinishedMessage, State, StoredMessage, to_microseconds
+from qworker.message import State, StoredMessage
 from qworker.names import check_queue
 from qworker.parts import PAGE_BYTES, PAGE_MESSAGES, Share, shares
 from qworker_redis.admin import Administration, stored_of
@@ -112,13 +112,3 @@ class BulkReading(Administration):
             if value is not None:
                 flat += [name, value, state.value.encode(), time, claim or b"", error or b""]
         return list(stored_of(queue, flat))
-
-    async def discard(self, queue: str, found: Sequence[FinishedMessage]) -> int:
-        """Delete finished messages that are as they were found."""
-        count = 0
-        for first in range(0, max(1, len(found)), _READ):
-            arguments: list[str | int] = []
-            for one in found[first : first + _READ]:
-                arguments += [one.state.value, one.id, to_microseconds(one.finished_at) or 0]
-            count += await self._counted("discard", queue, arguments)
-        return count

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Sequence
 
 from qworker.files import hide_directory, store_errors
-from qworker.message import FinishedMessage, QueueStats, State, StoredMessage
+from qworker.message import QueueStats, Selection, State, StoredMessage
 from qworker.names import check_queue, is_queue_name
 from qworker_sq import consume, contents, parts
 from qworker_sq.channel import Channel
@@ -162,45 +162,34 @@ class SqAdministration(SqTopics):
             async for page in found:
                 yield page
 
-    async def discard(self, queue: str, found: Sequence[FinishedMessage]) -> int:
-        """Delete failed messages that are as they were found, for our channel."""
-        async with self.channel(queue) as channel:
-            count = contents.remove_places(channel, parts.failed_as_found(channel, found))
-        if count:
-            await self._commit(channel)
-        return count
-
-    async def requeue(self, queue: str, ids: Iterable[str] | None = None) -> int:
+    async def requeue(self, queue: str, selection: Selection) -> int:
         """Make failed messages ready."""
+        selection.require_failed()
         async with self.channel(queue) as channel:
-            count = contents.requeue(channel, ids)
+            count = contents.requeue(channel, selection)
         if count:
             await self._commit(channel, wake=True)
         return count
 
-    async def remove(self, queue: str, ids: Iterable[str]) -> int:
+    async def remove(self, queue: str, selection: Selection) -> int:
         """Delete messages for our channel; other channels keep theirs."""
+        ahead = await self._count_ahead(queue) if selection.state is State.READY else 0
         async with self.channel(queue) as channel:
-            count = contents.remove(channel, ids)
+            if selection.state is None:
+                count = contents.remove(channel, selection)
+            else:
+                now = self._clock.time()
+                channel.ledger.make_due(now)
+                count = contents.remove_state(channel, selection.state, now, ahead)
         if count:
             await self._commit(channel)
         return count
 
-    async def purge(self, queue: str, state: State | None = None) -> int:
-        """Delete messages by state, for our channel."""
-        states = {State.READY, State.DELAYED, State.FAILED} if state is None else {state}
-        ready = 0
-        if State.READY in states:
-            before = await self.stats(queue)
-            async with self.channel(queue) as channel:
-                ready = before.ready - len(list(channel.ledger.in_state(State.READY)))
+    async def _count_ahead(self, queue: str) -> int:
+        """The ready messages that were never handed out."""
+        before = await self.stats(queue)
         async with self.channel(queue) as channel:
-            now = self._clock.time()
-            channel.ledger.make_due(now)
-            count = contents.purge(channel, states, now, ready)
-        if count:
-            await self._commit(channel)
-        return count
+            return before.ready - len(list(channel.ledger.in_state(State.READY)))
 
     async def pause(self, queue: str) -> None:
         """Pause our channel."""

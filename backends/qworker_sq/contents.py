@@ -1,19 +1,19 @@
-"""What people do with a channel: count, look, remove, purge, requeue. Each function runs in a section of the channel."""
+"""What people do with a channel: count, look, remove, requeue. Each function runs in a section of the channel."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator
 from typing import Any
 
-from qworker.message import State, StoredMessage
+from qworker.message import Selection, State, StoredMessage
 from qworker.segments.log import Damaged
 from qworker_sq.channel import Channel
 from qworker_sq.consume import make_message
 from qworker_sq.ledger import Row
 from qworker_sq.topic import place_of_id
 
-__all__ = ["Ahead", "ahead_delayed", "locate", "purge", "ready_ahead", "remove", "remove_places", "requeue", "stored"]
+__all__ = ["Ahead", "ahead_delayed", "locate", "ready_ahead", "remove", "remove_state", "requeue", "stored"]
 
 # Records that are walked in one loop turn.
 _SLICE = 1000
@@ -128,13 +128,24 @@ def stored(channel: Channel, place: int, now: float) -> StoredMessage | None:
     )
 
 
-def remove(channel: Channel, ids: Iterable[str]) -> int:
-    """Delete messages for this channel."""
-    places = [place for place in (locate(channel, one) for one in dict.fromkeys(ids)) if place is not None]
-    return remove_places(channel, places)
+def remove(channel: Channel, selection: Selection) -> int:
+    """Delete, for this channel, messages that are selected by their ids or must be unchanged."""
+    return _remove_places(channel, _places(channel, selection))
 
 
-def remove_places(channel: Channel, places: list[int]) -> int:
+def _places(channel: Channel, selection: Selection) -> list[int]:
+    """Where the selected messages are."""
+    places = [place for place in (locate(channel, one) for one in selection.ids or ()) if place is not None]
+    failed = channel.ledger.failed
+    for one in selection.unchanged or ():
+        place = locate(channel, one.id) if one.state is State.FAILED else None
+        if place is not None and place in failed and one.has_finished_at(failed[place].at):
+            places.append(place)
+    # Each once.
+    return list(dict.fromkeys(places))
+
+
+def _remove_places(channel: Channel, places: list[int]) -> int:
     """Delete, for this channel, what is at some places."""
     ledger = channel.ledger
     bodies = [place for place in places if place in ledger.failed or (place in ledger.open and ledger.open[place].kept)]
@@ -144,35 +155,30 @@ def remove_places(channel: Channel, places: list[int]) -> int:
     return len(places)
 
 
-def requeue(channel: Channel, ids: Iterable[str] | None) -> int:
+def requeue(channel: Channel, selection: Selection) -> int:
     """Make failed messages ready."""
     failed = channel.ledger.failed
-    if ids is None:
-        places = sorted(failed)
-    else:
-        places = [place for place in (locate(channel, one) for one in dict.fromkeys(ids)) if place in failed]
+    chosen = failed if selection.state is not None else _places(channel, selection)
+    places = sorted(place for place in chosen if place in failed)
     if places:
         channel.append([[Row.REQUEUE, places]])
     return len(places)
 
 
-def purge(channel: Channel, states: set[State], now: float, ready: int) -> int:
-    """Delete what is in some states; `ready` records ahead of the cursor are counted by the caller."""
+def remove_state(channel: Channel, state: State, now: float, ahead: int) -> int:
+    """Delete what is in a state, for this channel; the caller has counted the ready messages ahead of the cursor."""
     ledger = channel.ledger
-    count = 0
+    if state is State.FAILED:
+        return _remove_places(channel, list(ledger.failed))
     waiting = ahead_delayed(channel, now)
-    if State.READY in states:
-        rows: list[list[Any]] = []
-        if waiting:
-            notes = channel.topic.notes.by_place
-            rows.append([Row.ASIDE, 0, [[place, notes[place].due, notes[place].tries] for place in waiting]])
-        channel.append([*rows, [Row.SKIP, channel.end()]])
-        count += ready
-        waiting = []
-    for state in states - {State.FAILED}:
-        count += remove_places(channel, list(ledger.in_state(state)))
-    if State.DELAYED in states:
-        count += remove_places(channel, waiting)
-    if State.FAILED in states:
-        count += remove_places(channel, list(ledger.failed))
-    return count
+    if state is State.DELAYED:
+        return _remove_places(channel, [*ledger.in_state(state), *waiting])
+    count = _remove_places(channel, list(ledger.in_state(state)))
+    if state is not State.READY:
+        return count
+    rows: list[list[Any]] = []
+    if waiting:
+        notes = channel.topic.notes.by_place
+        rows.append([Row.ASIDE, 0, [[place, notes[place].due, notes[place].tries] for place in waiting]])
+    channel.append([*rows, [Row.SKIP, channel.end()]])
+    return count + ahead

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 
 import msgspec
 
-from qworker.message import FinishedMessage, State, StoredMessage
+from qworker.message import State, StoredMessage
 from qworker.parts import PAGE_MESSAGES, pages
 from qworker.segments.format import HEADER_SIZE, position, split
 from qworker.segments.log import Damaged, Log
@@ -14,7 +14,7 @@ from qworker_sq import contents
 from qworker_sq.channel import Channel
 from qworker_sq.consume import make_message
 
-__all__ = ["HELD", "Stretch", "divide", "failed_as_found", "held", "ready_in", "stretches"]
+__all__ = ["HELD", "Stretch", "divide", "held", "ready_in", "stretches"]
 
 # What was handed out: the ledger has it.
 HELD = "held"
@@ -109,14 +109,3 @@ async def ready_in(channel: Channel, stretch: Stretch, now: float) -> AsyncItera
     )
     async for page in pages(found):
         yield page
-
-
-def failed_as_found(channel: Channel, found: Sequence[FinishedMessage]) -> list[int]:
-    """The places of messages that failed, and are still as they were found."""
-    places: list[int] = []
-    for one in found:
-        place = contents.locate(channel, one.id) if one.state is State.FAILED else None
-        failed = None if place is None else channel.ledger.failed.get(place)
-        if place is not None and failed is not None and one.has_finished_at(failed.at):
-            places.append(place)
-    return places

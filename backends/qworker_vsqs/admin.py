@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 
 from qworker.files import hide_directory, store_errors
 from qworker.finding import find_each, stamp
-from qworker.message import FinishedMessage, QueueStats, State, StoredMessage
+from qworker.message import QueueStats, Selection, State, StoredMessage
 from qworker.names import check_queue, is_queue_name
 from qworker.parts import Share, pages, shares
 from qworker_vsqs import contents
@@ -54,7 +54,7 @@ class VsqsAdministration(VsqsFolders):
     async def _look(self, folder: Folder) -> dict[State, list[Row]]:
         return await contents.look(folder, self._unit.ticks(self._clock.time()))
 
-    async def _unlink(self, folder: Folder, rows: list[tuple[State, Row]]) -> int:
+    async def _unlink(self, folder: Folder, rows: Iterable[tuple[State, Row]]) -> int:
         count = contents.unlink(folder, rows)
         if count:
             await self._sync(folder, [])
@@ -115,43 +115,35 @@ class VsqsAdministration(VsqsFolders):
             async for page in pages(contents.stored(folder, self._unit, state, row) for row in rows):
                 yield page
 
-    async def discard(self, queue: str, found: Sequence[FinishedMessage]) -> int:
-        """Delete failed messages that are as they were found."""
-        folder = await self._existing(queue)
-        with store_errors(f"remove from {queue}"):
-            return await self._unlink(folder, contents.as_found(folder, found))
-
-    async def requeue(self, queue: str, ids: Iterable[str] | None = None) -> int:
+    async def requeue(self, queue: str, selection: Selection) -> int:
         """Make failed messages ready."""
+        selection.require_failed()
         folder = await self._existing(queue)
-        wanted = None if ids is None else set(ids)
         with store_errors(f"requeue in {queue}"):
-            failed = [row[0] for row in (await self._look(folder))[State.FAILED]]
-            chosen = [number for number in failed if wanted is None or str(number) in wanted]
+            failed = await self._selected(folder, selection, State.FAILED)
             async with folder.locked():
-                files = contents.requeue(folder, chosen)
-            if chosen:
+                files = contents.requeue(folder, failed)
+            count = len(files)
+            if count:
                 await self._sync(folder, files)
         self._wake()
-        return len(chosen)
+        return count
 
-    async def remove(self, queue: str, ids: Iterable[str]) -> int:
-        """Delete messages, whoever holds them."""
+    async def remove(self, queue: str, selection: Selection) -> int:
+        """Delete messages."""
         folder = await self._existing(queue)
-        wanted = set(ids)
         with store_errors(f"remove from {queue}"):
-            found = await self._look(folder)
-            return await self._unlink(
-                folder, [(state, row) for state, rows in found.items() for row in rows if str(row[0]) in wanted]
-            )
+            return await self._unlink(folder, await self._selected(folder, selection, *State))
 
-    async def purge(self, queue: str, state: State | None = None) -> int:
-        """Delete messages by state."""
-        states = {State.READY, State.DELAYED, State.FAILED} if state is None else {state}
-        folder = await self._existing(queue)
-        with store_errors(f"purge {queue}"):
-            found = await self._look(folder)
-            return await self._unlink(folder, [(state, row) for state in states for row in found[state]])
+    async def _selected(self, folder: Folder, selection: Selection, *states: State) -> Iterable[tuple[State, Row]]:
+        """What is selected; by ids, in some states only."""
+        if selection.unchanged is not None:
+            return contents.unchanged(folder, selection.unchanged)
+        found = await self._look(folder)
+        if selection.state is not None:
+            return [(selection.state, row) for row in found[selection.state]]
+        wanted = frozenset(selection.ids or ())
+        return [(state, row) for state in states for row in found[state] if str(row[0]) in wanted]
 
     async def pause(self, queue: str) -> None:
         """Pause a queue for qworker's consumers; the protocol has nothing that others would heed."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Iterator
 
 from qworker.files import list_names
 from qworker.message import FinishedMessage, State, StoredMessage
@@ -11,7 +11,7 @@ from qworker_vsqs.consume import make_message
 from qworker_vsqs.folder import Folder, Note
 from qworker_vsqs.names import Unit, leased_name, parse
 
-__all__ = ["Row", "as_found", "look", "requeue", "stored", "unlink"]
+__all__ = ["Row", "look", "requeue", "stored", "unchanged", "unlink"]
 
 # Id, expiry in ticks, note.
 Row = tuple[int, int | None, Note]
@@ -80,9 +80,8 @@ def _name(row: Row) -> str:
     return str(number) if expiry is None else leased_name(number, expiry)
 
 
-def as_found(folder: Folder, found: Sequence[FinishedMessage]) -> list[tuple[State, Row]]:
-    """Of failed messages those that are as they were found."""
-    rows: list[tuple[State, Row]] = []
+def unchanged(folder: Folder, found: Iterable[FinishedMessage]) -> Iterator[tuple[State, Row]]:
+    """Yield failed messages that are as they were found; each is checked when it is asked for."""
     for one in found:
         parsed = parse(one.id)
         if one.state is not State.FAILED or parsed is None or parsed[1] is not None:
@@ -90,8 +89,7 @@ def as_found(folder: Folder, found: Sequence[FinishedMessage]) -> list[tuple[Sta
         note = folder.note(parsed[0])
         if one.has_finished_at(note.failed_at):
             # In fail/ alone: what was requeued since is not there.
-            rows.append((State.FAILED, (parsed[0], None, note)))
-    return rows
+            yield State.FAILED, (parsed[0], None, note)
 
 
 def unlink(folder: Folder, rows: Iterable[tuple[State, Row]]) -> int:
@@ -107,12 +105,23 @@ def unlink(folder: Folder, rows: Iterable[tuple[State, Row]]) -> int:
     return count
 
 
-def requeue(folder: Folder, failed: Iterable[int]) -> list[int]:
-    """Make failed messages ready, under the folder's lock; the open notes that are to be synced."""
+def requeue(folder: Folder, failed: Iterable[tuple[State, Row]]) -> list[int]:
+    """Make failed messages ready, under the folder's lock; return their open notes, which are to be synced."""
     files: list[int] = []
-    for number in failed:
+    for _, (number, _, _) in failed:
+        if not _is_failed(folder, number):
+            # Another requeue was faster: the note is that of a live message.
+            continue
         before = folder.note(number)
         files.append(folder.write_note(number, Note(enqueued_at=before.enqueued_at, origin=before.origin)))
         os.rename(str(number), str(number), src_dir_fd=folder.fail, dst_dir_fd=folder.fd)
         folder.window.came(str(number))
     return files
+
+
+def _is_failed(folder: Folder, number: int) -> bool:
+    try:
+        os.stat(str(number), dir_fd=folder.fail, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return True

@@ -9,10 +9,13 @@ import click
 from qworker.cli.common import URLCommand, json_option, opened, run, state_option
 from qworker.cli.output import print_json, say
 from qworker.errors import UsageError
-from qworker.message import State
+from qworker.message import Selection, State
 from qworker.names import check_queue, counted
 
 __all__ = ["command"]
+
+# Delayed ones first: what becomes due meanwhile is ready, and goes with the ready ones.
+_PURGED = (State.DELAYED, State.READY, State.FAILED)
 
 
 @click.command("purge", cls=URLCommand)
@@ -49,4 +52,4 @@ def _ask(queue: str, state: str | None) -> None:
 
 async def _purge(url: str, queue: str, state: State | None) -> int:
     async with opened(url) as backend:
-        return await backend.purge(queue, state)
+        return sum([await backend.remove(queue, Selection(state=one)) for one in ([state] if state else _PURGED)])

@@ -6,6 +6,7 @@ import click
 
 from qworker.cli.common import URLCommand, json_option, opened, run
 from qworker.cli.output import print_json, say
+from qworker.message import Selection, State
 from qworker.names import check_id, check_queue, counted
 
 __all__ = ["command"]
@@ -47,9 +48,11 @@ def command(url: str, queue: str, ids: tuple[str, ...], json: bool) -> int:
 async def _requeue(url: str, queue: str, ids: list[str] | None) -> tuple[int, dict[str, str]]:
     """How many were requeued; and which were not, with the reason, where not too many were asked for."""
     async with opened(url) as backend:
-        if ids is None or len(ids) > _NAMED:
-            return await backend.requeue(queue, ids), {}
-        left = [message_id for message_id in ids if not await backend.requeue(queue, [message_id])]
+        if ids is None:
+            return await backend.requeue(queue, Selection(state=State.FAILED)), {}
+        if len(ids) > _NAMED:
+            return await backend.requeue(queue, Selection(ids=ids)), {}
+        left = [message_id for message_id in ids if not await backend.requeue(queue, Selection(ids=[message_id]))]
         missed = dict.fromkeys(left, "there is no such message")
         for stored in await backend.find(queue, left):
             missed[stored.message.id] = f"it is {stored.state.word}, not failed"

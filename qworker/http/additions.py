@@ -32,9 +32,10 @@ from qworker.http.wire import (
     Wish,
     check_delay,
     check_draft,
+    check_selection,
     checked_lease,
 )
-from qworker.message import Draft, Lease, SettleAction, Settlement, State
+from qworker.message import Draft, Lease, Selection, SettleAction, Settlement, State
 from qworker.names import check_id, check_queue
 
 if TYPE_CHECKING:
@@ -83,7 +84,6 @@ class Additions:
             ("POST", "/-/{queue}/find", self.find_many),
             ("POST", "/-/{queue}/requeue", self.requeue),
             ("POST", "/-/{queue}/remove", self.remove),
-            ("POST", "/-/{queue}/purge", self.purge),
             ("POST", "/-/{queue}/reap", self.reap),
             ("POST", "/-/{queue}/down", self.down),
             ("POST", "/-/{queue}/up", self.up),
@@ -269,7 +269,7 @@ class Additions:
 
     async def find_many(self, request: Request) -> Response:
         """Look at messages by their ids."""
-        ids = (await self._read(request, Ids)).ids or []
+        ids = (await self._read(request, Ids)).ids
         if len(ids) > _MOST:
             raise UsageError(f"ids are at most {_MOST} (got {len(ids)})")
         return _json([stored.to_json() for stored in await self._backend.find(_queue(request), ids)])
@@ -289,19 +289,20 @@ class Additions:
 
     async def requeue(self, request: Request) -> Response:
         """Make failed messages ready."""
-        ids = (await self._read(request, Ids)).ids
-        return _json(await self._backend.requeue(_queue(request), ids))
+        return _json(await self._backend.requeue(_queue(request), await self._selection(request)))
 
     async def remove(self, request: Request) -> Response:
         """Delete messages."""
-        ids = (await self._read(request, Ids)).ids
-        return _json(await self._backend.remove(_queue(request), ids or []))
+        return _json(await self._backend.remove(_queue(request), await self._selection(request)))
 
-    async def purge(self, request: Request) -> Response:
-        """Delete by state."""
-        given = request.query_params.get("state")
-        state = None if given is None else State.of_word(given)
-        return _json(await self._backend.purge(_queue(request), state))
+    async def _selection(self, request: Request) -> Selection:
+        data = await self._read(request, dict[str, Any])
+        try:
+            selection = Selection.from_json(data)
+        except msgspec.ValidationError as error:
+            raise UsageError(f"the body cannot be used: {error}") from error
+        check_selection(selection)
+        return selection
 
     async def reap(self, request: Request) -> Response:
         """Return what expired."""

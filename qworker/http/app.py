@@ -33,7 +33,7 @@ from qworker.http.reply import (
     reply,
     segments,
 )
-from qworker.message import Draft, Lease, SettleAction
+from qworker.message import Draft, Lease, Selection, SettleAction
 from qworker.names import check_id, is_queue_name
 
 __all__ = ["LONGEST_VISIBILITY", "LONGEST_WAIT", "MqApp", "make_app"]
@@ -242,7 +242,7 @@ class MqApp:
         await reply(send, 202)
 
     async def _remove_batch(self, queue: str, ids: Sequence[str]) -> Sequence[None]:
-        await self.backend.remove(queue, ids)
+        await self.backend.remove(queue, Selection(ids=ids))
         for message_id in ids:
             self.leases.forget(queue, message_id)
         return [None] * len(ids)

@@ -11,7 +11,7 @@ from qworker import __version__
 from qworker.history.batch import EventBatch
 from qworker.history.event import Event
 from qworker.http.wire import Extended, Extension, Given, Ids, Outcome, Page, Until, Wish
-from qworker.message import Draft, QueueStats, State, StoredMessage
+from qworker.message import Draft, QueueStats, Selection, State, StoredMessage
 
 __all__ = ["document"]
 
@@ -34,6 +34,7 @@ def document() -> dict[str, Any]:
             Outcome,
             Page,
             QueueStats,
+            Selection,
             StoredMessage,
             Until,
             Wish,
@@ -132,9 +133,8 @@ def _additions() -> dict[str, Any]:
         ),
         ("lease", "lease messages; bodies are base64", _list("Given"), None),
         ("find", "look at messages by their ids", _list("StoredMessage"), _ref("Ids")),
-        ("requeue", "make failed messages ready", number, _ref("Ids")),
-        ("remove", "delete messages", number, _ref("Ids")),
-        ("purge", "delete by state", number, None),
+        ("requeue", "make failed messages ready: by ids, or all of the state failed", number, _ref("Selection")),
+        ("remove", "delete messages: by ids, or all of a state", number, _ref("Selection")),
         ("reap", "return what expired", number, None),
     ):
         paths[f"/-/{{queue}}/{name}"] = {"parameters": [_path("queue")], "post": _json(summary, given, takes=takes)}

@@ -7,7 +7,7 @@ import msgspec
 from qworker.errors import UsageError
 from qworker.history.event import Event
 from qworker.http.reply import BodyTooLarge
-from qworker.message import Draft, Message, SettleAction
+from qworker.message import Draft, Message, Selection, SettleAction
 from qworker.names import check_id, check_key, check_queue
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "Wish",
     "check_delay",
     "check_draft",
+    "check_selection",
     "checked_lease",
 ]
 
@@ -88,9 +89,9 @@ class Extended(msgspec.Struct, frozen=True):
 
 
 class Ids(msgspec.Struct, frozen=True):
-    """Messages of a queue; None: all that the request can mean."""
+    """Messages of a queue, by their ids."""
 
-    ids: list[str] | None = None
+    ids: list[str]
 
 
 class Wish(msgspec.Struct, frozen=True):
@@ -124,6 +125,17 @@ def check_draft(draft: Draft, body_limit: int) -> None:
     ):
         if not 0 <= value <= most:
             raise UsageError(f"{name} is a number from 0 to {most:g}")
+
+
+def check_selection(selection: Selection) -> None:
+    """Refuse times that no store can have written down.
+
+    Raises:
+        UsageError: a message finished outside the range.
+    """
+    for one in selection.unchanged or ():
+        if not 0 <= (one.finished_at or 0.0) <= _LATEST:
+            raise UsageError(f"finished_at must be a number from 0 to {_LATEST:g} (got {one.finished_at:g})")
 
 
 def check_delay(delay: float) -> None:

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from qworker.backend import Backend
 from qworker.errors import QueueNotFound
-from qworker.message import FinishedMessage, State
+from qworker.message import FinishedMessage, Selection, State
 from qworker.pipeline.reading import opened
 from qworker.pipeline.schema import PLACE
 from qworker.pipeline.session import map_in_arrow
@@ -50,7 +50,7 @@ async def _discard_pages(url: str, pages: Iterator[pa.RecordBatch]) -> int:
 
 async def _discard_found(backend: Backend, queue: str, found: list[FinishedMessage]) -> int:
     try:
-        return await backend.discard(queue, found)
+        return await backend.remove(queue, Selection(unchanged=found))
     except QueueNotFound:
         # Deleted meanwhile, with all that was in it.
         return 0

@@ -11,6 +11,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
 from qworker.backend import Backend
+from qworker.message import Selection
 from qworker.pipeline.session import map_in_arrow, own_interpreter
 from qworker.registry import open_backend
 
@@ -45,12 +46,12 @@ def find(ids: DataFrame, url: str, queue: str) -> DataFrame:
 
 async def _requeue(backend: Backend, queue: str, ids: list[str]) -> list[bool]:
     # The contract counts: which of a batch were there is of no interest.
-    count = await backend.requeue(queue, ids)
+    count = await backend.requeue(queue, Selection(ids=ids))
     return [i < count for i in range(len(ids))]
 
 
 async def _remove(backend: Backend, queue: str, ids: list[str]) -> list[bool]:
-    count = await backend.remove(queue, ids)
+    count = await backend.remove(queue, Selection(ids=ids))
     return [i < count for i in range(len(ids))]
 
 

@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from qworker.errors import InvalidName, QueueNotFound
-from qworker.message import SettleAction, State
+from qworker.errors import InvalidName, QueueNotFound, UsageError
+from qworker.message import FinishedMessage, Selection, SettleAction, State
 from qworker.testing.base import Contract
 from qworker.testing.harness import Case
 from qworker.testing.publishing import HOSTILE_NAMES
@@ -48,6 +48,18 @@ async def one_of_each(case: Case) -> dict[State, str]:
     await case.lease_one()
     (ready,) = await case.publish(b"ready")
     return {State.FAILED: failed, State.DELAYED: delayed, State.LEASED: leased, State.READY: ready}
+
+
+def every_selection(state: State) -> list[Selection]:
+    """A selection of each form, and an empty one of each that can be."""
+    found = FinishedMessage(id="x", state=State.FAILED, finished_at=1.0, location="x")
+    return [
+        Selection(ids=["x"]),
+        Selection(ids=[]),
+        Selection(state=state),
+        Selection(unchanged=[found]),
+        Selection(unchanged=[]),
+    ]
 
 
 class AdministeringContract(Contract):
@@ -127,9 +139,8 @@ class AdministeringContract(Contract):
                 backend.stats(name),
                 backend.browse(name, State.READY),
                 backend.find(name, ["x"]),
-                backend.requeue(name),
-                backend.remove(name, ["x"]),
-                backend.purge(name),
+                *(backend.requeue(name, selection) for selection in every_selection(State.FAILED)),
+                *(backend.remove(name, selection) for selection in every_selection(State.READY)),
             ):
                 with pytest.raises((InvalidName, QueueNotFound)):
                     await call
@@ -146,8 +157,8 @@ class AdministeringContract(Contract):
         assert [stored.message.id for stored in found] == [message_id]
         for name in HOSTILE_NAMES:
             try:
-                assert await case.backend.remove(case.queue, [name]) == 0
-                assert await case.backend.requeue(case.queue, [name]) == 0
+                assert await case.backend.remove(case.queue, Selection(ids=[name])) == 0
+                assert await case.backend.requeue(case.queue, Selection(ids=[name])) == 0
             except InvalidName:
                 pass
         assert await case.leased_bodies() == [b"x"]
@@ -278,29 +289,38 @@ class AdministeringContract(Contract):
         await case.settle(await case.lease_one(), SettleAction.FAIL_TMP, error="once")
         (lease,) = await until(case.lease)
         await case.settle(lease, SettleAction.FAIL_PERM, error="twice")
-        assert await case.backend.requeue(case.queue) == 1
+        assert await case.backend.requeue(case.queue, Selection(state=State.FAILED)) == 1
         assert await case.counts() == (1, 0, 0, 0)
         lease = await case.lease_one()
         assert (lease.message.tries, lease.message.body) == (0, b"x")
         assert await case.settle(lease, SettleAction.ACK)
-        assert await case.backend.requeue(case.queue) == 0
+        assert await case.backend.requeue(case.queue, Selection(state=State.FAILED)) == 0
 
     @rule("requeue")
     async def test_requeue_of_some_leaves_the_rest(self, case: Case) -> None:
         ids = await case.fail(b"1", b"2", b"3")
         (ready,) = await case.publish(b"ready")
-        assert await case.backend.requeue(case.queue, [ids[1], "unknown", ready]) == 1
+        assert await case.backend.requeue(case.queue, Selection(ids=[ids[1], "unknown", ready, ids[1]])) == 1
         assert sorted(await case.leased_bodies()) == [b"2", b"ready"]
         assert sorted(await case.browse(State.FAILED)) == [b"1", b"3"]
-        assert await case.backend.requeue(case.queue, []) == 0
+        assert await case.backend.requeue(case.queue, Selection(ids=[])) == 0
+
+    @rule("requeue")
+    async def test_of_concurrent_requeues_one_requeues_a_message(self, case: Case) -> None:
+        ids = await case.fail(*[b"%d" % number for number in range(10)])
+        other = await case.open()
+        chosen = (Selection(state=State.FAILED), Selection(ids=ids))
+        counts = await asyncio.gather(*(by.requeue(case.queue, one) for one in chosen for by in (case.backend, other)))
+        assert sum(counts) == 10
+        assert await case.counts() == (10, 0, 0, 0)
 
     @rule("remove")
     async def test_remove_deletes_ready_messages(self, case: Case) -> None:
         ids = await case.publish(b"1", b"2", b"3")
-        assert await case.backend.remove(case.queue, [ids[1], "unknown"]) == 1
+        assert await case.backend.remove(case.queue, Selection(ids=[ids[1], "unknown", ids[1]])) == 1
         assert await case.find(ids[1]) is None
         assert await case.leased_bodies() == [b"1", b"3"]
-        assert await case.backend.remove(case.queue, [ids[1]]) == 0
+        assert await case.backend.remove(case.queue, Selection(ids=[ids[1]])) == 0
 
     @rule("remove")
     async def test_remove_deletes_what_another_worker_has_seen_and_not_leased(self, case: Case) -> None:
@@ -308,13 +328,13 @@ class AdministeringContract(Contract):
         other = await case.open()
         first = await until(lambda: case.lease(by=other))
         rest = [message_id for message_id in ids if message_id != first[0].message.id]
-        assert await case.backend.remove(case.queue, rest) == 2
+        assert await case.backend.remove(case.queue, Selection(ids=rest)) == 2
         assert await case.lease(10, by=other) == []
 
     @rule("remove_leased")
     async def test_remove_deletes_in_every_state(self, case: Case) -> None:
         ids = await one_of_each(case)
-        assert await case.backend.remove(case.queue, ids.values()) == 4
+        assert await case.backend.remove(case.queue, Selection(ids=list(ids.values()))) == 4
         assert await case.counts() == (0, 0, 0, 0)
         assert [await case.find(message_id) for message_id in ids.values()] == [None] * 4
 
@@ -322,7 +342,7 @@ class AdministeringContract(Contract):
     async def test_the_holder_of_a_removed_message_is_refused(self, case: Case) -> None:
         ids = await case.publish(*[b"x"] * 4)
         leases = await case.lease(4)
-        assert await case.backend.remove(case.queue, ids) == 4
+        assert await case.backend.remove(case.queue, Selection(ids=ids)) == 4
         if "extend" not in case.backend.deviations:
             assert case.backend.extend(leases, case.long) == leases
         for lease, action in zip(
@@ -333,26 +353,37 @@ class AdministeringContract(Contract):
             assert not await case.settle(lease, action, error="stale")
         assert await case.counts() == (0, 0, 0, 0)
 
-    @rule("purge")
-    async def test_purge_leaves_what_is_leased(self, case: Case) -> None:
-        await one_of_each(case)
-        assert await case.backend.purge(case.queue) == 3
-        assert await case.counts() == (0, 1, 0, 0)
-
-    @rule("purge")
+    @rule("remove_by_state")
     @pytest.mark.parametrize("state", [State.READY, State.LEASED, State.DELAYED, State.FAILED])
-    async def test_purge_of_one_state_leaves_the_others(self, case: Case, state: State) -> None:
+    async def test_remove_of_one_state_leaves_the_others(self, case: Case, state: State) -> None:
         ids = await one_of_each(case)
-        assert await case.backend.purge(case.queue, state) == 1
+        assert await case.backend.remove(case.queue, Selection(state=state)) == 1
         left = {kept for kept, message_id in ids.items() if await case.find(message_id) is not None}
         assert left == set(ids) - {state}
+        assert await case.backend.remove(case.queue, Selection(state=state)) == 0
 
-    @rule("purge")
-    async def test_purge_of_what_is_done_touches_nothing_else(self, case: Case) -> None:
+    @rule("remove_by_state")
+    async def test_remove_of_what_is_done_touches_nothing_else(self, case: Case) -> None:
         await case.publish(b"1", b"2")
         await case.settle(await case.lease_one(), SettleAction.ACK)
-        await case.backend.purge(case.queue, State.DONE)
+        await case.backend.remove(case.queue, Selection(state=State.DONE))
         assert await case.leased_bodies() == [b"2"]
+
+    async def test_an_empty_list_of_ids_selects_nothing(self, case: Case) -> None:
+        await case.publish(b"x")
+        assert await case.backend.remove(case.queue, Selection(ids=[])) == 0
+        assert await case.leased_bodies() == [b"x"]
+
+    @rule("requeue")
+    @pytest.mark.parametrize("state", [State.READY, State.LEASED, State.DELAYED, State.DONE])
+    async def test_only_failed_messages_can_be_requeued(self, case: Case, state: State) -> None:
+        await one_of_each(case)
+        before = await case.counts()
+        found = FinishedMessage(id="x", state=state, finished_at=1.0, location="x")
+        for selection in (Selection(state=state), Selection(unchanged=[found])):
+            with pytest.raises(UsageError, match="failed"):
+                await case.backend.requeue(case.queue, selection)
+        assert await case.counts() == before
 
     @rule("pause")
     async def test_a_paused_queue_gives_nothing_to_any_worker_until_it_is_resumed(self, case: Case) -> None:

@@ -1,4 +1,4 @@
-"""Reading in parts, from other processes as it were, and deleting what such a reader has found."""
+"""Reading in parts, from other processes as it were; requeueing and removing what must be as such a reader has found it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from qworker.backend import Backend
 from qworker.errors import QueueNotFound
-from qworker.message import FinishedMessage, SettleAction, State, StoredMessage
+from qworker.message import FinishedMessage, Selection, SettleAction, State, StoredMessage
 from qworker.testing.base import Contract
 from qworker.testing.harness import Case
 from qworker.testing.rules import rule
@@ -28,6 +28,16 @@ def as_found(stored: StoredMessage) -> FinishedMessage:
     )
 
 
+def changed(one: FinishedMessage, ready: str) -> list[FinishedMessage]:
+    """What is not in the store as it says: a ready message, an unknown one, one in another state, and one of another time."""
+    return [
+        FinishedMessage(id=ready, state=State.FAILED, finished_at=one.finished_at, location=ready),
+        FinishedMessage(id="unknown", state=State.FAILED, finished_at=1.0, location="unknown"),
+        FinishedMessage(id=one.id, state=State.DONE, finished_at=one.finished_at, location=one.location),
+        FinishedMessage(id=one.id, state=State.FAILED, finished_at=1.0, location=one.location),
+    ]
+
+
 async def in_parts(case: Case, state: State, bodies: list[bytes]) -> None:
     """The parts of a state together hold each message once, whoever reads them."""
     other = await case.open()
@@ -39,7 +49,7 @@ async def in_parts(case: Case, state: State, bodies: list[bytes]) -> None:
 
 
 class PartingContract(Contract):
-    """`parts`, `browse_part` and `discard`."""
+    """`parts`, `browse_part` and what must be unchanged."""
 
     async def test_each_ready_message_is_in_one_part(self, case: Case) -> None:
         bodies = [b"%d" % number for number in range(50)]
@@ -77,7 +87,7 @@ class PartingContract(Contract):
     async def test_what_is_gone_before_its_part_is_read_is_left_out(self, case: Case) -> None:
         ids = await case.publish(b"1", b"2", b"3")
         parts = await case.backend.parts(case.queue, State.READY, 2)
-        assert await case.backend.remove(case.queue, [ids[1]]) == 1
+        assert await case.backend.remove(case.queue, Selection(ids=[ids[1]])) == 1
         found = [
             stored.message.body
             for part in parts
@@ -92,30 +102,51 @@ class PartingContract(Contract):
         assert case.queue not in await case.backend.queues()
 
     @rule("requeue")
-    async def test_discard_deletes_what_is_as_it_was_found_and_nothing_else(self, case: Case) -> None:
+    async def test_what_is_unchanged_is_removed_and_nothing_else(self, case: Case) -> None:
         ids = await case.fail(b"1", b"2", b"3")
         (ready,) = await case.publish(b"ready")
         found = [as_found(stored) for stored in await read_all(case, State.FAILED)]
-        assert await case.backend.requeue(case.queue, [ids[1]]) == 1
-        strangers = [
-            FinishedMessage(id=ready, state=State.FAILED, finished_at=found[0].finished_at, location=ready),
-            FinishedMessage(id="unknown", state=State.FAILED, finished_at=1.0, location="unknown"),
-            FinishedMessage(
-                id=found[0].id, state=State.DONE, finished_at=found[0].finished_at, location=found[0].location
-            ),
-        ]
-        assert await case.backend.discard(case.queue, strangers) == 0
-        assert await case.backend.discard(case.queue, found) == 2
-        assert await case.backend.discard(case.queue, found) == 0
+        assert await case.backend.requeue(case.queue, Selection(ids=[ids[1]])) == 1
+        others = Selection(unchanged=changed(found[0], ready))
+        assert await case.backend.remove(case.queue, others) == 0
+        assert await case.backend.remove(case.queue, Selection(unchanged=[*found, found[0]])) == 2
+        assert await case.backend.remove(case.queue, Selection(unchanged=found)) == 0
         assert await case.counts() == (2, 0, 0, 0)
         assert sorted(await case.leased_bodies()) == [b"2", b"ready"]
 
     @rule("requeue")
-    async def test_discard_leaves_what_has_failed_again(self, case: Case) -> None:
-        await case.fail(b"x")
+    async def test_what_is_unchanged_is_requeued_and_nothing_else(self, case: Case) -> None:
+        ids = await case.fail(b"1", b"2", b"3")
+        (ready,) = await case.publish(b"ready")
         found = [as_found(stored) for stored in await read_all(case, State.FAILED)]
+        assert await case.backend.requeue(case.queue, Selection(ids=[ids[1]])) == 1
+        others = [one for one in changed(found[0], ready) if one.state is State.FAILED]
+        assert await case.backend.requeue(case.queue, Selection(unchanged=others)) == 0
+        assert await case.counts() == (2, 0, 0, 2)
+        assert await case.backend.requeue(case.queue, Selection(unchanged=[*found, found[0]])) == 2
+        assert await case.backend.requeue(case.queue, Selection(unchanged=found)) == 0
+        leases = await case.lease(10)
+        assert sorted(lease.message.body for lease in leases) == [b"1", b"2", b"3", b"ready"]
+        assert {lease.message.tries for lease in leases} == {0}
+
+    @rule("requeue")
+    async def test_what_has_failed_again_is_changed(self, case: Case) -> None:
+        await case.fail(b"x")
+        unchanged = Selection(unchanged=[as_found(stored) for stored in await read_all(case, State.FAILED)])
         await case.harness.advance(case.tick / 10)
-        assert await case.backend.requeue(case.queue) == 1
+        assert await case.backend.requeue(case.queue, Selection(state=State.FAILED)) == 1
         assert await case.settle(await case.lease_one(), SettleAction.FAIL_PERM, error="again")
-        assert await case.backend.discard(case.queue, found) == 0
+        assert await case.backend.remove(case.queue, unchanged) == 0
+        assert await case.backend.requeue(case.queue, unchanged) == 0
         assert await case.browse(State.FAILED) == [b"x"]
+
+    @rule("requeue")
+    async def test_what_is_in_other_hands_is_changed(self, case: Case) -> None:
+        await case.fail(b"x")
+        unchanged = Selection(unchanged=[as_found(stored) for stored in await read_all(case, State.FAILED)])
+        assert await case.backend.requeue(case.queue, Selection(state=State.FAILED)) == 1
+        lease = await case.lease_one()
+        assert await case.backend.remove(case.queue, unchanged) == 0
+        assert await case.backend.requeue(case.queue, unchanged) == 0
+        assert await case.settle(lease, SettleAction.ACK)
+        assert await case.counts() == (0, 0, 0, 0)

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from qworker.errors import InvalidName
-from qworker.message import Draft, SettleAction, State
+from qworker.message import Draft, Selection, SettleAction, State
 from qworker.names import new_id
 from qworker.testing.base import Contract
 from qworker.testing.harness import Case
@@ -168,9 +168,9 @@ class PublishingContract(Contract):
     @rule("unique_key")
     async def test_a_key_is_free_again_after_its_message_was_removed(self, case: Case) -> None:
         first = await case.publish(b"first", unique_key="k")
-        await case.backend.remove(case.queue, first)
+        await case.backend.remove(case.queue, Selection(ids=first))
         assert await case.publish(b"second", unique_key="k") != first
-        await case.backend.purge(case.queue)
+        await case.backend.remove(case.queue, Selection(state=State.READY))
         await case.publish(b"third", unique_key="k")
         assert await case.leased_bodies() == [b"third"]
 

@@ -41,7 +41,7 @@ RULES: dict[str, str] = {
     "pause": "a queue can be paused",
     "remove": "a message can be removed by its id",
     "remove_leased": "a leased message can be removed",
-    "purge": "messages can be purged by their state",
+    "remove_by_state": "messages can be removed by their state",
     "exact_counts": "stats counts each state exactly; otherwise: its total is right",
     "browse_delayed": "delayed messages are listed in the order in which they become due; otherwise: in any order",
     "browse_leased": "leased messages are listed; otherwise: the list is empty",

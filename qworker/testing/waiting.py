@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import AsyncGenerator
 
 from qworker.backend import Backend
-from qworker.message import Draft, SettleAction
+from qworker.message import Draft, Selection, SettleAction, State
 from qworker.testing.base import Contract
 from qworker.testing.harness import Case
 from qworker.testing.reaping import leases_outlive_the_clock
@@ -140,7 +140,7 @@ class WaitingContract(Contract):
     async def test_a_requeue_wakes_a_wait(self, case: Case) -> None:
         await case.fail(b"x")
         async with woken(case):
-            assert await case.backend.requeue(case.queue) == 1
+            assert await case.backend.requeue(case.queue, Selection(state=State.FAILED)) == 1
 
     @rule("expiry", otherwise=leases_outlive_the_clock)
     async def test_a_reap_wakes_a_wait(self, case: Case) -> None:

@@ -20,7 +20,7 @@ from qworker.backend import Backend
 from qworker.bulk import StagedPartition
 from qworker.envelope import Envelope, open_envelope
 from qworker.explain import explain
-from qworker.message import Draft, Lease, SettleAction, Settlement, State
+from qworker.message import Draft, Lease, Selection, SettleAction, Settlement, State
 from qworker.parcel import unpack
 from qworker.run import WorkerOptions
 from qworker.worker import Worker
@@ -365,7 +365,7 @@ async def failures_run_again(written: Written, backend: Backend, crew: Crew) -> 
     failed = {queue: written.messages(queue, "fail") for queue in written.queues}
     never = [one for rows in failed.values() for one in rows if one["error"].startswith(("malformed name", "a link: "))]
     for queue, rows in failed.items():
-        assert await backend.requeue(queue) == len(rows)
+        assert await backend.requeue(queue, Selection(state=State.FAILED)) == len(rows)
     ran = await crew.work(*sorted(written.queues))
     wanted = [
         run for queue, rows in failed.items() for run in runs_of(queue, [r for r in rows if r not in never], tries=0)

@@ -236,6 +236,8 @@ BODIES = [
     b'[{"body":"AA==","priority":77}]', b'[{"body":"AA==","unique_key":""}]', b'[{"body":"AA==","due_at":1e300}]',
     b'[{"body":"!!!"}]', b'{"queues":["alpha"],"timeout":-1}', b'{"queues":["../x"],"timeout":0}',
     b'{"leases":[{"queue":"a","id":"../x","token":99999999999999999999}],"visibility":1}', b'{"delay":1e300}', b'{"delay":-1}',
+    b'{"state":7}', b'{"state":"fail"}', b'{"unchanged":7}', b'{"unchanged":[7]}', b'{"unchanged":[{"state":[]}]}', b'{"ids":"x"}', b'{"ids":[7]}',
+    b'{"unchanged":[{"id":"x","state":"failed","finished_at":"x"}]}', b'{"unchanged":[{"id":"x","state":"failed","finished_at":1e308}]}',
     b'{"action":"ack"}', b'{"error":"\\ud800"}',
 ]  # fmt: skip
 
@@ -243,7 +245,7 @@ BODIES = [
 @pytest.mark.parametrize("body", BODIES)
 def test_no_document_is_the_server_s_fault(server: Served, body: bytes) -> None:
     for target in (
-        *(f"/-/alpha/{what}" for what in ("publish", "lease", "requeue", "remove", "purge", "reap")),
+        *(f"/-/alpha/{what}" for what in ("publish", "lease", "requeue", "remove", "reap")),
         *("/-/settle", "/-/extend", "/-/wait"),
         *(f"/-/alpha/messages/x/{how}" for how in ("ack", "fail_tmp", "release", "explode")),
     ):

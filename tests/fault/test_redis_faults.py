@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from qworker.errors import BackendError, BackendUnavailable, PublishUncertain, StorageFull
-from qworker.message import Draft, Lease, SettleAction, Settlement, State
+from qworker.message import Draft, Lease, Selection, SettleAction, Settlement, State
 from qworker.offers import Health
 from qworker.registry import open_backend
 from qworker.testing.until import until
@@ -139,7 +139,7 @@ async def test_a_settlement_whose_answer_was_lost_may_be_repeated_by_its_caller(
         assert await backend.settle(acks(await backend.lease(QUEUE, 1, LONG))) == []
         one, two, three = await backend.lease(QUEUE, 3, LONG)
         direct = open_backend(server.url)
-        await direct.remove(QUEUE, [two.message.id])
+        await direct.remove(QUEUE, Selection(ids=[two.message.id]))
         ends = [
             Settlement(lease=one, action=SettleAction.ACK),
             Settlement(lease=two, action=SettleAction.ACK),
@@ -344,7 +344,7 @@ async def fill_and_drain(server: RedisServer) -> None:
     assert await backend.settle([Settlement(lease=first, action=SettleAction.FAIL_TMP, error="again")]) == []
     (again,) = await backend.lease(QUEUE, 1, LONG)
     assert await backend.settle([Settlement(lease=again, action=SettleAction.FAIL_PERM, error="no")]) == []
-    assert await backend.requeue(QUEUE) == 1
+    assert await backend.requeue(QUEUE, Selection(state=State.FAILED)) == 1
     (again,) = await backend.lease(QUEUE, 1, LONG)
     assert await backend.settle([Settlement(lease=again, action=SettleAction.RELEASE)]) == []
     await backend.reap(QUEUE)

@@ -20,7 +20,7 @@ import pytest
 
 from qworker.backend import Backend
 from qworker.cli.main import main
-from qworker.message import Draft, Lease, SettleAction, Settlement, State
+from qworker.message import Draft, Lease, Selection, SettleAction, Settlement, State
 from qworker.registry import open_backend
 from qworker.testing.until import until
 from tests.archives import unpack
@@ -276,7 +276,7 @@ async def test_tries_are_counted_by_both_in_the_name(backend: Backend, peer: Fsq
     assert out.read_text() == "2\n"
     (stored,) = await backend.browse(QUEUE, State.FAILED)
     assert (stored.message.tries, stored.message.argv, stored.error) == (2, ("a",), None)
-    assert await backend.requeue(QUEUE) == 1
+    assert await backend.requeue(QUEUE, Selection(state=State.FAILED)) == 1
     assert (await peer.run("scan", QUEUE, "/bin/true"))[0] == 0
     assert (await backend.stats(QUEUE)).done == 1
 
@@ -295,7 +295,7 @@ async def test_a_trigger_wakes_the_other(fsq: tuple[str, Path], root: Path) -> N
                     await backend.publish(QUEUE, [Draft(body=b"pulled")])
                 await asyncio.sleep(0.05)
         assert (await listening).strip() == b"pulled"
-        await backend.purge(QUEUE)
+        await backend.remove(QUEUE, Selection(state=State.READY))
         # A worker that waits is a listener: to pull the trigger is no error. It reads old pulls first.
         assert await backend.wait_and_lease(QUEUE, 1, 30.0, 0.1) == []
         waiting = asyncio.create_task(backend.wait_and_lease(QUEUE, 1, 30.0, PATIENCE))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from qworker.backend import Backend
-from qworker.message import Draft, SettleAction, Settlement, State
+from qworker.message import Draft, Selection, SettleAction, Settlement, State
 from qworker.registry import open_backend
 from qworker.testing.until import until
 from tests.archives import unpack
@@ -113,7 +113,7 @@ async def test_each_respects_the_leases_of_the_other(peer: Peer, tmp_path: Path)
         assert await peer.run("hold", 3000) == [f"{second} 2"]
         (lease,) = await backend.lease("work", 10, 3000.0)
         assert (lease.message.id, lease.message.body) == (third, b"0")
-        assert await backend.remove("work", [first, second]) == 2
+        assert await backend.remove("work", Selection(ids=[first, second])) == 2
         assert await peer.run("size") == ["1"]
     finally:
         await backend.aclose()

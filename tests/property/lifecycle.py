@@ -24,7 +24,7 @@ from hypothesis.stateful import (
 )
 
 from qworker.backend import Backend
-from qworker.message import Draft, Lease, SettleAction, Settlement, State
+from qworker.message import Draft, Lease, Selection, SettleAction, Settlement, State
 from qworker.names import new_ids
 from qworker.registry import open_backend
 from qworker.testing.clock import FakeClock
@@ -226,18 +226,20 @@ class Lifecycle(RuleBasedStateMachine):
 
     def remove(self, worker: int, number: int, delay: float) -> None:
         chosen = self.some_ids(number, 1 + number % 3)
-        model, real = self.both("remove", chosen)
+        model, real = self.both("remove", Selection(ids=chosen))
         assert model == real == len(chosen)
         self.gone(set(chosen))
 
     def requeue(self, worker: int, number: int, delay: float) -> None:
         failed = [one.message.id for one in self.do(self.model.browse(self.queue, State.FAILED, 1000))]
-        model, real = self.both("requeue", failed[:1] if number % 2 else None)
+        model, real = self.both("requeue", Selection(ids=failed[:1]) if number % 2 else Selection(state=State.FAILED))
         assert model == real
 
     def purge(self, worker: int, number: int, delay: float) -> None:
-        model, real = self.both("purge", (None, *LIVE)[number % 5])
-        assert model == real
+        for state in (LIVE, *[[one] for one in LIVE])[number % 5]:
+            if state is not State.LEASED or number % 5:
+                model, real = self.both("remove", Selection(state=state))
+                assert model == real
         left = {one.message.id for one in self.do(self.model.browse(self.queue, State.READY, 1000))}
         self.gone(set(self.ids) - left)
 

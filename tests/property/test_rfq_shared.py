@@ -11,7 +11,7 @@ import pytest
 from redis import Redis
 
 from qworker.backend import Backend
-from qworker.message import Draft, Lease, SettleAction, Settlement, State
+from qworker.message import Draft, Lease, Selection, SettleAction, Settlement, State
 from qworker.registry import open_backend
 from tests.depth import DEPTH
 from tests.servers import RedisServer, free_port
@@ -86,7 +86,7 @@ class Shared:
         await self.draw.choice(self.workers).reap(TOPIC)
 
     async def requeue(self) -> None:
-        await self.workers[0].requeue(TOPIC)
+        await self.workers[0].requeue(TOPIC, Selection(state=State.FAILED))
 
     async def advance(self) -> None:
         self.server.advance(self.draw.choice([7.0, 35.0, 70.0]))
@@ -157,7 +157,7 @@ class Shared:
         for _ in range(6):
             self.server.advance(100.0)
             await worker.reap(TOPIC)
-            await worker.requeue(TOPIC)
+            await worker.requeue(TOPIC, Selection(state=State.FAILED))
             while leases := await worker.lease(TOPIC, 50, VISIBILITY):
                 assert await worker.settle([Settlement(lease=lease, action=SettleAction.ACK) for lease in leases]) == []
                 self.finished.update(lease.message.id for lease in leases)

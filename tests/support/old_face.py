@@ -76,6 +76,7 @@ NAMES = {
     "on": "enabled",
     "origin": "original_id",
     "place": "location",
+    "purge": "remove_by_state",
     "words": "describe_retention",
 }
 # A rule and an attribute of that name are called otherwise.
@@ -266,16 +267,19 @@ class OldFace:
             yield [View(stored) for stored in page]
 
     async def discard(self, queue: str, found: Sequence[Finished]) -> int:
-        return await self.new.discard(queue, [one.new for one in found])
+        return await self.new.remove(queue, message.Selection(unchanged=[one.new for one in found]))
 
     async def requeue(self, queue: str, ids: Any = None) -> int:
-        return await self.new.requeue(queue, ids)
+        return await self.new.requeue(
+            queue, _by_ids(ids) if ids is not None else message.Selection(state=_new(State.FAIL))
+        )
 
     async def remove(self, queue: str, ids: Any) -> int:
-        return await self.new.remove(queue, ids)
+        return await self.new.remove(queue, _by_ids(ids))
 
     async def purge(self, queue: str, state: State | None = None) -> int:
-        return await self.new.purge(queue, _new(state))
+        states = (State.DELAYED, State.READY, State.FAIL) if state is None else (state,)
+        return sum([await self.new.remove(queue, message.Selection(state=_new(one))) for one in states])
 
     async def down(self, queue: str) -> None:
         await self.new.pause(queue)
@@ -300,6 +304,10 @@ class OldFace:
 
     async def message_history(self, queue: str, message_id: str) -> list[View]:
         return [View(one) for one in await self.new.history.for_message(queue, message_id)]
+
+
+def _by_ids(ids: Any) -> message.Selection:
+    return message.Selection(ids=list(ids))
 
 
 def open_backend(url: str, *, clock: Clock = SYSTEM_CLOCK) -> OldFace:

@@ -8,7 +8,7 @@ import pytest
 
 from qworker import Draft, Tasks
 from qworker.explain import Explanation, explain
-from qworker.message import SettleAction, Settlement
+from qworker.message import Selection, SettleAction, Settlement, State
 from qworker.retention import KEEP_ALL
 from qworker.testing import FakeClock
 from qworker_memory import MemoryBackend
@@ -76,7 +76,7 @@ async def test_each_state_has_its_reason(backend: MemoryBackend, clock: FakeCloc
     found = await explain(backend, QUEUE, "m", clock=clock)
     assert codes(found) == ["failed"]
     assert "worn out" in found.reasons[0].text
-    await backend.requeue(QUEUE)
+    await backend.requeue(QUEUE, Selection(state=State.FAILED))
     [lease] = await backend.lease(QUEUE, 1, 30)
     await backend.settle([Settlement(lease=lease, action=SettleAction.ACK)])
     assert await now() == ["done"]

@@ -27,7 +27,7 @@ from qworker.errors import (
     StorageFull,
 )
 from qworker.files import GroupCommit, read_all
-from qworker.message import Draft, Lease, SettleAction, Settlement, State
+from qworker.message import Draft, Lease, Selection, SettleAction, Settlement, State
 from qworker.names import new_id
 from qworker.registry import open_backend
 from qworker.testing.clock import FakeClock
@@ -121,7 +121,7 @@ async def test_each_state_is_a_directory_and_a_name(root: Path, backend: FileBac
     assert names(root, "fail") == [f"._{message_id}_1_thumbnail.reason", f"_{message_id}_1_thumbnail"]
     assert (root / "q" / "fail" / f"._{message_id}_1_thumbnail.reason").read_text() == "no such file"
 
-    assert await backend.requeue("q") == 1
+    assert await backend.requeue("q", Selection(state=State.FAILED)) == 1
     assert names(root, "fail") == []
     assert names(root, "queue") == [f"_{message_id}_0_thumbnail"]
 
@@ -185,7 +185,7 @@ async def test_a_queue_of_fsq_is_taken_whole(root: Path) -> None:
         assert found[()].body == b""
         await settle(backend, list(leases), SettleAction.ACK)
         assert (await backend.stats("a_queue")).leased == 0
-        assert await backend.requeue("a_queue") == 1
+        assert await backend.requeue("a_queue", Selection(state=State.FAILED)) == 1
         assert (await backend.stats("downed")).paused is True
         assert await backend.lease("downed", 1, LONG) == []
         await backend.resume("downed")
@@ -244,7 +244,7 @@ async def test_what_is_no_regular_file_is_put_aside_with_a_reason(root: Path, ba
     assert all(one.error for one in failed)
     assert {one.message.body for one in failed} == {b""}
     assert secret.read_text() == "do not read"
-    assert await backend.purge("q", State.FAILED) == 4
+    assert await backend.remove("q", Selection(state=State.FAILED)) == 4
     assert secret.exists()
 
 

@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from qworker import Retry, Tasks
 from qworker.backend import Backend
 from qworker.cli.main import main
-from qworker.message import Draft, Message, SettleAction, Settlement, State
+from qworker.message import Draft, Message, Selection, SettleAction, Settlement, State
 from qworker.registry import open_backend
 from qworker.testing import FakeClock, run_until_idle, until
 from qworker_file.fsq.constants import Constants
@@ -111,7 +111,7 @@ async def test_hostile_files_fail_with_a_reason_and_everything_else_flows(
     assert all(stored.error for stored in failed)
     assert b"secret" not in {stored.message.body for stored in failed}
     assert outside(tmp_path) == before
-    assert await backend.purge(QUEUE, State.FAILED) == planted
+    assert await backend.remove(QUEUE, Selection(state=State.FAILED)) == planted
     assert outside(tmp_path) == before
 
 

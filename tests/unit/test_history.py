@@ -28,6 +28,7 @@ from qworker.history.memory import MemoryHistory
 from qworker.history.reading import Wanted, follow, newest
 from qworker.history.retention import prune
 from qworker.history.store import HistoryOptions
+from qworker.message import Selection
 from qworker.registry import open_backend
 from qworker.segments.log import Log
 from qworker.testing import FakeClock
@@ -159,7 +160,7 @@ async def test_what_is_cancelled_at_the_end_is_told_as_released_and_a_lost_lease
 
     @app.task(queue="other")
     async def removed(context: Context) -> None:
-        await app.store.remove("other", [context.message.id])
+        await app.store.remove("other", Selection(ids=[context.message.id]))
 
     job, lost = await forever.enqueue(), await removed.enqueue()
     async with app.working() as (worker, _):
@@ -225,7 +226,7 @@ async def test_explain_knows_what_became_of_a_message_that_is_gone(app) -> None:
     done, failed, purged = await app.enqueue_many(work.call(fails) for fails in (False, True, True))
     await app.burst()
     store = MemoryBackend(app.url.removeprefix("memory://"))
-    await store.remove("default", [done.id, failed.id])
+    await store.remove("default", Selection(ids=[done.id, failed.id]))
     found = await explain(store, "default", done.id)
     assert (found.state, [reason.code for reason in found.reasons]) == (None, ["done"])
     assert [event.kind for event in found.history] == ["enqueued", "leased", "acked"]

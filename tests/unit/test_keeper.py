@@ -9,7 +9,7 @@ import structlog
 
 from qworker import Context, State
 from qworker.keeper import Keeper
-from qworker.message import Lease, Message
+from qworker.message import Lease, Message, Selection
 from qworker.outage import Outage
 from qworker.run import Run, Stop
 from qworker.testing.clock import FakeClock
@@ -56,7 +56,7 @@ async def test_a_lost_lease_cancels_the_handler_and_its_outcome_does_not_count(a
     @app.task
     async def work(ctx: Context) -> None:
         try:
-            await app.store.remove("default", [ctx.message.id])
+            await app.store.remove("default", Selection(ids=[ctx.message.id]))
             await asyncio.Event().wait()
         finally:
             ended.append(1)

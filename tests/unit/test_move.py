@@ -9,7 +9,7 @@ import pytest
 
 from qworker import Draft, State
 from qworker.errors import BackendError, BackendUnavailable, QueueNotFound
-from qworker.message import SettleAction, Settlement
+from qworker.message import Selection, SettleAction, Settlement
 from qworker.move import move
 from qworker.testing import FakeClock
 from qworker_memory import MemoryBackend
@@ -35,9 +35,9 @@ class Fragile(MemoryBackend):
             self._stumble("ack", self.fail_before)
         return await super().settle(settlements)
 
-    async def remove(self, queue: str, ids: object) -> int:
+    async def remove(self, queue: str, selection: Selection) -> int:
         self._stumble("remove", self.fail_before)
-        return await super().remove(queue, ids)  # type: ignore[arg-type]
+        return await super().remove(queue, selection)
 
     def _stumble(self, what: str, wanted: str) -> None:
         if what == wanted:

@@ -102,6 +102,15 @@ def test_an_idempotency_key_holds_beyond_a_restart_while_the_message_is_stored(t
     assert len(list((tmp_path / "root" / "queues" / "q").iterdir())) == 1
 
 
+@pytest.mark.parametrize("call", ["requeue", "remove"])
+@pytest.mark.parametrize("body", [b"", b"{}", b'{"id":["x"]}', b'{"ids":[],"state":"failed"}'])
+def test_what_selects_nothing_or_too_much_is_refused(server: Served, call: str, body: bytes) -> None:
+    ask(server, "POST", "/q/messages", b"x")
+    status, _, text = ask(server, "POST", f"/-/q/{call}", body)
+    assert (status, b"exactly one of ids, state and unchanged" in text) == (400, True)
+    assert ask(server, "GET", "/q/messages")[2] == b"x"
+
+
 def test_a_long_poll_returns_with_what_comes_meanwhile(server: Served) -> None:
     answers: list[Response] = []
     poll = threading.Thread(target=lambda: answers.append(ask(server, "GET", "/inbox/messages?wait=45")))

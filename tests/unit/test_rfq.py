@@ -18,7 +18,7 @@ from redis import Redis
 from qworker.backend import Backend
 from qworker.cli.main import main
 from qworker.errors import BackendError, InvalidArguments, InvalidURL, NotSupported
-from qworker.message import Draft, Lease, SettleAction, Settlement, State
+from qworker.message import Draft, Lease, Selection, SettleAction, Settlement, State
 from qworker.registry import open_backend
 from qworker_redis.rfq.codec import BODY, BODY_BASE64, check, decode, encode
 from qworker_redis.rfq.ids import id_of, is_id, new_ids, published_at, ticks_of
@@ -166,7 +166,7 @@ async def test_hostile_messages_are_set_aside_and_all_others_flow(backend: Backe
     stats = await backend.stats(TOPIC)
     assert (stats.ready, stats.leased, stats.failed) == (0, 0, len(failed))
     assert await backend.reap(TOPIC) == 0
-    assert await backend.purge(TOPIC, State.FAILED) == len(failed)
+    assert await backend.remove(TOPIC, Selection(state=State.FAILED)) == len(failed)
     assert {client.get("outside"), client.get("rfq:other:message:1")} == {b"untouched"}
     assert client.keys("rfq:tiles:message:*") == []
 

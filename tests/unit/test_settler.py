@@ -10,7 +10,7 @@ import structlog
 from qworker import Context, Fail, State
 from qworker.errors import BackendUnavailable
 from qworker.failure import summary
-from qworker.message import SettleAction
+from qworker.message import Selection, SettleAction
 from qworker.testing.until import until
 
 
@@ -139,7 +139,7 @@ async def test_one_settlement_that_the_store_does_not_take_now_holds_up_no_other
 async def test_a_stale_holder_can_settle_nothing_and_says_so(app):
     @app.task
     async def work(ctx: Context) -> None:
-        await app.store.remove("default", [ctx.message.id])
+        await app.store.remove("default", Selection(ids=[ctx.message.id]))
 
     await work.enqueue()
     with structlog.testing.capture_logs() as logs:

@@ -14,7 +14,7 @@ import pytest_asyncio
 
 from qworker.backend import Backend
 from qworker.errors import InvalidURL, NotSupported, PublishUncertain, StorageFull
-from qworker.message import Draft, Lease, SettleAction, Settlement, State
+from qworker.message import Draft, Lease, Selection, SettleAction, Settlement, State
 from qworker.registry import open_backend
 from qworker.segments.state import decode_state
 from qworker.testing.until import until
@@ -84,7 +84,7 @@ async def test_settling_in_one_channel_changes_nothing_in_another(store: Open) -
     await end(first, await take(first))
     assert (await first.stats("q")).ready == 0
     assert (await second.stats("q")).ready == 2
-    assert await second.purge("q") == 2
+    assert await second.remove("q", Selection(state=State.READY)) == 2
 
 
 async def test_the_position_moves_past_the_contiguous_acked_prefix_only(store: Open, tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ async def test_a_failed_message_holds_neither_position_nor_segment(store: Open, 
     await until(lambda: len(segments(tmp_path)) == 1)
     (failed,) = await backend.browse("q", State.FAILED)
     assert (failed.message.body, failed.error) == (b"bad" * 100, "no")
-    assert await backend.requeue("q") == 1
+    assert await backend.requeue("q", Selection(state=State.FAILED)) == 1
     await end(backend, await take(backend))
     assert (await backend.stats("q")).failed == 0
 

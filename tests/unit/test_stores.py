@@ -28,6 +28,7 @@ from qworker.history import writer
 from qworker.history.batch import EventBatch
 from qworker.history.directory import DirectoryHistory
 from qworker.history.store import HistoryOptions
+from qworker.message import Selection
 from qworker.offers import Check, Health
 from qworker.parts import shares
 from qworker.registry import _installed, open_backend, schemes
@@ -46,10 +47,12 @@ LOOKS: dict[str, Callable[[Backend], Awaitable[object]]] = {
     "find": lambda backend: backend.find("q", ["x"]),
     "parts": lambda backend: backend.parts("q", State.READY, 2),
     "browse_part": _parts,
-    "discard": lambda backend: backend.discard("q", []),
-    "requeue": lambda backend: backend.requeue("q"),
-    "remove": lambda backend: backend.remove("q", ["x"]),
-    "purge": lambda backend: backend.purge("q"),
+    "requeue": lambda backend: backend.requeue("q", Selection(ids=["x"])),
+    "requeue by state": lambda backend: backend.requeue("q", Selection(state=State.FAILED)),
+    "requeue unchanged": lambda backend: backend.requeue("q", Selection(unchanged=[])),
+    "remove": lambda backend: backend.remove("q", Selection(ids=["x"])),
+    "remove by state": lambda backend: backend.remove("q", Selection(state=State.READY)),
+    "remove unchanged": lambda backend: backend.remove("q", Selection(unchanged=[])),
     "pause": lambda backend: backend.pause("q"),
     "resume": lambda backend: backend.resume("q"),
 }

@@ -16,7 +16,7 @@ from qworker.errors import BackendUnavailable
 from qworker.files import check_writable, durability_at, link_file, missing_directory, store_errors
 from qworker.finding import find_each, stamp
 from qworker.history.directory import directory_history
-from qworker.message import Draft, FinishedMessage, Lease, QueueStats, Settlement, State, StoredMessage
+from qworker.message import Draft, Lease, QueueStats, Selection, Settlement, State, StoredMessage
 from qworker.names import check_queue
 from qworker.offers import Check
 from qworker.parts import Share, pages, shares
@@ -31,13 +31,12 @@ from qworker_file.fsq.options import FsqOptions, root_of
 from qworker_file.fsq.publish import check, ids
 from qworker_file.fsq.settle import settle_all
 from qworker_file.fsq.store import ABSENT_PAUSE, Store
+from qworker_file.unchanged import unchanged
 
 if TYPE_CHECKING:
     from qworker.scan.engine import ScanOptions, Source
 
 __all__ = ["FsqBackend"]
-
-_UNFINISHED = (State.READY, State.DELAYED, State.FAILED)
 
 
 class FsqBackend(Backend):
@@ -329,26 +328,24 @@ class FsqBackend(Backend):
             async for page in pages(look.read(entry) for entry in entries):
                 yield page
 
-    async def discard(self, queue: str, found: Sequence[FinishedMessage]) -> int:
-        """Delete finished messages that are as they were found, by their place."""
-        places = {(one.state, one.location): one for one in found}
-        with store_errors(f"remove from {queue!r}"):
-            local = self._found(queue)
-            entries = [
-                entry
-                for entry in await self._look(local).entries(State.FAILED, State.DONE)
-                if (one := places.get((entry.state, entry.name))) is not None and one.has_finished_at(entry.at)
-            ]
-            return await self._delete(local, entries)
+    async def _selected(self, local: LocalQueue, selection: Selection, *states: State) -> Iterable[Entry]:
+        """What is selected; by ids, in some states only."""
+        if selection.unchanged is not None:
+            directories = {state: directory_of(local.files, state) for state in (State.DONE, State.FAILED)}
+            found = unchanged(selection.unchanged, directories, lambda status: status.st_ctime)
+            return (Entry(state, name) for state, name, _ in found)
+        look = self._look(local)
+        if selection.ids is not None:
+            return await look.matching(frozenset(selection.ids), *states)
+        assert selection.state is not None
+        return await look.entries(selection.state)
 
-    async def requeue(self, queue: str, ids: Iterable[str] | None = None) -> int:
+    async def requeue(self, queue: str, selection: Selection) -> int:
         """Make failed messages ready."""
+        selection.require_failed()
         with store_errors(f"requeue in {queue!r}"):
             local, store = self._found(queue), self._opened()
-            look = self._look(local)
-            entries = (
-                await look.entries(State.FAILED) if ids is None else await look.matching(frozenset(ids), State.FAILED)
-            )
+            entries = await self._selected(local, selection, State.FAILED)
             local.let_go()
             moved = [name for entry in entries if (name := self._requeue(local, entry.name)) is not None]
             await store.commit({local.files.fail, local.files.queue} if moved else set())
@@ -379,21 +376,13 @@ class FsqBackend(Backend):
             return None
         return target
 
-    async def remove(self, queue: str, ids: Iterable[str]) -> int:
-        """Delete messages by id."""
-        wanted = frozenset(ids)
+    async def remove(self, queue: str, selection: Selection) -> int:
+        """Delete messages."""
         with store_errors(f"remove from {queue!r}"):
             local = self._found(queue)
-            return await self._delete(local, await self._look(local).matching(wanted, *State))
+            return await self._delete(local, await self._selected(local, selection, *State))
 
-    async def purge(self, queue: str, state: State | None = None) -> int:
-        """Delete messages by state."""
-        states = _UNFINISHED if state is None else (state,)
-        with store_errors(f"purge {queue!r}"):
-            local = self._found(queue)
-            return await self._delete(local, await self._look(local).entries(*states))
-
-    async def _delete(self, local: LocalQueue, entries: Sequence[Entry]) -> int:
+    async def _delete(self, local: LocalQueue, entries: Iterable[Entry]) -> int:
         files = local.files
         gone: set[int] = set()
         count = 0

@@ -9,10 +9,10 @@ from typing import Literal, cast
 from qworker.backend import Backend
 from qworker.clock import Clock
 from qworker.errors import BackendError
-from qworker.message import Message, QueueStats, State, StoredMessage
+from qworker.message import FinishedMessage, Message, QueueStats, State, StoredMessage
 from qworker.names import check_queue, printable
 from qworker.parts import WHOLE
-from qworker_redis.admin import Administration, batches
+from qworker_redis.admin import Administration, batches, timed
 from qworker_redis.replies import Reply
 from qworker_redis.rfq.codec import fields_of, packed, readable
 from qworker_redis.rfq.ids import new_ids, published_at
@@ -37,7 +37,6 @@ class RfqAdministration(Administration):
 
     # The keys of topics are others than those that are read in shares.
     browse_part = Backend.browse_part
-    discard = Backend.discard
 
     async def queues(self) -> list[str]:
         """The names of all topics: those with a list of rfq's, and those that qworker made."""
@@ -117,10 +116,14 @@ class RfqAdministration(Administration):
     async def find(self, queue: str, ids: Sequence[str]) -> list[StoredMessage]:
         """Look at messages."""
         found: list[StoredMessage] = []
-        for batch in list(batches(ids)) or [[]]:
+        for batch in batches(ids):
             named = [one.encode(errors="surrogateescape") for one in batch]
             found += _stored(queue, await self._found("look", queue, ("id", *named)))
         return found
+
+    async def _remove_unchanged(self, queue: str, found: Sequence[FinishedMessage]) -> int:
+        failed = [one for one in found if one.state is State.FAILED]
+        return await self._counted("remove", queue, ("unchanged", *timed(failed)))
 
     # -- rfq's commands ----------------------------------------------------------------------------------------------
 

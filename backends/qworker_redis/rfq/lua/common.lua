@@ -18,6 +18,16 @@ local function text(number)
   return string.format('%.0f', number)
 end
 
+-- The ids in ARGV, from a place on, that a set has with just the time that follows each.
+local function as_found(set, first)
+  local ids = {}
+  for i = first, #ARGV, 2 do
+    local time = call('ZSCORE', set, ARGV[i])
+    if time and tonumber(time) == tonumber(ARGV[i + 1]) then insert(ids, ARGV[i]) end
+  end
+  return ids
+end
+
 -- Call a command with any number of trailing arguments; Lua's stack holds some 8,000.
 local function spread(command, key, arguments)
   for first = 1, #arguments, 4000 do

@@ -1,6 +1,8 @@
--- Delete messages in any state, whoever holds them: by their ids, or those of a state, or of one of rfq's lists.
+-- Delete messages in any state, whoever holds them: by their ids, those of a state or of one of rfq's lists, or failed ones that are as
+-- they were found.
 -- KEYS: meta backlog nextlog message leased claims delayed tries errors enqueued origins failed
--- ARGV: ids, then ids; or a state (ready, delayed, leased, done, fail) and how many; or backlog or nextlog, and how many
+-- ARGV: ids, then ids; or a state (ready, delayed, leased, done, fail) and how many; or backlog or nextlog, and how many; or unchanged, then id
+--       and time of the failure in us of each
 -- RETURNS: messages deleted; their ids for backlog and nextlog; -1 if there is no such topic
 local meta, backlog, nextlog, message, leased, claims, delayed, tries, errors, enqueued, origins, failed = unpack(KEYS)
 local version = call('HGET', meta, 'version')
@@ -40,6 +42,11 @@ if what == 'ids' then
       insert(ids, ARGV[i])
     end
   end
+  return drop(ids)
+end
+if what == 'unchanged' then
+  local ids = as_found(failed, 2)
+  spread('ZREM', failed, ids)
   return drop(ids)
 end
 take_due(backlog, message, delayed, clock(), 1000)
