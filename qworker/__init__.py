@@ -1,6 +1,6 @@
 """An asyncio worker framework whose queue is a directory by default, and a Redis when you outgrow the machine.
 
-Tasks         an app: `@tasks.task` registers a function, `@tasks.handler` one for messages of other programs
+Tasks         an app: `@tasks.task` registers a function, `@tasks.raw_handler` one for messages of other programs
 Task          a registered function: `await task.enqueue(...)`, `task.enqueue_sync(...)`, `task.using(delay=...)`, `task.call(...)`
 Context       what a handler may know about its own run: annotate its first parameter so
 Retry         raise it in a handler: run the message again later

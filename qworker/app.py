@@ -43,7 +43,7 @@ _BATCH = 1000
 
 
 class Tasks(Generic[State]):
-    """An app: register functions with `task` and `handler`, enqueue calls of them from anywhere, run them with a worker.
+    """An app: register functions with `task` and `raw_handler`, enqueue calls of them from anywhere, run them with a worker.
 
     A type checker takes `State` from `lifespan`; handlers that use it annotate their first parameter `Context[State]`.
 
@@ -55,7 +55,7 @@ class Tasks(Generic[State]):
     Attributes:
         lifespan: As given.
         clock: What its backends read the time from. Tests give a fake one before the first call.
-        registered: The tasks by name.
+        registered_tasks: The tasks by name.
         raw_handlers: The raw handlers by queue.
     """
 
@@ -69,7 +69,7 @@ class Tasks(Generic[State]):
         self._url = None if url is None else check_text("url", url)
         self.lifespan = _checked_lifespan(lifespan)
         self.clock: Clock = SYSTEM_CLOCK
-        self.registered: dict[str, Task[..., Any]] = {}
+        self.registered_tasks: dict[str, Task[..., Any]] = {}
         self.raw_handlers: dict[str, RawHandler] = {}
         self._backends: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Opened] = weakref.WeakKeyDictionary()
         # The one asked for last: most apps have a single loop, and this is asked for each call.
@@ -78,7 +78,7 @@ class Tasks(Generic[State]):
         self._header_sources: list[Callable[[], Mapping[str, str]]] = []
 
     def __repr__(self) -> str:
-        return f"<Tasks {', '.join(sorted(self.registered)) or 'empty'}>"
+        return f"<Tasks {', '.join(sorted(self.registered_tasks)) or 'empty'}>"
 
     # -- registering -------------------------------------------------------------------------------------------------
 
@@ -140,7 +140,7 @@ class Tasks(Generic[State]):
         return decorator if function is None else decorator(function)
 
     @exact_options
-    def handler(
+    def raw_handler(
         self,
         *,
         queue: str = "default",
@@ -161,7 +161,7 @@ class Tasks(Generic[State]):
         options = Options(queue=queue, max_tries=max_tries, timeout=given, backoff=backoff, process=process)
 
         def register(function: F) -> F:
-            _check(function, "@tasks.handler")
+            _check(function, "@tasks.raw_handler")
             if queue in self.raw_handlers:
                 raise DuplicateTask(f"the queue {queue!r} has a raw handler, {self.raw_handlers[queue].name}: keep one")
             self.raw_handlers[queue] = RawHandler(function, options)
@@ -169,7 +169,7 @@ class Tasks(Generic[State]):
 
         return register
 
-    def add(self, task: Task[..., Any]) -> None:
+    def register(self, task: Task[..., Any]) -> None:
         """Register a task that this app has made.
 
         Raises:
@@ -178,15 +178,15 @@ class Tasks(Generic[State]):
         """
         given: Any = task
         if not isinstance(given, Task):
-            raise UsageError(f"add() takes a task (got {shown(task)}): register a function with @tasks.task")
+            raise UsageError(f"register() takes a task (got {shown(task)}): register a function with @tasks.task")
         if not task.belongs_to(self):
             raise UsageError(
                 f"the task {task.name!r} belongs to another app, and its calls go to that app's backend:"
                 " register its function here, with tasks.task(the_task.function)"
             )
-        if task.name in self.registered:
+        if task.name in self.registered_tasks:
             raise DuplicateTask(f"there is a task {task.name!r} already: give one of them name=...")
-        self.registered[task.name] = task
+        self.registered_tasks[task.name] = task
 
     def __getitem__(self, name: str) -> Task[..., Any]:
         """The task of a name.
@@ -195,19 +195,19 @@ class Tasks(Generic[State]):
             UnknownTask: there is none.
         """
         try:
-            return self.registered[name]
+            return self.registered_tasks[name]
         except KeyError:
-            known = ", ".join(sorted(self.registered)) or "none"
+            known = ", ".join(sorted(self.registered_tasks)) or "none"
             raise UnknownTask(f"no task {name!r} here; registered: {known}") from None
 
     def queue_names(self) -> list[str]:
         """Every queue that a task or handler names, sorted: what `qworker run` works on."""
-        return sorted({task.queue for task in self.registered.values()} | set(self.raw_handlers))
+        return sorted({task.queue for task in self.registered_tasks.values()} | set(self.raw_handlers))
 
     # -- enqueueing --------------------------------------------------------------------------------------------------
 
-    def headers_for(self, given: Mapping[str, str]) -> dict[str, str]:
-        """The headers of a call: those of every source (see `add_headers`), and `given` over them."""
+    def _collect_headers(self, given: Mapping[str, str]) -> dict[str, str]:
+        """The headers of a call: those of every source (see `add_header_source`), and `given` over them."""
         headers: dict[str, str] = {}
         if imported():
             headers.update(trace_headers())
@@ -218,14 +218,14 @@ class Tasks(Generic[State]):
         headers.update(given)
         return headers
 
-    def add_headers(self, source: Callable[[], Mapping[str, str]]) -> None:
+    def add_header_source(self, source: Callable[[], Mapping[str, str]]) -> None:
         """Add a function whose result travels in every envelope's headers, such as the trace context.
 
         Args:
             source: returns texts by name. Where it does not, the enqueueing that calls it raises `UsageError`.
         """
         if not callable(source):
-            raise UsageError(f"add_headers() takes a function that returns headers (got {shown(source)})")
+            raise UsageError(f"add_header_source() takes a function that returns headers (got {shown(source)})")
         self._header_sources.append(source)
 
     async def enqueue_many(self, calls: Iterable[Call]) -> list[Job]:
@@ -257,13 +257,13 @@ class Tasks(Generic[State]):
         Raises:
             UsageError: an event loop runs in this thread.
         """
-        return self.run_sync(self.enqueue_many(calls), instead="await enqueue() or enqueue_many()")
+        return self._run_sync(self.enqueue_many(calls), instead="await enqueue() or enqueue_many()")
 
-    def run_sync(self, coroutine: Coroutine[Any, Any, R], *, instead: str = "await it") -> R:
+    def _run_sync(self, coroutine: Coroutine[Any, Any, R], *, instead: str = "await it") -> R:
         """Run a coroutine on the app's background loop and block until it is done.
 
         Args:
-            coroutine: what to run, such as `run_until_idle(tasks)`.
+            coroutine: what to run.
             instead: what the error says that a caller with a running loop should write.
 
         Raises:
@@ -357,7 +357,7 @@ async def _closed_with_the_loop(backend: Backend) -> AsyncGenerator[None]:
 
 async def _publish(backend: Backend, calls: list[Call]) -> list[Job]:
     queue = calls[0].queue
-    with sending_many(queue, [call.trace for call in calls]):
+    with sending_many(queue, [call.span_context for call in calls]):
         ids = await backend.publish(queue, [call.draft for call in calls])
     return [Job(message_id, queue) for message_id in ids]
 
@@ -382,7 +382,7 @@ class _Decorator(Generic[State]):
         _check(function, "@tasks.task")
         name = self._name or handler_name(function)
         task: Task[..., Any] = Task(self._tasks, function, name, self._options)
-        self._tasks.add(task)
+        self._tasks.register(task)
         return task
 
 

@@ -34,11 +34,11 @@ class Context(Generic[State_co]):
         deadline: Unix seconds at which `timeout` cancels the handler; None without one.
         headers: What travelled with the call, text by text.
         state: What the app's lifespan yielded; None without one.
-        max_tries: The task's `max_tries`. This run is the last one if `tries + 1 == max_tries`.
-        note: The last progress as text; None before the first.
+        max_tries: The task's `max_tries`. This run is the last one if `attempt == max_tries`.
+        progress_text: The last progress as text; None before the first.
     """
 
-    __slots__ = ("_log", "deadline", "headers", "max_tries", "message", "note", "state", "task", "token")
+    __slots__ = ("_log", "deadline", "headers", "max_tries", "message", "progress_text", "state", "task", "token")
 
     def __init__(
         self,
@@ -58,13 +58,18 @@ class Context(Generic[State_co]):
         self.headers: Mapping[str, str] = headers or {}
         self.state: State_co = state
         self.max_tries = max_tries
-        self.note: str | None = None
+        self.progress_text: str | None = None
         self._log: Any = None
 
     @property
     def tries(self) -> int:
         """Failed attempts before this one."""
         return self.message.tries
+
+    @property
+    def attempt(self) -> int:
+        """The number of this attempt; the first is 1."""
+        return self.message.tries + 1
 
     @property
     def log(self) -> Any:
@@ -79,7 +84,7 @@ class Context(Generic[State_co]):
             )
         return self._log
 
-    def progress(self, done: float, total: float | None = None, note: str = "") -> None:
+    def progress(self, done: float, total: float | None = None, text: str = "") -> None:
         """Say how far the handler has come: kept for those who look at the worker, and logged."""
-        self.note = f"{done:g}/{total:g} {note}".strip() if total else f"{done:g} {note}".strip()
-        self.log.debug("progress", done=done, total=total, note=note)
+        self.progress_text = f"{done:g}/{total:g} {text}".strip() if total else f"{done:g} {text}".strip()
+        self.log.debug("progress", done=done, total=total, text=text)

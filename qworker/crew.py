@@ -63,7 +63,7 @@ class Crew:
         self.keeper = Keeper(
             backend,
             self.held,
-            options.visibility,
+            options.visibility_timeout,
             clock=clock,
             outage=Outage("keeper", log, draw),
             extended=self._extended,
@@ -102,13 +102,13 @@ class Crew:
             closed=self._closed,
             opened=self._opened,
             freed=self._freed,
-            patience=options.visibility,
+            patience=options.visibility_timeout,
             clock=clock,
         )
         self.feeder = Feeder(
             backend,
             queues,
-            options.visibility,
+            options.visibility_timeout,
             burst=options.burst,
             room=self._room,
             feed=self._feed,
@@ -165,7 +165,7 @@ class Crew:
         return self._counts.leased - self._counts.released
 
     def _feed(self, leases: list[Lease], began: float) -> None:
-        expires = began + self._options.visibility
+        expires = began + self._options.visibility_timeout
         now = self._clock.time()
         runs = [Run(lease, began, expires, now) for lease in leases]
         self.held.update(runs)

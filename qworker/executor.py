@@ -94,16 +94,16 @@ class Executor:
         message = run.lease.message = unpack(run.lease.message)
         opened = open_envelope(message.body)
         if type(opened) is Envelope:
-            task = self._tasks.registered.get(opened.task)
+            task = self._tasks.registered_tasks.get(opened.task)
             if task is not None:
                 run.handler = task
                 run.task = task.name
                 run.headers = opened.headers
                 return self._validate(run, task, opened)
         raw = self._tasks.raw_handlers.get(message.queue)
-        if isinstance(opened, tuple) and (opened[0] in self._tasks.registered or raw is None):
+        if isinstance(opened, tuple) and (opened[0] in self._tasks.registered_tasks or raw is None):
             run.task = opened[0]
-            if opened[0] in self._tasks.registered:
+            if opened[0] in self._tasks.registered_tasks:
                 run.settle(SettleAction.FAIL_PERM, error=f"damaged envelope: {opened[1]}")
                 return False
         elif raw is not None:
@@ -205,7 +205,7 @@ class Executor:
     def _tell_started(self, run: Run) -> None:
         for observer in self._observers:
             try:
-                observer.started(run)
+                observer.handler_started(run)
             except Exception as problem:  # noqa: BLE001 - whoever watches must not stop the work
                 self._log.error(
                     events.OBSERVER_FAILED,

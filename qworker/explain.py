@@ -233,15 +233,15 @@ def _by_app(stored: StoredMessage, tasks: Tasks) -> list[Reason]:
             )
         )
     opened = open_envelope(unpack(stored.message).body)
-    if isinstance(opened, Envelope) and opened.task in tasks.registered:
+    if isinstance(opened, Envelope) and opened.task in tasks.registered_tasks:
         try:
             tasks[opened.task].signature.convert(opened.args, opened.kwargs)
         except InvalidArguments as error:
             found.append(Reason("bad-arguments", f"it will fail for good: {error}"))
-    elif queue in tasks.raw_handlers and not (isinstance(opened, tuple) and opened[0] in tasks.registered):
+    elif queue in tasks.raw_handlers and not (isinstance(opened, tuple) and opened[0] in tasks.registered_tasks):
         return found
     elif isinstance(opened, Envelope):
-        known = ", ".join(sorted(tasks.registered)) or "none"
+        known = ", ".join(sorted(tasks.registered_tasks)) or "none"
         found.append(Reason("unknown-task", f"the app registers no task {opened.task!r}; it has {known}"))
     elif opened is not None:
         found.append(Reason("invalid-envelope", f"it names the task {opened[0]!r}, but is damaged: {opened[1]}"))

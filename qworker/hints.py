@@ -47,7 +47,7 @@ _OPTIONS: dict[str, tuple[str, str]] = {
             "min_backoff",
             "max_backoff",
         ),
-        ("backoff", "a Backoff(base=..., limit=...)"),
+        ("backoff", "a Backoff(initial=..., maximum=...)"),
     ),
     **dict.fromkeys(("job_id", "_job_id", "task_id", "message_id"), ("id", "")),
     **dict.fromkeys(("unique", "queueing_lock", "unique_for", "dedup_key", "key"), ("unique_key", "")),

@@ -11,18 +11,17 @@ from collections.abc import Iterable
 
 import msgspec
 
-from qworker.message import SettleAction
-from qworker.run import Run
+from qworker.run import Outcome, Run
 from qworker.task import Handler
 
-__all__ = ["SECONDS", "TRIES", "Cell", "Metrics", "merged"]
+__all__ = ["SECONDS", "TRIES", "Metrics", "TaskCounts", "merged"]
 
 # Upper bounds of the histograms' buckets; one more holds the rest.
 SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 TRIES = (0, 1, 2, 4, 8, 16)
 
 # Looking a member up in its class costs as much as the rest of a count.
-_ACK, _FAIL_PERM = SettleAction.ACK, SettleAction.FAIL_PERM
+_ACKED, _FAILED = Outcome.ACKED, Outcome.FAILED
 _SHORTEST = SECONDS[0]
 
 
@@ -30,16 +29,16 @@ def _empty(bounds: tuple[float, ...]) -> list[int]:
     return [0] * (len(bounds) + 1)
 
 
-class Cell(msgspec.Struct):
+class TaskCounts(msgspec.Struct):
     """What one task's messages on one queue came to, since the process began."""
 
     queue: str
     # A registered name, or "" for what nobody here knows.
     task: str
-    ack: int = 0
-    fail_tmp: int = 0
-    fail_perm: int = 0
-    release: int = 0
+    acked: int = 0
+    retried: int = 0
+    failed: int = 0
+    released: int = 0
     lost: int = 0
     # Handlers' durations: how many in each bucket of `SECONDS`, and their sum in seconds.
     durations: list[int] = msgspec.field(default_factory=lambda: _empty(SECONDS))
@@ -52,29 +51,29 @@ class Cell(msgspec.Struct):
     def outcomes(self) -> dict[str, int]:
         """Messages by the way in which they left the worker."""
         return {
-            "ack": self.ack,
-            "fail_tmp": self.fail_tmp,
-            "fail_perm": self.fail_perm,
-            "release": self.release,
+            "acked": self.acked,
+            "retried": self.retried,
+            "failed": self.failed,
+            "released": self.released,
             "lost": self.lost,
         }
 
-    def add(self, other: Cell) -> None:
+    def add(self, other: TaskCounts) -> None:
         """Count what `other` has counted."""
-        for name in ("ack", "fail_tmp", "fail_perm", "release", "lost", "seconds", "attempts"):
+        for name in ("acked", "retried", "failed", "released", "lost", "seconds", "attempts"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.durations = [a + b for a, b in zip(self.durations, other.durations, strict=True)]
         self.tries = [a + b for a, b in zip(self.tries, other.tries, strict=True)]
 
 
-def merged(cells: Iterable[Cell]) -> list[Cell]:
-    """One cell for each queue and task, sorted; those given stay as they are."""
-    sums: dict[tuple[str, str], Cell] = {}
-    for cell in cells:
-        key = (cell.queue, cell.task)
+def merged(counts: Iterable[TaskCounts]) -> list[TaskCounts]:
+    """One sum for each queue and task, sorted; those given stay as they are."""
+    sums: dict[tuple[str, str], TaskCounts] = {}
+    for one in counts:
+        key = (one.queue, one.task)
         if key not in sums:
-            sums[key] = Cell(*key)
-        sums[key].add(cell)
+            sums[key] = TaskCounts(*key)
+        sums[key].add(one)
     return [sums[key] for key in sorted(sums)]
 
 
@@ -82,50 +81,50 @@ class Metrics:
     """An `Observer` that counts. Written on the loop's thread, read from any."""
 
     def __init__(self) -> None:
-        self._cells: dict[tuple[str, str], Cell] = {}
-        self._list: list[Cell] = []
+        self._by_task: dict[tuple[str, str], TaskCounts] = {}
+        self._list: list[TaskCounts] = []
         # Of the last message.
         self._queue = ""
         self._handler: Handler | None = None
-        self._cell = Cell("", "")
+        self._counts = TaskCounts("", "")
 
-    def cells(self) -> list[Cell]:
+    def counts(self) -> list[TaskCounts]:
         """The live counts, by queue and task."""
         # A copy of a list is one step of the interpreter; a dictionary may grow while it is read.
         return self._list.copy()
 
-    def started(self, run: Run) -> None:
+    def handler_started(self, run: Run) -> None:
         """Nothing is counted before the end."""
 
-    def finished(self, run: Run, outcome: str, error: str | None, duration: float) -> None:
+    def message_settled(self, run: Run, outcome: Outcome, error: str | None, duration: float) -> None:
         """Count a message that has left the worker."""
         message, handler = run.lease.message, run.handler
         # As a rule the one before was of the same task: a comparison costs less than making and finding a key.
         if handler is self._handler and message.queue is self._queue:
-            cell = self._cell
+            counts = self._counts
         else:
-            cell = self._found(message.queue, handler)
+            counts = self._found(message.queue, handler)
         if run.started:
-            cell.durations[0 if duration <= _SHORTEST else bisect_left(SECONDS, duration)] += 1
-            cell.seconds += duration
-        if outcome is _ACK:
-            cell.ack += 1
-        elif outcome is _FAIL_PERM:
-            cell.fail_perm += 1
+            counts.durations[0 if duration <= _SHORTEST else bisect_left(SECONDS, duration)] += 1
+            counts.seconds += duration
+        if outcome is _ACKED:
+            counts.acked += 1
+        elif outcome is _FAILED:
+            counts.failed += 1
         else:
-            setattr(cell, outcome, getattr(cell, outcome) + 1)
+            setattr(counts, outcome, getattr(counts, outcome) + 1)
             return
         if tries := message.tries:
-            cell.tries[bisect_left(TRIES, tries)] += 1
-            cell.attempts += tries
+            counts.tries[bisect_left(TRIES, tries)] += 1
+            counts.attempts += tries
         else:
-            cell.tries[0] += 1
+            counts.tries[0] += 1
 
-    def _found(self, queue: str, handler: Handler | None) -> Cell:
+    def _found(self, queue: str, handler: Handler | None) -> TaskCounts:
         key = (queue, "" if handler is None else handler.name)
-        cell = self._cells.get(key)
-        if cell is None:
-            cell = self._cells[key] = Cell(*key)
-            self._list.append(cell)
-        self._queue, self._handler, self._cell = queue, handler, cell
-        return cell
+        counts = self._by_task.get(key)
+        if counts is None:
+            counts = self._by_task[key] = TaskCounts(*key)
+            self._list.append(counts)
+        self._queue, self._handler, self._counts = queue, handler, counts
+        return counts

@@ -50,7 +50,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
             msgspec.structs.force_setattr(self, "timeout", seconds)
         backoff: Any = self.backoff
         if not isinstance(backoff, Backoff):
-            raise UsageError(f"backoff must be a Backoff, such as Backoff(base=5) (got {shown(backoff)})")
+            raise UsageError(f"backoff must be a Backoff, such as Backoff(initial=5) (got {shown(backoff)})")
         check_flag("process", self.process)
         check_whole("priority", self.priority, 0, 9)
 

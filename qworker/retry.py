@@ -18,20 +18,24 @@ class Backoff(msgspec.Struct, frozen=True):
     """The delays of a task's retries.
 
     Attributes:
-        base: Seconds: the longest delay after the first failure.
-        limit: Seconds: no delay is longer.
-        factor: How much the longest delay grows with each failure, at least 1.
+        initial: Seconds: the longest delay after the first failure.
+        maximum: Seconds: no delay is longer.
+        multiplier: How much the longest delay grows with each failure, at least 1.
 
     Raises:
         UsageError: A field is not a number or is out of range.
     """
 
-    base: float = 1.0
-    limit: float = 300.0
-    factor: float = 2.0
+    initial: float = 1.0
+    maximum: float = 300.0
+    multiplier: float = 2.0
 
     def __post_init__(self) -> None:
-        for name, least, most in (("base", 0.0, MOST_DELAY), ("limit", 0.0, MOST_DELAY), ("factor", 1.0, 1000.0)):
+        for name, least, most in (
+            ("initial", 0.0, MOST_DELAY),
+            ("maximum", 0.0, MOST_DELAY),
+            ("multiplier", 1.0, 1000.0),
+        ):
             value = getattr(self, name)
             number = number_of(value)
             if not least <= number <= most:
@@ -40,15 +44,15 @@ class Backoff(msgspec.Struct, frozen=True):
                 )
             msgspec.structs.force_setattr(self, name, number)
 
-    def ceiling(self, tries: int) -> float:
+    def max_delay(self, tries: int) -> float:
         """The longest delay in seconds after the failure number `tries` (the first is 1)."""
         exponent = max(tries, 1) - 1
         # 2.0 ** 1024 overflows; by then every limit is reached.
-        return min(self.limit, self.base * self.factor ** min(exponent, 60))
+        return min(self.maximum, self.initial * self.multiplier ** min(exponent, 60))
 
     def delay(self, tries: int, draw: float) -> float:
         """The delay in seconds after the failure number `tries`, for a uniform `draw` from [0, 1)."""
-        return self.ceiling(tries) * draw
+        return self.max_delay(tries) * draw
 
 
 DEFAULT_BACKOFF = Backoff()

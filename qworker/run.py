@@ -15,7 +15,7 @@ from qworker.message import Lease, SettleAction, Settlement
 from qworker.names import check_queue
 from qworker.task import Handler
 
-__all__ = ["Observer", "Run", "RunningMessage", "Stop", "Transitions", "WorkerCounts", "WorkerOptions"]
+__all__ = ["Observer", "Outcome", "Run", "RunningMessage", "Stop", "Transitions", "WorkerCounts", "WorkerOptions"]
 
 
 class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,7 +24,7 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         queues: The queues whose messages it takes; None: every queue that the app's tasks and handlers name.
         concurrency: Messages at once. A worker that is killed repeats at most so many.
-        visibility: Seconds until others may take the messages of a worker that has died.
+        visibility_timeout: Seconds until others may take the messages of a worker that has died.
         shutdown_timeout: Seconds that handlers get to finish after `drain`.
         burst: Whether it ends when nothing is ready or leased. Messages due in the future do not hold it.
         max_messages: It drains after so many; None: no limit.
@@ -35,7 +35,7 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     queues: tuple[str, ...] | None = None
     concurrency: int = 100
-    visibility: float = 30.0
+    visibility_timeout: float = 30.0
     shutdown_timeout: float = 30.0
     burst: bool = False
     max_messages: int | None = None
@@ -44,7 +44,7 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
         for queue in self.queues or ():
             check_queue(queue)
         check_whole("concurrency", self.concurrency, 1)
-        for name, positive in (("visibility", True), ("shutdown_timeout", False)):
+        for name, positive in (("visibility_timeout", True), ("shutdown_timeout", False)):
             seconds = check_seconds(name, getattr(self, name), positive=positive)
             msgspec.structs.force_setattr(self, name, seconds)
         check_flag("burst", self.burst)
@@ -136,8 +136,8 @@ class RunningMessage(msgspec.Struct, frozen=True, kw_only=True):
         tries: Failed attempts before this one.
         token: The lease's fencing token.
         started: Monotonic seconds at which the handler began.
-        lease_left: Seconds until the lease ends, unless it is extended.
-        note: The handler's last progress as text.
+        lease_remaining: Seconds until the lease ends, unless it is extended.
+        progress_text: The handler's last progress as text.
     """
 
     message_id: str
@@ -146,8 +146,19 @@ class RunningMessage(msgspec.Struct, frozen=True, kw_only=True):
     tries: int
     token: int
     started: float
-    lease_left: float
-    note: str | None = None
+    lease_remaining: float
+    progress_text: str | None = None
+
+
+class Outcome(StrEnum):
+    """How the delivery of a message ended."""
+
+    ACKED = "acked"
+    RETRIED = "retried"
+    FAILED = "failed"
+    RELEASED = "released"
+    # Its settlement was refused, or never reached the store.
+    LOST = "lost"
 
 
 class WorkerCounts(msgspec.Struct):
@@ -173,16 +184,16 @@ class WorkerCounts(msgspec.Struct):
 class Observer(Protocol):
     """Is told what a worker runs, on the loop's thread; must be quick, and must not raise."""
 
-    def started(self, run: Run) -> None:
+    def handler_started(self, run: Run) -> None:
         """A handler is about to run."""
         ...
 
-    def finished(self, run: Run, outcome: str, error: str | None, duration: float) -> None:
+    def message_settled(self, run: Run, outcome: Outcome, error: str | None, duration: float) -> None:
         """A message has left the worker.
 
         Args:
             run: the message's record.
-            outcome: a `SettleAction` value, or `lost`.
+            outcome: how its delivery ended.
             error: why it failed, or was lost.
             duration: seconds that the handler took; 0.0 if it was not run.
         """

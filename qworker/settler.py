@@ -17,14 +17,19 @@ from qworker.failure import error_type, summary_of
 from qworker.logs import one_line
 from qworker.message import SettleAction, Settlement
 from qworker.outage import BACKEND_ERRORS, Outage
-from qworker.run import Observer, Run, Transitions, WorkerCounts
+from qworker.run import Observer, Outcome, Run, Transitions, WorkerCounts
 
 __all__ = ["SENDERS", "Settler"]
 
 # Batches on their way at once: so many `run`s are to be started.
 SENDERS = 2
 
-LOST = "lost"
+_OUTCOMES: dict[SettleAction, Outcome] = {
+    SettleAction.ACK: Outcome.ACKED,
+    SettleAction.FAIL_TMP: Outcome.RETRIED,
+    SettleAction.FAIL_PERM: Outcome.FAILED,
+    SettleAction.RELEASE: Outcome.RELEASED,
+}
 
 
 class Settler:
@@ -238,36 +243,37 @@ class Settler:
     def _tell_acked(self, run: Run) -> None:
         if self._debug:
             self._log.debug(events.MESSAGE_ACKED, **run.fields(), **{events.DURATION_S: round(run.duration, 6)})
-        self._observe(run, SettleAction.ACK, None)
+        self._observe(run, Outcome.ACKED, None)
 
     def _end_unacked(self, run: Run, settlement: Settlement) -> None:
-        more: dict[str, Any] = {events.OUTCOME: settlement.action.value, events.DURATION_S: round(run.duration, 6)}
+        outcome = _OUTCOMES[settlement.action]
+        more: dict[str, Any] = {events.OUTCOME: outcome.value, events.DURATION_S: round(run.duration, 6)}
         if settlement.error:
             more[events.ERROR_TYPE] = error_type(run.error)
             more[events.ERROR] = one_line(settlement.error)
-        if settlement.action is SettleAction.FAIL_TMP:
+        if outcome is Outcome.RETRIED:
             self._counts.retried += 1
             self._log.warning(events.MESSAGE_RETRIED, **run.fields(), **more, delay=round(settlement.delay, 3))
-        elif settlement.action is SettleAction.FAIL_PERM:
+        elif outcome is Outcome.FAILED:
             self._counts.failed += 1
             self._log.warning(events.MESSAGE_FAILED, **run.fields(), **more)
         else:
             self._counts.released += 1
             self._log.info(events.MESSAGE_RELEASED, **run.fields(), **more)
-        self._observe(run, settlement.action, settlement.error)
+        self._observe(run, outcome, settlement.error)
 
     def _end_lost(self, run: Run, event: str, why: str) -> None:
         self._counts.lost += 1
         say = self._log.error if event == events.SETTLEMENT_ABANDONED else self._log.warning
         say(event, **run.fields(), **{events.DURATION_S: round(run.duration, 6), events.ERROR: why})
-        self._observe(run, LOST, why)
+        self._observe(run, Outcome.LOST, why)
         if self._transitions is not None:
             self._transitions.lost(run, why)
 
-    def _observe(self, run: Run, outcome: str, error: str | None) -> None:
+    def _observe(self, run: Run, outcome: Outcome, error: str | None) -> None:
         for observer in self._observers:
             try:
-                observer.finished(run, outcome, error, run.duration)
+                observer.message_settled(run, outcome, error, run.duration)
             except Exception as problem:  # noqa: BLE001 - whoever watches must not stop the work
                 self._log.error(
                     events.OBSERVER_FAILED,

@@ -55,12 +55,12 @@ class Call(msgspec.Struct, frozen=True):
     Attributes:
         queue: Where it goes.
         draft: The message.
-        trace: The context of the OpenTelemetry span in which it was made; None without one.
+        span_context: The context of the OpenTelemetry span in which it was made; None without one.
     """
 
     queue: str
     draft: Draft
-    trace: Any = None
+    span_context: Any = None
 
 
 class Handler:
@@ -243,7 +243,7 @@ class ConfiguredTask(OtherMethods, Generic[P, R]):
     def _drafted(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Draft:
         task = self._task
         task.signature.check(args, kwargs)
-        headers = self._tasks.headers_for(self._headers)
+        headers = self._tasks._collect_headers(self._headers)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
         body = task.encoder.encode(args, kwargs, headers)
         if len(body) > _LARGE_BODY:
             _log.warning(
@@ -265,7 +265,8 @@ class ConfiguredTask(OtherMethods, Generic[P, R]):
         with sending(self._queue, self._task.name) as span:
             # Made in this thread: sources of headers may look at what belongs to it.
             draft = self._drafted(args, kwargs)
-            return self._tasks.run_sync(self._publish(draft, span), instead="await enqueue()")
+            _run_sync = self._tasks._run_sync  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+            return _run_sync(self._publish(draft, span), instead="await enqueue()")
 
     async def _publish(self, draft: Draft, span: Any) -> Job:
         backend = await self._tasks.backend()

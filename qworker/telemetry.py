@@ -15,9 +15,9 @@ from typing import Any
 from qworker import events
 from qworker.failure import error_type
 from qworker.logs import one_line
-from qworker.message import QueueStats, SettleAction
+from qworker.message import QueueStats
 from qworker.metrics import Metrics
-from qworker.run import Observer, Run
+from qworker.run import Observer, Outcome, Run
 from qworker.tracing import NAME, configured, on_queue
 
 __all__ = ["Meter", "Tracer", "flush", "observe_queues", "observers"]
@@ -26,7 +26,7 @@ _FLUSH_MS = 3000
 # So many exceptions are told apart: a library may make classes as it goes.
 _MOST_ERROR_TYPES = 100
 _OTHER = "_OTHER"
-_ERRORS = {SettleAction.FAIL_TMP, SettleAction.FAIL_PERM, "lost"}
+_ERRORS = {Outcome.RETRIED, Outcome.FAILED, Outcome.LOST}
 
 
 def observers() -> list[Observer]:
@@ -91,7 +91,7 @@ class Tracer:
         # Each with the Unix nanoseconds of its start.
         self._spans: dict[Run, tuple[Any, int]] = {}
 
-    def started(self, run: Run) -> None:
+    def handler_started(self, run: Run) -> None:
         """Begin the span, and make it the current one of the handler."""
         message = run.lease.message
         # Not the consumer's own context: it still holds the message before.
@@ -123,7 +123,7 @@ class Tracer:
             events.SPAN_ID: self._trace.format_span_id(context.span_id),
         }
 
-    def finished(self, run: Run, outcome: str, error: str | None, duration: float) -> None:
+    def message_settled(self, run: Run, outcome: Outcome, error: str | None, duration: float) -> None:
         """End the span where the handler ended, with the outcome that the store took."""
         span, began = self._spans.pop(run, (None, 0))
         if span is None:
@@ -149,7 +149,7 @@ class Meter:
             "messaging.client.consumed.messages", [self._consumed], "{message}", "Messages that left the worker."
         )
         meter.create_observable_counter(
-            "qworker.lost_leases", [self._lost], "{lease}", "Leases that were lost before their outcome was stored."
+            "qworker.leases_lost", [self._lost], "{lease}", "Leases that were lost before their outcome was stored."
         )
         self._duration: Any = meter.create_histogram(
             "messaging.process.duration", "s", "Duration of processing operation."
@@ -158,12 +158,12 @@ class Meter:
             "qworker.message.tries", "{try}", "Failed attempts that messages had behind them at their final outcome."
         )
 
-    def started(self, run: Run) -> None:
+    def handler_started(self, run: Run) -> None:
         """Nothing is measured before the end."""
 
-    def finished(self, run: Run, outcome: str, error: str | None, duration: float) -> None:
+    def message_settled(self, run: Run, outcome: Outcome, error: str | None, duration: float) -> None:
         """Measure a message that has left the worker."""
-        self._counts.finished(run, outcome, error, duration)
+        self._counts.message_settled(run, outcome, error, duration)
         handler = run.handler
         queue = run.lease.message.queue
         problem = self._error_type(run) if run.error is not None and outcome in _ERRORS else ""
@@ -173,7 +173,7 @@ class Meter:
             attributes = self._attributes[key] = self._labels(*key)
         if run.started:
             self._duration.record(duration, attributes)
-        if outcome is SettleAction.ACK or outcome is SettleAction.FAIL_PERM:
+        if outcome is Outcome.ACKED or outcome is Outcome.FAILED:
             self._tries.record(run.lease.message.tries, attributes)
 
     def _error_type(self, run: Run) -> str:
@@ -189,7 +189,7 @@ class Meter:
         return {**labels, "error.type": problem} if problem else labels
 
     def _consumed(self, _options: Any) -> Iterator[Any]:
-        for cell in self._counts.cells():
+        for cell in self._counts.counts():
             for outcome, count in cell.outcomes.items():
                 if count:
                     yield self._observation(
@@ -197,5 +197,5 @@ class Meter:
                     )
 
     def _lost(self, _options: Any) -> Iterator[Any]:
-        for cell in self._counts.cells():
+        for cell in self._counts.counts():
             yield self._observation(cell.lost, self._labels(cell.queue, cell.task, ""))

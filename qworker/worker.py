@@ -71,7 +71,7 @@ class Worker:
         self.queues = options.queues if options.queues is not None else tuple(tasks.queue_names())
         if not self.queues:
             raise UsageError("nothing to work on: register a task or handler, or name a queue")
-        for handler in (*tasks.registered.values(), *tasks.raw_handlers.values()):
+        for handler in (*tasks.registered_tasks.values(), *tasks.raw_handlers.values()):
             check_importable(handler)
         self._tasks = tasks
         self._options = options
@@ -90,28 +90,28 @@ class Worker:
         """Lease nothing more, finish what runs, and end. Idempotent."""
         if not self._draining:
             self._draining = True
-            self._log.info(events.WORKER_DRAINING, running=len(self.running()))
+            self._log.info(events.WORKER_DRAINING, running=len(self.running_messages()))
             if self._crew is not None:
                 self._crew.feeder.stop()
 
-    def abort(self) -> None:
+    def cancel_handlers(self) -> None:
         """Cancel the handlers now and release their messages, tries unchanged. Idempotent."""
         self.drain()
         if not self._aborting.is_set():
-            self._log.warning(events.WORKER_ABORTING, running=len(self.running()))
+            self._log.warning(events.WORKER_ABORTING, running=len(self.running_messages()))
             self._aborting.set()
 
     def quiet(self) -> None:
         """Lease nothing more, but stay. Idempotent."""
         if not self._quiet:
             self._quiet = True
-            self._log.info(events.WORKER_QUIET, running=len(self.running()))
+            self._log.info(events.WORKER_QUIET, running=len(self.running_messages()))
             if self._crew is not None:
                 self._crew.quiet = True
                 self._crew.feeder.interrupt()
 
     @property
-    def phase(self) -> Literal["starting", "working", "quiet", "draining"]:
+    def state(self) -> Literal["starting", "working", "quiet", "draining"]:
         """What it is at. From any thread."""
         if self._draining:
             return "draining"
@@ -124,7 +124,7 @@ class Worker:
         """How many handlers are at work. From any thread."""
         return 0 if self._crew is None else len(self._crew.active)
 
-    def running(self) -> list[RunningMessage]:
+    def running_messages(self) -> list[RunningMessage]:
         """The handlers at work, oldest first."""
         if self._crew is None:
             return []
@@ -137,7 +137,7 @@ class Worker:
         """Work until drained.
 
         Returns:
-            True: everything that was begun is finished. False: the grace period ended or `abort` was called, and what still
+            True: everything that was begun is finished. False: the grace period ended or `cancel_handlers` was called, and what still
             ran was cancelled and released.
 
         Raises:
@@ -201,7 +201,7 @@ class Worker:
             backend=backend.describe(),
             queues=list(self.queues),
             concurrency=options.concurrency,
-            visibility=options.visibility,
+            visibility_timeout=options.visibility_timeout,
         )
         return crew
 
@@ -270,8 +270,8 @@ def _seen(run: Run, now: float) -> RunningMessage:
         tries=message.tries,
         token=run.lease.token,
         started=run.started,
-        lease_left=run.expires - now,
-        note=None if run.context is None else run.context.note,
+        lease_remaining=run.expires - now,
+        progress_text=None if run.context is None else run.context.progress_text,
     )
 
 

@@ -13,7 +13,7 @@ import msgspec
 import uvicorn
 
 from qworker.backend import Backend
-from qworker.http.app import MqApp, make_app
+from qworker.http.app import MqApp, create_app
 from qworker.http.protocol import bounded
 from qworker.http.server import bind, serve
 
@@ -32,7 +32,7 @@ class Served(msgspec.Struct):
 @contextlib.contextmanager
 def served(backend: Backend, *, bounds: dict[str, Any] | None = None, **options: Any) -> Generator[Served]:
     """Serve `backend` until the block ends; then the backend is closed."""
-    app = make_app(backend, **options)
+    app = create_app(backend, **options)
     listener = bind("127.0.0.1", 0)
     port: int = listener.getsockname()[1]
     ready: queue.SimpleQueue[uvicorn.Server | BaseException] = queue.SimpleQueue()

@@ -13,7 +13,7 @@ RESULTS = Path("counted")
 tasks = Tasks("file://./spool")
 
 
-@tasks.handler(queue="inbox", max_tries=3)
+@tasks.raw_handler(queue="inbox", max_tries=3)
 def on_file(message: Message) -> None:
     """Count a dropped file's lines, words and bytes into `counted/<its name>.json`.
 

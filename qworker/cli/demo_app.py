@@ -15,7 +15,7 @@ DEMO_LOG = "QWORKER_DEMO_LOG"
 LONG_S = 2.0
 
 tasks = Tasks()
-_SOON = Backoff(base=0.3, limit=0.3)
+_SOON = Backoff(initial=0.3, maximum=0.3)
 
 
 @tasks.task(queue="demo")

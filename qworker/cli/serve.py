@@ -51,7 +51,7 @@ def command(
     positive(max_body_size, "--max-body-size")
     positive(max_connections, "--max-connections")
     try:
-        from qworker.http.app import make_app
+        from qworker.http.app import create_app
         from qworker.http.protocol import bounded
         from qworker.http.server import bind, check_exposure, serve
     except ModuleNotFoundError as error:
@@ -68,7 +68,7 @@ def command(
             raise InvalidURL(
                 f"{backend.describe()}: its queues live in one process only, and this is another: use file:"
             )
-        app = make_app(backend, token=token, body_limit=max_body_size, visibility=visibility_timeout)
+        app = create_app(backend, token=token, body_limit=max_body_size, visibility=visibility_timeout)
         listener = bind(host, port)
         address, bound = listener.getsockname()[:2]
         if backend.remote_leases is None:

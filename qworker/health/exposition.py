@@ -8,7 +8,7 @@ from itertools import accumulate
 
 from qworker.health.report import Report
 from qworker.message import QueueStats
-from qworker.metrics import SECONDS, TRIES, Cell
+from qworker.metrics import SECONDS, TRIES, TaskCounts
 
 __all__ = ["CONTENT_TYPE", "exposition"]
 
@@ -17,51 +17,56 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _Sample = tuple[str, dict[str, str], float]
 
 
-def exposition(reports: Sequence[Report], cells: Iterable[Cell], queues: Iterable[QueueStats]) -> str:
+def exposition(reports: Sequence[Report], counts: Iterable[TaskCounts], queues: Iterable[QueueStats]) -> str:
     """The page of `/metrics`.
 
     Args:
         reports: one for each worker process that runs.
-        cells: the counts of all processes, also of those that are gone, one for each queue and task.
+        counts: the counts of all processes, also of those that are gone, one for each queue and task.
         queues: the queues as they were last seen.
     """
     lines: list[str] = []
-    for name, kind, text, samples in (*_counts(list(cells)), *_depths(list(queues)), *_processes(reports)):
+    for name, kind, text, samples in (*_counts(list(counts)), *_depths(list(queues)), *_processes(reports)):
         if samples:
             lines += [f"# HELP {name} {text}", f"# TYPE {name} {kind}"]
             lines += [f"{sample}{_labels(labels)} {_number(value)}" for sample, labels, value in samples]
     return "\n".join(lines) + "\n"
 
 
-def _counts(cells: list[Cell]) -> list[tuple[str, str, str, list[_Sample]]]:
+def _counts(counts: list[TaskCounts]) -> list[tuple[str, str, str, list[_Sample]]]:
     consumed = "messaging_client_consumed_messages_total"
     duration = "messaging_process_duration_seconds"
     tries = "qworker_message_tries"
-    lost = "qworker_lost_leases_total"
+    lost = "qworker_leases_lost_total"
     return [
         (
             consumed,
             "counter",
-            "Messages that left a worker, by outcome: ack, fail_tmp, fail_perm, release, lost.",
-            [(consumed, {**_of(c), "qworker_outcome": how}, n) for c in cells for how, n in c.outcomes.items() if n],
+            "Messages that left a worker, by outcome: acked, retried, failed, released, lost.",
+            [
+                (consumed, {**_of(c), "qworker_outcome": outcome}, n)
+                for c in counts
+                for outcome, n in c.outcomes.items()
+                if n
+            ],
         ),
         (
             duration,
             "histogram",
             "Seconds that handlers took.",
-            [s for c in cells for s in _histogram(duration, _of(c), SECONDS, c.durations, c.seconds)],
+            [s for c in counts for s in _histogram(duration, _of(c), SECONDS, c.durations, c.seconds)],
         ),
         (
             tries,
             "histogram",
             "Failed attempts that messages had behind them at their final outcome.",
-            [s for c in cells for s in _histogram(tries, _of(c), TRIES, c.tries, c.attempts)],
+            [s for c in counts for s in _histogram(tries, _of(c), TRIES, c.tries, c.attempts)],
         ),
         (
             lost,
             "counter",
             "Leases that were lost before their outcome was stored.",
-            [(lost, _of(c), c.lost) for c in cells],
+            [(lost, _of(c), c.lost) for c in counts],
         ),
     ]
 
@@ -106,13 +111,17 @@ def _processes(reports: Sequence[Report]) -> list[tuple[str, str, str, list[_Sam
     ]
     if looked:
         gauges.append(
-            ("qworker_queue_looked_seconds", "Age of the depths above.", max(0.0, round(time.time() - max(looked), 3)))
+            (
+                "qworker_queue_stats_age_seconds",
+                "Age of the depths above.",
+                max(0.0, round(time.time() - max(looked), 3)),
+            )
         )
     return [(name, "gauge", text, [(name, {}, value)]) for name, text, value in gauges]
 
 
-def _of(cell: Cell) -> dict[str, str]:
-    return {**_on(cell.queue), "messaging_operation_name": "process", "qworker_task": cell.task}
+def _of(task: TaskCounts) -> dict[str, str]:
+    return {**_on(task.queue), "messaging_operation_name": "process", "qworker_task": task.task}
 
 
 def _on(queue: str) -> dict[str, str]:

@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 
 from qworker.message import QueueStats
-from qworker.metrics import Cell
+from qworker.metrics import TaskCounts
 
 __all__ = ["Phase", "Report"]
 
@@ -20,7 +20,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     # One life of one process: a process that replaces itself keeps its id, and counts from nothing again.
     life: str
     pid: int
-    phase: Phase
+    state: Phase
     # Seconds that its loop has stood still.
     stalled: float = 0.0
     # Why the store cannot be reached; None: it can, or nobody has looked yet.
@@ -28,7 +28,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     # Handlers at work, and how many may be.
     running: int = 0
     concurrency: int = 0
-    cells: list[Cell] = []
+    counts: list[TaskCounts] = []
     # The queues when they were last looked at, and that time in Unix seconds; None: never yet.
     queues: list[QueueStats] = []
     looked_at: float | None = None

@@ -15,7 +15,7 @@ import msgspec
 from qworker.health.exposition import exposition
 from qworker.health.report import Report
 from qworker.message import QueueStats
-from qworker.metrics import Cell, merged
+from qworker.metrics import TaskCounts, merged
 
 __all__ = ["Fleet", "View"]
 
@@ -29,14 +29,14 @@ class Fleet:
         # By process id, each with the monotonic time at which it came.
         self._last: dict[int, tuple[float, Report]] = {}
         # What those who are gone have counted: a counter must not fall when a worker dies.
-        self._past: list[Cell] = []
+        self._past: list[TaskCounts] = []
 
     def heard(self, pid: int, report: Report) -> None:
         """Take a worker's report."""
         with self._lock:
             before = self._last.get(pid)
             if before is not None and before[1].life != report.life:
-                self._past = merged([*self._past, *before[1].cells])
+                self._past = merged([*self._past, *before[1].counts])
             self._last[pid] = (self._now(), report)
 
     def gone(self, pid: int) -> None:
@@ -44,7 +44,7 @@ class Fleet:
         with self._lock:
             _, report = self._last.pop(pid, (0.0, None))
             if report is not None:
-                self._past = merged([*self._past, *report.cells])
+                self._past = merged([*self._past, *report.counts])
 
     def reports(self) -> list[Report]:
         """The last report of each process that runs; silence counts as a loop that stands still."""
@@ -55,7 +55,7 @@ class Fleet:
                 for at, report in self._last.values()
             ]
 
-    def past(self) -> list[Cell]:
+    def past(self) -> list[TaskCounts]:
         """The counts of processes that are gone."""
         with self._lock:
             return list(self._past)
@@ -86,7 +86,7 @@ class View:
         reports: Callable[[], Sequence[Report]],
         *,
         stall_timeout: float,
-        past: Callable[[], Iterable[Cell]] = tuple,
+        past: Callable[[], Iterable[TaskCounts]] = tuple,
         stopping: Callable[[], bool] = lambda: False,
         stalled: Callable[[], float] = lambda: 0.0,
         own_metrics: bool = True,
@@ -114,10 +114,10 @@ class View:
         reports = self._reports()
         if self._stopping():
             return False, "draining"
-        if any(report.phase == "working" and report.problem is None for report in reports):
+        if any(report.state == "working" and report.problem is None for report in reports):
             return True, "ok"
         problem = next((report.problem for report in reports if report.problem), None)
-        return False, problem or (reports[0].phase if reports else "starting")
+        return False, problem or (reports[0].state if reports else "starting")
 
     def stats(self) -> dict[str, Any] | None:
         """The depths, for a scaler; None: nobody has looked yet."""
@@ -131,22 +131,22 @@ class View:
             "backlog": sum(s.ready + s.leased for s in open_queues),
             "ready": sum(s.ready for s in open_queues),
             "oldest_age_s": max((s.oldest_age_s or 0.0 for s in open_queues), default=0.0),
-            "looked_s": round(max(0.0, time.time() - looked_at), 3),
+            "stats_age_s": round(max(0.0, time.time() - looked_at), 3),
             "workers": len(reports),
             "running": sum(report.running for report in reports),
             "concurrency": sum(report.concurrency for report in reports),
             "queues": {stats.queue: _plain(stats) for stats in queues},
-            "finished": _finished(self._cells(reports)),
+            "outcomes": _outcomes(self._counts(reports)),
         }
 
     def metrics(self) -> str:
         """Prometheus' page."""
         reports = self._reports()
-        page = exposition(reports, self._cells(reports), _latest(reports)[0])
+        page = exposition(reports, self._counts(reports), _latest(reports)[0])
         return page + self._app_metrics()
 
-    def _cells(self, reports: Sequence[Report]) -> list[Cell]:
-        return merged([*self._past(), *(cell for report in reports for cell in report.cells)])
+    def _counts(self, reports: Sequence[Report]) -> list[TaskCounts]:
+        return merged([*self._past(), *(task for report in reports for task in report.counts)])
 
     def _app_metrics(self) -> str:
         """What the app counts by itself with prometheus-client."""
@@ -190,11 +190,11 @@ def _plain(stats: QueueStats) -> dict[str, Any]:
     }
 
 
-def _finished(cells: Iterable[Cell]) -> dict[str, dict[str, int]]:
+def _outcomes(tasks: Iterable[TaskCounts]) -> dict[str, dict[str, int]]:
     """Messages that left the workers, by queue and outcome."""
     found: dict[str, dict[str, int]] = {}
-    for cell in cells:
-        counts = found.setdefault(cell.queue, {})
-        for outcome, count in cell.outcomes.items():
+    for task in tasks:
+        counts = found.setdefault(task.queue, {})
+        for outcome, count in task.outcomes.items():
             counts[outcome] = counts.get(outcome, 0) + count
     return found

@@ -110,25 +110,25 @@ class Watch:
         """The queues when they were last looked at. From any thread."""
         return self._queues
 
-    def phase(self) -> Phase:
+    def state(self) -> Phase:
         """What the worker is at."""
         if self._over:
             return "draining"
         if self._worker is None or self._looked_at is None:
             return "starting"
-        return self._worker.phase
+        return self._worker.state
 
     def report(self) -> Report:
         """The process at this moment. From any thread."""
         return Report(
             life=self._life,
             pid=os.getpid(),
-            phase=self.phase(),
+            state=self.state(),
             stalled=self.pulse.stalled(),
             problem=self._problem,
             running=0 if self._worker is None else self._worker.running_count,
             concurrency=self._concurrency,
-            cells=self.metrics.cells(),
+            counts=self.metrics.counts(),
             queues=self._queues,
             looked_at=self._looked_at,
         )

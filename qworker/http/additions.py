@@ -28,7 +28,7 @@ from qworker.http.wire import (
     Given,
     Held,
     Ids,
-    Outcome,
+    SettleRequest,
     Wish,
     check_delay,
     check_draft,
@@ -146,7 +146,7 @@ class Additions:
             raise HTTPException(404) from None
         place = _held(request)
         given = await self._read(request, dict[str, Any])
-        outcome = _converted({"lease": msgspec.to_builtins(place), "action": action.value, **given}, Outcome)
+        outcome = _converted({"lease": msgspec.to_builtins(place), "action": action.value, **given}, SettleRequest)
         check_delay(outcome.delay)
         done = await self._app.leases.settle(
             place.queue, place.id, place.token, action, delay=outcome.delay, error=outcome.error
@@ -220,7 +220,7 @@ class Additions:
 
     async def settle_many(self, request: Request) -> Response:
         """End leases; the places of the refused ones."""
-        outcomes = await self._read(request, list[Outcome])
+        outcomes = await self._read(request, list[SettleRequest])
         refused: list[int] = []
         settlements: list[Settlement] = []
         places: list[int] = []

@@ -1,4 +1,4 @@
-"""`make_app`: an ASGI application with mq's six endpoints on any backend, and the additions under `/-/`.
+"""`create_app`: an ASGI application with mq's six endpoints on any backend, and the additions under `/-/`.
 
 The six are plain functions of scope, receive and send, since they are the path of every message; what is asked for rarely is a
 Starlette application below them (`additions`).
@@ -36,7 +36,7 @@ from qworker.http.reply import (
 from qworker.message import Draft, Lease, Selection, SettleAction
 from qworker.names import check_id, is_queue_name
 
-__all__ = ["LONGEST_VISIBILITY", "LONGEST_WAIT", "MqApp", "make_app"]
+__all__ = ["LONGEST_VISIBILITY", "LONGEST_WAIT", "MqApp", "create_app"]
 
 # Seconds.
 LONGEST_WAIT = 60.0
@@ -67,7 +67,7 @@ log = structlog.get_logger()
 
 
 class MqApp:
-    """The server's ASGI application; see `make_app`."""
+    """The server's ASGI application; see `create_app`."""
 
     def __init__(
         self, backend: Backend, *, token: str | None, body_limit: int, visibility: float, additions: bool, reaps: bool
@@ -283,7 +283,7 @@ class MqApp:
             await asyncio.sleep(_REAP_EVERY)
 
 
-def make_app(
+def create_app(
     backend: Backend,
     *,
     token: str | None = None,

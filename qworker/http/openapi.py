@@ -10,7 +10,7 @@ import msgspec
 from qworker import __version__
 from qworker.history.batch import EventBatch
 from qworker.history.event import Event
-from qworker.http.wire import Extended, Extension, Given, Ids, Outcome, Page, Until, Wish
+from qworker.http.wire import Extended, Extension, Given, Ids, Page, SettleRequest, Until, Wish
 from qworker.message import Draft, QueueStats, Selection, State, StoredMessage
 
 __all__ = ["document"]
@@ -31,7 +31,7 @@ def document() -> dict[str, Any]:
             Extension,
             Given,
             Ids,
-            Outcome,
+            SettleRequest,
             Page,
             QueueStats,
             Selection,
@@ -93,7 +93,7 @@ def _additions() -> dict[str, Any]:
         "/-/about": {"get": _json("what answers here", {"type": "object"})},
         "/-/queues": {"get": _json("the queues", {"type": "array", "items": {"type": "string"}})},
         "/-/stats": {"get": _json("every queue's counts", _list("QueueStats"))},
-        "/-/settle": {"post": _json("end leases; the places of the refused", _ints(), takes=_list("Outcome"))},
+        "/-/settle": {"post": _json("end leases; the places of the refused", _ints(), takes=_list("SettleRequest"))},
         "/-/extend": {"post": _json("renew leases", _ref("Extended"), takes=_ref("Extension"))},
         "/-/wait": {"post": _operation("wait for work", {204: "there may be some"}, body=_body(_ref("Wish")))},
         "/-/-history": {

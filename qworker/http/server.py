@@ -1,4 +1,4 @@
-"""A uvicorn server for `make_app`: bounded connections, loopback unless there is a token, and a clean end."""
+"""A uvicorn server for `create_app`: bounded connections, loopback unless there is a token, and a clean end."""
 
 from __future__ import annotations
 

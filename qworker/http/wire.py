@@ -16,8 +16,8 @@ __all__ = [
     "Given",
     "Held",
     "Ids",
-    "Outcome",
     "Page",
+    "SettleRequest",
     "Until",
     "Wish",
     "check_delay",
@@ -49,7 +49,7 @@ class Given(msgspec.Struct, frozen=True):
     expires_at: float
 
 
-class Outcome(msgspec.Struct, frozen=True):
+class SettleRequest(msgspec.Struct, frozen=True):
     """The end of one lease."""
 
     lease: Held

@@ -20,7 +20,7 @@ __all__ = ["Child", "Slot"]
 
 # A process that was ready for so many seconds began well: whatever has ended it, the next one may begin at once.
 _STABLE_S = 1.0
-_BACKOFF = Backoff(base=0.5, limit=30.0)
+_BACKOFF = Backoff(initial=0.5, maximum=30.0)
 
 
 class Child:
@@ -139,6 +139,6 @@ class Slot:
         if crashed or not stable:
             self._failures += 1
             # At least half of the ceiling: a crash at the start must not become a busy loop.
-            delay = _BACKOFF.ceiling(self._failures) * (0.5 + draw / 2)
+            delay = _BACKOFF.max_delay(self._failures) * (0.5 + draw / 2)
         self.not_before = now + delay
         return delay

@@ -46,10 +46,10 @@ def report(running: Iterable[RunningMessage], loop: asyncio.AbstractEventLoop, f
 
 
 def _line(message: RunningMessage, now: float) -> str:
-    note = f", {message.note}" if message.note else ""
+    note = f", {message.progress_text}" if message.progress_text else ""
     return printable(
         f"  {message.task} {message.message_id} of {message.queue}: tries {message.tries}, token {message.token},"
-        f" for {now - message.started:.1f} s, lease left {message.lease_left:.1f} s{note}"
+        f" for {now - message.started:.1f} s, lease left {message.lease_remaining:.1f} s{note}"
     )
 
 

@@ -180,7 +180,7 @@ class _Single:
         if self._control is not None or not self._signals:
             self._drain()
         else:
-            self._worker.abort()
+            self._worker.cancel_handlers()
 
     def _drain(self) -> None:
         self._signals += 1
@@ -190,7 +190,7 @@ class _Single:
     def _abort(self) -> None:
         self._signals += 1
         self._told.set()
-        self._worker.abort()
+        self._worker.cancel_handlers()
 
     def _drain_to_recycle(self, why: str) -> None:
         if not self._recycle and not self._signals:
@@ -203,7 +203,7 @@ class _Single:
         if self._loop is not None:
             # One unbuffered write: this runs between any two instructions, perhaps inside another write to stderr.
             try:
-                os.write(2, report(self._worker.running(), self._loop, frame).encode())
+                os.write(2, report(self._worker.running_messages(), self._loop, frame).encode())
             except OSError:
                 # A handler was interrupted for this: that standard error is gone must not end it.
                 pass
@@ -271,7 +271,7 @@ def _options(settings: RunSettings) -> WorkerOptions:
     return WorkerOptions(
         queues=settings.queues,
         concurrency=settings.concurrency,
-        visibility=settings.visibility,
+        visibility_timeout=settings.visibility,
         shutdown_timeout=settings.shutdown_timeout,
         burst=settings.burst,
         max_messages=settings.max_messages,

@@ -8,10 +8,10 @@ pytest and pytest-asyncio; nothing here is imported by the rest of qworker.
 from __future__ import annotations
 
 from qworker.testing.clock import FakeClock
-from qworker.testing.helpers import EnqueuedCall, enqueued, in_memory, run_until_idle
-from qworker.testing.until import until
+from qworker.testing.helpers import EnqueuedCall, enqueued_calls, in_memory, run_until_idle
+from qworker.testing.until import wait_until
 
-__all__ = ["EnqueuedCall", "FakeClock", "enqueued", "in_memory", "run_until_idle", "until"]
+__all__ = ["EnqueuedCall", "FakeClock", "enqueued_calls", "in_memory", "run_until_idle", "wait_until"]
 
 # Read by pytest where this package is a plugin: importing it needs no pytest.
 pytest_plugins = ("qworker.testing.plugin",)

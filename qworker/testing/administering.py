@@ -13,7 +13,7 @@ from qworker.testing.base import Contract
 from qworker.testing.harness import Case
 from qworker.testing.publishing import HOSTILE_NAMES
 from qworker.testing.rules import RULES, rule
-from qworker.testing.until import until
+from qworker.testing.until import wait_until
 
 __all__ = ["AdministeringContract"]
 
@@ -287,7 +287,7 @@ class AdministeringContract(Contract):
     async def test_requeue_makes_failed_messages_ready_with_no_tries(self, case: Case) -> None:
         await case.publish(b"x")
         await case.settle(await case.lease_one(), SettleAction.FAIL_TMP, error="once")
-        (lease,) = await until(case.lease)
+        (lease,) = await wait_until(case.lease)
         await case.settle(lease, SettleAction.FAIL_PERM, error="twice")
         assert await case.backend.requeue(case.queue, Selection(state=State.FAILED)) == 1
         assert await case.counts() == (1, 0, 0, 0)
@@ -326,7 +326,7 @@ class AdministeringContract(Contract):
     async def test_remove_deletes_what_another_worker_has_seen_and_not_leased(self, case: Case) -> None:
         ids = await case.publish(b"1", b"2", b"3")
         other = await case.open()
-        first = await until(lambda: case.lease(by=other))
+        first = await wait_until(lambda: case.lease(by=other))
         rest = [message_id for message_id in ids if message_id != first[0].message.id]
         assert await case.backend.remove(case.queue, Selection(ids=rest)) == 2
         assert await case.lease(10, by=other) == []

@@ -15,12 +15,12 @@ from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.envelope import Envelope, open_envelope
 from qworker.errors import UsageError
 from qworker.logs import one_line
-from qworker.message import Draft, SettleAction, State, StoredMessage
+from qworker.message import Draft, State, StoredMessage
 from qworker.registry import open_backend
-from qworker.run import Run
+from qworker.run import Outcome, Run
 from qworker.worker import Worker, WorkerCounts, WorkerOptions
 
-__all__ = ["EnqueuedCall", "enqueued", "in_memory", "run_until_idle"]
+__all__ = ["EnqueuedCall", "enqueued_calls", "in_memory", "run_until_idle"]
 
 _PAGE = 1000
 
@@ -137,12 +137,12 @@ class _Failures:
     def __init__(self) -> None:
         self.first: Exception | None = None
 
-    def started(self, run: Run) -> None:
+    def handler_started(self, run: Run) -> None:
         """Nothing has failed yet."""
 
-    def finished(self, run: Run, outcome: str, error: str | None, duration: float) -> None:
+    def message_settled(self, run: Run, outcome: Outcome, error: str | None, duration: float) -> None:
         """Keep the first."""
-        if self.first is None and outcome in {SettleAction.FAIL_TMP, SettleAction.FAIL_PERM}:
+        if self.first is None and outcome in {Outcome.RETRIED, Outcome.FAILED}:
             if isinstance(run.error, Exception):
                 self.first = run.error
             else:
@@ -150,7 +150,7 @@ class _Failures:
                 self.first.__cause__ = run.error
 
 
-async def enqueued(tasks: Tasks, queue: str | None = None) -> list[EnqueuedCall]:
+async def enqueued_calls(tasks: Tasks, queue: str | None = None) -> list[EnqueuedCall]:
     """The calls that wait in a queue, or in every queue that the app names: the ready in their order, then the delayed."""
     backend = await tasks.backend()
     present = set(await backend.queues())

@@ -15,7 +15,7 @@ from qworker.history.event import Event
 from qworker.message import Message
 from qworker.testing.base import Contract
 from qworker.testing.harness import Case
-from qworker.testing.until import until
+from qworker.testing.until import wait_until
 from qworker.worker import Worker, WorkerOptions
 
 __all__ = ["HistoryContract"]
@@ -87,7 +87,7 @@ class HistoryContract(Contract):
             if what == "fail":
                 raise Fail("never")
 
-        @app.handler(queue=case.queue)
+        @app.raw_handler(queue=case.queue)
         async def raw(message: Message) -> None: ...
 
         retried: list[str] = []
@@ -96,7 +96,7 @@ class HistoryContract(Contract):
         (plain,) = await case.publish(b"no envelope")
         worker = Worker(app, WorkerOptions(concurrency=10))
         running = asyncio.create_task(worker.run())
-        await until(lambda: worker.counts.acked == 3 and worker.counts.failed == 1)
+        await wait_until(lambda: worker.counts.acked == 3 and worker.counts.failed == 1)
         worker.drain()
         assert await running
         if not case.backend.history.enabled:
@@ -143,7 +143,7 @@ class HistoryContract(Contract):
             found = await read_all(case.backend, case.queue)
             return found if len(found) >= count else []
 
-        return await until(told, what=f"{count} events")
+        return await wait_until(told, what=f"{count} events")
 
     @pytest.mark.parametrize("limit", [1, 7, 1000])
     async def test_a_part_is_read_in_pages_of_any_size(self, case: Case, limit: int) -> None:
@@ -180,7 +180,7 @@ class HistoryContract(Contract):
             pages = [(await reader.history.read(part, ends.get(part), 100))[0] for part in await reader.history.logs()]
             return [event.id for page in pages for event in page if event.queue == case.queue]
 
-        assert await until(told) == ["m3", "m4"]
+        assert await wait_until(told) == ["m3", "m4"]
 
     async def test_forgotten_history_may_be_gone_and_what_follows_stays(self, case: Case) -> None:
         if not case.backend.history.enabled:
@@ -198,13 +198,13 @@ class HistoryContract(Contract):
             found = [event.id for event in await read_all(case.backend, case.queue)]
             return found if found[-2:] == ["m3", "m4"] else []
 
-        assert (await until(told))[-2:] == ["m3", "m4"]
+        assert (await wait_until(told))[-2:] == ["m3", "m4"]
 
     @staticmethod
     async def _some_part(case: Case) -> str:
         await case.backend.create(case.queue)
         case.backend.history.append(batches_of(events_of(case.queue, 1)))
-        return (await until(case.backend.history.logs))[0]
+        return (await wait_until(case.backend.history.logs))[0]
 
     @staticmethod
     async def _end(backend: Backend, part: str) -> str | None:

@@ -13,7 +13,7 @@ from qworker.testing.harness import Case
 from qworker.testing.publishing import HOSTILE_NAMES
 from qworker.testing.reaping import leases_outlive_the_clock
 from qworker.testing.rules import rule
-from qworker.testing.until import until
+from qworker.testing.until import wait_until
 
 __all__ = ["LeasingContract"]
 
@@ -54,7 +54,7 @@ class LeasingContract(Contract):
         await case.publish(b"1", b"2", b"3", b"4")
         other = await case.open()
         first = await case.lease(2)
-        second = await until(lambda: case.lease(2, by=other))
+        second = await wait_until(lambda: case.lease(2, by=other))
         assert {lease.message.body for lease in first + second} == {b"1", b"2", b"3", b"4"}
 
     async def test_of_many_concurrent_leases_one_wins_each_message(self, case: Case) -> None:
@@ -67,7 +67,7 @@ class LeasingContract(Contract):
             won.extend(lease.message.id for leases in await asyncio.gather(*calls) for lease in leases)
             return len(won) >= len(ids)
 
-        await until(take_all)
+        await wait_until(take_all)
         assert sorted(won) == sorted(ids)
 
     async def test_a_lease_tells_its_expiry(self, case: Case) -> None:
@@ -227,8 +227,8 @@ class LeasingContract(Contract):
             await asyncio.sleep(0.001)
             (message_id,) = await case.publish(b"x")
             await self.cancel_after(turns, call, case)
-            await until(functools.partial(self.is_ready, case, message_id))
-            (lease,) = await until(case.lease)
+            await wait_until(functools.partial(self.is_ready, case, message_id))
+            (lease,) = await wait_until(case.lease)
             assert lease.message.tries == 0
             assert await case.settle(lease, SettleAction.ACK)
 
@@ -245,7 +245,7 @@ class LeasingContract(Contract):
         async def nothing_is_held() -> bool:
             return (await case.stats()).leased == 0
 
-        await until(nothing_is_held, what="a cancelled call gave its messages back")
+        await wait_until(nothing_is_held, what="a cancelled call gave its messages back")
 
     @staticmethod
     async def is_ready(case: Case, message_id: str) -> bool:

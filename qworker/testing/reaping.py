@@ -8,7 +8,7 @@ from qworker.message import SettleAction, State
 from qworker.testing.base import Contract
 from qworker.testing.harness import Case
 from qworker.testing.rules import rule
-from qworker.testing.until import until
+from qworker.testing.until import wait_until
 
 __all__ = ["ReapingContract"]
 
@@ -135,6 +135,6 @@ class ReapingContract(Contract):
             await case.backend.reap(case.queue)
             return (await case.counts())[:2] == (20, 0)
 
-        await until(all_are_back)
+        await wait_until(all_are_back)
         leases = await case.lease(100)
         assert [lease.message.tries for lease in leases] == [1] * 20

@@ -9,7 +9,7 @@ from qworker.testing.base import Contract
 from qworker.testing.harness import Case
 from qworker.testing.reaping import leases_outlive_the_clock
 from qworker.testing.rules import rule
-from qworker.testing.until import until
+from qworker.testing.until import wait_until
 
 __all__ = ["SettlingContract"]
 
@@ -21,7 +21,7 @@ async def tries_stay_zero(case: Case) -> None:
     """How a deviation from `tries_counted` shows."""
     await case.publish(b"x")
     await case.settle(await case.lease_one(), SettleAction.FAIL_TMP, error="once")
-    assert (await until(case.lease))[0].message.tries == 0
+    assert (await wait_until(case.lease))[0].message.tries == 0
 
 
 async def ready_without_a_delay(case: Case, action: SettleAction) -> None:
@@ -103,7 +103,7 @@ class SettlingContract(Contract):
     async def test_a_temporary_failure_is_retried_with_one_more_try(self, case: Case) -> None:
         (message_id,) = await case.publish(b"x")
         for tries in range(4):
-            (lease,) = await until(case.lease)
+            (lease,) = await wait_until(case.lease)
             assert lease.message.id == message_id
             assert lease.message.tries == tries
             assert lease.message.body == b"x"
@@ -154,7 +154,7 @@ class SettlingContract(Contract):
     async def test_a_release_leaves_tries_unchanged(self, case: Case) -> None:
         await case.publish(b"x")
         for _ in range(3):
-            (lease,) = await until(case.lease)
+            (lease,) = await wait_until(case.lease)
             assert lease.message.tries == 0
             assert await case.settle(lease, SettleAction.RELEASE)
 
@@ -178,7 +178,7 @@ class SettlingContract(Contract):
         await case.publish(b"x")
         other = await case.open()
         await case.settle(await case.lease_one(), SettleAction.RELEASE)
-        (lease,) = await until(lambda: case.lease(by=other))
+        (lease,) = await wait_until(lambda: case.lease(by=other))
         assert lease.message.body == b"x"
         assert await case.settle(lease, SettleAction.ACK, by=other)
 
@@ -196,7 +196,7 @@ class SettlingContract(Contract):
             again.extend(await case.lease(10))
             return len(again) == 2
 
-        await until(both_are_back)
+        await wait_until(both_are_back)
         assert {lease.message.id for lease in again} == {ids[1], ids[3]}
 
     async def test_settling_nothing_is_nothing(self, case: Case) -> None:
@@ -206,7 +206,7 @@ class SettlingContract(Contract):
         await case.publish(b"x")
         lease = await case.lease_one()
         assert await case.settle(lease, SettleAction.RELEASE)
-        (held,) = await until(case.lease)
+        (held,) = await wait_until(case.lease)
         for action in SettleAction:
             # A store that remembers the release may say once more that it has happened.
             assert not await case.settle(lease, action, error="stale") or action is SettleAction.RELEASE

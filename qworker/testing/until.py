@@ -8,20 +8,20 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar, overload
 
-__all__ = ["until"]
+__all__ = ["wait_until"]
 
 T = TypeVar("T")
 
 
 @overload
-async def until(condition: Callable[[], Awaitable[T]], timeout: float = 20.0, *, what: str = "") -> T: ...
+async def wait_until(condition: Callable[[], Awaitable[T]], timeout: float = 20.0, *, what: str = "") -> T: ...
 
 
 @overload
-async def until(condition: Callable[[], T], timeout: float = 20.0, *, what: str = "") -> T: ...
+async def wait_until(condition: Callable[[], T], timeout: float = 20.0, *, what: str = "") -> T: ...
 
 
-async def until(condition: Callable[[], Any], timeout: float = 20.0, *, what: str = "") -> Any:
+async def wait_until(condition: Callable[[], Any], timeout: float = 20.0, *, what: str = "") -> Any:
     """Poll `condition` until its result (awaited, if it is awaitable) is true, and return that result.
 
     Args:

@@ -33,6 +33,8 @@ async def sign_up(name: str) -> None:
 
 CONFTEST = """
 import pytest
+import asyncio
+
 import shop
 
 pytest_plugins = ["qworker.testing"]
@@ -44,14 +46,16 @@ def queues(qworker_memory):
 """
 
 TESTS = """
+import asyncio
+
 import shop
 from qworker import State
-from qworker.testing import enqueued, run_until_idle
+from qworker.testing import enqueued_calls, run_until_idle
 
 async def test_signing_up_enqueues_a_welcome():
     await shop.sign_up("ada")
     await shop.sign_up("ada")
-    (call,) = await enqueued(shop.tasks)
+    (call,) = await enqueued_calls(shop.tasks)
     assert (call.task, call.args, call.kwargs, call.unique_key) == ("welcome", ("ada",), {"polite": False}, "ada")
     assert (call.queue, call.state) == ("mail", State.DELAYED)
     assert shop.seen == []
@@ -63,12 +67,12 @@ async def test_what_is_due_later_stays_until_its_time(qworker_clock):
     qworker_clock.advance(3601)
     await run_until_idle(shop.tasks)
     assert shop.seen == ["ada"]
-    assert await enqueued(shop.tasks) == []
+    assert await enqueued_calls(shop.tasks) == []
 
 async def test_a_retry_waits_for_its_delay(qworker_clock):
     await shop.welcome.enqueue("busy")
     await run_until_idle(shop.tasks)
-    (call,) = await enqueued(shop.tasks, "mail")
+    (call,) = await enqueued_calls(shop.tasks, "mail")
     assert (call.tries, call.state) == (1, State.DELAYED)
     qworker_clock.advance(61)
     await run_until_idle(shop.tasks)
@@ -83,11 +87,11 @@ async def test_a_failure_is_kept():
 
 def test_plain_functions_need_no_loop():
     shop.count.enqueue_sync(3)
-    shop.tasks.run_sync(run_until_idle(shop.tasks), instead="await it")
+    asyncio.run(run_until_idle(shop.tasks))
     assert shop.seen == [3, 2, 1, 0]
 
 async def test_each_test_begins_with_empty_queues():
-    assert await enqueued(shop.tasks) == []
+    assert await enqueued_calls(shop.tasks) == []
 """
 
 SETTINGS = """

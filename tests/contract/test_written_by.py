@@ -277,7 +277,7 @@ class Crew:
         for name in ("note", "broken", "refused", "flaky", "slow"):
             self._register(name)
         for queue in written.queues:
-            self.tasks.handler(queue=queue, max_tries=100)(self._on_message)
+            self.tasks.raw_handler(queue=queue, max_tries=100)(self._on_message)
 
     def _register(self, name: str) -> None:
         @self.tasks.task(name=name, queue="told", max_tries=100)

@@ -27,7 +27,7 @@ from qworker.health.report import Report
 from qworker.health.server import HealthServer
 from qworker.health.view import View
 from qworker.message import QueueStats
-from qworker.metrics import Cell
+from qworker.metrics import TaskCounts
 from qworker.registry import open_backend
 from qworker.testing import FakeClock
 from qworker_memory import MemoryBackend
@@ -295,9 +295,9 @@ def test_golden_pages_of_the_health_port() -> None:
         QueueStats(queue="a.b", ready=3, leased=2, oldest_age_s=1.5),
         QueueStats(queue="off", ready=9, paused=True),
     ]
-    cell = Cell("a.b", "resize", ack=5, fail_tmp=2, fail_perm=1, release=1, lost=1, seconds=2.5, attempts=3)
+    cell = TaskCounts("a.b", "resize", acked=5, retried=2, failed=1, released=1, lost=1, seconds=2.5, attempts=3)
     report = Report(
-        pid=1, life="1-1", phase="working", concurrency=10, running=2, cells=[cell], queues=queues, looked_at=1.0
+        pid=1, life="1-1", state="working", concurrency=10, running=2, counts=[cell], queues=queues, looked_at=1.0
     )
     found: dict[str, Any] = {}
     view = View(lambda: [report], stall_timeout=60.0, own_metrics=True)
@@ -309,13 +309,13 @@ def test_golden_pages_of_the_health_port() -> None:
 
 
 def _lines(path: str, text: str) -> Any:
-    normal = Normal({}, lambda key: key == "looked_s")
+    normal = Normal({}, lambda key: key == "stats_age_s")
     if path == "/stats":
         return normal.value(json.loads(text))
     # A process measures itself: the names are the same everywhere.
     own = re.compile(r"^((?:process|python)_\S+) \S+$", re.MULTILINE)
     text = own.sub(r"\1 <number>", re.sub(r"(python_info)\{.*", r"\1", text))
-    return re.sub(r"^(\S*looked\S*) \S+$", r"\1 <number>", text, flags=re.MULTILINE).splitlines()
+    return re.sub(r"^(\S*stats_age\S*) \S+$", r"\1 <number>", text, flags=re.MULTILINE).splitlines()
 
 
 LEVELS = {"debug", "info", "warning", "error", "exception", "critical"}

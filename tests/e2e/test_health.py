@@ -81,7 +81,7 @@ def test_it_answers_while_a_handler_blocks_the_loop(folder: Path, workers: str) 
         (folder / "free-a").touch()
         process.line("end a")
         until(lambda: page(port, "/livez")[0] == 200, "alive again", lambda: process.text)
-        acked = 'qworker_task="block",qworker_outcome="ack"} 1'
+        acked = 'qworker_task="block",qworker_outcome="acked"} 1'
         until(lambda: acked in page(port, "/metrics")[1], "counted", lambda: page(port, "/metrics")[1])
         assert process.drain() == 0, process.text
 
@@ -106,7 +106,7 @@ def test_counts_survive_a_killed_worker(folder: Path) -> None:
         first = int(process.event("worker_process_started")["pid"])
         until(lambda: page(port, "/readyz")[0] == 200, "ready", lambda: process.text)
         enqueue(folder, "quick", 1)
-        acked = 'qworker_task="quick",qworker_outcome="ack"} %d\n'
+        acked = 'qworker_task="quick",qworker_outcome="acked"} %d\n'
         until(lambda: acked % 1 in page(port, "/metrics")[1], "counted", lambda: process.text)
         os.kill(first, signal.SIGKILL)
         process.event("worker_process_ended")

@@ -57,7 +57,7 @@ def make_tasks(url: str, ledger: Ledger) -> Tasks:
     async def call(ctx: Context, name: str) -> None:
         await run(ctx, name)
 
-    @tasks.handler(queue=QUEUE, max_tries=1000)
+    @tasks.raw_handler(queue=QUEUE, max_tries=1000)
     async def raw(ctx: Context, message: Message) -> None:
         await run(ctx, message.body.decode())
 
@@ -87,17 +87,16 @@ class Told:
         self._ledger = ledger
         self._name = name
 
-    def started(self, run: Run) -> None:
+    def handler_started(self, run: Run) -> None:
         """A handler tells it itself."""
 
-    def finished(self, run: Run, outcome: str, error: str | None, duration: float) -> None:
-        book = {"ack": "acked", "fail_perm": "failed"}.get(outcome, outcome)
-        self._ledger.write(book, f"{run.lease.message.id} {self._name}")
+    def message_settled(self, run: Run, outcome: str, error: str | None, duration: float) -> None:
+        self._ledger.write(outcome, f"{run.lease.message.id} {self._name}")
 
 
 async def work(url: str, ledger: Ledger, name: str) -> None:
     tasks = make_tasks(url, ledger)
-    options = WorkerOptions(concurrency=CONCURRENCY, visibility=VISIBILITY)
+    options = WorkerOptions(concurrency=CONCURRENCY, visibility_timeout=VISIBILITY)
     worker = Worker(tasks, options)
     worker.observers.append(Told(ledger, name))
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, worker.drain)

@@ -82,7 +82,7 @@ async def _until_stored(backend, drafts: list[Draft], ledger: Ledger) -> None:
 def make_tasks(url: str, ledger: Ledger) -> Tasks:
     tasks = Tasks(url)
 
-    @tasks.handler(queue=QUEUE, max_tries=1000)
+    @tasks.raw_handler(queue=QUEUE, max_tries=1000)
     async def on_message(ctx: Context, message: Message) -> None:
         await asyncio.sleep(0)
         ledger.write("finished", message.body.decode())
@@ -93,7 +93,7 @@ def make_tasks(url: str, ledger: Ledger) -> Tasks:
 
 async def work(url: str, ledger: Ledger, concurrency: int) -> None:
     """Work until nothing is ready or leased."""
-    options = WorkerOptions(queues=(QUEUE,), concurrency=concurrency, visibility=VISIBILITY, burst=True)
+    options = WorkerOptions(queues=(QUEUE,), concurrency=concurrency, visibility_timeout=VISIBILITY, burst=True)
     await Worker(make_tasks(url, ledger), options).run()
 
 

@@ -55,12 +55,12 @@ async def work(url: str, folder: Path) -> None:
     """A worker, until SIGTERM."""
     tasks = Tasks(url)
 
-    @tasks.handler(queue=QUEUE, max_tries=1000)
+    @tasks.raw_handler(queue=QUEUE, max_tries=1000)
     async def on_message(message: Message) -> None:
         await asyncio.sleep(0)
         write(folder, "finished", message.body.decode())
 
-    worker = Worker(tasks, WorkerOptions(queues=(QUEUE,), concurrency=CONCURRENCY, visibility=VISIBILITY))
+    worker = Worker(tasks, WorkerOptions(queues=(QUEUE,), concurrency=CONCURRENCY, visibility_timeout=VISIBILITY))
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, worker.drain)
     await worker.run()
 

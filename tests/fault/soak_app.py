@@ -14,7 +14,7 @@ tasks = Tasks(os.environ["SOAK_URL"])
 ledger = Ledger(Path(os.environ["SOAK_LEDGER"]))
 
 
-@tasks.handler(queue=QUEUE, max_tries=1000)
+@tasks.raw_handler(queue=QUEUE, max_tries=1000)
 async def on_message(message: Message) -> None:
     name = message.body.decode()
     ledger.write("started", f"{name}:{message.tries}")

@@ -14,7 +14,7 @@ from qworker.errors import BackendError, BackendUnavailable, PublishUncertain, S
 from qworker.message import Draft, Lease, Selection, SettleAction, Settlement, State
 from qworker.offers import Health
 from qworker.registry import open_backend
-from qworker.testing.until import until
+from qworker.testing.until import wait_until
 from qworker.url import BackendURL
 from qworker_redis.doctor import examine_server
 from qworker_redis.scripts import queue_key
@@ -128,7 +128,7 @@ async def until_counted(backend: Any, ready: int) -> Any:
         stats = await backend.stats(QUEUE)
         return stats if (stats.ready, stats.leased) == (ready, 0) else None
 
-    return await until(counted)
+    return await wait_until(counted)
 
 
 async def test_a_settlement_whose_answer_was_lost_may_be_repeated_by_its_caller(server: RedisServer) -> None:
@@ -239,12 +239,12 @@ async def test_a_restart_under_load_loses_nothing() -> None:
         loops = [asyncio.create_task(produce()), asyncio.create_task(consume())]
         for _ in range(3):
             before = len(finished)
-            await until(lambda before=before: len(finished) > before + 50)
+            await wait_until(lambda before=before: len(finished) > before + 50)
             server.stop(signal.SIGKILL)
             await asyncio.sleep(0.05)
             server.start()
         before = len(finished)
-        await until(lambda: len(finished) > before)
+        await wait_until(lambda: len(finished) > before)
         stop.set()
         await asyncio.gather(*loops)
 
@@ -255,7 +255,7 @@ async def test_a_restart_under_load_loses_nothing() -> None:
             stats = await backend.stats(QUEUE)
             return not stats.ready and not stats.leased
 
-        await until(drained)
+        await wait_until(drained)
         assert accepted - finished == set()
         assert finished - accepted == set()
         await backend.aclose()
@@ -307,7 +307,7 @@ async def test_2000_cancelled_calls_lose_nothing_and_mix_nothing_up(server: Redi
             assert call.exception() is None, call.exception()
     await backend.aclose()
     with server.client() as client:
-        await until(lambda: len(client.client_list()) <= 2)
+        await wait_until(lambda: len(client.client_list()) <= 2)
     stored = {s.message.id: s.state for state in State for s in await other.browse(QUEUE, state, 5000)}
     assert stored.keys() <= set(asked)
     assert acked & stored.keys() == set()

@@ -16,7 +16,7 @@ from qworker import bulk
 from qworker.errors import BackendUnavailable, PermissionDenied, PublishUncertain
 from qworker.message import Draft, Lease, SettleAction, Settlement
 from qworker.registry import open_backend
-from qworker.testing.until import until
+from qworker.testing.until import wait_until
 from qworker.url import BackendURL
 from qworker_redis.blocking import BlockingWire
 from qworker_redis.options import Options
@@ -43,7 +43,7 @@ async def test_a_fail_over_is_followed() -> None:
             RedisServer(port=free_port(), replicaof=f"127.0.0.1 {primary.port}", repl_diskless_sync_delay="0")
         )
         with replica.client() as client:
-            await until(lambda: client.info("replication").get("master_link_status") == "up", timeout=50)
+            await wait_until(lambda: client.info("replication").get("master_link_status") == "up", timeout=50)
         sentinel = stack.enter_context(
             RedisServer(
                 port=free_port(),
@@ -52,7 +52,7 @@ async def test_a_fail_over_is_followed() -> None:
             )
         )
         with sentinel.client() as client:
-            await until(lambda: client.sentinel_slaves("main") or None, timeout=50)
+            await wait_until(lambda: client.sentinel_slaves("main") or None, timeout=50)
         backend = open_backend(
             f"redis+sentinel://127.0.0.1:{sentinel.port}/main/0?retry_timeout=50&timeout=2&min_replicas=1"
         )
@@ -114,7 +114,7 @@ async def _formed(nodes: list[RedisServer]) -> None:
                 return False
         return True
 
-    await until(agreed, timeout=50)
+    await wait_until(agreed, timeout=50)
 
 
 def raw(node: RedisServer, *command: Any) -> Any:
@@ -166,10 +166,10 @@ async def test_a_slot_that_moves_takes_its_queue_along(nodes: list[RedisServer])
             await asyncio.sleep(0.005)
 
     producing = asyncio.create_task(produce())
-    await until(lambda: len(accepted) > 3)
+    await wait_until(lambda: len(accepted) > 3)
     await asyncio.to_thread(_migrate, slot, source, target)
     before = len(accepted)
-    await until(lambda: len(accepted) > before + 3, timeout=50)
+    await wait_until(lambda: len(accepted) > before + 3, timeout=50)
     stop.set()
     await producing
     assert raw(target, "CLUSTER", "COUNTKEYSINSLOT", slot) > 0
@@ -247,7 +247,7 @@ async def test_a_user_needs_only_what_the_docs_say(monkeypatch: pytest.MonkeyPat
         await backend.open()
         await backend.publish(QUEUE, [Draft(body=b"x", delay=0.001), Draft(body=b"y", unique_key="k")])
         await backend.wait([QUEUE], 5)
-        leases = await until(lambda: backend.wait_and_lease(QUEUE, 2, LONG, 1))
+        leases = await wait_until(lambda: backend.wait_and_lease(QUEUE, 2, LONG, 1))
         assert await asyncio.to_thread(backend.extend, leases, LONG) == []
         assert await backend.settle(acks(leases)) == []
         assert await backend.queues() == [QUEUE]

@@ -18,7 +18,7 @@ import pytest
 from qworker.backend import Backend
 from qworker.message import Draft, SettleAction, Settlement, State
 from qworker.registry import open_backend
-from qworker.testing.until import until
+from qworker.testing.until import wait_until
 from tests.depth import DEPTH
 from tests.servers import RedisServer
 
@@ -71,7 +71,7 @@ async def drained(process: subprocess.Popen[str], backend: Backend) -> None:
         assert process.poll() is None, "the worker ended"
         return not await stored(backend)
 
-    await until(empty, timeout=PATIENCE)
+    await wait_until(empty, timeout=PATIENCE)
     process.send_signal(signal.SIGTERM)
     told, _ = await asyncio.to_thread(process.communicate, None, PATIENCE)
     assert process.returncode == 0, told[-2000:]
@@ -85,11 +85,11 @@ async def test_a_worker_outlives_restarts_of_redis_and_nothing_is_lost(tmp_path:
     ):
         for how in (signal.SIGKILL, signal.SIGTERM, signal.SIGKILL):
             before = len(lines(tmp_path, "finished"))
-            await until(lambda before=before: len(lines(tmp_path, "finished")) > before + 60, timeout=PATIENCE)
+            await wait_until(lambda before=before: len(lines(tmp_path, "finished")) > before + 60, timeout=PATIENCE)
             server.stop(how)
             server.start()
         before = len(lines(tmp_path, "finished"))
-        await until(lambda: len(lines(tmp_path, "finished")) > before, timeout=PATIENCE)
+        await wait_until(lambda: len(lines(tmp_path, "finished")) > before, timeout=PATIENCE)
         (tmp_path / "stop").touch()
         assert await asyncio.to_thread(publisher.wait, PATIENCE) == 0
         backend = open_backend(server.url)
@@ -112,7 +112,7 @@ async def test_killed_workers_and_publishers_lose_nothing(tmp_path: Path) -> Non
             ):
                 before = len(lines(tmp_path, "finished"))
                 enough = before + draw.randrange(100)
-                await until(lambda enough=enough: len(lines(tmp_path, "finished")) > enough, timeout=PATIENCE)
+                await wait_until(lambda enough=enough: len(lines(tmp_path, "finished")) > enough, timeout=PATIENCE)
             kills += 2
             await check_invariant(backend, tmp_path)
         await backend.aclose()
@@ -134,7 +134,7 @@ async def test_leases_that_outlived_their_holder_are_refused(tmp_path: Path) -> 
             folder.mkdir()
             ids = await backend.publish(QUEUE, [Draft(body=b"x") for _ in range(20)])
             with running("hold", server.url, folder) as holder:
-                await until(lambda folder=folder: len(lines(folder, "held")) == 20, timeout=PATIENCE)
+                await wait_until(lambda folder=folder: len(lines(folder, "held")) == 20, timeout=PATIENCE)
                 os.kill(holder.pid, signal.SIGSTOP)
                 taken: list[str] = []
 
@@ -148,7 +148,7 @@ async def test_leases_that_outlived_their_holder_are_refused(tmp_path: Path) -> 
                     )
                     return len(taken) >= 20
 
-                await until(take, timeout=PATIENCE)
+                await wait_until(take, timeout=PATIENCE)
                 os.kill(holder.pid, signal.SIGCONT)
                 told, _ = await asyncio.to_thread(holder.communicate, "\n", PATIENCE)
                 assert told.split() == ["2", "20"]
@@ -167,7 +167,7 @@ async def test_a_server_clock_that_jumps_an_hour_takes_no_live_lease_and_prolong
 
         async def rounds() -> None:
             seen = len(lines(tmp_path, "rounds"))
-            await until(lambda: len(lines(tmp_path, "rounds")) >= seen + 3, timeout=PATIENCE)
+            await wait_until(lambda: len(lines(tmp_path, "rounds")) >= seen + 3, timeout=PATIENCE)
 
         with running("watch", server.url, tmp_path):
             await rounds()

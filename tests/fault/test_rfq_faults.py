@@ -18,7 +18,7 @@ from qworker.errors import BackendUnavailable
 from qworker.message import Draft, Lease, SettleAction, Settlement, State
 from qworker.offers import Health
 from qworker.registry import open_backend
-from qworker.testing.until import until
+from qworker.testing.until import wait_until
 from qworker.url import BackendURL
 from qworker_redis.doctor import examine_server
 from tests.proxy import LossyProxy
@@ -40,12 +40,12 @@ from qworker.worker import Worker
 tasks = Tasks(sys.argv[1])
 log = os.open(sys.argv[2], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
-@tasks.handler(queue="{TOPIC}", max_tries=1000)
+@tasks.raw_handler(queue="{TOPIC}", max_tries=1000)
 async def on_message(message: Message) -> None:
     await asyncio.sleep(0.005)
     os.write(log, message.body + b"\\n")
 
-asyncio.run(Worker(tasks, WorkerOptions(concurrency={CONCURRENCY}, visibility=0.5)).run())
+asyncio.run(Worker(tasks, WorkerOptions(concurrency={CONCURRENCY}, visibility_timeout=0.5)).run())
 """
 
 
@@ -136,7 +136,7 @@ async def test_cancelled_calls_lose_nothing(direct: Backend, server: RedisServer
     async def all_are_back() -> bool:
         return (await direct.stats(TOPIC)).ready == len(ids)
 
-    await until(all_are_back)
+    await wait_until(all_are_back)
     assert {row.message.id for row in await direct.browse(TOPIC, State.READY)} == set(ids)
     with server.client() as client:
         assert client.hlen("rfq:work:qworker:claims") == client.zcard("rfq:work:qworker:leased") == 0
@@ -161,18 +161,18 @@ async def test_killed_workers_lose_nothing_and_run_little_twice(
     try:
         for turn in range(KILLS):
             enough = 40 * (turn + 1)
-            await until(lambda enough=enough: len(done()) >= enough, timeout=50)
+            await wait_until(lambda enough=enough: len(done()) >= enough, timeout=50)
             victim = workers.pop(0)
             victim.send_signal(signal.SIGKILL)
             await victim.wait()
             workers.append(await start())
-        await until(lambda: set(done()) == set(names), timeout=50)
+        await wait_until(lambda: set(done()) == set(names), timeout=50)
 
         async def is_empty() -> bool:
             stats = await direct.stats(TOPIC)
             return stats.ready == stats.leased == stats.delayed == 0
 
-        await until(is_empty, timeout=50)
+        await wait_until(is_empty, timeout=50)
     finally:
         for worker in workers:
             worker.kill()

@@ -22,7 +22,7 @@ from qworker.backend import Backend
 from qworker.cli.main import main
 from qworker.message import Draft, Lease, Selection, SettleAction, Settlement, State
 from qworker.registry import open_backend
-from qworker.testing.until import until
+from qworker.testing.until import wait_until
 from tests.archives import unpack
 from tests.interop.fsq_peer import PATIENCE, Fsq
 
@@ -163,7 +163,7 @@ async def test_workers_scans_and_fsq_share_a_queue_and_each_item_runs_once(
     scans += [qworker_process("scan", f"fsq://{root}", QUEUE, "/bin/sh", "-c", script, "sh") for _ in range(2)]
     scanning = asyncio.gather(*scans)
     # Beside a scan that has begun, so that both get some.
-    await until(lambda: out.exists() or scanning.done())
+    await wait_until(lambda: out.exists() or scanning.done())
     async with asyncio.timeout(PATIENCE):
         await work()
         results = await scanning
@@ -182,7 +182,7 @@ async def test_each_leaves_alone_what_the_other_works_on(backend: Backend, peer:
     gate, out = tmp_path / "gate", tmp_path / "out"
     os.mkfifo(gate)
     scanning = asyncio.create_task(peer.run("scan", QUEUE, "/bin/sh", "-c", f"cat > {out}; read x < {gate}"))
-    await until(lambda: out.exists() and out.read_bytes() == b"second")
+    await wait_until(lambda: out.exists() and out.read_bytes() == b"second")
     assert await backend.lease(QUEUE, 10, 30.0) == []
     stats = await backend.stats(QUEUE)
     assert (stats.ready, stats.leased) == (0, 2)
@@ -205,7 +205,7 @@ async def test_what_a_killed_scan_worked_on_is_taken_by_the_other(
         process = await start_qworker("scan", f"fsq://{root}", *command, output=asyncio.subprocess.DEVNULL)
     else:
         process = await peer.start("scan", *command, output=asyncio.subprocess.DEVNULL)
-    await until(out.exists)
+    await wait_until(out.exists)
     assert await backend.lease(QUEUE, 1, 30.0) == []
     process.kill()
     await process.wait()
@@ -213,7 +213,7 @@ async def test_what_a_killed_scan_worked_on_is_taken_by_the_other(
         if who == "fsq":
             # Its programs inherit the locked file whatever they do with their standard input.
             os.kill(int(out.read_text()), signal.SIGKILL)
-            (lease,) = await until(lambda: backend.lease(QUEUE, 1, 30.0))
+            (lease,) = await wait_until(lambda: backend.lease(QUEUE, 1, 30.0))
             assert (lease.message.body, lease.message.tries) == (b"x", 0)
             assert await settle(backend, lease, SettleAction.ACK)
         else:
@@ -232,7 +232,7 @@ async def test_a_finished_item_stays_locked_for_whoever_has_opened_it_before(bac
         with pytest.raises(BlockingIOError):
             fcntl.flock(late, fcntl.LOCK_EX | fcntl.LOCK_NB)
         # And what was finished meanwhile is not worked on by us either.
-        await until(lambda: _locked(late.fileno()))
+        await wait_until(lambda: _locked(late.fileno()))
     assert await backend.lease(QUEUE, 1, 30.0) == []
 
 
@@ -577,7 +577,7 @@ async def fsq_serving(peer: Fsq) -> AsyncIterator[int]:
             writer.close()
             return True
 
-        await until(answers)
+        await wait_until(answers)
         yield port
     finally:
         process.send_signal(signal.SIGTERM)

@@ -21,7 +21,7 @@ from qworker.backend import Backend
 from qworker.cli.main import cli
 from qworker.message import Draft, Lease, SettleAction, Settlement, State
 from qworker.registry import open_backend
-from qworker.testing.until import until
+from qworker.testing.until import wait_until
 from tests.installed import environment
 from tests.servers import RedisServer, free_port
 
@@ -144,7 +144,7 @@ tasks = Tasks()
 log = os.open("log", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
 
-@tasks.handler(queue="tiles")
+@tasks.raw_handler(queue="tiles")
 async def on_tile(message: Message) -> None:
     os.write(log, (message.fields["k"] + "\\n").encode())
 
@@ -174,7 +174,7 @@ async def test_both_publish_and_consume_one_topic_and_nothing_is_lost_or_doubled
         consume = (*both.peer_python, "consume", TOPIC)
         theirs = [await stack.enter_async_context(both.running(*consume)) for _ in range(2)]
         # Everybody is there before there is work: both have a share of it.
-        await until(lambda: _waiting(both) == {"brpoplpush": 2, "blmove": 2}, timeout=PATIENCE)
+        await wait_until(lambda: _waiting(both) == {"brpoplpush": 2, "blmove": 2}, timeout=PATIENCE)
         readers = [asyncio.create_task(collect(process)) for process in theirs]
         publishing = asyncio.create_task(both.theirs("publish-many", "their-", 120, TOPIC))
         for number in range(0, 120, 4):
@@ -189,8 +189,8 @@ async def test_both_publish_and_consume_one_topic_and_nothing_is_lost_or_doubled
             ours = log.read_text().split() if log.exists() else []
             return len(ours) + len(found) >= len(published)
 
-        await until(all_are_there, timeout=PATIENCE)
-        await until(lambda: _is_empty(both), timeout=PATIENCE)
+        await wait_until(all_are_there, timeout=PATIENCE)
+        await wait_until(lambda: _is_empty(both), timeout=PATIENCE)
         for process in theirs:
             process.kill()
         await asyncio.gather(*readers)
@@ -248,7 +248,7 @@ async def test_our_crashed_consumers_are_harvested_and_theirs_are_left_to_harves
     async def is_reaped() -> bool:
         return await backend.reap(TOPIC) == 1
 
-    await until(is_reaped)
+    await wait_until(is_reaped)
     (lease,) = await backend.lease(TOPIC, 10, 60.0)
     assert (lease.message.id, lease.message.tries) == (ours, 1)
     for _ in range(2):
@@ -294,7 +294,9 @@ async def test_a_task_travels_as_an_envelope_in_a_field(both: Both, backend: Bac
     assert status == 0
     run = (*both.qworker, "run", "app:tasks", "--url", both.url)
     async with both.running(*run, cwd=tmp_path, stderr=asyncio.subprocess.DEVNULL):
-        await until(lambda: (tmp_path / "log").exists() and (tmp_path / "log").read_text() == "task T33\n", PATIENCE)
+        await wait_until(
+            lambda: (tmp_path / "log").exists() and (tmp_path / "log").read_text() == "task T33\n", PATIENCE
+        )
 
 
 async def test_the_commands_print_what_those_of_the_package_print(both: Both) -> None:

@@ -12,7 +12,7 @@ import pytest
 from qworker.backend import Backend
 from qworker.message import Draft, Selection, SettleAction, Settlement, State
 from qworker.registry import open_backend
-from qworker.testing.until import until
+from qworker.testing.until import wait_until
 from tests.archives import unpack
 from tests.installed import environment
 
@@ -83,7 +83,7 @@ async def test_both_publish_and_consume_one_queue_and_nothing_is_lost_or_doubled
             await backend.publish("work", [Draft(body=b"own-%d" % number)])
         await asyncio.gather(*publishers)
         found = [line for lines in await asyncio.gather(*theirs) for line in lines]
-        await until(lambda: _empty(backend), timeout=40)
+        await wait_until(lambda: _empty(backend), timeout=40)
         stop.set()
         found += await ours
         expected = [f"own-{n}" for n in range(80)] + [f"their{p}-{n}" for p in range(2) for n in range(40)]
@@ -125,7 +125,7 @@ async def test_an_expired_lease_of_the_package_counts_as_a_try_here(peer: Peer, 
     try:
         await backend.publish("work", [Draft(body=b"1")])
         await peer.run("hold", 1)
-        leases = await until(lambda: backend.lease("work", 1, 60.0), timeout=30)
+        leases = await wait_until(lambda: backend.lease("work", 1, 60.0), timeout=30)
         assert leases[0].message.tries == 1
     finally:
         await backend.aclose()

@@ -10,7 +10,7 @@ from qworker.backend import Backend
 from qworker.message import State
 from qworker.pipeline.options import ReadOptions
 from qworker.pipeline.streaming import ConsumingReader
-from qworker.testing.until import until
+from qworker.testing.until import wait_until
 from tests.spark.stores import ask, bodies, count, file_url, publish
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def test_what_a_failed_batch_had_is_given_back_and_comes_again(spark: SparkSessi
         stream(spark, url, broken.fail, tmp_path / "checkpoint")
     assert sorted(broken.rows) == [b"1", b"2"]
     # Spark ends the query before the process of its reader.
-    ask(url, lambda backend: until(lambda: ready_again(backend)))
+    ask(url, lambda backend: wait_until(lambda: ready_again(backend)))
     assert bodies(url, State.READY) == [b"1", b"2"]
 
     sink = Sink()
@@ -190,7 +190,7 @@ def test_leases_are_renewed_while_a_batch_runs(tmp_path: Path) -> None:
         expiries.add(found[0].expires_at)
         return len(expiries) > 2
 
-    asyncio.run(until(renewed))
+    asyncio.run(wait_until(renewed))
     one.commit(end)
     one.stop()
     assert count(url, State.READY) == 0

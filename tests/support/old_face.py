@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from qworker import bulk, message, worker
-from qworker.app import Tasks
+from qworker.app import Tasks as NewTasks
 from qworker.backend import Backend as NewBackend
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.context import Context
@@ -315,6 +315,13 @@ def open_backend(url: str, *, clock: Clock = SYSTEM_CLOCK) -> OldFace:
     face = OldFace(open_new_backend(url, clock=clock))
     face.made_remote = functools.partial(open_new_backend, url, clock=clock, remote_leases=True)
     return face
+
+
+class Tasks(NewTasks[Any]):
+    """An app of the suite."""
+
+    def handler(self, *, queue: str) -> Any:
+        return self.raw_handler(queue=queue)
 
 
 class Worker(worker.Worker):

@@ -43,7 +43,7 @@ async def store(context: Context[Pool], row: int, *, note: str = "") -> int:
     return await context.state.execute(note * row)
 
 
-@tasks.task(name="other", queue="q", max_tries=3, timeout=timedelta(minutes=5), backoff=Backoff(base=5), priority=3)
+@tasks.task(name="other", queue="q", max_tries=3, timeout=timedelta(minutes=5), backoff=Backoff(initial=5), priority=3)
 def untyped(context: Context, row: int) -> None:
     assert_type(context.state, Any)
 
@@ -60,7 +60,7 @@ async def wrong_state(context: Context[int], row: int) -> None: ...
 async def any_state(context: Context[Pool], row: int) -> None: ...
 
 
-@tasks.handler(queue="raw", timeout=5)
+@tasks.raw_handler(queue="raw", timeout=5)
 def raw(context: Context[Pool], message: Message) -> None: ...
 
 
@@ -101,7 +101,7 @@ def registering(function: Callable[[int], None], task: Task[[int], None]) -> Non
     tasks.task(max_retries=3)(function)  # type: ignore[call-overload]
     tasks.task(timeout="5m")(function)  # type: ignore[call-overload]
     tasks.task("name")  # type: ignore[call-overload]
-    tasks.handler(max_retries=3)  # type: ignore[call-arg]
-    tasks.handler(function)  # type: ignore[call-arg, arg-type]
+    tasks.raw_handler(max_retries=3)  # type: ignore[call-arg]
+    tasks.raw_handler(function)  # type: ignore[call-arg, arg-type]
     Tasks(url=5)  # type: ignore[arg-type]
     task.call("1")  # type: ignore[arg-type]

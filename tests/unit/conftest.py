@@ -92,7 +92,7 @@ class App(Tasks):
         try:
             yield worker, running
         finally:
-            worker.abort()
+            worker.cancel_handlers()
             async with asyncio.timeout(40):
                 await asyncio.wait([running])
 

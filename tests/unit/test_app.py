@@ -59,12 +59,12 @@ def test_a_name_is_registered_once(tasks):
         @tasks.task(name="work")
         def other() -> None: ...
 
-    @tasks.handler(queue="q")
+    @tasks.raw_handler(queue="q")
     def raw(message: Message) -> None: ...
 
     with pytest.raises(DuplicateTask, match="'q'"):
 
-        @tasks.handler(queue="q")
+        @tasks.raw_handler(queue="q")
         def raw_too(message: Message) -> None: ...
 
     assert tasks.queue_names() == ["default", "q"]
@@ -146,7 +146,7 @@ def test_headers_of_sources_travel_and_given_ones_win(tasks):
     @tasks.task
     async def work() -> None: ...
 
-    tasks.add_headers(lambda: {"a": "source", "b": "source"})
+    tasks.add_header_source(lambda: {"a": "source", "b": "source"})
     assert work.using(headers={"b": "given"}).call().draft.body.endswith(b'"headers":{"a":"source","b":"given"}}')
 
 
@@ -275,7 +275,7 @@ def test_signatures_of_a_task_are_its_handlers_without_the_context(tasks):
 async def test_a_handler_knows_whether_this_is_its_last_try(tasks):
     last: list[bool] = []
 
-    @tasks.task(max_tries=2, backoff=Backoff(base=0))
+    @tasks.task(max_tries=2, backoff=Backoff(initial=0))
     async def work(context: Context) -> None:
         last.append(context.tries + 1 == context.max_tries)
         raise RuntimeError
@@ -306,7 +306,7 @@ def test_every_public_field_is_described_where_editors_look(cls):
 
 
 def test_a_coroutine_is_run_from_code_without_a_loop(tasks):
-    assert tasks.run_sync(one()) == 1
+    assert tasks._run_sync(one()) == 1
 
 
 async def one() -> int:

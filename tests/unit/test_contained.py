@@ -73,7 +73,7 @@ async def test_an_outcome_that_cannot_be_kept_is_an_ordinary_failure(app, kind, 
     async def beside() -> None:
         await asyncio.sleep(0)
 
-    bad = app.task(name="bad", max_tries=2, backoff=Backoff(base=0.0))(
+    bad = app.task(name="bad", max_tries=2, backoff=Backoff(initial=0.0))(
         raising if kind == "thread" else raising_on_the_loop
     )
     for _ in range(3):

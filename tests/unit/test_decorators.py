@@ -274,7 +274,7 @@ async def test_a_cached_function_takes_what_it_wraps(tasks):
 
 
 async def test_a_raw_handler_may_be_decorated(tasks):
-    @tasks.handler()
+    @tasks.raw_handler()
     @stored
     def raw(message) -> None:
         RAN.append(message.body)

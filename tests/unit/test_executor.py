@@ -8,9 +8,9 @@ import pytest
 import structlog
 
 from qworker import Backoff, Context, Draft, Fail, Message, Retry, State
-from qworker.testing.until import until
+from qworker.testing.until import wait_until
 
-NOW = Backoff(base=0.0)
+NOW = Backoff(initial=0.0)
 
 
 async def test_a_return_is_an_ack(app):
@@ -128,11 +128,11 @@ async def test_a_message_that_nobody_knows_stays_in_the_queue_untouched_and_is_t
 
 
 async def test_raw_messages_and_unknown_envelopes_go_to_the_raw_handler(app):
-    @app.handler(queue="inbox")
+    @app.raw_handler(queue="inbox")
     async def on_file(message: Message) -> None:
         seen.append(message.body)
 
-    @app.handler(queue="outbox")
+    @app.raw_handler(queue="outbox")
     def on_other(ctx: Context, message: Message) -> None:
         seen.append((ctx.task, message.body))
 
@@ -247,12 +247,12 @@ async def test_a_thread_that_outlives_its_timeout_keeps_its_consumer_and_fails_i
     ran = []
     await hang.enqueue()
     async with app.working(concurrency=1) as (worker, _):
-        await until(lambda: worker.counts.failed == 1)
+        await wait_until(lambda: worker.counts.failed == 1)
         await after.enqueue()
         await asyncio.sleep(0.3)
         assert (await app.store.stats("default")).ready == 1
         release.set()
-        await until(lambda: worker.counts.acked == 1)
+        await wait_until(lambda: worker.counts.acked == 1)
     assert ran == [True]
 
 
@@ -311,11 +311,11 @@ async def test_an_observer_hears_of_starts_and_ends_and_its_errors_harm_nobody(a
     from qworker.worker import Worker, WorkerOptions
 
     class Watching:
-        def started(self, run):
+        def handler_started(self, run):
             heard.append(("started", run.task))
             raise RuntimeError
 
-        def finished(self, run, outcome, error, duration):
+        def message_settled(self, run, outcome, error, duration):
             heard.append((str(outcome), error, duration >= 0))
             raise RuntimeError
 
@@ -327,4 +327,4 @@ async def test_an_observer_hears_of_starts_and_ends_and_its_errors_harm_nobody(a
     worker = Worker(app, WorkerOptions(burst=True))
     worker.observers.append(Watching())
     assert await worker.run()
-    assert heard == [("started", "work"), ("ack", None, True)]
+    assert heard == [("started", "work"), ("acked", None, True)]

@@ -31,7 +31,7 @@ from qworker.message import Draft, Lease, Selection, SettleAction, Settlement, S
 from qworker.names import new_id
 from qworker.registry import open_backend
 from qworker.testing.clock import FakeClock
-from qworker.testing.until import until
+from qworker.testing.until import wait_until
 from qworker_file import FileBackend
 from qworker_file.names import parse_delay, parse_item, parse_lease
 from qworker_file.window import Window
@@ -254,7 +254,7 @@ async def test_a_file_that_is_still_written_is_left_until_it_is_whole(root: Path
         file.flush()
         assert await lease(backend) == []
         file.write(b"second")
-    (one,) = await until(lambda: lease(backend))
+    (one,) = await wait_until(lambda: lease(backend))
     assert one.message.body == b"first second"
 
 
@@ -265,7 +265,7 @@ async def test_an_item_that_an_fsq_program_works_on_is_left_alone(root: Path, ba
         fcntl.flock(file, fcntl.LOCK_EX)
         assert [one.message.body for one in await lease(backend)] == [b"2"]
         assert (await backend.stats("q")).ready == 1
-    (one,) = await until(lambda: lease(backend))
+    (one,) = await wait_until(lambda: lease(backend))
     assert one.message.body == b"1"
 
 
@@ -357,7 +357,7 @@ async def test_a_child_that_the_holder_forked_keeps_nothing_alive(root: Path) ->
             process.kill()
             process.wait()
             # The child drops what it was born with as soon as it runs.
-            assert await until(lambda: backend.reap("q")) == 1
+            assert await wait_until(lambda: backend.reap("q")) == 1
             (one,) = await lease(backend)
             assert one.message.tries == 1
 

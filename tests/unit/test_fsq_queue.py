@@ -26,7 +26,7 @@ from qworker.backend import Backend
 from qworker.cli.main import main
 from qworker.message import Draft, Message, Selection, SettleAction, Settlement, State
 from qworker.registry import open_backend
-from qworker.testing import FakeClock, run_until_idle, until
+from qworker.testing import FakeClock, run_until_idle, wait_until
 from qworker_file.fsq.constants import Constants
 from qworker_file.fsq.rpc.methods import Methods
 from qworker_file.fsq.rpc.server import RpcServer
@@ -133,7 +133,7 @@ async def test_a_copy_of_an_item_is_never_overwritten(backend: Backend, root: Pa
     assert (again.message.body, again.message.tries) == (b"queue 0", 2)
     # Enqueued once more under the name of one that failed.
     (root / QUEUE / "queue" / ITEM).write_text("new")
-    (lease,) = await until(lambda: backend.lease(QUEUE, 1, 30.0))
+    (lease,) = await wait_until(lambda: backend.lease(QUEUE, 1, 30.0))
     ends = [Settlement(lease=one, action=SettleAction.FAIL_PERM) for one in (lease, again, second)]
     assert await backend.settle(ends) == []
     failed = {stored.message.body for stored in await backend.browse(QUEUE, State.FAILED)}
@@ -171,7 +171,7 @@ async def test_a_forked_child_does_not_keep_an_item_locked(backend: Backend, roo
             # As if this process had died: its descriptors are closed, and nothing is unlocked.
             os.close(lease.claimed.fd)  # type: ignore[attr-defined]
             lease.claimed.fd = -1  # type: ignore[attr-defined]
-            (again,) = await until(lambda: other.lease(QUEUE, 1, 30.0))
+            (again,) = await wait_until(lambda: other.lease(QUEUE, 1, 30.0))
             assert again.message.id == lease.message.id
         finally:
             await other.aclose()
@@ -257,7 +257,7 @@ async def test_a_worker_runs_tasks_and_raw_items_with_their_arguments(root: Path
         seen.append(a + b)
         return a + b
 
-    @tasks.handler(queue="inbox")
+    @tasks.raw_handler(queue="inbox")
     async def on_item(message: Message) -> None:
         seen.append((message.body, message.argv, message.tries))
         if message.tries < 2:
@@ -500,11 +500,11 @@ async def test_workers_that_are_killed_lose_nothing_and_finish_everything_once(
     try:
         for kill in range(kills):
             mark = (kill + 1) * count // (kills + 2)
-            await until(lambda mark=mark: len(ran()) >= mark, 60.0)
+            await wait_until(lambda mark=mark: len(ran()) >= mark, 60.0)
             workers[kill % 2].kill()
             workers[kill % 2].wait()
             workers[kill % 2] = subprocess.Popen(command)
-        await until(lambda: finished() == count, 60.0)
+        await wait_until(lambda: finished() == count, 60.0)
     finally:
         for worker in workers:
             worker.kill()

@@ -19,7 +19,7 @@ from qworker.health.server import HealthServer
 from qworker.health.view import Fleet, View
 from qworker.health.watch import Pulse
 from qworker.message import QueueStats
-from qworker.metrics import Cell, merged
+from qworker.metrics import TaskCounts, merged
 
 PATIENCE = 30.0
 
@@ -29,7 +29,7 @@ def report(pid: int = 1, **fields: Any) -> Report:
         QueueStats(queue="a.b", ready=3, leased=2, oldest_age_s=1.5),
         QueueStats(queue="off", ready=9, paused=True),
     ]
-    given = {"life": f"{pid}-1", "phase": "working", "concurrency": 10, "queues": queues, "looked_at": time.time()}
+    given = {"life": f"{pid}-1", "state": "working", "concurrency": 10, "queues": queues, "looked_at": time.time()}
     return Report(pid=pid, **(given | fields))
 
 
@@ -75,10 +75,10 @@ def test_a_loop_that_has_stood_still_for_longer_than_the_limit_is_not_alive() ->
     ("reports", "ready", "why"),
     [
         ([report()], 200, "ok"),
-        ([report(1, phase="draining"), report(2)], 200, "ok"),
-        ([report(phase="draining")], 503, "draining"),
-        ([report(phase="quiet")], 503, "quiet"),
-        ([report(phase="starting")], 503, "starting"),
+        ([report(1, state="draining"), report(2)], 200, "ok"),
+        ([report(state="draining")], 503, "draining"),
+        ([report(state="quiet")], 503, "quiet"),
+        ([report(state="starting")], 503, "starting"),
         ([report(problem="no route to the store")], 503, "no route to the store"),
         ([], 503, "starting"),
     ],
@@ -116,9 +116,9 @@ def test_a_scaler_is_told_nothing_rather_than_zero_before_the_first_look() -> No
 def test_prometheus_own_parser_reads_the_page() -> None:
     from prometheus_client import parser
 
-    awkward = Cell(queue="a.b", task='new\nline "quoted" \\', ack=3, lost=1, attempts=4, seconds=2.5)
+    awkward = TaskCounts(queue="a.b", task='new\nline "quoted" \\', acked=3, lost=1, attempts=4, seconds=2.5)
     awkward.durations[0], awkward.durations[-1], awkward.tries[2] = 2, 1, 3
-    with served(lambda: [report(cells=[awkward])], own=True) as server:
+    with served(lambda: [report(counts=[awkward])], own=True) as server:
         status, text = page(server, "/metrics")
     assert status == 200
     samples = {
@@ -126,7 +126,7 @@ def test_prometheus_own_parser_reads_the_page() -> None:
         for family in parser.text_string_to_metric_families(text)
         for sample in family.samples
     }
-    acked = samples["messaging_client_consumed_messages_total", "ack", ""]
+    acked = samples["messaging_client_consumed_messages_total", "acked", ""]
     assert acked.value == 3
     assert acked.labels["qworker_task"] == awkward.task
     assert samples["messaging_process_duration_seconds_bucket", "", "0.001"].value == 2
@@ -134,7 +134,7 @@ def test_prometheus_own_parser_reads_the_page() -> None:
     assert samples["messaging_process_duration_seconds_count", "", ""].value == 3
     assert samples["messaging_process_duration_seconds_sum", "", ""].value == 2.5
     assert samples["qworker_message_tries_sum", "", ""].value == 4
-    assert samples["qworker_lost_leases_total", "", ""].value == 1
+    assert samples["qworker_leases_lost_total", "", ""].value == 1
     assert samples["qworker_queue_oldest_age_seconds", "", ""].value in {0.0, 1.5}
     assert samples["qworker_backend_up", "", ""].value == 1
     # What the app counts by itself comes along.
@@ -147,12 +147,12 @@ def test_counters_never_fall_when_a_worker_dies_or_begins_again() -> None:
     view = View(fleet.reports, stall_timeout=60.0, past=fleet.past, own_metrics=False)
 
     def acked() -> int:
-        return sum(cell.ack for cell in merged([*fleet.past(), *(c for r in fleet.reports() for c in r.cells)]))
+        return sum(cell.acked for cell in merged([*fleet.past(), *(c for r in fleet.reports() for c in r.counts)]))
 
-    fleet.heard(1, report(1, cells=[Cell("q", "t", ack=5)]))
-    fleet.heard(2, report(2, cells=[Cell("q", "t", ack=7)]))
+    fleet.heard(1, report(1, counts=[TaskCounts("q", "t", acked=5)]))
+    fleet.heard(2, report(2, counts=[TaskCounts("q", "t", acked=7)]))
     assert acked() == 12
-    fleet.heard(1, report(1, life="fresh", cells=[Cell("q", "t", ack=1)]))
+    fleet.heard(1, report(1, life="fresh", counts=[TaskCounts("q", "t", acked=1)]))
     assert acked() == 13
     fleet.gone(2)
     assert acked() == 13

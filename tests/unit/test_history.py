@@ -32,7 +32,7 @@ from qworker.message import Selection
 from qworker.registry import open_backend
 from qworker.segments.log import Log
 from qworker.testing import FakeClock
-from qworker.testing.until import until
+from qworker.testing.until import wait_until
 from qworker.url import BackendURL
 from qworker.worker import Worker, WorkerOptions
 from qworker_memory import MemoryBackend
@@ -138,15 +138,15 @@ async def test_a_long_run_is_told_when_it_begins_and_each_time_its_lease_is_rene
     async def is_renewed() -> bool:
         return (await told())[:3] == ["enqueued", "leased", "extended"]
 
-    async with app.working(visibility=0.6) as (worker, _):
-        await until(is_renewed)
+    async with app.working(visibility_timeout=0.6) as (worker, _):
+        await wait_until(is_renewed)
         go.set()
-        await until(lambda: worker.counts.acked == 1)
+        await wait_until(lambda: worker.counts.acked == 1)
 
         async def is_over() -> bool:
             return (await told())[-1:] == ["acked"]
 
-        await until(is_over)
+        await wait_until(is_over)
     assert [event for event in await told() if event != "extended"] == ["enqueued", "leased", "acked"]
 
 
@@ -165,7 +165,7 @@ async def test_what_is_cancelled_at_the_end_is_told_as_released_and_a_lost_lease
     job, lost = await forever.enqueue(), await removed.enqueue()
     async with app.working() as (worker, _):
         await begun.wait()
-        await until(lambda: worker.counts.lost == 1)
+        await wait_until(lambda: worker.counts.lost == 1)
     ends = {event.id: event for event in await read(app.store.history)}
     assert (ends[job.id].kind, ends[job.id].error) == ("released", None)
     assert (ends[lost.id].kind, ends[lost.id].error) == ("lost", "the store refused the outcome")
@@ -179,7 +179,7 @@ async def test_the_tasks_of_strangers_and_raw_messages_are_told_bounded(app) -> 
     unknown = json.dumps({"task": "t" * 5000, "args": [], "kwargs": {}, "headers": {}}).encode()
     ids = await app.store.publish("default", [known.call().draft, Draft(body=unknown), Draft(body=b"raw")])
     async with app.working() as (worker, _):
-        await until(lambda: worker.counts.failed == 1 and worker.counts.released == 2)
+        await wait_until(lambda: worker.counts.failed == 1 and worker.counts.released == 2)
     ends = {event.id: event for event in await read(app.store.history)}
     assert [ends[name].kind for name in ids] == ["failed", "released", "released"]
     assert [ends[name].task for name in ids] == ["known", "t" * 200, None]
@@ -267,7 +267,7 @@ async def test_a_worker_that_is_killed_leaves_what_it_was_at_and_its_log_is_remo
         async def told() -> list[Event]:
             return await backend.history.for_message(QUEUE, job.id)
 
-        found = await until(told)
+        found = await wait_until(told)
         assert [event.kind for event in found] == ["enqueued", "leased"]
         root = os.open(tmp_path / "spool" / ".history", os.O_RDONLY)
         later = found[0].at + 1e6
@@ -360,11 +360,11 @@ async def test_old_segments_and_the_oldest_beyond_the_size_are_removed_in_the_ba
     assert len(list(folder.glob("*.q"))) == 3
     clock.advance(61)
     history.append([batch(60)])
-    await until(lambda: len(list(folder.glob("*.q"))) == 2)
+    await wait_until(lambda: len(list(folder.glob("*.q"))) == 2)
     assert [event.at for event in await read(history)][-1] == 60.0
     clock.advance(8 * 86400)
     history.append([batch(61)])
-    await until(lambda: len(list(folder.glob("*.q"))) == 1)
+    await wait_until(lambda: len(list(folder.glob("*.q"))) == 1)
     await history.aclose()
 
 
@@ -423,7 +423,7 @@ async def test_where_no_log_can_be_made_workers_work(tmp_path: Path) -> None:
     @tasks.task
     async def work() -> None: ...
 
-    @tasks.handler(queue="default")
+    @tasks.raw_handler(queue="default")
     async def raw(message: Message) -> None: ...
 
     await tasks.enqueue_many(work.call() for _ in range(600))

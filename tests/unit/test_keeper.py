@@ -13,7 +13,7 @@ from qworker.message import Lease, Message, Selection
 from qworker.outage import Outage
 from qworker.run import Run, Stop
 from qworker.testing.clock import FakeClock
-from qworker.testing.until import until
+from qworker.testing.until import wait_until
 
 
 async def test_a_handler_that_blocks_the_loop_keeps_its_lease(app):
@@ -28,8 +28,8 @@ async def test_a_handler_that_blocks_the_loop_keeps_its_lease(app):
             time.sleep(0.01)
 
     await block.enqueue()
-    async with app.working(visibility=3) as (worker, _):
-        await until(lambda: worker.counts.acked == 1)
+    async with app.working(visibility_timeout=3) as (worker, _):
+        await wait_until(lambda: worker.counts.acked == 1)
     assert len(renewals) >= 2
     assert [stored.message.tries for stored in await app.found(State.DONE)] == [0]
 
@@ -45,8 +45,8 @@ async def test_a_thread_that_holds_the_interpreter_keeps_its_lease(app):
             sum(range(1000))
 
     await busy.enqueue()
-    async with app.working(visibility=3) as (worker, _):
-        await until(lambda: worker.counts.acked == 1)
+    async with app.working(visibility_timeout=3) as (worker, _):
+        await wait_until(lambda: worker.counts.acked == 1)
     assert len(renewals) >= 2
 
 
@@ -63,8 +63,8 @@ async def test_a_lost_lease_cancels_the_handler_and_its_outcome_does_not_count(a
 
     await work.enqueue()
     with structlog.testing.capture_logs() as logs:
-        async with app.working(visibility=0.6) as (worker, _):
-            await until(lambda: worker.counts.lost == 1)
+        async with app.working(visibility_timeout=0.6) as (worker, _):
+            await wait_until(lambda: worker.counts.lost == 1)
     assert (ended, worker.counts.acked, worker.counts.released) == ([1], 0, 0)
     (line,) = [line for line in logs if line["event"] == "lease_lost"]
     assert (line["task"], line["log_level"]) == ("work", "warning")
@@ -82,8 +82,8 @@ async def test_handlers_are_cancelled_and_released_when_their_leases_cannot_be_r
 
     app.store.broken = {"extend"}
     await work.enqueue()
-    async with app.working(visibility=1.2) as (worker, _):
-        await until(lambda: worker.counts.released >= 1)
+    async with app.working(visibility_timeout=1.2) as (worker, _):
+        await wait_until(lambda: worker.counts.released >= 1)
         assert ended
 
 
@@ -128,7 +128,7 @@ async def test_what_cannot_be_renewed_is_cancelled_before_it_expires_by_the_mono
         await asyncio.sleep(0.2)
         assert held.run.stop is None
         held.clock.advance(0.1)
-        await until(lambda: held.run.stop is Stop.EXPIRING)
+        await wait_until(lambda: held.run.stop is Stop.EXPIRING)
         assert held.clock.monotonic() < held.run.expires
     finally:
         watching.cancel()
@@ -140,12 +140,12 @@ async def test_a_lease_whose_extension_is_under_way_is_not_settled_before_its_en
     held.keeper.start()
     try:
         held.clock.advance(0.2)
-        await until(store.begun.is_set)
+        await wait_until(store.begun.is_set)
         assert held.keeper.withdraw([held.run]) == [held.run]
         assert not held.run.settling
         before = held.run.expires
         store.go.set()
-        await until(lambda: held.over)
+        await wait_until(lambda: held.over)
         assert held.run.expires > before
         assert held.keeper.withdraw([held.run]) == []
         # From here on no extension begins.
@@ -166,7 +166,7 @@ async def test_what_the_store_calls_lost_is_cancelled_at_once():
     held = Held(store)
     held.keeper.start()
     held.clock.advance(0.2)
-    await until(lambda: held.run.stop is Stop.LOST)
+    await wait_until(lambda: held.run.stop is Stop.LOST)
     assert await stopped(held.keeper)
 
 

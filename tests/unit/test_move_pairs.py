@@ -158,7 +158,7 @@ async def test_a_raw_handler_gets_a_parcel_as_it_was_published() -> None:
     tasks = Tasks(f"memory://pairs-{next(_numbers)}")
     seen: list[Message] = []
 
-    @tasks.handler(queue=QUEUE)
+    @tasks.raw_handler(queue=QUEUE)
     async def on_message(message: Message) -> None:
         seen.append(message)
 

@@ -17,7 +17,7 @@ from qworker.files import boot_id
 from qworker.message import Draft, Lease, SettleAction, Settlement, State
 from qworker.registry import open_backend
 from qworker.testing.clock import FakeClock
-from qworker.testing.until import until
+from qworker.testing.until import wait_until
 from qworker_mq.ids import made_at, new_uuids
 
 LONG = 1000.0
@@ -80,7 +80,7 @@ async def test_without_daemons_a_message_waits_in_new_for_the_mover(root: Path) 
         assert [path.name for path in (root / "new").iterdir()] == [f"q:{message_id}"]
         assert await backend.lease("q", 1, LONG) == []
         lease_id = (root / "new" / f"q:{message_id}").rename(root / "queues" / "q" / message_id).name
-        lease = await until(lambda: backend.lease("q", 1, LONG))
+        lease = await wait_until(lambda: backend.lease("q", 1, LONG))
         assert lease[0].message.id == lease_id
         assert await settled(backend, lease[0])
         # Nor does anybody unlink.
@@ -95,7 +95,7 @@ async def test_a_foreign_mover_ends_a_lease(backend: Backend, root: Path) -> Non
     move_back(root, message_id)
     assert backend.extend([lease], LONG) == [lease]
     assert not await settled(backend, lease)
-    again = (await until(lambda: backend.lease("q", 1, LONG)))[0]
+    again = (await wait_until(lambda: backend.lease("q", 1, LONG)))[0]
     assert (again.message.tries, again.token > lease.token) == (1, True)
     assert not await settled(backend, lease)
     assert await settled(backend, again)
@@ -115,7 +115,7 @@ async def test_a_message_that_a_foreign_consumer_fetched_meanwhile_cannot_be_set
         (root / "queues" / "q" / message_id).rename(path)
         return path.stat().st_ctime_ns != before
 
-    await until(round_trip)
+    await wait_until(round_trip)
     assert not await settled(backend, lease)
     assert path.exists()
 
@@ -141,7 +141,7 @@ async def test_a_file_that_is_still_written_is_not_taken(backend: Backend, root:
         await backend.reap("q")
         assert await backend.lease("q", 1, LONG) == []
         file.write(b" and half")
-    lease = (await until(lambda: backend.lease("q", 1, LONG)))[0]
+    lease = (await wait_until(lambda: backend.lease("q", 1, LONG)))[0]
     assert lease.message.body == b"half and half"
 
 
@@ -261,7 +261,7 @@ async def test_the_lease_of_a_killed_process_is_returned_at_once(backend: Backen
         process.send_signal(signal.SIGKILL)
         await process.wait()
         # The clock stands still: it is not the expiry that returns it.
-        assert await until(lambda: backend.reap("q")) == 1
+        assert await wait_until(lambda: backend.reap("q")) == 1
         assert (await one(backend)).message.tries == 1
     finally:
         if process.returncode is None:

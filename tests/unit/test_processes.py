@@ -11,7 +11,7 @@ import pytest
 from qworker import Draft, State
 from qworker.errors import UsageError
 from qworker.failure import summary
-from qworker.testing.until import until
+from qworker.testing.until import wait_until
 from qworker.worker import Worker
 
 APP = """
@@ -19,11 +19,11 @@ import os, signal, time
 from qworker import Context, Fail, Message, Retry, Backoff
 
 def register(tasks):
-    options = {"process": True, "max_tries": 2, "backoff": Backoff(base=0.0)}
+    options = {"process": True, "max_tries": 2, "backoff": Backoff(initial=0.0)}
     for function in (write, retry, fail, boom, die, soon, late, odd, unsayable, because):
         tasks.task(**options)(function)
     tasks.task(process=True, max_tries=1, timeout=0.2)(hang)
-    tasks.handler(queue="raw", process=True)(raw)
+    tasks.raw_handler(queue="raw", process=True)(raw)
 
 def write(ctx: Context, path: str, text: str = "") -> None:
     open(path, "w").write(f"{os.getppid()} {ctx.task} {ctx.tries} of {ctx.max_tries} {text}")
@@ -147,8 +147,8 @@ async def test_abort_kills_the_process_and_releases_the_message(app, functions):
     app.task(process=True)(functions.hang)
     await app["hang"].enqueue()
     async with app.working() as (worker, running):
-        await until(worker.running)
-        worker.abort()
+        await wait_until(worker.running_messages)
+        worker.cancel_handlers()
         assert await running is False
     assert [stored.message.tries for stored in await app.found(State.READY)] == [0]
 

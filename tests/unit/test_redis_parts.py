@@ -21,7 +21,7 @@ from qworker.errors import (
     StorageFull,
 )
 from qworker.message import Draft
-from qworker.testing.until import until
+from qworker.testing.until import wait_until
 from qworker.url import BackendURL
 from qworker_redis.codec import decode, encode
 from qworker_redis.lanes import Lane
@@ -176,7 +176,7 @@ async def test_what_comes_while_a_batch_is_sent_is_the_next_batch() -> None:
     batches, gate, send = gated()
     lane = Lane(send, lambda _: 1, 100)
     calls = [asyncio.create_task(lane.submit([n, n + 100])) for n in range(5)]
-    await until(lambda: batches)
+    await wait_until(lambda: batches)
     gate.set()
     assert await asyncio.gather(*calls) == [[-n, -n - 100] for n in range(5)]
     assert batches == [[0, 100], [1, 101, 2, 102, 3, 103, 4, 104]]
@@ -193,7 +193,7 @@ async def test_a_cancelled_call_takes_nobody_along_and_a_failure_reaches_all_of_
     batches, gate, send = gated()
     lane = Lane(send, lambda _: 1, 100)
     first, second, third, fourth = (asyncio.create_task(lane.submit([n])) for n in (1, 2, 13, 4))
-    await until(lambda: batches)
+    await wait_until(lambda: batches)
     first.cancel()
     second.cancel()
     gate.set()
@@ -293,6 +293,6 @@ async def test_silence_ends_a_connection() -> None:
 async def test_a_server_that_talks_nonsense_is_left(nonsense: bytes) -> None:
     async with said(nonsense) as wire:
         call = wire.send("ONE")
-        await until(lambda: not wire.alive)
+        await wait_until(lambda: not wire.alive)
         await asyncio.wait([call])
         assert call.exception() is not None or call.result() == 1

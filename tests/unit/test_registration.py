@@ -48,7 +48,7 @@ BAD_OPTIONS = [
     ({"timeout": True}, "timeout must be a number of seconds (got True)"),
     ({"timeout": 10**400}, "timeout must be a number of seconds"),
     ({"timeout": timedelta(0)}, "timeout must be more than 0 seconds"),
-    ({"backoff": 5}, "backoff must be a Backoff, such as Backoff(base=5) (got 5)"),
+    ({"backoff": 5}, "backoff must be a Backoff, such as Backoff(initial=5) (got 5)"),
     ({"queue": 5}, "queue must be text (got 5)"),
     ({"queue": ["a"]}, "queue must be text (got ['a'])"),
     ({"process": "yes"}, "process must be True or False (got 'yes')"),
@@ -58,7 +58,7 @@ BAD_OPTIONS = [
 @pytest.mark.parametrize(("options", "text"), BAD_OPTIONS)
 def test_an_option_of_a_handler_is_checked_when_it_is_given(tasks, options, text):
     assert refusal(lambda: tasks.task(**options)).startswith(text)
-    assert refusal(lambda: tasks.handler(**options)).startswith(text)
+    assert refusal(lambda: tasks.raw_handler(**options)).startswith(text)
 
 
 @pytest.mark.parametrize(
@@ -77,12 +77,12 @@ def test_an_option_of_a_task_alone_is_checked_too(tasks, options, text):
 @pytest.mark.parametrize(
     ("fields", "text"),
     [
-        ({"base": -1}, "Backoff: base must be a number from 0 to 315360000 (got -1)"),
-        ({"factor": "x"}, "Backoff: factor must be a number from 1 to 1000 (got 'x')"),
-        ({"limit": math.nan}, "Backoff: limit must be a number from 0 to 315360000 (got nan)"),
-        ({"limit": math.inf}, "Backoff: limit must be a number"),
-        ({"factor": 0.5}, "Backoff: factor must be a number from 1 to 1000 (got 0.5)"),
-        ({"base": True}, "Backoff: base must be a number"),
+        ({"initial": -1}, "Backoff: initial must be a number from 0 to 315360000 (got -1)"),
+        ({"multiplier": "x"}, "Backoff: multiplier must be a number from 1 to 1000 (got 'x')"),
+        ({"maximum": math.nan}, "Backoff: maximum must be a number from 0 to 315360000 (got nan)"),
+        ({"maximum": math.inf}, "Backoff: maximum must be a number"),
+        ({"multiplier": 0.5}, "Backoff: multiplier must be a number from 1 to 1000 (got 0.5)"),
+        ({"initial": True}, "Backoff: initial must be a number"),
     ],
 )
 def test_a_backoff_is_checked_when_it_is_made(fields, text):
@@ -90,8 +90,8 @@ def test_a_backoff_is_checked_when_it_is_made(fields, text):
 
 
 def test_a_backoff_takes_every_kind_of_number_and_counts_with_floats():
-    backoff = Backoff(base=Decimal("0.5"), limit=10**6, factor=1000)
-    assert (backoff.base, backoff.ceiling(10**9)) == (0.5, 1e6)
+    backoff = Backoff(initial=Decimal("0.5"), maximum=10**6, multiplier=1000)
+    assert (backoff.initial, backoff.max_delay(10**9)) == (0.5, 1e6)
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_an_option_of_a_call_is_checked_when_it_is_given(tasks, options, text):
 def test_times_may_be_timedeltas(tasks):
     task = tasks.task(timeout=timedelta(minutes=5))(plain)
     assert task.options.timeout == 300.0
-    assert tasks.handler(timeout=timedelta(minutes=5))(_raw)
+    assert tasks.raw_handler(timeout=timedelta(minutes=5))(_raw)
     assert tasks.raw_handlers["default"].options.timeout == 300.0
     assert task.using(delay=timedelta(minutes=1)).call().draft.delay == 60.0
 
@@ -143,9 +143,9 @@ def test_headers_of_a_source_are_checked_where_they_are_used(tasks):
     def sources() -> Any:
         return {"user": 5}
 
-    tasks.add_headers(sources)
+    tasks.add_header_source(sources)
     assert refusal(task.call) == "the headers of sources must map text to text (got 'user': 5)"
-    assert "takes a function" in refusal(lambda: tasks.add_headers({"a": "b"}))
+    assert "takes a function" in refusal(lambda: tasks.add_header_source({"a": "b"}))
 
 
 @pytest.mark.parametrize(
@@ -194,7 +194,9 @@ def test_options_are_given_by_name(tasks):
     assert refusal(lambda: tasks.task(plain).using(5)).startswith(
         "using() takes its options by name (got 5): write using("
     )
-    assert refusal(lambda: tasks.handler(_raw)).startswith("handler() takes its options by name (got <function _raw")
+    assert refusal(lambda: tasks.raw_handler(_raw)).startswith(
+        "raw_handler() takes its options by name (got <function _raw"
+    )
     assert (
         refusal(lambda: tasks.task("report"))
         == "@tasks.task: a name is given by keyword: write @tasks.task(name='report')"
@@ -282,19 +284,19 @@ class Iterating:
 )
 def test_what_cannot_be_run_as_a_handler_is_refused_at_registration(tasks, function, problem):
     assert refusal(lambda: tasks.task(name="x")(function)).startswith(f"@tasks.task: {problem}")
-    assert refusal(lambda: tasks.handler()(function)).startswith(f"@tasks.handler: {problem}")
-    assert not tasks.registered
+    assert refusal(lambda: tasks.raw_handler()(function)).startswith(f"@tasks.raw_handler: {problem}")
+    assert not tasks.registered_tasks
     assert not tasks.raw_handlers
 
 
 def test_a_task_is_registered_once_and_by_its_own_app(tasks):
     task = tasks.task(plain)
     assert refusal(lambda: tasks.task(task)) == "@tasks.task: 'plain' is a task already: decorate a function once"
-    assert "is a task already" in refusal(lambda: tasks.handler()(task))
+    assert "is a task already" in refusal(lambda: tasks.raw_handler()(task))
     other = Tasks("memory://other")
-    assert "belongs to another app" in refusal(lambda: other.add(task))
-    assert "takes a task (got <function plain" in refusal(lambda: other.add(plain))
-    assert not other.registered
+    assert "belongs to another app" in refusal(lambda: other.register(task))
+    assert "takes a task (got <function plain" in refusal(lambda: other.register(plain))
+    assert not other.registered_tasks
 
 
 async def test_instances_partials_and_bound_methods_are_handlers(tasks):
@@ -369,8 +371,8 @@ def test_a_raw_handler_takes_a_message(tasks):
     def with_context(context: Context, message: Message) -> None: ...
 
     for wrong in (nothing, two):
-        assert "must take a Message" in refusal(lambda wrong=wrong: tasks.handler()(wrong))
-    tasks.handler()(with_context)
+        assert "must take a Message" in refusal(lambda wrong=wrong: tasks.raw_handler()(wrong))
+    tasks.raw_handler()(with_context)
 
 
 def test_mocks_can_be_handlers(tasks):

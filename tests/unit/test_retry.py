@@ -7,7 +7,7 @@ from qworker.retry import DEFAULT_BACKOFF, Backoff
 
 
 def test_the_ceiling_doubles_from_one_second_to_five_minutes():
-    assert [DEFAULT_BACKOFF.ceiling(tries) for tries in (1, 2, 3, 9, 10, 10_000)] == [1, 2, 4, 256, 300, 300]
+    assert [DEFAULT_BACKOFF.max_delay(tries) for tries in (1, 2, 3, 9, 10, 10_000)] == [1, 2, 4, 256, 300, 300]
 
 
 @given(
@@ -16,9 +16,9 @@ def test_the_ceiling_doubles_from_one_second_to_five_minutes():
     st.floats(0, 1, exclude_max=True),
 )
 def test_a_delay_lies_between_zero_and_the_limit(backoff, tries, draw):
-    assert 0 <= backoff.delay(tries, draw) <= backoff.ceiling(tries) <= backoff.limit
+    assert 0 <= backoff.delay(tries, draw) <= backoff.max_delay(tries) <= backoff.maximum
 
 
 @given(st.integers(1, 100))
 def test_ceilings_never_fall(tries):
-    assert DEFAULT_BACKOFF.ceiling(tries) <= DEFAULT_BACKOFF.ceiling(tries + 1)
+    assert DEFAULT_BACKOFF.max_delay(tries) <= DEFAULT_BACKOFF.max_delay(tries + 1)

@@ -15,7 +15,7 @@ from qworker.backend import Backend
 from qworker.errors import BackendError
 from qworker.message import Draft, SettleAction, Settlement
 from qworker.registry import open_backend
-from qworker.testing import until
+from qworker.testing import wait_until
 from qworker.worker import Worker, WorkerOptions
 
 
@@ -59,7 +59,7 @@ async def test_a_store_that_says_it_has_something_and_gives_nothing_does_not_kee
     for name in ("lease", "wait", "wait_and_lease"):
         monkeypatch.setattr(app.store, name, at_once)
     async with app.working(queues=("a", "default")) as (worker, running):
-        await until(lambda: turns > 20)
+        await wait_until(lambda: turns > 20)
         worker.drain()
         await running
     assert turns < 5000

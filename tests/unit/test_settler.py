@@ -11,7 +11,7 @@ from qworker import Context, Fail, State
 from qworker.errors import BackendUnavailable
 from qworker.failure import summary
 from qworker.message import Selection, SettleAction
-from qworker.testing.until import until
+from qworker.testing.until import wait_until
 
 
 async def test_the_outcomes_of_one_turn_are_one_batch(app):
@@ -36,11 +36,11 @@ async def test_settlements_wait_out_an_outage(app):
     app.store.broken = {"settle"}
     await work.enqueue()
     with structlog.testing.capture_logs() as logs:
-        async with app.working(visibility=60) as (worker, _):
-            await until(lambda: len(failures) >= 3)
+        async with app.working(visibility_timeout=60) as (worker, _):
+            await wait_until(lambda: len(failures) >= 3)
             assert worker.counts.acked == 0
             app.store.broken = set()
-            await until(lambda: worker.counts.acked == 1)
+            await wait_until(lambda: worker.counts.acked == 1)
     told = [line["event"] for line in logs if line.get("loop") == "settler"]
     assert told == ["backend_unavailable", "backend_recovered"]
 
@@ -55,11 +55,11 @@ async def test_after_an_outage_batches_are_soon_as_large_as_before(app, monkeypa
     app.store.hook = lambda call: (failures if call in app.store.broken else calls).append(call)
     app.store.broken = {"settle"}
     await app.enqueue_many(work.call() for _ in range(64))
-    async with app.working(visibility=60, concurrency=64) as (worker, _):
+    async with app.working(visibility_timeout=60, concurrency=64) as (worker, _):
         # By then every batch is a single settlement.
-        await until(lambda: len(failures) >= 200)
+        await wait_until(lambda: len(failures) >= 200)
         app.store.broken = set()
-        await until(lambda: worker.counts.acked == 64)
+        await wait_until(lambda: worker.counts.acked == 64)
     assert calls.count("settle") <= 16
 
 
@@ -70,11 +70,11 @@ async def test_what_cannot_be_settled_before_its_lease_expires_is_given_up_loudl
     app.store.broken = {"settle", "extend"}
     await work.enqueue()
     with structlog.testing.capture_logs() as logs:
-        async with app.working(visibility=0.3) as (worker, _):
-            await until(lambda: worker.counts.lost >= 1)
+        async with app.working(visibility_timeout=0.3) as (worker, _):
+            await wait_until(lambda: worker.counts.lost >= 1)
             app.store.broken = set()
             # The store makes it ready again, and it runs to its end.
-            await until(lambda: worker.counts.acked == 1)
+            await wait_until(lambda: worker.counts.acked == 1)
     assert {line["log_level"] for line in logs if line["event"] == "settlement_abandoned"} == {"error"}
 
 
@@ -116,7 +116,7 @@ async def test_a_message_that_the_store_can_end_in_no_way_is_given_up_loudly(app
     await bad.enqueue()
     with structlog.testing.capture_logs() as logs:
         async with app.working() as (worker, _):
-            await until(lambda: worker.counts.lost == 1)
+            await wait_until(lambda: worker.counts.lost == 1)
     assert [line["log_level"] for line in logs if line["event"] == "settlement_abandoned"] == ["error"]
 
 
@@ -131,9 +131,9 @@ async def test_one_settlement_that_the_store_does_not_take_now_holds_up_no_other
     refuse(app.store, monkeypatch, errno.EACCES, SettleAction.FAIL_PERM)
     await app.enqueue_many(task.call() for task in (bad, *[beside] * 20))
     async with app.working() as (worker, _):
-        await until(lambda: worker.counts.acked == 20)
+        await wait_until(lambda: worker.counts.acked == 20)
         monkeypatch.undo()
-        await until(lambda: worker.counts.failed == 1)
+        await wait_until(lambda: worker.counts.failed == 1)
 
 
 async def test_a_stale_holder_can_settle_nothing_and_says_so(app):
@@ -163,7 +163,7 @@ async def test_extending_and_settling_one_lease_never_overlap_and_others_settle_
 
     @app.task
     async def slow() -> None:
-        await until(extending.is_set)
+        await wait_until(extending.is_set)
 
     @app.task
     async def quick() -> None: ...
@@ -171,13 +171,13 @@ async def test_extending_and_settling_one_lease_never_overlap_and_others_settle_
     app.store.hook = hook
     await slow.enqueue()
     try:
-        async with app.working(visibility=6) as (worker, _):
-            await until(extending.is_set)
+        async with app.working(visibility_timeout=6) as (worker, _):
+            await wait_until(extending.is_set)
             await quick.enqueue()
-            await until(lambda: worker.counts.acked == 1)
+            await wait_until(lambda: worker.counts.acked == 1)
             assert order == ["extend", "settle"]
             go.set()
-            await until(lambda: worker.counts.acked == 2)
+            await wait_until(lambda: worker.counts.acked == 2)
     finally:
         go.set()
     assert order == ["extend", "settle", "extended", "settle"]

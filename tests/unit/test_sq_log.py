@@ -17,7 +17,7 @@ from qworker.errors import InvalidURL, NotSupported, PublishUncertain, StorageFu
 from qworker.message import Draft, Lease, Selection, SettleAction, Settlement, State
 from qworker.registry import open_backend
 from qworker.segments.state import decode_state
-from qworker.testing.until import until
+from qworker.testing.until import wait_until
 from qworker_sq import SqBackend
 
 Open = Callable[..., SqBackend]
@@ -118,7 +118,7 @@ async def test_a_failed_message_holds_neither_position_nor_segment(store: Open, 
     for _ in range(5):
         await publish(backend, b"x" * 3000)
         await end(backend, await take(backend))
-    await until(lambda: len(segments(tmp_path)) == 1)
+    await wait_until(lambda: len(segments(tmp_path)) == 1)
     (failed,) = await backend.browse("q", State.FAILED)
     assert (failed.message.body, failed.error) == (b"bad" * 100, "no")
     assert await backend.requeue("q", Selection(state=State.FAILED)) == 1
@@ -148,7 +148,7 @@ async def test_a_segment_lives_until_every_channel_has_left_it(store: Open, tmp_
     await end(fast, await take(fast))
     assert len(segments(tmp_path)) == before
     await end(slow, await take(slow))
-    await until(lambda: len(segments(tmp_path)) == 1)
+    await wait_until(lambda: len(segments(tmp_path)) == 1)
     await publish(slow, b"after")
     assert bodies(await take(fast)) == bodies(await take(slow)) == [b"after"]
 
@@ -332,7 +332,7 @@ async def test_one_process_leases_and_the_next_takes_over_when_it_dies(store: Op
         process.kill()
         process.wait(30)
         await asyncio.wait_for(backend.wait(["q"], 60.0), 30.0)
-        leases = await until(lambda: take(backend))
+        leases = await wait_until(lambda: take(backend))
         assert bodies(leases) == [b"1", b"2", b"3"]
         assert [lease.message.tries for lease in leases] == [1, 0, 0]
     finally:

@@ -20,10 +20,10 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from qworker import Context, Fail, Message, Retry, Tasks, logs, telemetry
 from qworker.errors import StorageFull
-from qworker.message import Lease, QueueStats, SettleAction
+from qworker.message import Lease, QueueStats
 from qworker.metrics import SECONDS, Metrics
 from qworker.retry import Backoff
-from qworker.run import Run
+from qworker.run import Outcome, Run
 from qworker.worker import Worker, WorkerOptions
 
 
@@ -63,7 +63,7 @@ _NAMES = itertools.count()
 def app() -> Tasks:
     tasks = Tasks(f"memory://telemetry-{next(_NAMES)}")
 
-    @tasks.task(backoff=Backoff(base=0.001, limit=0.001))
+    @tasks.task(backoff=Backoff(initial=0.001, maximum=0.001))
     async def shaky(context: Context) -> None:
         if context.tries == 0:
             raise Retry("not yet")
@@ -199,7 +199,7 @@ async def test_each_try_is_a_span_with_its_outcome(spans: InMemorySpanExporter) 
     await work(tasks)
     await tasks.aclose()
     first, second = by_name(spans, "shaky")
-    assert [(s.attributes or {})["qworker.outcome"] for s in (first, second)] == ["fail_tmp", "ack"]
+    assert [(s.attributes or {})["qworker.outcome"] for s in (first, second)] == ["retried", "acked"]
     assert first.context.trace_id == second.context.trace_id
     (failed,) = by_name(spans, "hopeless")
     assert failed.status.status_code is trace.StatusCode.ERROR
@@ -242,10 +242,10 @@ async def test_instruments_have_bounded_attributes(reader: InMemoryMetricReader)
         for p in found["messaging.client.consumed.messages"]
     }
     assert consumed == {
-        ("shaky", "fail_tmp"): 1,
-        ("shaky", "ack"): 1,
-        ("threaded", "ack"): 1,
-        ("hopeless", "fail_perm"): 1,
+        ("shaky", "retried"): 1,
+        ("shaky", "acked"): 1,
+        ("threaded", "acked"): 1,
+        ("hopeless", "failed"): 1,
     }
     assert sum(p.count for p in found["messaging.process.duration"]) == 4
     assert {p.attributes.get("error.type") for p in found["messaging.process.duration"]} == {None, "Retry", "Fail"}
@@ -268,24 +268,24 @@ def test_error_types_and_unknown_tasks_make_no_new_series(reader: InMemoryMetric
     meter = next(o for o in telemetry.observers() if isinstance(o, telemetry.Meter))
     for number in range(300):
         error = type(f"Error{number}", (Exception,), {})()
-        meter.finished(a_run(tasks, "hopeless", error), SettleAction.FAIL_PERM, "", 0.5)
+        meter.message_settled(a_run(tasks, "hopeless", error), Outcome.FAILED, "", 0.5)
         stranger = a_run(tasks, None)
         stranger.task = f"stranger-{number}"
-        meter.finished(stranger, SettleAction.RELEASE, None, 0.0)
+        meter.message_settled(stranger, Outcome.RELEASED, None, 0.0)
     types = {p.attributes.get("error.type") for p in points(reader)["messaging.process.duration"]}
     assert len(types - {None}) == 101
     assert "_OTHER" in types
-    assert len(meter._counts.cells()) == 2
+    assert len(meter._counts.counts()) == 2
 
 
 def test_counts_come_in_buckets() -> None:
     tasks, counts = app(), Metrics()
     for duration in (0.0005, SECONDS[0], 2.0, 1e6):
-        counts.finished(a_run(tasks, "hopeless"), SettleAction.ACK, None, duration)
-    for outcome in (SettleAction.FAIL_TMP, SettleAction.RELEASE, "lost"):
-        counts.finished(a_run(tasks, "hopeless"), outcome, None, 0.2)
-    (cell,) = counts.cells()
-    assert cell.outcomes == {"ack": 4, "fail_tmp": 1, "fail_perm": 0, "release": 1, "lost": 1}
+        counts.message_settled(a_run(tasks, "hopeless"), Outcome.ACKED, None, duration)
+    for outcome in (Outcome.RETRIED, Outcome.RELEASED, Outcome.LOST):
+        counts.message_settled(a_run(tasks, "hopeless"), outcome, None, 0.2)
+    (cell,) = counts.counts()
+    assert cell.outcomes == {"acked": 4, "retried": 1, "failed": 0, "released": 1, "lost": 1}
     assert (cell.durations[0], cell.durations[-1], sum(cell.durations)) == (2, 1, 7)
     assert (sum(cell.tries), cell.attempts) == (4, 8)
 
@@ -295,9 +295,9 @@ async def test_nothing_is_traced_or_measured_without_an_sdk() -> None:
     assert not telemetry.observe_queues(list)
     telemetry.flush()
     tasks = app()
-    assert tasks.headers_for({"a": "b"}) == {"a": "b"}
+    assert tasks._collect_headers({"a": "b"}) == {"a": "b"}
     assert b"headers" not in tasks["hopeless"].call().draft.body
-    assert tasks["hopeless"].call().trace is None
+    assert tasks["hopeless"].call().span_context is None
     await tasks["threaded"].enqueue()
     worker = await work(tasks)
     await tasks.aclose()

@@ -26,10 +26,10 @@ from qworker.health.report import Report
 from qworker.health.server import HealthServer
 from qworker.health.view import View
 from qworker.message import Draft, Message, QueueStats, SettleAction, Settlement
-from qworker.metrics import Cell
+from qworker.metrics import TaskCounts
 from qworker.registry import open_backend
 from qworker.testing.clock import FakeClock
-from qworker.testing.until import until
+from qworker.testing.until import wait_until
 from qworker.worker import Worker, WorkerOptions
 from tests.e2e.processes import environment
 
@@ -52,7 +52,7 @@ class Counts:
     """A worker's health port, with counts that a test sets."""
 
     def __init__(self) -> None:
-        self.cell = Cell("busy", "t")
+        self.cell = TaskCounts("busy", "t")
         listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{listener.getsockname()[1]}"
         self._server = HealthServer(listener, View(lambda: [self._report()], stall_timeout=60.0))
@@ -62,10 +62,10 @@ class Counts:
         return Report(
             life="1",
             pid=1,
-            phase="working",
+            state="working",
             running=3,
             concurrency=10,
-            cells=[self.cell],
+            counts=[self.cell],
             queues=queues,
             looked_at=1.0,
         )
@@ -94,7 +94,7 @@ async def test_a_look_has_states_workers_and_rates(backend: Backend, counts: Cou
     assert len(held) == 1
     await backend.publish("busy", [Draft(body=b"later", delay=600.0)])
     await backend.pause("idle")
-    counts.cell.ack, counts.cell.fail_perm = 8, 2
+    counts.cell.acked, counts.cell.failed = 8, 2
     clock.advance(4.0)
     second = await looker.look()
     busy, idle = second.rows
@@ -106,10 +106,10 @@ async def test_a_look_has_states_workers_and_rates(backend: Backend, counts: Cou
     assert (second.fleet.workers, second.fleet.running, second.fleet.concurrency) == (1, 3, 10)
     assert second.problem is None
     # A worker that was replaced counts from nothing: better no rate than a wrong one.
-    counts.cell.ack = 1
+    counts.cell.acked = 1
     clock.advance(1.0)
     assert (await looker.look()).rows[0].acked_rate is None
-    counts.cell.ack = 4
+    counts.cell.acked = 4
     clock.advance(1.0)
     assert (await looker.look()).rows[0].acked_rate == 3.0
 
@@ -118,7 +118,7 @@ async def test_the_history_tells_what_was_done_and_by_how_many(backend: Backend,
     clock = FakeClock()
     tasks = Tasks(url)
 
-    @tasks.handler(queue="busy", max_tries=1)
+    @tasks.raw_handler(queue="busy", max_tries=1)
     async def work(message: Message) -> None:
         if message.body == b"bad":
             raise Fail("no")
@@ -233,7 +233,7 @@ async def test_the_screen_shows_what_changes_and_keeps_to_its_queue(backend: Bac
         assert app.query_one(DataTable).cursor_row == 1
         await backend.publish("another", [Draft(body=b"x") for _ in range(9)])
         await pilot.press("r")
-        await until(lambda: len(table_of(app)) == 3)
+        await wait_until(lambda: len(table_of(app)) == 3)
         assert [row[0] for row in table_of(app)] == ["another", "busy", "idle"]
         # The cursor is where its queue is now.
         assert app.query_one(DataTable).cursor_row == 2
@@ -257,14 +257,14 @@ async def test_the_screen_looks_by_itself_unless_it_is_paused(backend: Backend) 
 
     app = TopScreen(look, await looker.look(), 0.01)
     async with app.run_test() as pilot:
-        await until(lambda: looks >= 3)
+        await wait_until(lambda: looks >= 3)
         await pilot.press("space")
         # One may have been under way.
         await pilot.pause()
         seen = looks
         for number in range(1, 21):
             await pilot.press("r")
-            await until(lambda number=number: looks >= seen + number)
+            await wait_until(lambda number=number: looks >= seen + number)
         assert looks <= seen + 21
 
 
@@ -274,10 +274,10 @@ async def test_the_screen_survives_a_store_that_goes_away(backend: Backend) -> N
     async with app.run_test(size=(140, 20)) as pilot:
         await backend.delete("busy")
         await pilot.press("r")
-        await until(lambda: "no queue 'busy'" in text_of(app, "status"))
+        await wait_until(lambda: "no queue 'busy'" in text_of(app, "status"))
         await backend.publish("busy", [Draft(body=b"x")])
         await pilot.press("r")
-        await until(lambda: table_of(app)[0][1] == "1")
+        await wait_until(lambda: table_of(app)[0][1] == "1")
 
 
 # -- without a terminal ------------------------------------------------------------------------------------------------

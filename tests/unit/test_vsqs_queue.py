@@ -16,7 +16,7 @@ from qworker.files import GroupCommit
 from qworker.message import Draft, Lease, SettleAction, Settlement, State
 from qworker.registry import open_backend
 from qworker.testing.clock import FakeClock
-from qworker.testing.until import until
+from qworker.testing.until import wait_until
 from qworker_vsqs import VsqsBackend
 from qworker_vsqs.names import leased_name, parse
 from qworker_vsqs.window import Window
@@ -138,7 +138,7 @@ async def test_an_id_that_a_consumer_holds_already_is_not_taken_again(store: Ope
 async def test_a_full_queue_holds_its_publisher_until_there_is_room(store: Open) -> None:
     backend, other = store("?max_messages=2"), store()
     blocked = asyncio.create_task(publish(backend, b"1", b"2", b"3"))
-    await until(lambda: _count(other, 2))
+    await wait_until(lambda: _count(other, 2))
     (lease,) = await take(other, 1)
     await asyncio.sleep(0.05)
     assert not blocked.done()

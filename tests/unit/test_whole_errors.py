@@ -25,7 +25,7 @@ def check() -> None:
 def app(url: str) -> Tasks:
     tasks = Tasks(url)
 
-    @tasks.task(backoff=Backoff(base=1e6, limit=1e6))
+    @tasks.task(backoff=Backoff(initial=1e6, maximum=1e6))
     async def work() -> None:
         raise ValueError(LINES)
 

@@ -9,10 +9,10 @@ import structlog
 
 from qworker import Backoff, Context, Draft, Retry, State
 from qworker.errors import BackendUnavailable, UsageError
-from qworker.testing.until import until
+from qworker.testing.until import wait_until
 from qworker.worker import Worker, WorkerOptions
 
-NOW = Backoff(base=0.0)
+NOW = Backoff(initial=0.0)
 
 
 def held_task(app, **options):
@@ -39,7 +39,7 @@ async def test_absent_queues_are_created(app):
 def test_options_that_cannot_work_are_refused(app):
     with pytest.raises(UsageError, match="nothing to work on"):
         Worker(app)
-    for wrong in ({"concurrency": 0}, {"visibility": 0}, {"max_messages": 0}, {"queues": ("../x",)}):
+    for wrong in ({"concurrency": 0}, {"visibility_timeout": 0}, {"max_messages": 0}, {"queues": ("../x",)}):
         with pytest.raises(UsageError):
             WorkerOptions(**wrong)
 
@@ -49,13 +49,13 @@ async def test_no_more_messages_are_leased_than_consumers_are_free(app):
     for i in range(10):
         await held.enqueue(i)
     async with app.working(concurrency=3) as (worker, _):
-        await until(lambda: len(begun) == 3)
+        await wait_until(lambda: len(begun) == 3)
         stats = await app.store.stats("default")
         assert (stats.leased, stats.ready) == (3, 7)
-        assert [m.task for m in worker.running()] == ["held"] * 3
-        assert worker.running()[0].lease_left > 0
+        assert [m.task for m in worker.running_messages()] == ["held"] * 3
+        assert worker.running_messages()[0].lease_remaining > 0
         gate.set()
-        await until(lambda: worker.counts.acked == 10)
+        await wait_until(lambda: worker.counts.acked == 10)
     assert begun == list(range(10))
 
 
@@ -70,13 +70,13 @@ async def test_the_next_messages_run_while_the_store_commits_and_never_more_than
         await work.enqueue(i)
     app.store.commits.clear()
     async with app.working(concurrency=3) as (worker, _):
-        await until(lambda: len(begun) == 6)
+        await wait_until(lambda: len(begun) == 6)
         for _ in range(100):
             # Turns in which a seventh could be leased.
             await asyncio.sleep(0)
         assert (len(begun), worker.counts.acked) == (6, 0)
         app.store.commits.set()
-        await until(lambda: worker.counts.acked == 10)
+        await wait_until(lambda: worker.counts.acked == 10)
     assert begun == list(range(10))
 
 
@@ -166,7 +166,7 @@ async def test_drain_lets_handlers_finish_and_leases_nothing_more(make_app):
     held, gate, begun = held_task(app)
     await held.enqueue()
     async with app.working() as (worker, running):
-        await until(lambda: begun)
+        await wait_until(lambda: begun)
         worker.drain()
         worker.drain()
         await held.enqueue()
@@ -201,7 +201,7 @@ async def test_what_is_unfinished_after_the_grace_period_is_released_with_its_tr
     await held.enqueue()
     await careful.enqueue()
     async with app.working(shutdown_timeout=0.05) as (worker, running):
-        await until(lambda: len(worker.running()) == 2)
+        await wait_until(lambda: len(worker.running_messages()) == 2)
         worker.drain()
         assert await running is False
     ready = await app.found(State.READY)
@@ -221,8 +221,8 @@ async def test_abort_cancels_and_releases_at_once(app):
     await held.enqueue()
     await thread.enqueue()
     async with app.working(shutdown_timeout=3600) as (worker, running):
-        await until(lambda: begun and started.is_set())
-        worker.abort()
+        await wait_until(lambda: begun and started.is_set())
+        worker.cancel_handlers()
         async with asyncio.timeout(40):
             assert await running is False
     release.set()
@@ -245,7 +245,7 @@ async def test_a_handler_that_ignores_its_cancellation_keeps_its_lease_and_is_na
     await deaf.enqueue()
     with structlog.testing.capture_logs() as logs:
         async with app.working(shutdown_timeout=0.0) as (worker, running):
-            await until(worker.running)
+            await wait_until(worker.running_messages)
             worker.drain()
             assert await running is False
     release.set()
@@ -257,11 +257,11 @@ async def test_a_quiet_worker_finishes_what_it_has_and_stays(app):
     held, gate, begun = held_task(app)
     await held.enqueue()
     async with app.working() as (worker, running):
-        await until(lambda: begun)
+        await wait_until(lambda: begun)
         worker.quiet()
         await held.enqueue()
         gate.set()
-        await until(lambda: worker.counts.acked == 1)
+        await wait_until(lambda: worker.counts.acked == 1)
         assert not running.done()
         worker.drain()
         assert await running
@@ -272,7 +272,7 @@ async def test_a_cancelled_run_releases_what_it_held(app):
     held, _, begun = held_task(app)
     await held.enqueue()
     async with app.working() as (_, running):
-        await until(lambda: begun)
+        await wait_until(lambda: begun)
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
             await running
@@ -316,12 +316,12 @@ async def test_an_outage_is_told_once_and_survived(app):
     with structlog.testing.capture_logs() as logs:
         async with app.working() as (worker, running):
             await work.enqueue()
-            await until(lambda: worker.counts.acked == 1)
+            await wait_until(lambda: worker.counts.acked == 1)
             app.store.broken = {"lease", "wait"}
             await work.enqueue()
-            await until(lambda: len(failures) > 3)
+            await wait_until(lambda: len(failures) > 3)
             app.store.broken = set()
-            await until(lambda: worker.counts.acked == 2)
+            await wait_until(lambda: worker.counts.acked == 2)
             worker.drain()
             assert await running
     told = [line["event"] for line in logs if line.get("loop") == "feeder"]
@@ -352,7 +352,7 @@ async def test_a_queue_in_trouble_does_not_stop_the_others(app, monkeypatch):
     await app.enqueue_many(work.call() for _ in range(50))
     with structlog.testing.capture_logs() as logs:
         async with app.working(queues=("a", "b"), concurrency=4) as (worker, _):
-            await until(lambda: worker.counts.acked == 50 and "b" in reaped)
+            await wait_until(lambda: worker.counts.acked == 50 and "b" in reaped)
     told = [(line["event"], line["loop"]) for line in logs if "loop" in line]
     assert sorted(told) == [("backend_unavailable", "feeder"), ("backend_unavailable", "reaper")]
 
@@ -376,7 +376,7 @@ async def test_the_last_chance_of_a_message_runs_alone_and_nothing_is_leased_bes
 
     @app.task(max_tries=2)
     async def suspect() -> None:
-        beside.append([m.task for m in worker.running()])
+        beside.append([m.task for m in worker.running_messages()])
         await asyncio.sleep(0.05)
         beside.append((await app.store.stats("default")).leased)
 
@@ -385,11 +385,11 @@ async def test_the_last_chance_of_a_message_runs_alone_and_nothing_is_leased_bes
     for i in range(5):
         await held.enqueue(2 + i)
     async with app.working(concurrency=4) as (worker, _):
-        await until(lambda: begun == [1] and worker.counts.released >= 2)
+        await wait_until(lambda: begun == [1] and worker.counts.released >= 2)
         assert beside == []
         assert (await app.store.stats("default")).leased == 2
         gate.set()
-        await until(lambda: worker.counts.acked == 7)
+        await wait_until(lambda: worker.counts.acked == 7)
     assert beside == [["suspect"], 1]
 
 
@@ -419,10 +419,10 @@ async def test_a_last_chance_that_never_gets_to_be_alone_goes_back_and_the_queue
         raise AssertionError("not run")
 
     await held.enqueue()
-    async with app.working(concurrency=4, visibility=2.4) as (worker, _):
-        await until(lambda: begun)
+    async with app.working(concurrency=4, visibility_timeout=2.4) as (worker, _):
+        await wait_until(lambda: begun)
         await app.store.publish("default", [Draft(body=b'{"task":"suspect"}', tries=1)])
-        await until(lambda: worker.counts.released >= 1)
+        await wait_until(lambda: worker.counts.released >= 1)
         await other.enqueue()
-        await until(lambda: worker.counts.acked >= 1)
+        await wait_until(lambda: worker.counts.acked >= 1)
         assert [s.message.tries for s in await app.found(State.DELAYED)] in ([1], [])

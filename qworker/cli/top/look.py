@@ -77,7 +77,7 @@ class _Health(msgspec.Struct, frozen=True):
     running: int
     concurrency: int
     # Messages that left the workers, by queue and outcome.
-    finished: dict[str, dict[str, int]] = {}
+    outcomes: dict[str, dict[str, int]] = {}
 
 
 class _Counted(msgspec.Struct, frozen=True):
@@ -165,7 +165,7 @@ class Looker:
         told = self._told
         if not told.on:
             return None
-        return {queue: {"ack": told.done[queue], "fail_perm": told.failed[queue]} for queue in queues}
+        return {queue: {"acked": told.done[queue], "failed": told.failed[queue]} for queue in queues}
 
     async def _holders(self, stats: QueueStats) -> int:
         if not stats.leased:
@@ -218,7 +218,7 @@ class Looker:
 def _sums(healths: Sequence[_Health]) -> dict[str, dict[str, int]]:
     sums: dict[str, dict[str, int]] = {}
     for health in healths:
-        for queue, outcomes in health.finished.items():
+        for queue, outcomes in health.outcomes.items():
             mine = sums.setdefault(queue, {})
             for outcome, count in outcomes.items():
                 mine[outcome] = mine.get(outcome, 0) + count
@@ -230,7 +230,7 @@ def _count(stats: QueueStats, finished: Mapping[str, Mapping[str, int]] | None) 
     if finished is None:
         return _Counted(backlog, None, None)
     outcomes = finished.get(stats.queue, {})
-    return _Counted(backlog, outcomes.get("ack", 0), outcomes.get("fail_perm", 0))
+    return _Counted(backlog, outcomes.get("acked", 0), outcomes.get("failed", 0))
 
 
 def _rate(before: int | None, now: int | None, seconds: float) -> float | None:

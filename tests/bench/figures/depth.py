@@ -79,7 +79,7 @@ def work(given: dict[str, Any]) -> float:
             self.warm_ns = 0
 
         def finished(self, *args: Any) -> None:
-            super().finished(*args)
+            super().message_settled(*args)
             if self.count == self.wanted // 5:
                 self.warm_ns = time.perf_counter_ns()
             if self.count % batch == 0:

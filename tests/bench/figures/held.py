@@ -74,7 +74,7 @@ def work(given: dict[str, Any]) -> float:
         def __init__(self) -> None:
             self.done = asyncio.Event()
 
-        def started(self, run: Run) -> None:
+        def handler_started(self, run: Run) -> None:
             pass
 
         def finished(self, *_: Any) -> None:

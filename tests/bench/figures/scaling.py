@@ -133,7 +133,7 @@ def work(given: dict[str, Any]) -> dict[str, int]:
         latest_ns = 0
 
         def finished(self, *args: Any) -> None:
-            super().finished(*args)
+            super().message_settled(*args)
             self.latest_ns = time.monotonic_ns()
 
     return run_loop(run())

@@ -80,15 +80,15 @@ class Finished:
         self.last_ns = 0
         self.all = asyncio.Event()
 
-    def started(self, run: Run) -> None:
+    def handler_started(self, run: Run) -> None:
         """A handler begins."""
         if not self.first_ns:
             self.first_ns = time.monotonic_ns()
 
-    def finished(self, run: Run, outcome: str, error: str | None, duration: float) -> None:
+    def message_settled(self, run: Run, outcome: str, error: str | None, duration: float) -> None:
         """A message is settled."""
         self.count += 1
-        if outcome != "ack":
+        if outcome != "acked":
             self.failed += 1
         if self.count >= self.wanted and not self.last_ns:
             self.last_ns = time.monotonic_ns()
