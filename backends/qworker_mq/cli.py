@@ -17,9 +17,9 @@ __all__ = ["command"]
 
 @click.group("mq", cls=Group)
 def command() -> None:
-    r"""Run mq's daemons on the directories of a root.
+    r"""Run the daemons of mq on the directories of a root.
 
-    `qworker serve` runs them by itself, unless its URL says daemons=0.
+    `qworker serve` runs them itself, unless its URL has daemons=0.
 
     \b
     Examples:
@@ -29,11 +29,15 @@ def command() -> None:
 
 
 @command.command("mover", cls=Command)
-@click.option("--source", required=True, type=click.Path(path_type=Path), help="Directory of <queue>:<id> files.")
+@click.option("--source", required=True, type=click.Path(path_type=Path), help="Directory of files named <queue>:<id>.")
 @click.option("--destination", required=True, type=click.Path(path_type=Path), help="Directory of queues.")
-@click.option("--delay", type=duration_type(), default="0s", show_default=True, help="How long a file stays in SOURCE.")
+@click.option(
+    "--delay", type=duration_type(), default="0s", show_default=True, help="Time that a file stays in SOURCE."
+)
 def mover_command(source: Path, destination: Path, delay: float) -> None:
-    r"""Move the messages of an mq root from SOURCE to the queues of DESTINATION, now and as they come.
+    r"""Move the messages of an mq root to their queues.
+
+    Moves what is in SOURCE, and what arrives there later, to the queues in DESTINATION. Runs until it is stopped.
 
     \b
     Example:
@@ -55,7 +59,9 @@ def mover_command(source: Path, destination: Path, delay: float) -> None:
 @command.command("reaper", cls=Command)
 @click.option("--source", required=True, type=click.Path(path_type=Path), help="Directory of removed messages.")
 def reaper_command(source: Path) -> None:
-    r"""Unlink the removed messages of an mq root, now and as they come.
+    r"""Delete the removed messages of an mq root.
+
+    Deletes what is in SOURCE, and what arrives there later. Runs until it is stopped.
 
     \b
     Example:

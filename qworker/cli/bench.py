@@ -36,19 +36,22 @@ class _Rate(msgspec.Struct, frozen=True):
 @click.command("bench", cls=URLCommand)
 @click.argument("url")
 @click.option(
-    "--messages", type=click.IntRange(1), metavar="N", default=2000, show_default=True, help="How many to send through."
+    "--messages", type=click.IntRange(1), metavar="N", default=2000, show_default=True, help="Number of messages."
 )
 @click.option(
-    "--batch", type=click.IntRange(1), metavar="N", default=100, show_default=True, help="How many at a time."
+    "--batch",
+    type=click.IntRange(1),
+    metavar="N",
+    default=100,
+    show_default=True,
+    help="Number of messages in one call.",
 )
-@click.option(
-    "--size", type=click.IntRange(0), default=100, show_default=True, metavar="BYTES", help="The size of a body."
-)
+@click.option("--size", type=click.IntRange(0), default=100, show_default=True, metavar="BYTES", help="Size of a body.")
 @json_option
 def command(url: str, messages: int, batch: int, size: int, json: bool) -> None:
-    r"""Publish, lease and ack messages in a queue of its own at URL, and say how fast each step was.
+    r"""Measure how fast a store publishes, leases and acks.
 
-    The queue is deleted afterwards. Measures the store, and no handlers.
+    Uses a queue of its own at URL and deletes it afterwards. Measures the store, and no handlers.
 
     \b
     Examples:

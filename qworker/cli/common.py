@@ -223,8 +223,9 @@ def url_option(function: F) -> F:
     """`--url`, from the command line only: an app that names no URL takes `QWORKER_URL` by itself."""
     option = click.option(
         "--url",
+        metavar="URL",
         allow_from_autoenv=False,
-        help="The backend, instead of the app's own. (QWORKER_URL is for apps that name none.)",
+        help="Backend URL, instead of the app's own. QWORKER_URL is for apps that name no URL.",
     )
     return option(function)
 
@@ -236,13 +237,18 @@ def state_option(help_text: str, default: str | None = None) -> Callable[[F], F]
 
 def item_limit_options(function: F) -> F:
     """`--ttl` and `--max-tries`, as fsq's programs have them."""
-    ttl = click.option("-t", "--ttl", type=duration_type(), help="Items that are older have failed; 0: none.")
+    ttl = click.option(
+        "-t",
+        "--ttl",
+        type=duration_type(),
+        help="Maximum age of an item. Older items fail. 0: no limit. Default: FSQ_TTL, or 0.",
+    )
     max_tries = click.option(
         "-m",
         "--max-tries",
         type=click.IntRange(0),
         metavar="N",
-        help="Items that were tried so often have failed; 0: none.",
+        help="Maximum number of tries of an item. Then it fails. 0: no limit. Default: FSQ_MAX_TRIES, or 1.",
     )
     return ttl(max_tries(function))
 

@@ -17,9 +17,9 @@ __all__ = ["command"]
 @click.option("--paused", is_flag=True, help="Pause each QUEUE, until `qworker resume`.")
 @json_option
 def command(url: str, queues: tuple[str, ...], paused: bool, json: bool) -> None:
-    r"""Create each QUEUE that does not exist.
+    r"""Create queues that do not exist.
 
-    `qworker run`, `enqueue` and `publish` create queues themselves. `qworker fsq install` has more options for `fsq:`.
+    `qworker run`, `enqueue` and `publish` create queues themselves. For `fsq:`, `qworker fsq install` has more options.
 
     \b
     Example:

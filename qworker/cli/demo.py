@@ -54,13 +54,13 @@ class _Note(msgspec.Struct, frozen=True):
 
 
 @click.command("demo", cls=Command)
-@click.option("--keep", is_flag=True, help="Leave the directory behind, to look at.")
+@click.option("--keep", is_flag=True, help="Keep the temporary directory.")
 def command(keep: bool) -> int:
-    """See the main job done in a few seconds, on a queue in a temporary directory.
+    """Show that a killed worker loses no message.
 
-    Enqueues a few dozen calls, starts a worker process, kills it with SIGKILL in the middle of a message, and shows that the message
-    runs again in the next worker; one call fails and then succeeds, one fails for good. Exit status 0 only if all of that really
-    happened. Needs nothing but Python.
+    Takes a few seconds, and needs nothing but Python. Enqueues a few dozen calls in a queue in a temporary directory,
+    starts a worker process, and kills it with SIGKILL while it runs a message. The message runs again in the next
+    worker. One call fails and then succeeds, and one fails permanently. Exit status 0 only if all of that happened.
     """
     root = tempfile.mkdtemp(prefix="qworker-demo-")
     try:

@@ -27,11 +27,11 @@ _UNUSABLE = {"reachable", "writing"}
 @click.argument("url", required=False)
 @json_option
 def command(url: str | None, json: bool) -> int:
-    r"""Try what queues need: the backend at URL, limits, versions, installed backends, settings.
+    r"""Check that queues can work here.
 
-    On a directory: rename, link, fsync, flock, inotify, the clock, space, inodes and permissions are really tried. Says which
-    durability is in force, and which bulk writes are incomplete. Exit status 1: something is broken; 3: the store cannot
-    be used.
+    Checks limits, versions, installed backends, settings, and the backend at URL. In a directory, it tries rename,
+    link, fsync, flock, inotify, the clock, space, inodes and permissions. It reports the durability in force, and loads
+    that were interrupted. Exit status: 1 if something is broken, 3 if the store cannot be used.
 
     \b
     Examples:

@@ -31,20 +31,20 @@ _AnyTask = Task[..., Any]
     "--from-file",
     type=click.File("rb"),
     metavar="FILE",
-    help="Enqueue one call for each line of FILE (- is standard input): a JSON array of arguments, or a JSON object of "
-    "keyword arguments.",
+    help="Enqueue one call for each line of FILE: a JSON array of arguments, or a JSON object of keyword "
+    "arguments. - is standard input.",
 )
-@click.option("--delay", type=duration_type(), help="How long it is delayed, such as 15m.")
+@click.option("--delay", type=duration_type(), help="Delay before the call can run, such as 15m.")
 @click.option(
     "--priority",
     type=click.IntRange(0, 9),
     metavar="0-9",
-    help="0 (the default) to 9 (first), where the backend has priorities.",
+    help="Priority from 0 (default) to 9 (first), if the backend has priorities.",
 )
-@click.option("--unique-key", help="Enqueue nothing while a call with this key waits or runs.")
 @click.option(
-    "--id", "id", help="The message's id. While that message is stored, enqueueing under the id stores nothing."
+    "--unique-key", metavar="KEY", help="Store nothing while a call with this key is ready, delayed or leased."
 )
+@click.option("--id", "id", metavar="ID", help="Message id. If a message with this id is stored, nothing is stored.")
 @url_option
 @json_option
 def command(
@@ -60,10 +60,10 @@ def command(
     url: str | None,
     json: bool,
 ) -> None:
-    r"""Enqueue a call of TASK, a task that APP registers, and print its id.
+    r"""Enqueue a call of a task and print its id.
 
-    Each argument is JSON: text stands in double quotes, inside the single quotes of the shell. Arguments are checked against
-    the task's annotations before anything is stored.
+    TASK is a task that APP registers. Each argument is JSON: write text in double quotes, inside the single quotes of
+    the shell. Arguments are checked against the annotations of the task before anything is stored.
 
     \b
     Examples:

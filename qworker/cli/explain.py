@@ -21,14 +21,14 @@ _EXIT_NOT_FOUND = 1
 @click.argument("url")
 @click.argument("queue", type=check_queue)
 @click.argument("id", type=check_id)
-@click.option("--app", metavar="MODULE:ATTRIBUTE", help="The app that should run it: says whether it can.")
-@click.option("--full", is_flag=True, help="Also print the whole of its last error, with the traceback.")
+@click.option("--app", metavar="MODULE:ATTRIBUTE", help="App that should run the message. Reports whether it can.")
+@click.option("--full", is_flag=True, help="Print the whole last error too, with its traceback.")
 @json_option
 def command(url: str, queue: str, id: str, app: str | None, full: bool, json: bool) -> int:  # noqa: A002
-    r"""Say why the message with ID in QUEUE is not running yet, or what happened to it.
+    r"""Explain why a message is not running, or what happened to it.
 
-    Waiting behind how many, delayed until when, leased by whom, paused, failed because of what, unknown to the app; and what workers have
-    told of it, also when it is finished and gone. Exit status 1: there is no such message.
+    Shows its position in the queue, its delay, its lease, its failure, or why the app cannot run it. Shows also what
+    its history records, even if it is no longer stored. Exit status 1: there is no such message.
 
     \b
     Examples:

@@ -21,14 +21,16 @@ _EXIT_UNHEALTHY = 1
     type=click.Choice(["livez", "readyz", "stats", "metrics"]),
     default="livez",
     show_default=True,
-    help="What to ask for, where ADDRESS has no path.",
+    help="Page to request if ADDRESS has no path.",
 )
-@click.option("--timeout", type=duration_type(least=0.001), default="1s", show_default=True, help="How long to wait.")
+@click.option(
+    "--timeout", type=duration_type(least=0.001), default="1s", show_default=True, help="Time to wait for the answer."
+)
 def command(address: str, page: str, timeout: float) -> int:
-    r"""Ask a worker that runs with --health how it is, and print the answer.
+    r"""Check a worker that runs with --health, and print its answer.
 
-    ADDRESS is its HOST:PORT or a URL; without one it is QWORKER_HEALTH. Exit status 0: well, 1: not well, or nobody answers.
-    /stats and /metrics are asked with the token in QWORKER_HTTP_TOKEN, where there is one.
+    ADDRESS is its HOST:PORT or a URL; without it, QWORKER_HEALTH is used. /stats and /metrics are requested with the
+    token in QWORKER_HTTP_TOKEN, if it is set. Exit status: 0 if healthy, 1 if unhealthy or unreachable.
 
     \b
     Examples:

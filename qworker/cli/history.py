@@ -24,14 +24,22 @@ _LOOK = 0.5
 @click.command("history", cls=URLCommand)
 @click.argument("url")
 @click.argument("queue", required=False, type=check_queue)
-@click.option("--id", "id", metavar="ID", type=check_id, help="Only of the message with this id.")
-@click.option("--event", multiple=True, type=click.Choice(KINDS), help="Only this; may be given several times.")
-@click.option("--since", type=duration_type(), help="Only events that are no older than this, such as 2h.")
+@click.option("--id", "id", metavar="ID", type=check_id, help="Show only events of the message with this id.")
+@click.option("--event", multiple=True, type=click.Choice(KINDS), help="Show only events of this kind; repeatable.")
+@click.option("--since", type=duration_type(), help="Show only events that are no older than this, such as 2h.")
 @click.option(
-    "-n", "--limit", metavar="N", type=click.IntRange(0), default=50, show_default=True, help="The newest so many."
+    "-n",
+    "--limit",
+    metavar="N",
+    type=click.IntRange(0),
+    default=50,
+    show_default=True,
+    help="Maximum number of events.",
 )
-@click.option("-f", "--follow", is_flag=True, help="Stay, and print what happens; with --json one line each.")
-@click.option("--all", is_flag=True, help="Also `extended`: each time that a lease was renewed.")
+@click.option(
+    "-f", "--follow", is_flag=True, help="Continue to print events as they happen. With --json, one line each."
+)
+@click.option("--all", is_flag=True, help="Show `extended` events too: one for each time that a lease is extended.")
 @json_option
 def command(
     url: str,
@@ -44,10 +52,11 @@ def command(
     all: bool,  # noqa: A002
     json: bool,
 ) -> None:
-    r"""Print what happened to the messages of one queue, or of all: the newest events, oldest first.
+    r"""Print the newest events of one queue or of all queues.
 
-    Workers record what they do: enqueued (when a worker first sees a message), leased, extended, retried, failed, acked, released, lost.
-    `extended`, which a long task has every few seconds, is shown only with --event extended or --all.
+    The oldest of them is printed first. Workers record what they do: enqueued (when a worker first sees a message),
+    leased, extended, retried, failed, acked, released, lost. A long task has an `extended` event every few seconds:
+    these are shown only with --event extended or --all.
 
     \b
     Examples:

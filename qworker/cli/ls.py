@@ -14,7 +14,7 @@ __all__ = ["command"]
 @click.argument("url")
 @json_option
 def command(url: str, json: bool) -> None:
-    r"""List the queues of a backend, one name a line.
+    r"""List the queues of a backend, one per line.
 
     \b
     Examples:

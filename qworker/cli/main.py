@@ -123,18 +123,18 @@ class _Commands(Group):
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(__version__, prog_name="qworker")
 def cli() -> None:
-    r"""Run background work from a queue that is a directory, or a Redis.
+    r"""Run background tasks from a queue in a directory or in Redis.
 
     \b
     First steps:
-      qworker demo                                   see it work, and survive a kill -9
+      qworker demo                                   see that a killed worker loses no message
       qworker run app:tasks                          run the tasks of app.py
       qworker enqueue app:tasks thumbnail '"a.png"'  enqueue one call
-      qworker stats file://./spool                   what is in the queues
+      qworker stats file://./spool                   count the messages in the queues
 
-    Every option may also be set as QWORKER_<OPTION> (QWORKER_CONCURRENCY=20), or in the table [tool.qworker] of
-    pyproject.toml (concurrency = 20). The command line beats the environment, and the environment beats the file.
-    URL is QWORKER_URL where none is given.
+    You can also set an option as QWORKER_<OPTION> (QWORKER_CONCURRENCY=20), or in the table [tool.qworker] of
+    pyproject.toml (concurrency = 20). The command line has precedence over the environment, and the environment over
+    the file. If no URL is given, QWORKER_URL is used.
 
     Exit status: 0 clean, 1 crash, 2 usage or import error, 3 the backend cannot be reached, 4 the drain timed out.
     """

@@ -20,24 +20,26 @@ __all__ = ["command"]
 @click.argument("target")
 @click.argument("queues", type=check_queue, nargs=-1, metavar="[QUEUE]...")
 @click.option(
-    "--include-failed", is_flag=True, help="Also failed messages; they become ready at the target, with tries 0."
+    "--include-failed", is_flag=True, help="Move failed messages too. They become ready at TARGET, with tries 0."
 )
 @click.option(
     "--id-map",
     type=click.File("w"),
     metavar="FILE",
-    help="Write a line for each message that gets another id: old and new.",
+    help="Write the old and the new id of each message whose id changes to FILE, one pair per line.",
 )
 @json_option
 def command(
     source: str, target: str, queues: tuple[str, ...], include_failed: bool, id_map: TextIO | None, json: bool
 ) -> None:
-    r"""Move every message of each QUEUE, or of all, from SOURCE to TARGET, with its id, tries and times.
+    r"""Move messages from one backend to another.
 
-    Workers may go on at both. Nothing is lost if the move is killed: run it again. What workers of SOURCE hold stays with them;
-    run the move again when they have ended. Delayed messages keep their time; those due within seconds are waited for.
+    Moves every message of each QUEUE, or of all queues, with its id, tries and times. Workers can go on at both ends.
+    If the move is killed, run it again: nothing is lost. Messages that workers of SOURCE hold stay there: run the move
+    again when they have finished. Delayed messages keep their due time, and the move waits for those due within seconds.
 
-    Protocols with ids of their own form (fsq, mq, rfq, vsqs) give new ones. What a protocol has no place for travels in the body.
+    Protocols with their own form of ids (fsq, mq, rfq, vsqs) give messages new ids. What a protocol cannot store travels
+    in the body.
 
     \b
     Examples:

@@ -16,7 +16,7 @@ __all__ = ["pause_command", "resume_command"]
 @click.argument("queues", type=check_queue, nargs=-1, required=True, metavar="QUEUE...")
 @json_option
 def pause_command(url: str, queues: tuple[str, ...], json: bool) -> None:
-    r"""Pause each QUEUE for all workers until `qworker resume`.
+    r"""Pause queues for all workers until `qworker resume`.
 
     Running handlers finish, and publishing still works.
 
@@ -33,7 +33,7 @@ def pause_command(url: str, queues: tuple[str, ...], json: bool) -> None:
 @click.argument("queues", type=check_queue, nargs=-1, required=True, metavar="QUEUE...")
 @json_option
 def resume_command(url: str, queues: tuple[str, ...], json: bool) -> None:
-    r"""Resume each QUEUE that `qworker pause` has paused.
+    r"""Resume queues that `qworker pause` has paused.
 
     \b
     Example:

@@ -21,22 +21,22 @@ __all__ = ["command"]
 @click.argument("queue", type=check_queue)
 @click.argument("arguments", nargs=-1, metavar="[ARGUMENT]...")
 @click.option(
-    "-f", "--file", type=click.File("rb"), metavar="FILE", help="Take the body from FILE; - is standard input."
+    "-f", "--file", type=click.File("rb"), metavar="FILE", help="Read the body from FILE. - is standard input."
 )
-@click.option("--body", metavar="TEXT", help="The body itself.")
-@click.option("--lines", is_flag=True, help="Publish each line of FILE as a message of its own, without its line end.")
-@click.option("--delay", type=duration_type(), default="0s", help="How long it is delayed, such as 15m.")
+@click.option("--body", metavar="TEXT", help="Body of the message.")
+@click.option("--lines", is_flag=True, help="Publish each line of FILE as one message, without its line end.")
+@click.option("--delay", type=duration_type(), default="0s", help="Delay before the message is ready, such as 15m.")
 @click.option(
     "--priority",
     type=click.IntRange(0, 9),
     metavar="0-9",
     default=0,
-    help="0 to 9 (first), where the backend has priorities.",
+    help="Priority from 0 to 9 (first), if the backend has priorities.",
 )
-@click.option("--unique-key", help="Publish nothing while a message with this key waits or runs.")
 @click.option(
-    "--id", "id", help="The message's id. While that message is stored, publishing under the id stores nothing."
+    "--unique-key", metavar="KEY", help="Store nothing while a message with this key is ready, delayed or leased."
 )
+@click.option("--id", "id", metavar="ID", help="Message id. If a message with this id is stored, nothing is stored.")
 @json_option
 def command(
     url: str,
@@ -51,10 +51,10 @@ def command(
     id: str | None,  # noqa: A002
     json: bool,
 ) -> None:
-    r"""Publish a message with any body to QUEUE, and print its id. It is stored durably when this ends.
+    r"""Publish a message with any body and print its id.
 
-    The body is what --file or --body gives, and empty without them. Further arguments travel with the message on backends
-    that have a place for them, as fsq's do.
+    The message is stored durably when the command ends. The body is what --file or --body gives; without them it is
+    empty. ARGUMENTs travel with the message on backends that store them, as fsq's do.
 
     \b
     Examples:

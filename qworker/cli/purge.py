@@ -21,11 +21,14 @@ _PURGED = (State.DELAYED, State.READY, State.FAILED)
 @click.command("purge", cls=URLCommand)
 @click.argument("url")
 @click.argument("queue", type=check_queue)
-@state_option("Only messages in this state. Without it: ready, delayed and failed ones, and none that is leased.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@state_option("Delete only messages in this state.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @json_option
 def command(url: str, queue: str, state: str | None, yes: bool, json: bool) -> None:
-    r"""Delete messages of QUEUE for good. Asks first on a terminal, and needs --yes elsewhere.
+    r"""Delete messages of a queue permanently.
+
+    Without --state, ready, delayed and failed messages are deleted, and leased and done ones stay. Asks for
+    confirmation on a terminal, and needs --yes elsewhere.
 
     \b
     Examples:

@@ -42,7 +42,7 @@ def _worker_count(value: str) -> tuple[int, int]:
     type=check_queue,
     metavar="QUEUE",
     multiple=True,
-    help="Work on this queue only; may be given several times.",
+    help="Lease from this queue only; repeatable.",
 )
 @click.option(
     "-c",
@@ -51,7 +51,7 @@ def _worker_count(value: str) -> tuple[int, int]:
     metavar="N",
     default=100,
     show_default=True,
-    help="Messages at once, in each process.",
+    help="Maximum number of messages at once, in each process.",
 )
 @click.option(
     "-w",
@@ -60,74 +60,81 @@ def _worker_count(value: str) -> tuple[int, int]:
     metavar="N|MIN:MAX",
     default="1",
     show_default=True,
-    help="Worker processes; MIN:MAX lets their number follow the backlog.",
+    help="Number of worker processes. MIN:MAX scales it with the backlog.",
 )
-@click.option("--burst", is_flag=True, help="End when nothing is ready or leased. Messages due later do not hold it.")
+@click.option(
+    "--burst", is_flag=True, help="Exit when no message is ready or leased. Does not wait for delayed messages."
+)
 @click.option(
     "--wait-for-backend",
     is_flag=True,
-    help="Wait for a backend that cannot be reached at the start, instead of ending with status 3.",
+    help="Wait if the backend cannot be reached at the start, instead of exiting with status 3.",
 )
-@click.option("--reload", is_flag=True, help="Begin again when a Python file under the working directory changes.")
+@click.option(
+    "--reload", is_flag=True, help="Restart the worker when a Python file under the working directory changes."
+)
 @click.option(
     "--shutdown-timeout",
     type=duration_type(),
     default="30s",
     show_default=True,
-    help="How long running handlers get after the first signal; then they are cancelled and their messages released.",
+    help="Time that running handlers have after the first signal. Then they are cancelled and their messages "
+    "are released.",
 )
 @click.option(
     "--visibility-timeout",
     type=duration_type(least=0.5),
     default="30s",
     show_default=True,
-    help="How long a lease lasts unless it is renewed, which happens while the handler runs: how soon a dead host's messages run elsewhere.",
+    help="Lease length. The worker extends it while the handler runs. If the host dies, its messages run "
+    "elsewhere after this time.",
 )
 @url_option
 @click.option(
     "--max-messages",
     type=click.IntRange(1),
     metavar="N",
-    help="Replace a process by a fresh one after so many messages.",
+    help="Replace a worker process after this number of messages.",
 )
 @click.option(
     "--max-memory",
     type=click.FloatRange(1),
     metavar="MB",
-    help="Replace a process by a fresh one above so much resident memory.",
+    help="Replace a worker process when its resident memory is larger than this.",
 )
 @click.option(
     "--log-format",
     type=click.Choice(["auto", "console", "json"]),
     default="auto",
     show_default=True,
-    help="auto: for people on a terminal, JSON elsewhere. To standard error.",
+    help="Log format on standard error. auto: console on a terminal, json otherwise.",
 )
 @click.option(
     "--log-level",
     type=click.Choice(["debug", "info", "warning", "error"]),
     default="info",
     show_default=True,
-    help="debug shows every message.",
+    help="Lowest log level to show. debug shows every message.",
 )
 @click.option(
     "--loop",
     type=click.Choice(["auto", "asyncio", "uvloop"]),
     default="auto",
     show_default=True,
-    help="The event loop; auto takes uvloop where it is installed.",
+    help="Event loop. auto: uvloop if it is installed.",
 )
 @click.option(
     "--health",
     metavar="HOST:PORT",
-    help="Answer /livez, /readyz, /metrics and /stats there, one port for all processes; QWORKER_HTTP_TOKEN guards the last two.",
+    help="Serve /livez, /readyz, /metrics and /stats on this address, one port for all processes. "
+    "QWORKER_HTTP_TOKEN protects the last two.",
 )
 @click.option(
     "--stall-timeout",
     type=duration_type(least=0.5),
     default="1m",
     show_default=True,
-    help="How long the event loop may stand still before /livez says so.",
+    help="Time that the event loop may be blocked before /livez reports it.",
 )
 def command(
     app: str,
@@ -148,20 +155,25 @@ def command(
     health: str | None,
     stall_timeout: float,
 ) -> int:
-    r"""Run the tasks of APP: MODULE:ATTRIBUTE, where the module is imported from the working directory.
+    r"""Run the tasks of an app.
 
-    Works on every queue that the app's tasks and handlers name, and makes those that do not exist yet.
+    APP is MODULE:ATTRIBUTE. The module is imported from the working directory. The worker leases from every queue that
+    the tasks and raw handlers of the app name, and creates those that do not exist.
 
     \b
     Signals:
-      SIGTERM, SIGINT   lease nothing more, finish what runs, end; a second one cancels the handlers and
-                        gives their messages back with their tries unchanged
+      SIGTERM, SIGINT   lease nothing more, let running handlers finish, and exit; a second one cancels
+                        the handlers and releases their messages with their tries unchanged
       SIGTSTP           lease nothing more, and stay
       SIGUSR1           print what each consumer is doing
 
     \b
-    Exit status: 0 clean, 1 crash, 2 usage or import error, 3 the backend cannot be reached at the start,
-    4 handlers were still running at the end of --shutdown-timeout.
+    Exit status:
+      0  clean
+      1  crash
+      2  usage or import error
+      3  the backend cannot be reached at the start
+      4  handlers were still running at the end of --shutdown-timeout
 
     \b
     Examples:

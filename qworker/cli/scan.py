@@ -84,24 +84,63 @@ class ProgramCommand(Command):
 @click.argument("url")
 @click.argument("queue")
 @click.argument("program", nargs=-1, type=click.UNPROCESSED, metavar="PROGRAM [ARGUMENT]...")
-@click.option("-v", "--verbose", is_flag=True, help="Say what is worked on, and what succeeded.")
-@click.option("-e", "--env", "env", is_flag=True, help="Tell PROGRAM of its item in FSQ_ITEM_* (the default).")
-@click.option("-E", "--no-env", "no_env", is_flag=True, help="Do not.")
-@click.option("-n", "--no-open", is_flag=True, help="Do not give it the contents on standard input.")
-@click.option("-i", "--ignore-down", is_flag=True, help="Scan a queue that is down, too.")
-@click.option("-k", "--empty-ok", is_flag=True, help="Without PROGRAM, run the item's own arguments. With caution.")
-@click.option("-D", "--no-done", is_flag=True, help="Leave every item in the queue as it is.")
-@click.option("-l", "--lock", is_flag=True, help="Lock each item while PROGRAM runs (the default).")
-@click.option("-L", "--no-lock", is_flag=True, help="Do not: nobody else may scan the queue then.")
-@item_limit_options
-@click.option("-r", "--max-rate", type=click.IntRange(0), default=0, metavar="N", help="Run so many a second at most.")
-@click.option("-S", "--success-code", type=click.IntRange(0, 255), metavar="CODE", help="The status of success: 0.")
-@click.option("-T", "--fail-tmp-code", type=click.IntRange(0, 255), metavar="CODE", help="Of a temporary failure: 111.")
+@click.option("-v", "--verbose", is_flag=True, help="Print each message that is worked on, and each success.")
 @click.option(
-    "-F", "--fail-perm-code", type=click.IntRange(0, 255), metavar="CODE", help="Of a permanent failure: 100."
+    "-e", "--env", "env", is_flag=True, help="Describe the message to PROGRAM in FSQ_ITEM_* variables (the default)."
 )
-@click.option("-a", "--all-hosts", is_flag=True, help="Scan every host's sub-queue.")
-@click.option("-A", "--host", "hosts", multiple=True, metavar="HOST", help="Scan this host's sub-queue; repeatable.")
+@click.option("-E", "--no-env", "no_env", is_flag=True, help="Do not set the FSQ_ITEM_* variables.")
+@click.option("-n", "--no-open", is_flag=True, help="Do not give PROGRAM the body on standard input.")
+@click.option("-i", "--ignore-down", is_flag=True, help="Scan a paused queue too (fsq: only).")
+@click.option(
+    "-k",
+    "--empty-ok",
+    is_flag=True,
+    help="Without PROGRAM, run the arguments of the message as the program. Use it with caution.",
+)
+@click.option("-D", "--no-done", is_flag=True, help="Leave each message in the queue, unchanged.")
+@click.option("-l", "--lock", is_flag=True, help="Lock each message while PROGRAM runs (the default).")
+@click.option(
+    "-L", "--no-lock", is_flag=True, help="Do not lock messages (fsq: only). No other program may scan the queue then."
+)
+@item_limit_options
+@click.option(
+    "-r",
+    "--max-rate",
+    type=click.IntRange(0),
+    default=0,
+    metavar="N",
+    help="Maximum number of programs started per second. 0: no limit.",
+)
+@click.option(
+    "-S",
+    "--success-code",
+    type=click.IntRange(0, 255),
+    metavar="CODE",
+    help="Exit status for success. Default: FSQ_SUCCESS, or 0.",
+)
+@click.option(
+    "-T",
+    "--fail-tmp-code",
+    type=click.IntRange(0, 255),
+    metavar="CODE",
+    help="Exit status for a temporary failure. Default: FSQ_FAIL_TMP, or 111.",
+)
+@click.option(
+    "-F",
+    "--fail-perm-code",
+    type=click.IntRange(0, 255),
+    metavar="CODE",
+    help="Exit status for a permanent failure. Default: FSQ_FAIL_PERM, or 100.",
+)
+@click.option("-a", "--all-hosts", is_flag=True, help="Scan the sub-queue of every host (fsq: only).")
+@click.option(
+    "-A",
+    "--host",
+    "hosts",
+    multiple=True,
+    metavar="HOST",
+    help="Scan the sub-queue of this host; repeatable (fsq: only).",
+)
 def command(
     url: str,
     queue: str,
@@ -124,11 +163,14 @@ def command(
     all_hosts: bool,
     hosts: tuple[str, ...],
 ) -> int:
-    r"""Run PROGRAM once for each message of QUEUE that is ready now, as fsq's scan does.
+    r"""Run a program for each ready message.
 
-    It gets its ARGUMENTs and then the message's, the contents on standard input, and FSQ_ITEM_ID, FSQ_ITEM_TRIES and others in
-    its environment. Its exit status decides: 0 done, 111 to be tried again, 100 and any other failed for good. Killed by a
-    signal: failed for good, and the scan ends.
+    PROGRAM runs once for each message of QUEUE that is ready now, in order, one at a time. It gets its ARGUMENTs and
+    then those of the message, the body on standard input, and FSQ_ITEM_ID, FSQ_ITEM_TRIES and others in its
+    environment. Its exit status decides: 0 acks the message, 111 retries it later, 100 and every other status fails it.
+    If a signal kills the program, the message fails and the scan ends.
+
+    Options can stand before URL, before QUEUE and before PROGRAM. What follows PROGRAM belongs to it.
 
     \b
     Example:
@@ -137,9 +179,9 @@ def command(
 
     \b
     Exit status:
-      0    whatever became of the messages
+      0    the scan is complete, whatever became of the messages
       100  wrong usage
-      111  the queue is down or absent, the backend cannot be reached, or a program was killed
+      111  the queue is paused or does not exist, the backend cannot be reached, or a signal killed the program
     """
     del env
     options = ScanOptions(

@@ -24,24 +24,35 @@ log = structlog.get_logger()
 
 @click.command("serve", cls=URLCommand)
 @click.argument("url")
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option("--port", type=int, default=8080, show_default=True, help="Port to listen on; 0: a free one.")
+@click.option("--host", metavar="HOST", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option(
+    "--port", metavar="PORT", type=int, default=8080, show_default=True, help="Port to listen on. 0: a free port."
+)
 @click.option(
     "--visibility-timeout",
     type=duration_type(least=0.001),
     default="30s",
     show_default=True,
-    help="How long a fetched message stays away.",
+    help="Lease length of a fetched message.",
 )
-@click.option("--max-body-size", type=int, default=1 << 20, show_default=True, help="Bytes that a message may have.")
-@click.option("--max-connections", type=int, default=1000, show_default=True, help="Connections at once.")
+@click.option(
+    "--max-body-size", metavar="BYTES", type=int, default=1 << 20, show_default=True, help="Maximum size of a message."
+)
+@click.option(
+    "--max-connections",
+    metavar="N",
+    type=int,
+    default=1000,
+    show_default=True,
+    help="Maximum number of connections. Further connections are closed immediately.",
+)
 def command(
     url: str, host: str, port: int, visibility_timeout: float, max_body_size: int, max_connections: int
 ) -> None:
-    r"""Serve the queues of URL over HTTP, as an mq server does.
+    r"""Serve the queues of a backend over HTTP, as an mq server does.
 
-    Clients must send the token in QWORKER_HTTP_TOKEN as "Authorization: Bearer TOKEN". Without one only this machine is served.
-    What mq has no endpoint for is under /-/; the description is /-/openapi.json.
+    Clients must send the token in QWORKER_HTTP_TOKEN as "Authorization: Bearer TOKEN". Without a token, only this machine is
+    served. Endpoints that mq does not have are under /-/, and described in /-/openapi.json.
 
     \b
     Example:

@@ -17,10 +17,11 @@ __all__ = ["command"]
 @click.argument("queue", required=False, type=check_queue)
 @json_option
 def command(url: str, queue: str | None, json: bool) -> None:
-    r"""Count the messages of one queue, or of all.
+    r"""Count the messages of one queue or of all queues.
 
-    ready: may be taken now. leased: being worked on. delayed: due later, retries among them. failed: will not run
-    again, and kept for `qworker requeue`. done: finished and still kept. oldest: how long the oldest ready message has waited.
+    ready: can be leased now. leased: a worker runs it. delayed: due later, retries included. failed: will not run
+    again, and is kept for `qworker requeue`. done: acked and still kept. oldest: how long the oldest ready message has
+    waited.
 
     \b
     Examples:

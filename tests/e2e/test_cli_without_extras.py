@@ -139,7 +139,7 @@ def test_a_command_of_another_package_that_is_broken_takes_no_other_with_it(
     assert main(["--help"]) == 0
     listed = capsys.readouterr().out
     assert re.search(r"\n  theirs +\(.*\)\n", listed)
-    assert "Run the tasks of APP" in listed
+    assert "Run the tasks of an app." in listed
     assert main(["theirs", "--help"]) == 2
     told = capsys.readouterr().err
     assert told.startswith("qworker: qworker theirs")

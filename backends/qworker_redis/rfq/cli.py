@@ -30,12 +30,17 @@ _WAIT = 5.0
 
 
 def _topic(function: F) -> F:
-    return click.option("-t", "--topic", required=True, type=check_queue, help="The topic.")(function)
+    return click.option("-t", "--topic", required=True, type=check_queue, help="Name of the topic.")(function)
 
 
 def _queue(function: F) -> F:
     option = click.option(
-        "-q", "--queue", type=click.Choice(["backlog", "nextlog"]), default="backlog", show_default=True
+        "-q",
+        "--queue",
+        help="Queue of the topic.",
+        type=click.Choice(["backlog", "nextlog"]),
+        default="backlog",
+        show_default=True,
     )
     return option(function)
 
@@ -48,7 +53,7 @@ def _place(function: F) -> F:
         default="rfq:",
         metavar="URL",
         allow_from_autoenv=False,
-        help="rfq://host:port/db instead of RFQ_REDIS_HOST and RFQ_REDIS_PORT.",
+        help="URL rfq://host:port/db, instead of RFQ_REDIS_HOST and RFQ_REDIS_PORT.",
     )(function)
 
 
@@ -81,9 +86,9 @@ def _print_lines(lines: list[str], as_json: bool) -> None:
 
 @click.group("rfq", cls=Group)
 def command() -> None:
-    r"""Do what the rfq package's command does, on the same Redis.
+    r"""Run the commands of the rfq package on the same Redis.
 
-    RFQ_REDIS_HOST and RFQ_REDIS_PORT say which; localhost and 6379 without them.
+    RFQ_REDIS_HOST and RFQ_REDIS_PORT name the Redis. Without them it is localhost and 6379.
 
     \b
     Examples:
@@ -113,7 +118,7 @@ def version_command(url: str, json: bool) -> None:
 @command.command("info", cls=Command)
 @_place
 def info_command(url: str, json: bool) -> None:
-    """Show how many messages each topic has waiting and being worked on."""
+    """Print how many messages of each topic are waiting and running."""
 
     async def counted() -> dict[str, tuple[int, int]]:
         async with _opened(url) as backend:
@@ -143,7 +148,7 @@ def _bar(count: int) -> str:
 @command.command("list-topics", cls=Command)
 @_place
 def list_topics_command(url: str, json: bool) -> None:
-    """List all topics that have messages."""
+    """List the topics that have messages."""
 
     async def listed() -> list[str]:
         async with _opened(url) as backend:
@@ -157,7 +162,7 @@ def list_topics_command(url: str, json: bool) -> None:
 @_queue
 @_place
 def list_queue_command(topic: str, queue: str, url: str, json: bool) -> None:
-    """List the ids in one of a topic's queues."""
+    """List the ids in one of the queues of a topic."""
 
     async def listed() -> list[str]:
         async with _opened(url) as backend:
@@ -171,7 +176,7 @@ def list_queue_command(topic: str, queue: str, url: str, json: bool) -> None:
 @_queue
 @_place
 def purge_queue_command(topic: str, queue: str, url: str, json: bool) -> None:
-    """Delete the messages of one of a topic's queues, and print their ids."""
+    """Delete the messages of one queue of a topic and print their ids."""
 
     async def purged() -> list[str]:
         async with _opened(url) as backend:
@@ -182,11 +187,11 @@ def purge_queue_command(topic: str, queue: str, url: str, json: bool) -> None:
 
 @command.command("publish", cls=Command)
 @_topic
-@click.option("-m", "--message", required=True, metavar="JSON", help="A flat map: an object of texts.")
-@click.option("-f", "--front", is_flag=True, help="To the front of the queue.")
+@click.option("-m", "--message", required=True, metavar="JSON", help="Message to publish: a JSON object of texts.")
+@click.option("-f", "--front", is_flag=True, help="Add the message to the front of the queue.")
 @_place
 def publish_command(topic: str, message: str, front: bool, url: str, json: bool) -> None:
-    """Publish a message, and print its id."""
+    """Publish a message and print its id."""
     fields = _fields(message)
 
     async def published() -> str:
@@ -222,7 +227,7 @@ def _fields(text: str) -> dict[str, str]:
 @_topic
 @_place
 def consume_command(topic: str, url: str, json: bool) -> None:
-    """Wait for a message, print it, and take it off the queue."""
+    """Wait for a message, print it and remove it."""
 
     async def consumed() -> None:
         async with _opened(url) as backend:
@@ -247,7 +252,10 @@ def consume_command(topic: str, url: str, json: bool) -> None:
 @_topic
 @_place
 def harvest_command(topic: str, url: str, json: bool) -> None:
-    """Move messages from nextlog back to backlog: their consumers are dead, says who runs this. Print their ids."""
+    """Move messages from nextlog back to backlog and print their ids.
+
+    Run it only if the consumers of these messages are dead.
+    """
 
     async def harvested() -> list[str]:
         async with _opened(url) as backend:
@@ -258,10 +266,13 @@ def harvest_command(topic: str, url: str, json: bool) -> None:
 
 @command.command("peek", cls=Command)
 @_topic
-@click.option("-m", "--msgid", required=True, metavar="ID", help="The message.")
+@click.option("-m", "--msgid", required=True, metavar="ID", help="Id of the message.")
 @_place
 def peek_command(topic: str, msgid: str, url: str, json: bool) -> int:
-    """Show a message and leave it where it is; exit status 1 if there is none."""
+    """Print a message without removing it.
+
+    Exit status 1: there is no such message.
+    """
     del json
 
     async def seen() -> dict[str, str] | None:
@@ -282,6 +293,6 @@ def _dumped(fields: dict[str, str]) -> str:
 @command.command("completions", cls=Command)
 @click.argument("shell", type=click.Choice(["bash"]))
 def completions_command(shell: str) -> None:
-    """Print completions for a shell in which `rfq` stands for `qworker rfq`."""
+    """Print completions for a shell in which rfq means `qworker rfq`."""
     del shell
     say(f"complete -W '{' '.join(command.commands)}' rfq")

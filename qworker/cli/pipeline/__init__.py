@@ -23,8 +23,8 @@ JOBS = {
 def command() -> None:
     r"""Move and study messages in bulk, with Spark.
 
-    Needs the extra spark and a Java of at least 17. Runs on all processors of this machine, or where --master says; on a cluster its
-    workers must reach the queue: a shared file system, or Redis.
+    Needs the extra spark and Java 17 or newer. Runs on all processors of this machine, or where --master says. The
+    workers of a cluster must reach the queue, through a shared file system or Redis.
 
     \b
     Examples:

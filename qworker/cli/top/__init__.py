@@ -25,25 +25,27 @@ __all__ = ["command"]
     type=duration_type(least=0.1),
     default="2s",
     show_default=True,
-    help="How long to wait between two looks; longer where a look takes long.",
+    help="Time between two refreshes.",
 )
 @click.option(
     "--health",
     metavar="HOST:PORT",
     multiple=True,
-    help="A worker's health port, which counts what was done; may be given several times.",
+    help="Health port of a worker, which counts what it has finished; repeatable.",
 )
-@click.option("--once", is_flag=True, help="Look twice, print one table, and end; so it is where there is no terminal.")
+@click.option(
+    "--once", is_flag=True, help="Print one snapshot and exit (the default if standard output is not a terminal)."
+)
 @json_option
 def command(url: str, queue: str | None, interval: float, health: tuple[str, ...], once: bool, json: bool) -> None:
-    r"""Watch the queues of a backend: how many messages are where, how fast that changes, and who works.
+    r"""Watch the queues of a backend, their rates and their workers.
 
-    backlog/s: how fast ready, leased and delayed messages together grow. acked/s, failed/s: what workers have finished, as the
-    history tells, or the health ports that --health names. workers: those that hold a lease, or have told of one in the last 10 s.
-    Needs the extra "tui" on a terminal.
+    backlog/s: how fast ready, leased and delayed messages together grow. acked/s and failed/s: what workers have
+    finished, from the history, or from the health ports that --health names. workers: those that hold a lease, or have
+    recorded an event in the last 10 s. Needs the extra "tui" on a terminal.
 
     \b
-    Keys: q leaves, space pauses, r looks now, s sorts by the next column.
+    Keys: q quits, space pauses, r refreshes now, s sorts by the next column.
 
     \b
     Examples:

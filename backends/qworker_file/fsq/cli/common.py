@@ -102,10 +102,10 @@ def owner_options(function: F) -> F:
     """`-o`, `-g` and `-m`."""
     for option in (
         click.option(
-            "-m", "--mode", metavar="MODE", help="Its octal mode, instead of FSQ_QUEUE_MODE and FSQ_ITEM_MODE."
+            "-m", "--mode", metavar="MODE", help="Octal mode of new files, instead of FSQ_QUEUE_MODE and FSQ_ITEM_MODE."
         ),
-        click.option("-g", "--group", metavar="GROUP", help="Its group, by name or number."),
-        click.option("-o", "--owner", metavar="USER", help="Its owner, by name or number."),
+        click.option("-g", "--group", metavar="GROUP", help="Group of new files, by name or number."),
+        click.option("-o", "--owner", metavar="USER", help="Owner of new files, by name or number."),
     ):
         function = option(function)
     return function

@@ -20,15 +20,17 @@ __all__ = ["add_host_command", "down_host_command", "host_dist_command", "rm_hos
 
 _QUEUES = click.argument("queues", type=check_queue, nargs=-1, required=True, metavar="QUEUE...")
 _HOST = click.argument("host", type=check_host)
-_VERBOSE = click.option("-v", "--verbose", is_flag=True, help="Say what is done.")
+_VERBOSE = click.option("-v", "--verbose", is_flag=True, help="Print each step.")
 
 
 @click.command("add-host", cls=FsqCommand)
 @click.argument("url")
 @_HOST
 @_QUEUES
-@click.option("-f", "--force", is_flag=True, help="Remove and make anew what is there, with all its items.")
-@click.option("-i", "--ignore-exists", is_flag=True, help="Leave what is there.")
+@click.option("-f", "--force", is_flag=True, help="Remove an existing sub-queue first, with all its items.")
+@click.option(
+    "-i", "--ignore-exists", is_flag=True, help="Skip a sub-queue that exists. Without this option, it is an error."
+)
 @owner_options
 @_VERBOSE
 def add_host_command(
@@ -42,7 +44,7 @@ def add_host_command(
     mode: str | None,
     verbose: bool,
 ) -> None:
-    r"""Give each QUEUE a sub-queue for HOST.
+    r"""Add a sub-queue for HOST to each QUEUE.
 
     \b
     Example:
@@ -69,10 +71,10 @@ def add_host_command(
 @click.argument("url")
 @_HOST
 @_QUEUES
-@click.option("-f", "--force", is_flag=True, help="Pass over queues that have none.")
+@click.option("-f", "--force", is_flag=True, help="Skip queues without such a sub-queue.")
 @_VERBOSE
 def rm_host_command(url: str, host: str, queues: tuple[str, ...], force: bool, verbose: bool) -> None:
-    r"""Remove HOST's sub-queue from each QUEUE, with all its items.
+    r"""Remove the sub-queue of HOST from each QUEUE, with all its items.
 
     \b
     Example:
@@ -104,7 +106,9 @@ def down_host_command(
     mode: str | None,
     verbose: bool,
 ) -> None:
-    r"""Let nobody take items from HOST's sub-queue of each QUEUE.
+    r"""Pause the sub-queue of HOST in each QUEUE.
+
+    Its items are not taken until `qworker fsq up-host`.
 
     \b
     Example:
@@ -126,7 +130,7 @@ def down_host_command(
 @_QUEUES
 @_VERBOSE
 def up_host_command(url: str, host: str, queues: tuple[str, ...], verbose: bool) -> None:
-    r"""Let items be taken from HOST's sub-queue of each QUEUE again.
+    r"""Resume the sub-queue of HOST in each QUEUE.
 
     \b
     Example:
@@ -146,17 +150,35 @@ def up_host_command(url: str, host: str, queues: tuple[str, ...], verbose: bool)
 @click.argument("url")
 @click.argument("queue", type=check_queue)
 @click.argument("hosts", type=check_host, nargs=-1, metavar="[HOST]...")
-@click.option("-I", "--link", is_flag=True, help="Link the same file into every sub-queue, instead of copying it.")
-@click.option("-g", "--trigger", is_flag=True, help="Pull the hosts' trigger after each item.")
-@click.option("-n", "--no-open", is_flag=True, help="Accepted, as by fsq: what is copied must be opened.")
-@click.option("-i", "--ignore-down", is_flag=True, help="Distribute from a queue that is down, too.")
+@click.option("-I", "--link", is_flag=True, help="Link the same file into each sub-queue, instead of copying it.")
+@click.option("-g", "--trigger", is_flag=True, help="Pull the trigger of the hosts after each item.")
+@click.option("-n", "--no-open", is_flag=True, help="Accepted as by fsq, without effect.")
+@click.option("-i", "--ignore-down", is_flag=True, help="Distribute from a paused queue too.")
 @click.option("-l", "--lock", is_flag=True, help="Lock each item meanwhile (the default).")
-@click.option("-L", "--no-lock", is_flag=True, help="Do not.")
-@click.option("-D", "--no-done", is_flag=True, help="Leave every item in the queue.")
+@click.option("-L", "--no-lock", is_flag=True, help="Do not lock items.")
+@click.option("-D", "--no-done", is_flag=True, help="Leave each item in the queue.")
 @item_limit_options
-@click.option("-S", "--success-code", type=click.IntRange(0, 255), metavar="CODE", help="The status of success.")
-@click.option("-T", "--fail-tmp-code", type=click.IntRange(0, 255), metavar="CODE", help="Of a temporary failure.")
-@click.option("-F", "--fail-perm-code", type=click.IntRange(0, 255), metavar="CODE", help="Of a permanent failure.")
+@click.option(
+    "-S",
+    "--success-code",
+    type=click.IntRange(0, 255),
+    metavar="CODE",
+    help="Exit status for success. Default: FSQ_SUCCESS, or 0.",
+)
+@click.option(
+    "-T",
+    "--fail-tmp-code",
+    type=click.IntRange(0, 255),
+    metavar="CODE",
+    help="Exit status for a temporary failure. Default: FSQ_FAIL_TMP, or 111.",
+)
+@click.option(
+    "-F",
+    "--fail-perm-code",
+    type=click.IntRange(0, 255),
+    metavar="CODE",
+    help="Exit status for a permanent failure. Default: FSQ_FAIL_PERM, or 100.",
+)
 @_VERBOSE
 def host_dist_command(
     url: str,
@@ -176,7 +198,9 @@ def host_dist_command(
     fail_perm_code: int | None,
     verbose: bool,
 ) -> int:
-    r"""Enqueue every item of QUEUE in the sub-queue of each HOST, or of all it has; then the item is done.
+    r"""Distribute the items of a queue to the sub-queues of its hosts.
+
+    Each item of QUEUE is enqueued in the sub-queue of each HOST, or of all its hosts. Then the item is done.
 
     \b
     Example:

@@ -16,16 +16,18 @@ from qworker_file.fsq.reenqueue import opened
 __all__ = ["down_command", "install_command", "up_command"]
 
 _QUEUES = click.argument("queues", type=check_queue, nargs=-1, required=True, metavar="QUEUE...")
-_VERBOSE = click.option("-v", "--verbose", is_flag=True, help="Say what is done.")
+_VERBOSE = click.option("-v", "--verbose", is_flag=True, help="Print each step.")
 
 
 @click.command("install", cls=FsqCommand)
 @click.argument("url")
 @_QUEUES
-@click.option("-d", "--down", is_flag=True, help="Install it down: its items wait until `qworker fsq up`.")
-@click.option("-i", "--ignore-exists", is_flag=True, help="Skip a QUEUE that exists. Without it, that is an error.")
-@click.option("-f", "--force", is_flag=True, help="Remove a QUEUE that exists, with all its items, first.")
-@click.option("-t", "--triggered", is_flag=True, help="Add a trigger for the queue and one for its hosts.")
+@click.option("-d", "--down", is_flag=True, help="Install each QUEUE paused, until `qworker fsq up`.")
+@click.option(
+    "-i", "--ignore-exists", is_flag=True, help="Skip a QUEUE that exists. Without this option, it is an error."
+)
+@click.option("-f", "--force", is_flag=True, help="Remove a QUEUE that exists first, with all its items.")
+@click.option("-t", "--triggered", is_flag=True, help="Add a trigger for the queue, and one for its hosts.")
 @click.option("-a", "--add-host", "hosts", multiple=True, metavar="HOST", help="Add a sub-queue for HOST; repeatable.")
 @owner_options
 @_VERBOSE
@@ -42,9 +44,9 @@ def install_command(
     mode: str | None,
     verbose: bool,
 ) -> None:
-    r"""Install each QUEUE as fsq does.
+    r"""Install queues as fsq does.
 
-    `qworker create` makes queues on any backend. This one has fsq's options.
+    `qworker create` makes queues on every backend. This command has the options of fsq.
 
     \b
     Example:
@@ -83,7 +85,9 @@ def _make_root(url: str) -> None:
 def down_command(
     url: str, queues: tuple[str, ...], owner: str | None, group: str | None, mode: str | None, verbose: bool
 ) -> None:
-    r"""Let nothing take items from each QUEUE and from its hosts' sub-queues.
+    r"""Pause queues as fsq does.
+
+    Items of each QUEUE and of the sub-queues of its hosts are not taken until `qworker fsq up`.
 
     \b
     Example:
@@ -104,7 +108,7 @@ def down_command(
 @_QUEUES
 @_VERBOSE
 def up_command(url: str, queues: tuple[str, ...], verbose: bool) -> None:
-    r"""Let items be taken from each QUEUE again.
+    r"""Resume queues as fsq does.
 
     \b
     Example:

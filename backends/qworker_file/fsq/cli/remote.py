@@ -29,13 +29,13 @@ __all__ = ["jsonrpcd_command", "push_command"]
 @click.argument("target", type=check_queue)
 @click.argument("host")
 @click.argument("items", nargs=-1, required=True, metavar="ITEM...")
-@click.option("-p", "--protocol", type=click.Choice(["jsonrpc"]), default="jsonrpc", help="How: jsonrpc.")
+@click.option("-p", "--protocol", type=click.Choice(["jsonrpc"]), default="jsonrpc", help="Protocol to use.")
 @click.option(
-    "-L", "--no-lock", is_flag=True, help="Do not lock the items: for use under a scan, which has locked them."
+    "-L", "--no-lock", is_flag=True, help="Do not lock the items. Use it under a scan, which has locked them."
 )
-@click.option("-t", "--trigger", is_flag=True, help="Pull TARGET's trigger there after each item.")
-@click.option("-i", "--ignore-listener", is_flag=True, help="It is no failure that nobody listens on the trigger.")
-@click.option("-v", "--verbose", is_flag=True, help="Say what is pushed.")
+@click.option("-t", "--trigger", is_flag=True, help="Pull the trigger of TARGET after each item.")
+@click.option("-i", "--ignore-listener", is_flag=True, help="Succeed even if no process listens on the trigger.")
+@click.option("-v", "--verbose", is_flag=True, help="Print each item that is pushed.")
 def push_command(
     url: str,
     remote: str,
@@ -49,10 +49,11 @@ def push_command(
     ignore_listener: bool,
     verbose: bool,
 ) -> int:
-    r"""Enqueue each ITEM of HOST's sub-queue of SOURCE in the queue TARGET of another host, by its jsonrpcd at REMOTE.
+    r"""Push items to a queue of another host.
 
-    REMOTE is http://HOST:PORT, with x:TOKEN@ before HOST where it asks for one, or unix:///PATH. HOST is - for the items of SOURCE
-    itself. The items stay where they are: run it under a scan, which has done with them what push's exit status says.
+    Each ITEM of the sub-queue of HOST in SOURCE is enqueued in the queue TARGET of another host, through its jsonrpcd at
+    REMOTE: http://HOST:PORT, with x:TOKEN@ before HOST if it needs a token, or unix:///PATH. HOST is - for the items of
+    SOURCE itself. The items stay where they are: run push under a scan, which acts on its exit status.
 
     \b
     Example:
@@ -91,19 +92,32 @@ def _push(files: QueueDir, item: str, target: str, there: Remote, *, lock: bool)
 @click.argument("url")
 @click.argument("host")
 @click.argument("port", type=click.IntRange(0, 65535))
-@click.option("-w", "--workers", type=click.IntRange(1), default=5, show_default=True, help="Requests at once.")
 @click.option(
-    "--max-body-size", type=click.IntRange(1), default=16 << 20, show_default=True, help="Bytes of a request."
+    "-w",
+    "--workers",
+    metavar="N",
+    type=click.IntRange(1),
+    default=5,
+    show_default=True,
+    help="Maximum number of requests at once.",
+)
+@click.option(
+    "--max-body-size",
+    metavar="BYTES",
+    type=click.IntRange(1),
+    default=16 << 20,
+    show_default=True,
+    help="Maximum size of a request.",
 )
 @click.option("--insecure", is_flag=True, help="Let other machines enqueue without a token.")
-@click.option("-v", "--verbose", is_flag=True, help="Say who calls.")
+@click.option("-v", "--verbose", is_flag=True, help="Print each request.")
 def jsonrpcd_command(
     url: str, host: str, port: int, workers: int, max_body_size: int, insecure: bool, verbose: bool
 ) -> int:
-    r"""Let other hosts enqueue here, by fsq's push or qworker's; HOST and PORT are the address to listen on.
+    r"""Let other hosts push items to the queues here.
 
-    Clients must send the token in QWORKER_HTTP_TOKEN, as the password of http://x:TOKEN@HOST:PORT. Without one only this machine is served,
-    unless --insecure is said.
+    HOST and PORT are the address to listen on. Clients, fsq's push or qworker's, must send the token in QWORKER_HTTP_TOKEN as
+    the password of http://x:TOKEN@HOST:PORT. Without a token, only this machine is served, unless --insecure is given.
 
     \b
     Example:
