@@ -150,7 +150,7 @@ def load_files(spark: SparkSession) -> str:
     """Enqueue a call for each file, each once, whatever happens to Spark's tasks meanwhile."""
     from qworker.pipeline.load import load
 
-    result = load(spark, listed(spark), tasks.url, "files", "index", {"path": "path"}, app=tasks, job="index")
+    result = load(spark, listed(spark), tasks.url, "files", "index", {"path": "path"}, app=tasks, name="index")
     return f"{result.enqueued} files enqueued"
 
 

@@ -261,7 +261,7 @@ def _beside(backend: Backend) -> Path:
         directory = store.directory
     except InvalidURL as error:
         raise UsageError(
-            f"{store.scheme}: has no place for what is staged: name a folder that all processes see (the option `staging`)"
+            f"{store.scheme}: has no place for what is staged: name a folder that all processes see (the option `staging_dir`)"
         ) from error
     return directory.with_name(f"{directory.name}.staged")
 

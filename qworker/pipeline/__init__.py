@@ -12,12 +12,12 @@ from qworker.pipeline.schema import EVENTS, MESSAGES
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["EVENTS", "MESSAGES", "register", "start_session"]
+__all__ = ["EVENTS", "MESSAGES", "register_data_source", "start_session"]
 
 
-def register(spark: SparkSession) -> None:
-    """Make the data source `qworker` known to a session; see `qworker.pipeline.session.register`."""
-    from qworker.pipeline.session import register as known
+def register_data_source(spark: SparkSession) -> None:
+    """Make the data source `qworker` known to a session; see `qworker.pipeline.session.register_data_source`."""
+    from qworker.pipeline.session import register_data_source as known
 
     known(spark)
 

@@ -21,7 +21,7 @@ from qworker.message import State
 from qworker.pipeline.folder import Folder, open_folder
 from qworker.pipeline.intent import STAGING, Intent, carry_out, positions, recover
 from qworker.pipeline.schema import PLACE, column_names
-from qworker.pipeline.session import own_interpreter, register
+from qworker.pipeline.session import own_interpreter, register_data_source
 from qworker.pipeline.tables import Table, merged, staged
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def archive(  # noqa: PLR0913 - what can be chosen of a run
     from qworker.pipeline.told import plain
 
     stored = _stored(states)
-    register(spark)
+    register_data_source(spark)
     folder = open_folder(spark, target)
     run = _Run(spark, url, folder, delete=delete, compact=compact, say=say or _silence)
     with plain(), folder.locked():

@@ -49,7 +49,7 @@ def dedupe(
     queue: str,
     *,
     on: Sequence[Match] = (),
-    done: bool = False,
+    include_done: bool = False,
     archive: str | None = None,
     delete: bool = False,
 ) -> DedupeResult:
@@ -60,11 +60,11 @@ def dedupe(
         url: the backend.
         queue: its queue.
         on: what makes two messages the same (the source's side is ignored); nothing: the same body.
-        done: what is done counts too: a message that waits for work that is done is surplus. Looks at what the queue keeps of it.
+        include_done: what is done counts too: a message that waits for work that is done is surplus. Looks at what the queue keeps of it.
         archive: the same for what this archive has.
         delete: remove the surplus; otherwise only tell.
     """
-    found = surplus(spark, url, queue, on=on, done=done or archive is not None, archive=archive).persist()
+    found = surplus(spark, url, queue, on=on, done=include_done or archive is not None, archive=archive).persist()
     try:
         counted = found.agg(F.count_distinct("same"), F.count("*")).collect()[0]
         groups = (

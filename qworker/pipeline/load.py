@@ -16,7 +16,7 @@ from qworker.errors import InvalidArguments, UsageError
 from qworker.names import check_queue
 from qworker.pipeline.calls import CALL, CallMaker
 from qworker.pipeline.drafts import SOURCE
-from qworker.pipeline.partitions import WriteOptions, staging_of
+from qworker.pipeline.partitions import WriteOptions, bulk_writer
 from qworker.pipeline.session import own_interpreter
 from qworker.pipeline.source import loading_class
 from qworker.pipeline.told import plain
@@ -32,17 +32,17 @@ _BESIDE = ("due_at", "priority", "key")
 
 
 class LoadResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What a load has put into the queue, with all runs of its job."""
+    """What a load has put into the queue, with all attempts at it."""
 
-    job: str
+    name: str
     queue: str
     task: str
     enqueued: int
     # Rows that do not fit the task, and where they are.
     rejected: int
     rejects: str | None
-    # An earlier run of the job had decided all of it: this one read nothing.
-    again: bool
+    # An earlier run of the load decided all of it, and this one read nothing.
+    already_loaded: bool
 
 
 def load(  # noqa: PLR0913 - each is one thing that a load is told
@@ -54,12 +54,12 @@ def load(  # noqa: PLR0913 - each is one thing that a load is told
     args: Mapping[str, str] | None = None,
     *,
     app: Tasks | None = None,
-    job: str,
+    name: str,
     rejects: str | None = None,
     due_at: str | None = None,
     priority: str | None = None,
     key: str | None = None,
-    staging: str | None = None,
+    staging_dir: str | None = None,
     text: bool = False,
 ) -> LoadResult:
     """Enqueue one call of a task per row.
@@ -73,18 +73,18 @@ def load(  # noqa: PLR0913 - each is one thing that a load is told
         args: parameter -> column, or any SQL expression over the columns; None: each parameter takes the column of its name, and
             without an app each column is an argument.
         app: the app that has the task: its annotations are what the rows are checked against. None: nothing is checked.
-        job: the load's name. Running the same job again enqueues nothing twice, and completes what was interrupted.
+        name: the load's name. Running the same load again enqueues nothing twice, and completes what was interrupted.
         rejects: a directory (or URI) for a Parquet table of the rows that do not fit, with a column `reason`; None: they fail the load.
         due_at: a column or SQL expression: when the call may run, a timestamp or Unix seconds.
         priority: likewise: 0 to 9.
         key: likewise: while a call with this key is pending, another is not stored.
-        staging: a folder that all processes see, for backends that have no place for what is staged.
+        staging_dir: a folder that all processes see, for stores that cannot keep staged messages themselves.
         text: the columns are texts, as those of CSV are: with an app, numbers and truth values are read from them.
 
     Raises:
         UsageError: the task, a parameter, a column or an option is wrong; nothing is enqueued.
         InvalidArguments: a row does not fit and there is no table for such; nothing is enqueued.
-        BackendError: the store failed; run the job again.
+        BackendError: the store failed; run the load again.
     """
     found = None if app is None else app[task]
     queue = check_queue(queue) if queue is not None else (found.queue if found is not None else _no_queue())
@@ -96,7 +96,7 @@ def load(  # noqa: PLR0913 - each is one thing that a load is told
     if priority is None and found is not None and found.options.priority:
         priority = str(found.options.priority)
     beside = {name: text for name, text in zip(_BESIDE, (due_at, priority, key), strict=True) if text is not None}
-    options = WriteOptions(url=url, queue=queue, job=check_load(job), staging=staging, rejects=rejects)
+    options = WriteOptions(url=url, queue=queue, load=check_load(name), staging_dir=staging_dir, rejects=rejects)
     with plain(), own_interpreter(spark):
         # Spark finds wrong columns and SQL here, before the store is touched.
         rows = _rows(source_df, columns, beside, whole=rejects is not None)
@@ -105,13 +105,13 @@ def load(  # noqa: PLR0913 - each is one thing that a load is told
         rows.write.format(made).mode("append").options(**_texts(options)).save()
     done = asyncio.run(_done(options))
     return LoadResult(
-        job=job,
+        name=name,
         queue=queue,
         task=task,
         enqueued=done.rows,
         rejected=done.rejected,
         rejects=rejects if done.rejected else None,
-        again=before,
+        already_loaded=before,
     )
 
 
@@ -147,15 +147,15 @@ def _format(spark: SparkSession, maker: CallMaker) -> str:
 
 
 async def _settled(options: WriteOptions) -> bool:
-    async with staging_of(options, options.job or "") as staging:
-        return await staging.done(0) is not None or await staging.sealed(0) is not None
+    async with bulk_writer(options, options.load or "") as writer:
+        return await writer.done(0) is not None or await writer.sealed(0) is not None
 
 
 async def _done(options: WriteOptions) -> LoadDone:
-    async with staging_of(options, options.job or "") as staging:
-        done = await staging.done(0)
+    async with bulk_writer(options, options.load or "") as writer:
+        done = await writer.done(0)
     if done is None:
-        raise InvalidArguments(f"the job {options.job} ended without a mark")
+        raise InvalidArguments(f"the load {options.load} ended without a mark")
     return done
 
 

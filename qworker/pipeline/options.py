@@ -24,7 +24,7 @@ _KNOWN = (
     "columns",
     "partitions",
     "consume",
-    "starting",
+    "starting_position",
     "max_messages",
     "max_bytes",
     "visibility",
@@ -49,7 +49,7 @@ class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
     after: dict[str, str] = {}
     # -- streams: lease instead of following a log; where to begin; how much one batch holds; how long a lease lasts.
     consume: bool = False
-    starting: str = "channel"
+    starting_position: str = "channel"
     max_messages: int = 10_000
     max_bytes: int = 32 << 20
     visibility: float = 60.0
@@ -88,7 +88,7 @@ class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
             partitions=_number(texts, "partitions", parallelism),
             after=_positions(texts.get("after", "{}")),
             consume=_choice(texts, "consume", ("false", "true")) == "true",
-            starting=_choice(texts, "starting", _STARTING),
+            starting_position=_choice(texts, "starting_position", _STARTING),
             max_messages=_number(texts, "max_messages", 10_000),
             max_bytes=_number(texts, "max_bytes", 32 << 20),
             visibility=_duration(texts, "visibility", 60.0),

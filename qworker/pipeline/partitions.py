@@ -29,9 +29,9 @@ from qworker.registry import open_backend
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-__all__ = ["PartWriter", "Staged", "WriteOptions", "staging_of"]
+__all__ = ["PartWriter", "Staged", "WriteOptions", "bulk_writer"]
 
-_KNOWN = ("url", "queue", "job", "staging", "rejects")
+_KNOWN = ("url", "queue", "load", "staging_dir", "rejects")
 # What Spark itself is told by a stream's options.
 _SPARKS = frozenset(
     {"checkpointlocation", "path", "asyncprogresstrackingenabled", "asyncprogresstrackingcheckpointintervalms"}
@@ -44,9 +44,9 @@ class WriteOptions(msgspec.Struct, frozen=True, kw_only=True):
     url: str
     queue: str
     # None: a name of its own, under which nobody can run it again.
-    job: str | None = None
-    # A folder that all processes see, for stores that have no place for what is staged.
-    staging: str | None = None
+    load: str | None = None
+    # A folder that all processes see, for stores that cannot keep staged messages themselves.
+    staging_dir: str | None = None
     # Where rows that cannot be enqueued are set aside; None: they fail the write.
     rejects: str | None = None
 
@@ -66,22 +66,24 @@ class WriteOptions(msgspec.Struct, frozen=True, kw_only=True):
         url = checked_url(texts)
         if "queue" not in texts:
             raise UsageError('name the queue to write to: .option("queue", "NAME")')
-        job = texts.get("job")
+        load = texts.get("load")
         return cls(
             url=url,
             queue=check_queue(texts["queue"]),
-            job=None if job is None else check_load(job),
-            staging=texts.get("staging"),
+            load=None if load is None else check_load(load),
+            staging_dir=texts.get("staging_dir"),
             rejects=texts.get("rejects"),
         )
 
 
 @asynccontextmanager
-async def staging_of(options: WriteOptions, job: str) -> AsyncGenerator[BulkWriter]:
-    """The staging of a job, for the length of a block."""
+async def bulk_writer(options: WriteOptions, load: str) -> AsyncGenerator[BulkWriter]:
+    """Open the writer of a load, for the length of a block."""
     backend = open_backend(options.url)
     try:
-        yield bulk.open(backend, options.queue, job, None if options.staging is None else Path(options.staging))
+        yield bulk.open(
+            backend, options.queue, load, None if options.staging_dir is None else Path(options.staging_dir)
+        )
     finally:
         await backend.aclose()
 
@@ -90,7 +92,7 @@ async def staging_of(options: WriteOptions, job: str) -> AsyncGenerator[BulkWrit
 class Staged(WriterCommitMessage):
     """What a task tells the driver."""
 
-    # None: the job was done or sealed before this task began.
+    # None: the load was done or sealed before this task began.
     part: StagedPartition | None
     # The stream that it belongs to.
     query: str | None = None
@@ -111,7 +113,7 @@ class PartWriter:
         self._maker = maker
         self.run = secrets.token_hex(8)
 
-    def stage(self, iterator: Iterator[pa.RecordBatch], job: str) -> StagedPartition:
+    def stage(self, iterator: Iterator[pa.RecordBatch], load: str) -> StagedPartition:
         """Stage one partition.
 
         Raises:
@@ -125,15 +127,15 @@ class PartWriter:
         with ExitStack() as stack:
             rejects: RejectsFile | None = None
             if self.options.rejects is not None:
-                rejects = RejectsTable(self.options.rejects, job).file(self.run, part, attempt)
+                rejects = RejectsTable(self.options.rejects, load).file(self.run, part, attempt)
                 stack.enter_context(rejects)
             drafts = self._drafts(iterator, part, rejects)
-            staged = asyncio.run(self._stage(job, part, attempt, drafts))
+            staged = asyncio.run(self._stage(load, part, attempt, drafts))
         return staged if rejects is None else msgspec.structs.replace(staged, rejected=rejects.count)
 
-    async def _stage(self, job: str, part: int, attempt: str, drafts: Iterator[list[Draft]]) -> StagedPartition:
-        async with staging_of(self.options, job) as staging:
-            return await staging.stage(self.run, part, attempt, drafts)
+    async def _stage(self, load: str, part: int, attempt: str, drafts: Iterator[list[Draft]]) -> StagedPartition:
+        async with bulk_writer(self.options, load) as writer:
+            return await writer.stage(self.run, part, attempt, drafts)
 
     def _drafts(
         self, iterator: Iterator[pa.RecordBatch], part: int, rejects: RejectsFile | None
@@ -151,31 +153,31 @@ class PartWriter:
             if drafts:
                 yield drafts
 
-    def show_rejects(self, manifest: Manifest, job: str) -> None:
+    def show_rejects(self, manifest: Manifest, load: str) -> None:
         """Show the rejects of a seal."""
         if self.options.rejects is not None:
-            RejectsTable(self.options.rejects, job).show(manifest)
+            RejectsTable(self.options.rejects, load).show(manifest)
 
-    def discard_rejects(self, runs: set[str], job: str) -> None:
+    def discard_rejects(self, runs: set[str], load: str) -> None:
         """Remove the rejects of runs that do not count."""
         if self.options.rejects is not None:
-            RejectsTable(self.options.rejects, job).discard(runs)
+            RejectsTable(self.options.rejects, load).discard(runs)
 
-    async def finish(self, job: str, step: int, parts: Sequence[StagedPartition]) -> None:
+    async def finish(self, load: str, step: int, parts: Sequence[StagedPartition]) -> None:
         """Seal and publish a step, or what was sealed under its name before."""
-        async with staging_of(self.options, job) as staging:
-            manifest = await staging.seal(step, parts)
+        async with bulk_writer(self.options, load) as writer:
+            manifest = await writer.seal(step, parts)
             others = {part.run for part in parts} - (set[str]() if manifest is None else manifest.runs)
             for run in others:
-                await staging.discard(run)
-            self.discard_rejects(others, job)
+                await writer.discard(run)
+            self.discard_rejects(others, load)
             if manifest is not None:
-                await self.publish(staging, manifest)
-            if self.options.job is None:
+                await self.publish(writer, manifest)
+            if self.options.load is None:
                 # A name that nobody will ask for again.
-                await staging.forget()
+                await writer.forget()
 
-    async def publish(self, staging: BulkWriter, manifest: Manifest) -> None:
+    async def publish(self, writer: BulkWriter, manifest: Manifest) -> None:
         """Publish a seal, and its rejects.
 
         Raises:
@@ -183,17 +185,17 @@ class PartWriter:
         """
         try:
             # Before the mark: from there on nobody looks for them.
-            self.show_rejects(manifest, staging.name)
-            await staging.publish(manifest)
+            self.show_rejects(manifest, writer.name)
+            await writer.publish(manifest)
         except (BackendError, OSError) as error:
             raise PublishUncertain(
-                f"the job {staging.name} is perhaps half published: write again with job={staging.name}: {error}"
+                f"the load {writer.name} is perhaps incomplete: write again with load={writer.name}: {error}"
             ) from error
 
-    async def give_up(self, job: str, step: int, runs: set[str]) -> None:
-        """Remove what runs staged, unless it is sealed: a commit that failed half-way goes on when the job is run again."""
-        async with staging_of(self.options, job) as staging:
-            if await staging.sealed(step) is None:
+    async def give_up(self, load: str, step: int, runs: set[str]) -> None:
+        """Remove what runs staged, unless it is sealed: a commit that failed half-way goes on when the load is run again."""
+        async with bulk_writer(self.options, load) as writer:
+            if await writer.sealed(step) is None:
                 for run in runs:
-                    await staging.discard(run)
-                self.discard_rejects(runs, job)
+                    await writer.discard(run)
+                self.discard_rejects(runs, load)

@@ -32,18 +32,18 @@ _FINISHED = "finished"
 
 
 class Plans:
-    """The plans of one job for one queue of an archive."""
+    """The plans of one replay for one queue of an archive."""
 
-    def __init__(self, spark: SparkSession, archive: str, queue: str, job: str) -> None:
+    def __init__(self, spark: SparkSession, archive: str, queue: str, name: str) -> None:
         self.spark = spark
         self.archive = archive
         self.queue = queue
-        self.job = job
+        self.name = name
         self._path = f"{absolute_path(archive).rstrip('/')}/replays"
 
     def _rows(self) -> DataFrame:
         found = read_table(self.spark, self._path, _SCHEMA)
-        return found.where((F.col("queue") == self.queue) & (F.col("job") == self.job))
+        return found.where((F.col("queue") == self.queue) & (F.col("job") == self.name))
 
     def unfinished(self) -> int | None:
         """The plan that is not carried out; None where there is none."""
@@ -57,13 +57,13 @@ class Plans:
         return rows.select("id", "task", "error", "act").dropDuplicates(["id"])
 
     def taken(self) -> DataFrame:
-        """id, taken_at: the messages that are in a plan of this job, and when the end of theirs was that it saw last."""
+        """id, taken_at: the messages that are in a plan of this replay, and when the end of theirs was that it saw last."""
         return self._rows().where(F.col("id").isNotNull()).groupBy("id").agg(F.max("finished_at").alias("taken_at"))
 
     def write(self, chosen: DataFrame) -> int:
         """Write down the next plan and return its number.
 
-        What pends is in it too: somebody else has replayed it, and under this job it is not to be replayed when it is done.
+        What pends is in it too: somebody else has replayed it, and under this name it is not to be replayed when it is done.
         """
         row = self._rows().agg(F.max("run")).collect()[0]
         run = 1 if row[0] is None else int(row[0]) + 1
@@ -79,7 +79,7 @@ class Plans:
     def _append(self, rows: DataFrame, run: int) -> None:
         rows.select(
             F.lit(self.queue).alias("queue"),
-            F.lit(self.job).alias("job"),
+            F.lit(self.name).alias("job"),
             F.lit(run).alias("run"),
             "id",
             "task",
@@ -118,7 +118,7 @@ def archived_choice(plans: Plans, url: str, predicate: str, state: str) -> DataF
     """What is to be done with each archived message that a predicate chooses.
 
     Args:
-        plans: the job's plans, which tell what it has replayed before.
+        plans: the replay's plans, which tell what it has replayed before.
         url: the store, which tells where a message is now, and what became of it since.
         predicate: SQL over the columns of MESSAGES.
         state: that in which a message was archived last: `fail` or `done`.

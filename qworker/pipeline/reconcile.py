@@ -74,7 +74,7 @@ def reconcile(
     on: Sequence[Match],
     url: str | None = None,
     archive: str | None = None,
-    grace_s: float = 60.0,
+    grace_period: float = 60.0,
     output: str | None = None,
 ) -> ReconcileResult:
     """Compare a table with a queue's messages and history.
@@ -86,7 +86,7 @@ def reconcile(
         on: what makes a row and a message the same.
         url: the backend, as it is now. Without it nothing can be said to be lost: what has no end is open.
         archive: what `archive` wrote; needed for what the queue no longer keeps.
-        grace_s: what moved less than so many seconds ago is open, and not lost.
+        grace_period: what moved less than so many seconds ago is open, and not lost.
         output: where to write every key with its verdict, as Parquet; what is there is replaced.
     """
     known = evidence(spark, url=url, archive=archive, queues=[queue])
@@ -99,7 +99,7 @@ def reconcile(
         life = lives(traces(known.events, content, now))
         ends = _ends(life, content, on)
         if url is not None:
-            ends = _with_lost(ends, url, queue, now - grace_s)
+            ends = _with_lost(ends, url, queue, now - grace_period)
         found = _verdicts(source.select(source_key(source, on).alias("key")), ends).persist()
         if output is not None:
             found.write.mode("overwrite").parquet(absolute_path(output))

@@ -1,7 +1,7 @@
 """The table of rows that were not enqueued: Parquet, written by the tasks beside what they stage, and shown by the commit.
 
-<path>/.staged-<job>/<run>-<partition>.<attempt>.parquet     Spark does not look into it
-<path>/<job>-<step>-<partition>.parquet                      the row as it was, and `reason`
+<path>/.staged-<load>/<run>-<partition>.<attempt>.parquet     Spark does not look into it
+<path>/<load>-<step>-<partition>.parquet                      the row as it was, and `reason`
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ REASON_COLUMN = "reason"
 
 
 class RejectsTable:
-    """The rejects of one job.
+    """The rejects of one load.
 
     Args:
         path: a directory that all processes see, or a URI that Arrow can open (`s3://`, `gs://`, `hdfs://`); made if it is absent.
-        job: the job's name.
+        load: the load's name.
 
     Raises:
         UsageError: Arrow cannot open the path.
     """
 
-    def __init__(self, path: str, job: str) -> None:
-        self._job = job
+    def __init__(self, path: str, load: str) -> None:
+        self._load = load
         try:
             # Spark's name for it is not Arrow's.
             uri = path.replace("s3a://", "s3://", 1)
@@ -44,7 +44,7 @@ class RejectsTable:
             )
         except (pa.ArrowException, OSError, ValueError) as error:
             raise UsageError(f"the rejects cannot be written to {path!r}: {error}") from error
-        self._staged = f"{self._path}/.staged-{job}"
+        self._staged = f"{self._path}/.staged-{load}"
 
     def file(self, run: str, part: int, attempt: str) -> RejectsFile:
         """Where one attempt writes; nothing is made before its first row."""
@@ -63,13 +63,13 @@ class RejectsTable:
 
     def _show(self, step: int, part: StagedPartition) -> None:
         source = f"{self._staged}/{part.run}-{part.partition}.{part.attempt}.parquet"
-        target = f"{self._path}/{self._job}-{step}-{part.partition}.parquet"
+        target = f"{self._path}/{self._load}-{step}-{part.partition}.parquet"
         found, shown = self._fs.get_file_info([source, target])
         if found.type == pafs.FileType.File:
             self._fs.move(source, target)
         elif shown.type != pafs.FileType.File:
             raise BackendError(
-                f"the rejects of partition {part.partition} of the job {self._job} are gone from {self._staged}"
+                f"the rejects of partition {part.partition} of the load {self._load} are gone from {self._staged}"
             )
 
     def discard(self, runs: set[str]) -> None:

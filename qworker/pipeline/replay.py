@@ -6,7 +6,7 @@ only the failed messages that are left.
 From an archive: a message may be anywhere by now, or nowhere. What is to be done with each is written down beside the archive before
 anything is done (a plan), and a replay that dies is resumed from its plan and from nothing else: what it requeues is either still in
 failed or was requeued, and what it enqueues is one exactly-once write under the plan's name. No plan takes a message that an earlier one
-of the same job has.
+of the same name has.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class ReplayResult(msgspec.Struct, frozen=True, kw_only=True):
     queue: str
     dry_run: bool
     # The name under which it can be resumed; None for one of a queue, which needs none.
-    job: str | None
+    name: str | None
     # Messages that the predicate chose.
     matched: int
     # Made ready again in the queue, and enqueued anew from the archive.
@@ -67,7 +67,7 @@ def replay(
     *,
     archive: str | None = None,
     state: str = "failed",
-    job: str | None = None,
+    name: str | None = None,
     dry_run: bool = False,
 ) -> ReplayResult:
     """Run messages again.
@@ -79,7 +79,7 @@ def replay(
         predicate: SQL over the columns of MESSAGES, such as `task = 'thumb' and error like '%Timeout%'`.
         archive: also what this archive has; None: failed messages.
         state: `failed`, or `done` to run again what succeeded; only of an archive.
-        job: the name of a replay from an archive: each archived message is replayed once under it. None makes one of the queue, the
+        name: the name of a replay from an archive: each archived message is replayed once under it. None makes one of the queue, the
             predicate and the state.
         dry_run: change nothing, and tell what would be done.
 
@@ -91,7 +91,7 @@ def replay(
             raise UsageError("what is done is replayed from an archive: name one with --archive")
         return _replay_queue(spark, url, queue, predicate, dry_run=dry_run)
     stored = State.of_word(state).value
-    name = check_load(job or _job_name(queue, predicate, stored))
+    name = check_load(name or _replay_name(queue, predicate, stored))
     plans = Plans(spark, archive, queue, name)
     run = plans.unfinished()
     if run is not None and not dry_run:
@@ -129,12 +129,12 @@ def _carry_out(plans: Plans, run: int, url: str, wanted: ReplayResult) -> None:
         hands.requeue(planned.where(F.col("act") == REQUEUE), url, plans.queue)
     if wanted.enqueued:
         bodies = plans.bodies(planned.where(F.col("act") == ENQUEUE))
-        options = {"url": url, "queue": plans.queue, "job": f"{plans.job}.{run}"}
+        options = {"url": url, "queue": plans.queue, "load": f"{plans.name}.{run}"}
         bodies.write.format("qworker").mode("append").options(**options).save()
     plans.finish(run)
 
 
-def _told(chosen: DataFrame, queue: str, job: str | None, *, dry_run: bool) -> ReplayResult:
+def _told(chosen: DataFrame, queue: str, name: str | None, *, dry_run: bool) -> ReplayResult:
     """The counts of what is chosen, and its most frequent kinds: for each act some, so that one look tells of all acts."""
     line = first_line("error")
     kinds = chosen.groupBy("act", "task", error_kind(line).alias("kind")).agg(
@@ -149,7 +149,7 @@ def _told(chosen: DataFrame, queue: str, job: str | None, *, dry_run: bool) -> R
     return ReplayResult(
         queue=queue,
         dry_run=dry_run,
-        job=job,
+        name=name,
         matched=total,
         requeued=requeued,
         enqueued=enqueued,
@@ -161,7 +161,7 @@ def _told(chosen: DataFrame, queue: str, job: str | None, *, dry_run: bool) -> R
     )
 
 
-def _job_name(queue: str, predicate: str, state: str) -> str:
+def _replay_name(queue: str, predicate: str, state: str) -> str:
     # Of the stored word: a load of the same name has been begun by an earlier release.
     digest = hashlib.sha256("\0".join((queue, predicate, state)).encode()).hexdigest()
     return f"replay-{digest[:12]}"

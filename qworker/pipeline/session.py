@@ -28,7 +28,7 @@ __all__ = [
     "map_in_arrow",
     "own_interpreter",
     "parallelism",
-    "register",
+    "register_data_source",
     "start_session",
 ]
 
@@ -114,7 +114,7 @@ def _started(master: str | None, name: str, options: Mapping[str, str]) -> Spark
         conf = _configuration(master, name, options)
         _start_quietly(conf)
     spark = SparkSession.builder.getOrCreate()
-    register(spark)
+    register_data_source(spark)
     return spark
 
 
@@ -180,7 +180,7 @@ def _last_line(told: Any) -> str:
     return lines[0] if lines else ""
 
 
-def register(spark: SparkSession) -> None:
+def register_data_source(spark: SparkSession) -> None:
     """Make the data source `qworker` known to a session, whoever has made it.
 
     On a local master its Python workers run on this interpreter, which has qworker; on a cluster, on the one that the session

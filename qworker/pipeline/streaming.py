@@ -110,7 +110,7 @@ class FollowingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> dict[str, str]:  # noqa: N802 - Spark's name
         """Where a new query begins."""
-        return {self._queue: self._ask(lambda follower: follower.begin(self._options.starting))}
+        return {self._queue: self._ask(lambda follower: follower.begin(self._options.starting_position))}
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
         """What comes from now on is for another query."""
@@ -122,7 +122,7 @@ class FollowingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         begin = self._last if start is None else start[self._queue]
 
         async def next_end(follower: Follower) -> str:
-            first = begin or await follower.begin(self._options.starting)
+            first = begin or await follower.begin(self._options.starting_position)
             return await follower.ahead(first, self._options.max_messages, self._target or await follower.end())
 
         self._last = self._ask(next_end)

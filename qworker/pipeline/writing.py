@@ -25,7 +25,7 @@ from qworker.bulk import StagedPartition
 from qworker.errors import NotSupported, UsageError
 from qworker.pipeline.calls import CALL, CallMaker
 from qworker.pipeline.drafts import check_columns
-from qworker.pipeline.partitions import PartWriter, Staged, WriteOptions, staging_of
+from qworker.pipeline.partitions import PartWriter, Staged, WriteOptions, bulk_writer
 
 __all__ = ["QworkerStreamWriter", "QworkerWriter", "batch_writer", "stream_writer"]
 
@@ -34,23 +34,23 @@ _QUERY = "sql.streaming.queryId"
 
 
 class QworkerWriter(DataSourceArrowWriter):
-    """One run of a batch job."""
+    """One run of a batch load."""
 
     def __init__(self, options: WriteOptions, schema: StructType, maker: CallMaker | None) -> None:
         self._writer = PartWriter(options, schema.names, maker)
-        self._job = options.job or f"write-{self._writer.run}"
+        self._load = options.load or f"write-{self._writer.run}"
         self._settled = asyncio.run(self._is_settled())
 
     async def _is_settled(self) -> bool:
-        """Whether what this job enqueues was decided by an earlier run: then nothing needs to be staged."""
-        if self._writer.options.job is None:
+        """Whether what this load enqueues was decided by an earlier run: then nothing needs to be staged."""
+        if self._writer.options.load is None:
             return False
-        async with staging_of(self._writer.options, self._job) as staging:
-            return await staging.done(0) is not None or await staging.sealed(0) is not None
+        async with bulk_writer(self._writer.options, self._load) as writer:
+            return await writer.done(0) is not None or await writer.sealed(0) is not None
 
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
         """On an executor: stage one partition, which comes in record batches."""
-        return Staged(None if self._settled else self._writer.stage(iterator, self._job))
+        return Staged(None if self._settled else self._writer.stage(iterator, self._load))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """On the driver: publish."""
@@ -58,16 +58,16 @@ class QworkerWriter(DataSourceArrowWriter):
 
     async def _commit(self, parts: list[StagedPartition]) -> None:
         if not self._settled:
-            await self._writer.finish(self._job, 0, parts)
+            await self._writer.finish(self._load, 0, parts)
             return
-        async with staging_of(self._writer.options, self._job) as staging:
-            manifest = await staging.sealed(0)
+        async with bulk_writer(self._writer.options, self._load) as writer:
+            manifest = await writer.sealed(0)
             if manifest is not None:
-                await self._writer.publish(staging, manifest)
+                await self._writer.publish(writer, manifest)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """On the driver: leave nothing."""
-        asyncio.run(self._writer.give_up(self._job, 0, {self._writer.run}))
+        asyncio.run(self._writer.give_up(self._load, 0, {self._writer.run}))
 
 
 class QworkerStreamWriter(DataSourceStreamArrowWriter):
@@ -80,25 +80,25 @@ class QworkerStreamWriter(DataSourceStreamArrowWriter):
         """On an executor: stage one partition."""
         context = TaskContext.get()
         query = None if context is None else context.getLocalProperty(_QUERY)
-        return Staged(self._writer.stage(iterator, self._job(query)), query)
+        return Staged(self._writer.stage(iterator, self._load(query)), query)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         """On the driver: publish the batch."""
         parts = _parts(messages)
         if parts:
-            asyncio.run(self._writer.finish(self._job(_query(messages)), batchId, parts))
+            asyncio.run(self._writer.finish(self._load(_query(messages)), batchId, parts))
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         """On the driver: leave nothing of what is known; the rest goes after 36 hours."""
         runs = {part.run for part in _parts(messages)}
         if runs:
-            asyncio.run(self._writer.give_up(self._job(_query(messages)), batchId, runs))
+            asyncio.run(self._writer.give_up(self._load(_query(messages)), batchId, runs))
 
-    def _job(self, query: str | None) -> str:
+    def _load(self, query: str | None) -> str:
         """A name for each stream: a new one, without the checkpoint of the old one, counts its batches from 0 again."""
         if query is None:
-            raise UsageError("Spark does not tell the id of the stream: use foreachBatch, and a job per batch")
-        return f"{self._writer.options.job or 'stream'}.{hashlib.sha256(query.encode()).hexdigest()[:16]}"
+            raise UsageError("Spark does not tell the id of the stream: use foreachBatch, and a load for each batch")
+        return f"{self._writer.options.load or 'stream'}.{hashlib.sha256(query.encode()).hexdigest()[:16]}"
 
 
 def batch_writer(
@@ -119,9 +119,9 @@ def stream_writer(given: Mapping[str, object], schema: StructType, overwrite: bo
         UsageError: an option or a column is wrong.
     """
     options = _checked(given, schema, overwrite)
-    if options.job is not None and len(options.job) > 40:
+    if options.load is not None and len(options.load) > 40:
         raise UsageError(
-            f"the job name of a stream has 40 characters at most, and {options.job!r} has {len(options.job)}"
+            f"the name of a stream's load has 40 characters at most, and {options.load!r} has {len(options.load)}"
         )
     return QworkerStreamWriter(options, schema)
 

@@ -64,7 +64,7 @@ def test_a_cluster_loads_and_archives_each_row_once_though_an_executor_is_killed
             cluster,
             tmp_path,
             *("load", url, "rows", "--format", "json", "--app", "app:tasks", "--task", "thumbnail"),
-            *("--job", "pictures", "--conf", "spark.sql.files.openCostInBytes=100000000"),
+            *("--name", "pictures", "--conf", "spark.sql.files.openCostInBytes=100000000"),
         )
         staged = tmp_path / "spool" / "jobs" / "tmp" / "staged" / "pictures"
         until(lambda: load.poll() is not None or any(staged.glob("run-*/*")), "rows are staged", patience=200.0)

@@ -31,14 +31,14 @@ async def thumbnail(path: str, width: int = 320) -> None:
 TABLE = "path,width\n/a.png,1\n/b.png,wide\n/c.png,2\n/d.png,3\n"
 # Commands, in the order of a story.
 STORY = """
-pipeline load {url} pictures.csv --app {app} --task thumbnail --rejects rejects --job today
-pipeline load {url} pictures.csv --app {app} --task thumbnail --rejects rejects --job today
+pipeline load {url} pictures.csv --app {app} --task thumbnail --rejects rejects --name today
+pipeline load {url} pictures.csv --app {app} --task thumbnail --rejects rejects --name today
 RUN
 pipeline archive {url} archive
 pipeline report archive
-pipeline reconcile pictures.csv pictures --on path --archive archive --grace 0s
-pipeline replay {url} pictures --archive archive --state done --where "task = 'thumbnail'" --job more
-pipeline dedupe {url} pictures --on kwargs.path --done --delete
+pipeline reconcile pictures.csv pictures --on path --archive archive --grace-period 0s
+pipeline replay {url} pictures --archive archive --state done --where "task = 'thumbnail'" --name more
+pipeline dedupe {url} pictures --on kwargs.path --include-done --delete
 pipeline report nowhere
 """
 # Fields whose values are a matter of time and speed.

@@ -88,8 +88,8 @@ def test_each_row_runs_once_in_a_worker_with_the_columns_of_its_parameters(spark
         "array('a', 'b') as tags",
         "id as unused",
     )
-    result = load(spark, df, url, None, "thumb", app=tasks, job="first")
-    assert (result.enqueued, result.rejected, result.queue, result.again) == (120, 0, "thumbs", False)
+    result = load(spark, df, url, None, "thumb", app=tasks, name="first")
+    assert (result.enqueued, result.rejected, result.queue, result.already_loaded) == (120, 0, "thumbs", False)
     work_off(tasks)
     # A null is left out where it cannot be the argument and there is a default.
     expected = [(f"f{n}", 320 if n % 2 == 0 else n, ["a", "b"]) for n in range(120)]
@@ -101,7 +101,7 @@ def test_dates_structs_and_nulls_arrive_as_the_annotations_say(spark: SparkSessi
     df = spark.sql(
         "select date'2026-11-21' as day, named_struct('width', 640) as size, 0.5d as share, cast(null as string) as note"
     )
-    assert load(spark, df, url, None, "typed", app=tasks, job="j").enqueued == 1
+    assert load(spark, df, url, None, "typed", app=tasks, name="j").enqueued == 1
     work_off(tasks)
     assert calls == [(datetime.date(2026, 11, 21), Size(640), 0.5, None)]
 
@@ -110,7 +110,7 @@ def test_parameters_take_any_expression_and_calls_may_be_due_later(spark: SparkS
     tasks, _ = make_app()
     df = spark.range(4)
     args = {"path": "concat('/data/', id, '.png')", "width": "cast(id * 10 as int)"}
-    load(spark, df, url, "other", "thumb", args, app=tasks, job="j", due_at="timestamp_seconds(4000000000 + id)")
+    load(spark, df, url, "other", "thumb", args, app=tasks, name="j", due_at="timestamp_seconds(4000000000 + id)")
     found = asyncio.run(_look(url))
     assert {each.message.queue for each in found} == {"other"}
     assert [each.due_at for each in found] == [4_000_000_000.0 + n for n in range(4)]
@@ -124,7 +124,7 @@ def test_tables_of_every_kind_are_loaded_without_an_app_too(
     rows = [("a.png", 1), ('b, "ü".png', 2)]
     spark.createDataFrame(rows, "path string, width int").coalesce(1).write.format(kind).save(str(tmp_path / kind))
     source = spark.read.schema("path string, width int").format(kind).load(str(tmp_path / kind))
-    assert load(spark, source, url, "q", "anything", job="j").enqueued == 2
+    assert load(spark, source, url, "q", "anything", name="j").enqueued == 2
     assert kwargs_in(url) == [{"path": path, "width": width} for path, width in rows]
 
 
@@ -144,7 +144,7 @@ def test_rows_that_do_not_fit_are_set_aside_as_they_are_with_the_reason(
     tasks, calls = make_app(url)
     rejects = tmp_path / "rejects"
     df = mixed(spark, 200).withColumnRenamed("width", "label")
-    result = load(spark, df, url, None, "thumb", {"path": "path"}, app=tasks, job="j", rejects=str(rejects))
+    result = load(spark, df, url, None, "thumb", {"path": "path"}, app=tasks, name="j", rejects=str(rejects))
     assert (result.enqueued, result.rejected, result.rejects) == (180, 20, str(rejects))
     found = rejected(spark, rejects)
     assert sorted(row.id for row in found) == [n for n in range(200) if n % 10 == 3]
@@ -156,7 +156,7 @@ def test_rows_that_do_not_fit_are_set_aside_as_they_are_with_the_reason(
 
 def test_a_type_that_no_row_can_have_is_told_for_each_row(spark: SparkSession, url: str, tmp_path: Path) -> None:
     tasks, _ = make_app()
-    result = load(spark, mixed(spark, 30), url, None, "thumb", app=tasks, job="j", rejects=str(tmp_path / "rejects"))
+    result = load(spark, mixed(spark, 30), url, None, "thumb", app=tasks, name="j", rejects=str(tmp_path / "rejects"))
     assert (result.enqueued, result.rejected) == (0, 30)
     reasons = Counter(row.reason for row in rejected(spark, tmp_path / "rejects"))
     assert reasons == {
@@ -172,7 +172,7 @@ def test_without_a_place_for_them_the_first_bad_row_fails_the_load_and_nothing_i
     with pytest.raises(
         InvalidArguments, match=r"^row \d+ of partition \d cannot be enqueued: task 'thumb': argument [^\n]*$"
     ):
-        load(spark, mixed(spark, 30), url, None, "thumb", {"path": "path"}, app=tasks, job="j")
+        load(spark, mixed(spark, 30), url, None, "thumb", {"path": "path"}, app=tasks, name="j")
     assert kwargs_in(url) == []
 
 
@@ -191,7 +191,7 @@ def test_a_wrong_task_parameter_or_column_is_told_in_one_line_before_anything_is
 ) -> None:
     tasks, _ = make_app()
     with pytest.raises((UsageError, UnknownTask), match=problem) as raised:
-        load(spark, mixed(spark, 3), url, None, task, args, app=tasks, job="j")
+        load(spark, mixed(spark, 3), url, None, task, args, app=tasks, name="j")
     assert "\n" not in str(raised.value)
     assert not (tmp_path / "spool").exists()
 
@@ -211,12 +211,15 @@ def test_the_same_load_again_doubles_nothing_and_says_so(spark: SparkSession, ur
             "thumb",
             {"path": "path"},
             app=tasks,
-            job="j",
+            name="j",
             rejects=str(rejects),
         )
         for partitions in (2, 5)
     ]
-    assert [(each.enqueued, each.rejected, each.again) for each in results] == [(90, 10, False), (90, 10, True)]
+    assert [(each.enqueued, each.rejected, each.already_loaded) for each in results] == [
+        (90, 10, False),
+        (90, 10, True),
+    ]
     assert len(kwargs_in(url)) == 90
     assert len(rejected(spark, rejects)) == 10
     assert not list(rejects.glob(".staged*"))
@@ -234,7 +237,7 @@ def test_a_load_whose_task_processes_are_killed_is_exact_in_the_queue_and_in_the
         rejects = str(tmp_path / f"rejects-{turns}")
 
         def run(job: str = f"j{turns}", rejects: str = rejects) -> tuple[int, int]:
-            done = load(spark, df, url, None, "thumb", {"path": "path"}, app=tasks, job=job, rejects=rejects)
+            done = load(spark, df, url, None, "thumb", {"path": "path"}, app=tasks, name=job, rejects=rejects)
             return done.enqueued, done.rejected
 
         with Killer(process, draw, within=0.3) as killer:

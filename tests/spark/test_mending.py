@@ -159,12 +159,12 @@ def test_of_messages_for_the_same_work_the_oldest_stays(spark: SparkSession, tmp
     assert (found.keys, found.surplus, found.removed) == (2, 2, 0)
     on = [Match("", "kwargs.path")]
     assert dedupe(spark, url, QUEUE, on=on).surplus == 3
-    assert dedupe(spark, url, QUEUE, on=on, done=True).surplus == 4
+    assert dedupe(spark, url, QUEUE, on=on, include_done=True).surplus == 4
 
-    removed = dedupe(spark, url, QUEUE, on=on, done=True, delete=True)
+    removed = dedupe(spark, url, QUEUE, on=on, include_done=True, delete=True)
     assert (removed.removed, {group.kept for group in removed.groups}) == (4, {"a1", "b1", None})
     assert (ids(url, State.LEASED), ids(url, State.READY), ids(url, State.DELAYED)) == ({"a1"}, {"b1"}, set())
-    assert dedupe(spark, url, QUEUE, on=on, done=True, delete=True).surplus == 0
+    assert dedupe(spark, url, QUEUE, on=on, include_done=True, delete=True).surplus == 0
 
 
 def test_a_table_and_a_queue_are_compared_key_by_key(spark: SparkSession, tmp_path: Path) -> None:

@@ -123,7 +123,7 @@ def test_due_times_priorities_and_keys_are_kept(spark: SparkSession, server: Red
 
 
 def test_ids_tell_the_job_the_partition_and_the_row(spark: SparkSession, url: str) -> None:
-    write(bodies(spark, 6, partitions=2), url, job="ids")
+    write(bodies(spark, 6, partitions=2), url, load="ids")
     assert [each.message.id for each in stored(url)] == [f"ids:0:{part}:{row}" for part in range(2) for row in range(3)]
     assert [each.message.body.decode() for each in stored(url)] == ["0", "1", "2", "3", "4", "5"]
 
@@ -135,7 +135,7 @@ def test_a_row_that_cannot_be_enqueued_leaves_nothing_and_is_named_in_one_line(
     with pytest.raises(
         InvalidArguments, match=r"^row 50 of partition 2 cannot be enqueued: `args` is not an array in JSON: [^\n]*$"
     ):
-        write(df, url, job="bad")
+        write(df, url, load="bad")
     assert stored(url) == []
     assert not list(tmp_path.glob("spool/q/tmp/*"))
 
@@ -160,7 +160,7 @@ def test_a_wrong_column_is_told_in_one_line_before_anything_runs(
     ("options", "problem"),
     [
         ({"quue": "q"}, "unknown option 'quue'"),
-        ({"job": "../x"}, "not a valid load name"),
+        ({"load": "../x"}, "not a valid load name"),
         ({"url": "memory:"}, "lives in one process"),
         ({"url": "file:///proc/nowhere"}, "cannot open /proc/nowhere"),
     ],
@@ -168,7 +168,7 @@ def test_a_wrong_column_is_told_in_one_line_before_anything_runs(
 def test_a_wrong_option_is_told_in_one_line(
     spark: SparkSession, tmp_path: Path, options: dict[str, str], problem: str
 ) -> None:
-    given = {"url": f"file://{tmp_path}/spool", "queue": "q", "job": "j"} | options
+    given = {"url": f"file://{tmp_path}/spool", "queue": "q", "load": "j"} | options
     with pytest.raises(QworkerError, match=problem), plain():
         bodies(spark, 1).write.format("qworker").mode("append").options(**given).save()
 
@@ -181,7 +181,7 @@ def test_a_queue_cannot_be_overwritten(spark: SparkSession, tmp_path: Path) -> N
 def test_a_foreign_protocol_is_written_through_a_folder(spark: SparkSession, tmp_path: Path) -> None:
     url = f"vsqs://{tmp_path}/spool"
     for _ in range(2):
-        write(bodies(spark, 150), url, job="once", staging=str(tmp_path / "staging"))
+        write(bodies(spark, 150), url, load="once", staging_dir=str(tmp_path / "staging"))
     assert sorted(take(url)) == numbers(150)
 
 
@@ -189,10 +189,10 @@ def test_a_foreign_protocol_is_written_through_a_folder(spark: SparkSession, tmp
 
 
 def test_the_same_job_again_doubles_nothing_also_with_other_partitions(spark: SparkSession, url: str) -> None:
-    write(bodies(spark, 500), url, job="once")
+    write(bodies(spark, 500), url, load="once")
     taken = take(url)
-    write(bodies(spark, 500, partitions=7), url, job="once")
-    write(bodies(spark, 500), url, job="another")
+    write(bodies(spark, 500, partitions=7), url, load="once")
+    write(bodies(spark, 500), url, load="another")
     assert Counter(taken + take(url)) == Counter(dict.fromkeys(numbers(500), 2))
 
 
@@ -219,7 +219,7 @@ def test_a_task_that_is_tried_again_after_it_has_staged_everything_doubles_nothi
         os.kill(os.getpid(), signal.SIGKILL)
 
     df = bodies(spark, 2_000)
-    write(map_in_arrow(df, rows, "body binary"), url, job="retried")
+    write(map_in_arrow(df, rows, "body binary"), url, load="retried")
     assert first.exists()
     assert sorted(take(url)) == numbers(2_000)
 
@@ -234,11 +234,11 @@ def test_task_processes_that_are_killed_at_random_lose_and_double_nothing(spark:
         turns += 1
         with Killer(process, draw, within=0.2) as killer:
             try:
-                write(df, url, job=job)
+                write(df, url, load=job)
             except QworkerError:
                 # Once too often: the write was aborted.
                 assert [each for each in stored(url) if each.message.id.startswith(f"{job}:")] == []
-                write(df, url, job=job)
+                write(df, url, load=job)
         killed += killer.killed
     found = Counter(each.message.body.decode().strip() for each in stored(url))
     assert found == Counter(dict.fromkeys(numbers(count), turns))
@@ -262,11 +262,11 @@ def test_a_commit_that_is_killed_half_way_is_completed_by_the_same_job(spark: Sp
     killer = threading.Thread(target=die_half_way)
     killer.start()
     with pytest.raises(BackendError):
-        write(df, url, job="half")
+        write(df, url, load="half")
     killer.join()
     taken = take(url)
     assert 0 < len(taken) < 10_000, "the commit was not killed half-way"
-    write(df.limit(3), url, job="half")
+    write(df.limit(3), url, load="half")
     assert sorted(taken + take(url)) == numbers(10_000)
     assert not list((tmp_path / "spool/q/tmp").iterdir())
 
@@ -280,7 +280,7 @@ def stream(spark: SparkSession, source: Path, checkpoint: Path, url: str) -> Non
     query = (
         lines.selectExpr("cast(value as binary) as body")
         .writeStream.format("qworker")
-        .options(url=url, queue="q", job="stream", checkpointLocation=str(checkpoint))
+        .options(url=url, queue="q", load="stream", checkpointLocation=str(checkpoint))
         .trigger(availableNow=True)
         .start()
     )

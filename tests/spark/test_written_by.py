@@ -132,7 +132,7 @@ def test_written_by_31528ec_a_replay_that_died_goes_on_and_one_that_is_over_does
 ) -> None:
     def run(which: str) -> tuple[int, int, int]:
         job = left.facts[which]
-        done = replay(spark, left.url, "jobs", job["where"], archive=left.archive, job=job["job"])
+        done = replay(spark, left.url, "jobs", job["where"], archive=left.archive, name=job["job"])
         return done.requeued, done.enqueued, done.skipped
 
     assert run("replayed") == (0, 0, 1)
@@ -169,8 +169,8 @@ def test_written_by_31528ec_a_load_that_was_killed_in_its_commit_is_completed(sp
     for again in (True, True):
         # The seal counts, and not what this run reads.
         table = spark.read.json(left.table)
-        done = load(spark, table, left.url, job["queue"], job["task"], job=job["job"])
-        assert (done.enqueued, done.again) == (job["rows"], again)
+        done = load(spark, table, left.url, job["queue"], job["task"], name=job["job"])
+        assert (done.enqueued, done.already_loaded) == (job["rows"], again)
         calls = left.bodies(job["queue"])
         assert sorted(calls, key=lambda call: call["size"]) == [{"path": f"/row/{n}", "size": n} for n in range(12)]
 

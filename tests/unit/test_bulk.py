@@ -398,7 +398,7 @@ def test_a_store_that_can_stage_has_a_writer_of_its_own_and_the_others_spool(tmp
 
 
 def test_a_store_without_a_directory_says_that_it_needs_a_folder() -> None:
-    with pytest.raises(UsageError, match="the option `staging`"):
+    with pytest.raises(UsageError, match="the option `staging_dir`"):
         bulk.open(open_backend("mq+http://127.0.0.1:1"), "q", "job")
 
 

@@ -19,7 +19,7 @@ __all__ = ["command"]
 @click.option(
     "--on", multiple=True, metavar="WHERE", help="What makes two the same: args[0], kwargs.path, key, ...; the call."
 )
-@click.option("--done", is_flag=True, help="Also what waits for work that is done and still kept.")
+@click.option("--include-done", is_flag=True, help="Also what waits for work that is done and still kept.")
 @click.option("--archive", metavar="PATH", help="Also what waits for work that this archive has as done.")
 @click.option("--delete", is_flag=True, help="Remove the surplus; otherwise only tell.")
 @spark_options
@@ -28,7 +28,7 @@ def command(
     url: str,
     queue: str,
     on: tuple[str, ...],
-    done: bool,
+    include_done: bool,
     archive: str | None,
     delete: bool,
     master: str | None,
@@ -51,7 +51,9 @@ def command(
         from qworker.pipeline.keys import Match
 
         matches = [Match("", one) for one in on]
-        result = dedupe(work.spark, absolute_url(url), queue, on=matches, done=done, archive=archive, delete=delete)
+        result = dedupe(
+            work.spark, absolute_url(url), queue, on=matches, include_done=include_done, archive=archive, delete=delete
+        )
     if json:
         print_json(result)
         return

@@ -41,7 +41,7 @@ __all__ = ["command", "content"]
 @click.option("--priority", metavar="SQL", help="0 (default) to 9 (first).")
 @click.option("--key", metavar="SQL", help="While a call with this key is pending, another is not stored.")
 @click.option(
-    "--job",
+    "--name",
     metavar="NAME",
     help="The load's name: run again, it doubles nothing. Made of the table and the other arguments.",
 )
@@ -50,7 +50,9 @@ __all__ = ["command", "content"]
 )
 @click.option("--format", "form", help="parquet, csv, json, orc or table; by the ending.")
 @click.option(
-    "--staging", metavar="PATH", help="A folder that all see, for backends that have no place for what is staged."
+    "--staging-dir",
+    metavar="PATH",
+    help="A folder that all processes see, for stores that cannot keep staged messages themselves.",
 )
 @spark_options
 @json_option
@@ -64,10 +66,10 @@ def command(
     due_at: str | None,
     priority: str | None,
     key: str | None,
-    job: str | None,
+    name: str | None,
     rejects: str | None,
     form: str | None,
-    staging: str | None,
+    staging_dir: str | None,
     master: str | None,
     conf: tuple[str, ...],
     json: bool,
@@ -76,7 +78,7 @@ def command(
 
     TABLE is a Parquet, CSV or JSON file, a folder of them, or a table that Spark knows. Nothing is visible before all of it is stored.
     A load that was killed is run again, with the same arguments: it enqueues what is missing. A finished one enqueues nothing more;
-    --job makes another of it.
+    --name makes another of it.
 
     \b
     Examples:
@@ -85,7 +87,7 @@ def command(
     """
     args = dict(_pair(one) for one in arg) or None
     tasks = None if app is None else load_app(app)
-    name = job or _job_name(mask(absolute_url(url)), task, queue or "", *arg, *content(table))
+    name = name or _load_name(mask(absolute_url(url)), task, queue or "", *arg, *content(table))
     kind = source_format(table, form)
     # The words of a CSV file become what the task's annotations ask for, one by one; without an app Spark guesses by the column.
     text = kind == "csv" and tasks is not None
@@ -98,7 +100,7 @@ def command(
             "priority": priority,
             "key": key,
             "rejects": _whole(rejects),
-            "staging": _whole(staging),
+            "staging_dir": _whole(staging_dir),
         }
         result = load(
             work.spark,
@@ -108,7 +110,7 @@ def command(
             task,
             args,
             app=tasks,
-            job=name,
+            name=name,
             text=text,
             **beside,
         )
@@ -120,9 +122,9 @@ def _report(result: LoadResult, task: str, json: bool) -> None:
     if json:
         print_json(result)
         return
-    say(f"enqueued {counted(result.enqueued, 'call')} of {task} in {result.queue} as the job {result.job}")
-    if result.again:
-        say("an earlier run of this job had decided all of it: to enqueue the table again, give another --job")
+    say(f"enqueued {counted(result.enqueued, 'call')} of {task} in {result.queue} as the load {result.name}")
+    if result.already_loaded:
+        say("an earlier run of this load enqueued all of it: to enqueue the table again, give another --name")
     if result.rejected:
         say(f"rejected {counted(result.rejected, 'row')}: see the column reason in {result.rejects}")
 
@@ -147,5 +149,5 @@ def content(table: str) -> list[str]:
     return [table, *(f"{name} {stat.st_size} {stat.st_mtime_ns}" for name, stat in stamps)]
 
 
-def _job_name(*parts: str) -> str:
+def _load_name(*parts: str) -> str:
     return f"load-{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:12]}"

@@ -29,7 +29,11 @@ __all__ = ["command"]
 @click.option("--archive", metavar="PATH", help="What `qworker pipeline archive` wrote.")
 @click.option("--format", "form", help="parquet, csv, json, orc or table; by the ending.")
 @click.option(
-    "--grace", type=duration_type(), default="1m", show_default=True, help="What moved this recently is not lost."
+    "--grace-period",
+    type=duration_type(),
+    default="1m",
+    show_default=True,
+    help="What moved this recently is not lost.",
 )
 @click.option("--output", metavar="PATH", help="Write every key with its verdict, as Parquet.")
 @spark_options
@@ -41,7 +45,7 @@ def command(
     url: str | None,
     archive: str | None,
     form: str | None,
-    grace: float,
+    grace_period: float,
     output: str | None,
     master: str | None,
     conf: tuple[str, ...],
@@ -70,7 +74,7 @@ def command(
         source = read_source(work.spark, table, kind)
         matches = [parse_match(one) for one in on]
         result = reconcile(
-            work.spark, source, queue, on=matches, url=place, archive=archive, grace_s=grace, output=output
+            work.spark, source, queue, on=matches, url=place, archive=archive, grace_period=grace_period, output=output
         )
     if json:
         print_json(result)

@@ -30,7 +30,7 @@ __all__ = ["command"]
     show_default=True,
     help="How archived ones ended.",
 )
-@click.option("--job", metavar="NAME", help="From an archive: each message is replayed once under a name.")
+@click.option("--name", metavar="NAME", help="From an archive: each message is replayed once under a name.")
 @click.option("--dry-run", is_flag=True, help="Change nothing; show what would happen.")
 @spark_options
 @json_option
@@ -40,7 +40,7 @@ def command(
     where: str,
     archive: str | None,
     state: str,
-    job: str | None,
+    name: str | None,
     dry_run: bool,
     master: str | None,
     conf: tuple[str, ...],
@@ -62,7 +62,7 @@ def command(
         from qworker.pipeline.replay import replay
 
         result = replay(
-            work.spark, absolute_url(url), queue, where, archive=archive, state=state, job=job, dry_run=dry_run
+            work.spark, absolute_url(url), queue, where, archive=archive, state=state, name=name, dry_run=dry_run
         )
     if json:
         print_json(result)
@@ -81,5 +81,5 @@ def _show(result: ReplayResult) -> None:
         f"{result.queue}: {result.matched:,} chosen, {verb} {result.requeued:,}, {other} {result.enqueued:,}, "
         f"left alone {result.skipped:,}"
     )
-    if result.job is not None and not result.dry_run:
-        say(f"the job is {result.job}: under this name none of them is replayed again")
+    if result.name is not None and not result.dry_run:
+        say(f"the replay's name is {result.name}: under this name none of them is replayed again")

@@ -128,10 +128,10 @@ def load_rows(given: dict[str, Any]) -> float:
     rows = given["rows"]
     _write_source(spark, given["source"], rows)
     app = noop_app(given["url"])
-    load(spark, spark.read.parquet(given["source"]).limit(2_000), given["url"], "warm", "noop", app=app, job="warm")
+    load(spark, spark.read.parquet(given["source"]).limit(2_000), given["url"], "warm", "noop", app=app, name="warm")
     source = spark.read.parquet(given["source"])
     began = time.perf_counter()
-    found = load(spark, source, given["url"], QUEUE, "noop", app=app, job="bench")
+    found = load(spark, source, given["url"], QUEUE, "noop", app=app, name="bench")
     taken = time.perf_counter() - began
 
     async def count() -> int:
@@ -181,9 +181,9 @@ def kill(given: dict[str, Any]) -> dict[str, int]:
     spark = start_session(MASTER)
     _write_source(spark, given["source"], given["rows"])
     source, app, url = spark.read.parquet(given["source"]), noop_app(given["url"]), given["url"]
-    load(spark, source.limit(1_000), url, "warm", "noop", app=app, job="warm")
+    load(spark, source.limit(1_000), url, "warm", "noop", app=app, name="warm")
     began = time.perf_counter()
-    load(spark, source, url, "warm", "noop", app=app, job="timed")
+    load(spark, source, url, "warm", "noop", app=app, name="timed")
     usual = time.perf_counter() - began
     draw, process, done = random.Random(7), jvm(spark), {"killed": 0, "aborted": 0, "jobs": 0}
     while done["killed"] < given["kills"] and done["jobs"] < 8 * given["kills"]:
@@ -191,10 +191,10 @@ def kill(given: dict[str, Any]) -> dict[str, int]:
         done["jobs"] += 1
         with Killer(process, draw, within=usual) as killer:
             try:
-                load(spark, source, url, QUEUE, "noop", app=app, job=job)
+                load(spark, source, url, QUEUE, "noop", app=app, name=job)
             except QworkerError:
                 done["aborted"] += 1
-                load(spark, source, url, QUEUE, "noop", app=app, job=job)
+                load(spark, source, url, QUEUE, "noop", app=app, name=job)
         done["killed"] += killer.killed
     spark.stop()
 
