@@ -47,6 +47,12 @@ _BATCH = 4 << 20
 # Messages that one answer holds.
 _FOUND = 100
 _JSON = {"content-type": "application/json"}
+_ACTIONS = {
+    SettleAction.ACK: "ack",
+    SettleAction.FAIL_TMP: "retry",
+    SettleAction.FAIL_PERM: "fail",
+    SettleAction.RELEASE: "release",
+}
 
 
 class _Given(msgspec.Struct):
@@ -196,7 +202,9 @@ class MqHttpBackend(Backend):
             raise
 
     async def _lease(self, queue: str, limit: int, visibility: float) -> list[Lease]:
-        answer = await self._ask("POST", self._path(queue, "lease", limit=limit, visibility=visibility), queue=queue)
+        answer = await self._ask(
+            "POST", self._path(queue, "lease", limit=limit, visibility_timeout=visibility), queue=queue
+        )
         return [
             Lease(message=given.message, token=given.token, expires_at=given.expires_at)
             for given in _decoded(answer, list[_Given])
@@ -218,7 +226,7 @@ class MqHttpBackend(Backend):
         """Renew leases, from any thread."""
         if not leases:
             return []
-        value = {"leases": [_held(lease) for lease in leases], "visibility": visibility}
+        value = {"leases": [_held(lease) for lease in leases], "visibility_timeout": visibility}
         answer = self._blocking.request(
             "POST", "/-/extend", headers=_JSON, body=msgspec.json.encode(value), timeout=min(_EXTEND, visibility)
         )
@@ -234,7 +242,7 @@ class MqHttpBackend(Backend):
         if not settlements:
             return []
         value = [
-            {"lease": _held(each.lease), "action": each.action, "delay": each.delay, "error": each.error}
+            {"lease": _held(each.lease), "action": _ACTIONS[each.action], "delay": each.delay, "error": each.error}
             for each in settlements
         ]
         refused = _decoded(await self._ask("POST", "/-/settle", value), list[int])
@@ -303,11 +311,11 @@ class MqHttpBackend(Backend):
 
     async def pause(self, queue: str) -> None:
         """Pause."""
-        await self._ask("POST", self._path(queue, "down"), queue=queue)
+        await self._ask("POST", self._path(queue, "pause"), queue=queue)
 
     async def resume(self, queue: str) -> None:
         """Resume."""
-        await self._ask("POST", self._path(queue, "up"), queue=queue)
+        await self._ask("POST", self._path(queue, "resume"), queue=queue)
 
 
 def _held(lease: Lease) -> dict[str, object]:

@@ -79,7 +79,7 @@ def command(
             raise InvalidURL(
                 f"{backend.describe()}: its queues live in one process only, and this is another: use file:"
             )
-        app = create_app(backend, token=token, body_limit=max_body_size, visibility=visibility_timeout)
+        app = create_app(backend, token=token, body_limit=max_body_size, visibility_timeout=visibility_timeout)
         listener = bind(host, port)
         address, bound = listener.getsockname()[:2]
         if backend.remote_leases is None:

@@ -23,6 +23,7 @@ from qworker.http.leases import parse_token
 from qworker.http.refusals import refusal_of
 from qworker.http.reply import BodyTooLarge, Disconnected, number, read_body
 from qworker.http.wire import (
+    ACTIONS,
     Extended,
     Extension,
     Given,
@@ -35,7 +36,7 @@ from qworker.http.wire import (
     check_selection,
     checked_lease,
 )
-from qworker.message import Draft, Lease, Selection, SettleAction, Settlement, State
+from qworker.message import Draft, Lease, Selection, Settlement, State
 from qworker.names import check_id, check_queue
 
 if TYPE_CHECKING:
@@ -85,8 +86,8 @@ class Additions:
             ("POST", "/-/{queue}/requeue", self.requeue),
             ("POST", "/-/{queue}/remove", self.remove),
             ("POST", "/-/{queue}/reap", self.reap),
-            ("POST", "/-/{queue}/down", self.down),
-            ("POST", "/-/{queue}/up", self.up),
+            ("POST", "/-/{queue}/pause", self.pause),
+            ("POST", "/-/{queue}/resume", self.resume),
         ]
         routes = [Route(path, handler, methods=[method]) for method, path, handler in table]
         return [*history_routes(self._backend, self._app.body_limit * _BATCH), *routes]
@@ -140,16 +141,15 @@ class Additions:
 
     async def settle(self, request: Request) -> Response:
         """End one lease: the last part of the path is the action."""
-        try:
-            action = SettleAction(request.path_params["action"])
-        except ValueError:
-            raise HTTPException(404) from None
+        word = request.path_params["action"]
+        if word not in ACTIONS:
+            raise HTTPException(404)
         place = _held(request)
         given = await self._read(request, dict[str, Any])
-        outcome = _converted({"lease": msgspec.to_builtins(place), "action": action.value, **given}, SettleRequest)
+        outcome = _converted({"lease": msgspec.to_builtins(place), "action": word, **given}, SettleRequest)
         check_delay(outcome.delay)
         done = await self._app.leases.settle(
-            place.queue, place.id, place.token, action, delay=outcome.delay, error=outcome.error
+            place.queue, place.id, place.token, ACTIONS[word], delay=outcome.delay, error=outcome.error
         )
         return Response(status_code=202 if done else 409)
 
@@ -202,11 +202,11 @@ class Additions:
     async def extend_many(self, request: Request) -> Response:
         """Renew leases."""
         wish = await self._read(request, Extension)
-        if not 0 < wish.visibility <= 7 * 86400.0:
-            raise UsageError("visibility is a number of seconds, up to a week")
+        if not 0 < wish.visibility_timeout <= 7 * 86400.0:
+            raise UsageError("visibility_timeout must be a number of seconds, at most a week")
         leases = [await self._app.leases.find(h.queue, h.id, h.token) for h in map(checked_lease, wish.leases)]
         known = [lease for lease in leases if lease is not None]
-        lost = {id(lease) for lease in await asyncio.to_thread(self._backend.extend, known, wish.visibility)}
+        lost = {id(lease) for lease in await asyncio.to_thread(self._backend.extend, known, wish.visibility_timeout)}
         gone = [number for number, lease in enumerate(leases) if lease is None or id(lease) in lost]
         return _json(
             Extended(
@@ -234,7 +234,9 @@ class Additions:
                 refused.append(place)
                 continue
             places.append(place)
-            settlements.append(Settlement(lease=lease, action=outcome.action, delay=outcome.delay, error=outcome.error))
+            settlements.append(
+                Settlement(lease=lease, action=ACTIONS[outcome.action], delay=outcome.delay, error=outcome.error)
+            )
         back = {id(settlement) for settlement in await self._backend.settle(settlements)}
         for place, settlement in zip(places, settlements, strict=True):
             self._app.leases.forget(settlement.lease.message.queue, settlement.lease.message.id)
@@ -308,12 +310,12 @@ class Additions:
         """Return what expired."""
         return _json(await self._backend.reap(_queue(request)))
 
-    async def down(self, request: Request) -> Response:
+    async def pause(self, request: Request) -> Response:
         """Pause a queue."""
         await self._backend.pause(_queue(request))
         return Response(status_code=204)
 
-    async def up(self, request: Request) -> Response:
+    async def resume(self, request: Request) -> Response:
         """Resume a queue."""
         await self._backend.resume(_queue(request))
         return Response(status_code=204)
@@ -322,7 +324,7 @@ class Additions:
 
     def _visibility(self, request: Request) -> float:
         given = dict(request.query_params)
-        return number(given, "visibility", self._app.visibility, least=0.001, most=7 * 86400.0)
+        return number(given, "visibility_timeout", self._app.visibility, least=0.001, most=7 * 86400.0)
 
     async def _read(self, request: Request, kind: type[T]) -> T:
         body = await read_body(request.scope, request.receive, self._app.body_limit * _BATCH)

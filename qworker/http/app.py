@@ -178,7 +178,7 @@ class MqApp:
     async def _get(self, queue: str, scope: Scope, receive: Receive, send: Send) -> None:
         given = query(scope)
         wait = number(given, "wait", 0.0, least=0.0, most=LONGEST_WAIT)
-        visibility = number(given, "visibility", self.visibility, least=0.1, most=LONGEST_VISIBILITY)
+        visibility = number(given, "visibility_timeout", self.visibility, least=0.1, most=LONGEST_VISIBILITY)
         if wait:
             lease = await self._poll(queue, wait, visibility, receive)
         else:
@@ -288,7 +288,7 @@ def create_app(
     *,
     token: str | None = None,
     body_limit: int = 1 << 20,
-    visibility: float = 30.0,
+    visibility_timeout: float = 30.0,
     additions: bool = True,
     reaps: bool = True,
 ) -> MqApp:
@@ -299,11 +299,13 @@ def create_app(
         token: what clients must send as `Authorization: Bearer`; None: none, and only requests that name this machine as
             their host are answered.
         body_limit: bytes that a message may have.
-        visibility: seconds that a fetched message stays away, unless its request says otherwise.
+        visibility_timeout: seconds that a fetched message stays away, unless its request says otherwise.
         additions: False: mq's endpoints and nothing under `/-/`.
         reaps: whether expired leases and due messages are returned from here; False: a worker on the same store does.
     """
-    return MqApp(backend, token=token, body_limit=body_limit, visibility=visibility, additions=additions, reaps=reaps)
+    return MqApp(
+        backend, token=token, body_limit=body_limit, visibility=visibility_timeout, additions=additions, reaps=reaps
+    )
 
 
 async def _left(receive: Receive) -> None:

@@ -10,7 +10,7 @@ import msgspec
 from qworker import __version__
 from qworker.history.batch import EventBatch
 from qworker.history.event import Event
-from qworker.http.wire import Extended, Extension, Given, Ids, Page, SettleRequest, Until, Wish
+from qworker.http.wire import ACTIONS, Extended, Extension, Given, Ids, Page, SettleRequest, Until, Wish
 from qworker.message import Draft, QueueStats, Selection, State, StoredMessage
 
 __all__ = ["document"]
@@ -64,7 +64,7 @@ def _mq() -> dict[str, Any]:
     get = _operation(
         "fetch a message",
         {200: "the content; X-Message-Id, X-Lease-Token, X-Lease-Expires, X-Message-Tries", 204: "there is none"},
-        parameters=[_query("wait"), _query("visibility")],
+        parameters=[_query("wait"), _query("visibility_timeout")],
     )
     get["responses"]["200"]["content"] = _CONTENT
     delete = _operation(
@@ -116,11 +116,11 @@ def _additions() -> dict[str, Any]:
             "parameters": message,
             "get": _json("look at a message", _ref("StoredMessage")),
             "patch": _operation(
-                "renew a lease", {200: "X-Lease-Expires", **lost}, parameters=[token, _query("visibility")]
+                "renew a lease", {200: "X-Lease-Expires", **lost}, parameters=[token, _query("visibility_timeout")]
             ),
         },
         "/-/{queue}/messages/{id}/{action}": {
-            "parameters": [*message, _path("action", ["ack", "fail_tmp", "fail_perm", "release"])],
+            "parameters": [*message, _path("action", list(ACTIONS))],
             "post": _operation("end a lease", {202: "done", **lost}, parameters=[token]),
         },
     }
@@ -143,10 +143,10 @@ def _additions() -> dict[str, Any]:
         ("browse", "look at messages", _list("StoredMessage")),
     ):
         paths[f"/-/{{queue}}/{name}"] = {"parameters": [_path("queue")], "get": _json(summary, schema)}
-    for name in ("down", "up"):
+    for name in ("pause", "resume"):
         paths[f"/-/{{queue}}/{name}"] = {
             "parameters": [_path("queue")],
-            "post": _operation("pause a queue" if name == "down" else "resume a queue", {204: "done"}),
+            "post": _operation(f"{name} a queue", {204: "done"}),
         }
     return paths
 

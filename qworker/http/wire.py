@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Literal
+
 import msgspec
 
 from qworker.errors import UsageError
@@ -11,6 +14,7 @@ from qworker.message import Draft, Message, Selection, SettleAction
 from qworker.names import check_id, check_key, check_queue
 
 __all__ = [
+    "ACTIONS",
     "Extended",
     "Extension",
     "Given",
@@ -33,6 +37,15 @@ _LATEST = 4_294_967_295.0
 _LONGEST_ORIGIN = 255
 
 
+# What paths and JSON call the ends of a lease.
+ACTIONS: Mapping[str, SettleAction] = {
+    "ack": SettleAction.ACK,
+    "retry": SettleAction.FAIL_TMP,
+    "fail": SettleAction.FAIL_PERM,
+    "release": SettleAction.RELEASE,
+}
+
+
 class Held(msgspec.Struct, frozen=True):
     """A lease as clients name it."""
 
@@ -53,7 +66,7 @@ class SettleRequest(msgspec.Struct, frozen=True):
     """The end of one lease."""
 
     lease: Held
-    action: SettleAction
+    action: Literal["ack", "retry", "fail", "release"]
     delay: float = 0.0
     error: str | None = None
 
@@ -76,7 +89,7 @@ class Extension(msgspec.Struct, frozen=True):
     """Leases to renew."""
 
     leases: list[Held]
-    visibility: float
+    visibility_timeout: float
 
 
 class Extended(msgspec.Struct, frozen=True):

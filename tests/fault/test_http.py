@@ -29,7 +29,7 @@ TRAVERSAL = [
     "//alpha/messages", "/" + "a" * 65, "/" + "a" * 5000, "/alpha/messages/" + "b" * 5000, "/-", "/-/", "/-/..", "/-/../alpha",
     "/-/..%2fsecret/stats", "/-/alpha/messages/..%2f..%2fsecret", "/-/alpha/browse?state=../secret", "/-/alpha/browse?limit=-1",
     "/-/alpha/lease?limit=nan", "/alpha/messages?wait=nan", "/alpha/messages?wait=-1", "/alpha/messages?wait=1e400",
-    "/alpha/messages?visibility=0", "/alpha/messages?%zz", "/alpha/messages?" + "&".join(f"a{n}=1" for n in range(100)),
+    "/alpha/messages?visibility_timeout=0", "/alpha/messages?%zz", "/alpha/messages?" + "&".join(f"a{n}=1" for n in range(100)),
     "*", "http://evil.example/alpha", "alpha", "/~root", "/$(reboot)", "/alpha?;&=", "/secret", "/queues/../../secret",
 ]  # fmt: skip
 METHODS = ["GET", "PUT", "POST", "DELETE", "PATCH", "HEAD", "OPTIONS"]
@@ -144,10 +144,10 @@ def test_no_path_leads_out_of_the_root(server: Served, method: str) -> None:
         st.binary(max_size=200),
         st.sampled_from([
             b"[]", b"{}", b"null", b"[" * 5000, b'[{"body":"AA=="}]', b'[{"body":"AA==","id":"../../x"}]', b'{"ids":["../x"]}',
-            b'[{"lease":{"queue":"../q","id":"x","token":1},"action":"ack"}]', b'{"leases":[],"visibility":1e308}',
+            b'[{"lease":{"queue":"../q","id":"x","token":1},"action":"ack"}]', b'{"leases":[],"visibility_timeout":1e308}',
             b'[{"body":"AA==","delay":1e300}]', b'[{"body":"AA==","enqueued_at":-1e300}]', b'[{"body":"AA==","tries":-5}]',
             b'{"queues":["alpha"],"timeout":-1}', b'{"queues":["../x"],"timeout":0}', b'[{"body":"AA==","due_at":1e999}]',
-            b'{"leases":[{"queue":"a","id":"../x","token":99999999999999999999}],"visibility":1}',
+            b'{"leases":[{"queue":"a","id":"../x","token":99999999999999999999}],"visibility_timeout":1}',
         ]),
     ),
 )  # fmt: skip
@@ -230,12 +230,12 @@ BODIES = [
     b"[]", b"{}", b"null", b"[" * 5000, b"\xff\xfe", b'[{"body":"AA=="}]', b'[{"body":"AA==","id":"../../x"}]',
     b'{"ids":["../x"]}', b'{"ids":["x",""]}', b'[{"lease":{"queue":"../q","id":"x","token":1},"action":"ack"}]',
     b'[{"lease":{"queue":"q","id":"../x","token":1},"action":"ack"}]', b'[{"lease":{"queue":"q","id":"a","token":-1},"action":"ack"}]',
-    b'[{"lease":{"queue":"q","id":"\\u0000","token":1},"action":"ack"}]', b'{"leases":[],"visibility":1e308}',
+    b'[{"lease":{"queue":"q","id":"\\u0000","token":1},"action":"ack"}]', b'{"leases":[],"visibility_timeout":1e308}',
     b'[{"body":"AA==","delay":1e300}]', b'[{"body":"AA==","delay":-1}]', b'[{"body":"AA==","enqueued_at":-1e300}]',
     b'[{"body":"AA==","enqueued_at":1e300}]', b'[{"body":"AA==","tries":-5}]', b'[{"body":"AA==","tries":99999999999999}]',
     b'[{"body":"AA==","priority":77}]', b'[{"body":"AA==","unique_key":""}]', b'[{"body":"AA==","due_at":1e300}]',
     b'[{"body":"!!!"}]', b'{"queues":["alpha"],"timeout":-1}', b'{"queues":["../x"],"timeout":0}',
-    b'{"leases":[{"queue":"a","id":"../x","token":99999999999999999999}],"visibility":1}', b'{"delay":1e300}', b'{"delay":-1}',
+    b'{"leases":[{"queue":"a","id":"../x","token":99999999999999999999}],"visibility_timeout":1}', b'{"delay":1e300}', b'{"delay":-1}',
     b'{"state":7}', b'{"state":"fail"}', b'{"unchanged":7}', b'{"unchanged":[7]}', b'{"unchanged":[{"state":[]}]}', b'{"ids":"x"}', b'{"ids":[7]}',
     b'{"unchanged":[{"id":"x","state":"failed","finished_at":"x"}]}', b'{"unchanged":[{"id":"x","state":"failed","finished_at":1e308}]}',
     b'{"action":"ack"}', b'{"error":"\\ud800"}',
@@ -247,7 +247,7 @@ def test_no_document_is_the_server_s_fault(server: Served, body: bytes) -> None:
     for target in (
         *(f"/-/alpha/{what}" for what in ("publish", "lease", "requeue", "remove", "reap")),
         *("/-/settle", "/-/extend", "/-/wait"),
-        *(f"/-/alpha/messages/x/{how}" for how in ("ack", "fail_tmp", "release", "explode")),
+        *(f"/-/alpha/messages/x/{how}" for how in ("ack", "retry", "release", "explode")),
     ):
         answer = exchange(server, request("POST", target, "X-Lease-Token: 1", body=body))
         never_our_fault(answer)

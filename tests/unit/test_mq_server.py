@@ -124,15 +124,15 @@ def test_a_long_poll_returns_with_what_comes_meanwhile(server: Served) -> None:
 
 def test_a_lease_is_extended_and_settled_by_its_token_only(server: Served) -> None:
     ask(server, "POST", "/inbox/messages", b"x")
-    _, headers, _ = ask(server, "GET", "/inbox/messages?visibility=5")
+    _, headers, _ = ask(server, "GET", "/inbox/messages?visibility_timeout=5")
     path, token = f"/inbox/messages/{headers['X-Message-Id']}", headers["X-Lease-Token"]
-    status, extended, _ = ask(server, "PATCH", f"/-{path}?visibility=500", X_Lease_Token=token)
+    status, extended, _ = ask(server, "PATCH", f"/-{path}?visibility_timeout=500", X_Lease_Token=token)
     assert (status, float(extended["X-Lease-Expires"]) > float(headers["X-Lease-Expires"]) + 400) == (200, True)
     assert ask(server, "PATCH", f"/-{path}")[0] == 400
     wrong = str(int(token) + 1)
     assert ask(server, "PATCH", f"/-{path}", X_Lease_Token=wrong)[0] == 409
     assert ask(server, "DELETE", path, X_Lease_Token=wrong)[0] == 409
-    assert ask(server, "POST", f"/-{path}/fail_tmp", b'{"error": "again"}', X_Lease_Token=token)[0] == 202
+    assert ask(server, "POST", f"/-{path}/retry", b'{"error": "again"}', X_Lease_Token=token)[0] == 202
     assert ask(server, "DELETE", path, X_Lease_Token=token)[0] == 409
     _, again, _ = ask(server, "GET", "/inbox/messages")
     assert again["X-Message-Tries"] == "1"
@@ -154,12 +154,12 @@ def test_a_lease_outlives_the_server(shared_url: str) -> None:
     url = shared_url
     with served(open_backend(url, remote_leases=True)) as server:
         ask(server, "POST", "/q/messages", b"x")
-        _, headers, _ = ask(server, "GET", "/q/messages?visibility=600")
+        _, headers, _ = ask(server, "GET", "/q/messages?visibility_timeout=600")
     path, token = f"/q/messages/{headers['X-Message-Id']}", headers["X-Lease-Token"]
     with served(open_backend(url, remote_leases=True)) as server:
         assert ask(server, "POST", "/-/q/reap")[2] == b"0"
         assert ask(server, "GET", "/q/messages")[0] == 204
-        assert ask(server, "PATCH", f"/-{path}?visibility=700", X_Lease_Token=token)[0] == 200
+        assert ask(server, "PATCH", f"/-{path}?visibility_timeout=700", X_Lease_Token=token)[0] == 200
         assert ask(server, "DELETE", path, X_Lease_Token=token)[0] == 202
         assert json.loads(ask(server, "GET", "/-/stats")[2])[0]["leased"] == 0
 
@@ -234,7 +234,7 @@ async def test_a_server_is_a_backend_with_a_token_that_is_never_printed() -> Non
 
 
 async def test_a_plain_mq_server_is_a_backend_with_less() -> None:
-    with served(memory(), additions=False, visibility=600.0) as server:
+    with served(memory(), additions=False, visibility_timeout=600.0) as server:
         full = open_backend(f"mq+http://127.0.0.1:{server.port}")
         with pytest.raises(InvalidURL, match="standard_only=1"):
             await full.open()
