@@ -25,7 +25,7 @@ _LINGER = 0.1
 
 
 def open_scan(url: BackendURL, queue: str, options: ScanOptions) -> FsqSource:
-    """The source of a queue's items, for the entry point.
+    """Open the source of a queue's items.
 
     Raises:
         InvalidURL: an option of the URL is not known.
