@@ -39,7 +39,7 @@ __all__ = ["command", "content"]
 )
 @click.option("--due-at", metavar="SQL", help="When the call may run: a timestamp, or Unix seconds.")
 @click.option("--priority", metavar="SQL", help="0 (default) to 9 (first).")
-@click.option("--key", metavar="SQL", help="While a call with this key is pending, another is not stored.")
+@click.option("--unique-key", metavar="SQL", help="While a call with this key is pending, another is not stored.")
 @click.option(
     "--name",
     metavar="NAME",
@@ -65,7 +65,7 @@ def command(
     arg: tuple[str, ...],
     due_at: str | None,
     priority: str | None,
-    key: str | None,
+    unique_key: str | None,
     name: str | None,
     rejects: str | None,
     form: str | None,
@@ -98,7 +98,7 @@ def command(
         beside = {
             "due_at": due_at,
             "priority": priority,
-            "key": key,
+            "key": unique_key,
             "rejects": _whole(rejects),
             "staging_dir": _whole(staging_dir),
         }
