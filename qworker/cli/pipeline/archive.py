@@ -17,10 +17,10 @@ __all__ = ["command"]
 @click.argument("url")
 @click.argument("target")
 @click.argument("queues", type=check_queue, nargs=-1, metavar="[QUEUE]...")
-@click.option("--state", type=click.Choice(["done", "failed"]), help="Only messages that ended so.")
-@click.option("--history/--no-history", default=True, help="Also the history, which is that of all queues; on.")
-@click.option("--delete", is_flag=True, help="Then remove what is archived from the queue.")
-@click.option("--compact/--no-compact", default=True, help="Put small files together; on.")
+@click.option("--state", type=click.Choice(["done", "failed"]), help="Archive only messages in this state.")
+@click.option("--history/--no-history", default=True, help="Archive the history of all queues too (the default).")
+@click.option("--delete", is_flag=True, help="Remove archived messages from the queue afterwards.")
+@click.option("--compact/--no-compact", default=True, help="Compact small files (the default).")
 @spark_options
 @json_option
 def command(
@@ -35,10 +35,11 @@ def command(
     conf: tuple[str, ...],
     json: bool,
 ) -> None:
-    r"""Bring the Parquet tables in TARGET up to date with the finished messages of each QUEUE, or of all, and with their history.
+    r"""Write finished messages and the history to Parquet tables.
 
-    Each run adds what is new, by queue and day. One that was killed is run again, and nothing is in the tables twice. With --delete only
-    what is durable in the tables is removed.
+    Brings the tables in TARGET up to date with the finished messages of each QUEUE, or of all queues, and with their
+    history. Each run adds what is new, by queue and day. If a run was killed, run it again: nothing is in the tables
+    twice. --delete removes only what is durable in the tables.
 
     \b
     Examples:

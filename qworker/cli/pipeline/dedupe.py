@@ -17,11 +17,14 @@ __all__ = ["command"]
 @click.argument("url")
 @click.argument("queue", type=check_queue)
 @click.option(
-    "--on", multiple=True, metavar="WHERE", help="What makes two the same: args[0], kwargs.path, key, ...; the call."
+    "--on",
+    multiple=True,
+    metavar="WHERE",
+    help="Value that two duplicates share: args[0], kwargs.path, key, ...; repeatable. Default: the call.",
 )
-@click.option("--include-done", is_flag=True, help="Also what waits for work that is done and still kept.")
-@click.option("--archive", metavar="PATH", help="Also what waits for work that this archive has as done.")
-@click.option("--delete", is_flag=True, help="Remove the surplus; otherwise only tell.")
+@click.option("--include-done", is_flag=True, help="Count messages that are done and still kept as well.")
+@click.option("--archive", metavar="PATH", help="Count messages that this archive has as done as well.")
+@click.option("--delete", is_flag=True, help="Remove the duplicates. Without this option, they are only reported.")
 @spark_options
 @json_option
 def command(
@@ -35,10 +38,10 @@ def command(
     conf: tuple[str, ...],
     json: bool,
 ) -> None:
-    r"""Find messages of QUEUE that wait for the same work as another one, and remove them.
+    r"""Find and remove messages that ask for the same work.
 
-    The oldest stays, and what a worker holds is never removed. Without --on two messages are the same when they call the same task with
-    the same arguments, or have the same body.
+    The oldest message stays, and leased messages are never removed. Without --on, two messages are the same if they call
+    the same task with the same arguments, or have the same body.
 
     \b
     Examples:

@@ -27,32 +27,50 @@ __all__ = ["command", "content"]
 @click.command("load", cls=URLCommand)
 @click.argument("url")
 @click.argument("table")
-@click.option("--task", required=True, metavar="NAME", help="The task that each row calls.")
+@click.option("--task", required=True, metavar="NAME", help="Task that each row calls.")
 @click.option(
-    "--app", metavar="MODULE:ATTRIBUTE", help="The app that has the task: rows are checked against its annotations."
+    "--app",
+    metavar="MODULE:ATTRIBUTE",
+    help="App that has the task. Rows are checked against the annotations of the task.",
 )
 @click.option(
-    "--queue", type=check_queue, metavar="QUEUE", help="Where to; the task's own queue, where --app tells it."
+    "--queue",
+    type=check_queue,
+    metavar="QUEUE",
+    help="Queue to enqueue in. Default: the queue of the task, if --app is given.",
 )
 @click.option(
-    "--arg", multiple=True, metavar="NAME=SQL", help="An argument from a column or expression; columns of that name."
+    "--arg",
+    multiple=True,
+    metavar="NAME=SQL",
+    help="Argument of the call, from a column or an SQL expression; repeatable. Default: the columns with the "
+    "names of the arguments.",
 )
-@click.option("--due-at", metavar="SQL", help="When the call may run: a timestamp, or Unix seconds.")
-@click.option("--priority", metavar="SQL", help="0 (default) to 9 (first).")
-@click.option("--unique-key", metavar="SQL", help="While a call with this key is pending, another is not stored.")
+@click.option("--due-at", metavar="SQL", help="Time from which the call can run: a timestamp, or Unix seconds.")
+@click.option("--priority", metavar="SQL", help="Priority from 0 (default) to 9 (first).")
+@click.option("--unique-key", metavar="SQL", help="Store no call while one with this key is ready, delayed or leased.")
 @click.option(
     "--name",
     metavar="NAME",
-    help="The load's name: run again, it doubles nothing. Made of the table and the other arguments.",
+    help="Name of the load. A load with the same name enqueues nothing twice. Default: made from the table and "
+    "the other arguments.",
 )
 @click.option(
-    "--rejects", metavar="PATH", help="Where rows that do not fit go, with reasons; without it they fail the load."
+    "--rejects",
+    metavar="PATH",
+    help="Write rejected rows and their reasons to this Parquet path. Without it, the first rejected row fails "
+    "the load.",
 )
-@click.option("--format", "form", help="parquet, csv, json, orc or table; by the ending.")
+@click.option(
+    "--format",
+    "form",
+    metavar="FORMAT",
+    help="Format of TABLE: parquet, csv, json, orc or table. Default: by the ending of its name.",
+)
 @click.option(
     "--staging-dir",
     metavar="PATH",
-    help="A folder that all processes see, for stores that cannot keep staged messages themselves.",
+    help="Folder that all machines see, for backends that cannot store staged messages.",
 )
 @spark_options
 @json_option
@@ -74,11 +92,11 @@ def command(
     conf: tuple[str, ...],
     json: bool,
 ) -> None:
-    r"""Enqueue one call of a task for each row of TABLE, exactly once.
+    r"""Enqueue one call of a task for each row of a table, exactly once.
 
-    TABLE is a Parquet, CSV or JSON file, a folder of them, or a table that Spark knows. Nothing is visible before all of it is stored.
-    A load that was killed is run again, with the same arguments: it enqueues what is missing. A finished one enqueues nothing more;
-    --name makes another of it.
+    TABLE is a Parquet, CSV or JSON file, a folder of them, or a table that Spark knows. No message is visible before all
+    of them are stored. If a load was killed, run it again with the same arguments: it enqueues what is missing. A
+    finished load enqueues nothing more. To load the same table again, give the load another --name.
 
     \b
     Examples:

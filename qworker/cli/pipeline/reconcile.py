@@ -23,19 +23,29 @@ __all__ = ["command"]
 @click.argument("table")
 @click.argument("queue", type=check_queue)
 @click.option(
-    "--on", multiple=True, required=True, metavar="COLUMN=WHERE", help="Such as path=kwargs.path, sku=args[0], n=key."
+    "--on",
+    multiple=True,
+    required=True,
+    metavar="COLUMN=WHERE",
+    help="Column of TABLE and the value of a message that are equal, such as path=kwargs.path or sku=args[0]; "
+    "repeatable.",
 )
-@click.option("--url", help="The queue as it is now.")
-@click.option("--archive", metavar="PATH", help="What `qworker pipeline archive` wrote.")
-@click.option("--format", "form", help="parquet, csv, json, orc or table; by the ending.")
+@click.option("--url", metavar="URL", help="Backend URL of the queue, to read it as it is now.")
+@click.option("--archive", metavar="PATH", help="Archive that `qworker pipeline archive` wrote.")
+@click.option(
+    "--format",
+    "form",
+    metavar="FORMAT",
+    help="Format of TABLE: parquet, csv, json, orc or table. Default: by the ending of its name.",
+)
 @click.option(
     "--grace-period",
     type=duration_type(),
     default="1m",
     show_default=True,
-    help="What moved this recently is not lost.",
+    help="Messages that changed in this time are not reported as lost.",
 )
-@click.option("--output", metavar="PATH", help="Write every key with its verdict, as Parquet.")
+@click.option("--output", metavar="PATH", help="Write each key with its verdict to this Parquet path.")
 @spark_options
 @json_option
 def command(
@@ -51,10 +61,10 @@ def command(
     conf: tuple[str, ...],
     json: bool,
 ) -> int:
-    r"""Say which rows of TABLE were never enqueued in QUEUE, enqueued twice, or lost.
+    r"""Find rows that were never enqueued, enqueued twice, or lost.
 
-    TABLE is a Parquet, CSV or JSON file, a folder of them, or a table that Spark knows. Needs --url, --archive, or both: an archive
-    knows what the queue no longer keeps. The exit status is 1 when something is missing, doubled or lost.
+    TABLE is a Parquet, CSV or JSON file, a folder of them, or a table that Spark knows. Needs --url, --archive, or both:
+    an archive has what the queue no longer keeps. Exit status 1: a row is missing, doubled or lost.
 
     \b
     Examples:

@@ -21,17 +21,23 @@ __all__ = ["command"]
 @click.command("replay", cls=URLCommand)
 @click.argument("url")
 @click.argument("queue", type=check_queue)
-@click.option("--where", required=True, metavar="SQL", help="Which: a predicate over the columns of a message.")
-@click.option("--archive", metavar="PATH", help="Messages of this archive, instead of the failed ones.")
+@click.option("--where", required=True, metavar="SQL", help="Predicate over the columns of a message.")
+@click.option(
+    "--archive",
+    metavar="PATH",
+    help="Select from the messages of this archive, instead of the failed ones of the queue.",
+)
 @click.option(
     "--state",
     type=click.Choice(["failed", "done"]),
     default="failed",
     show_default=True,
-    help="How archived ones ended.",
+    help="State of the archived messages to select.",
 )
-@click.option("--name", metavar="NAME", help="From an archive: each message is replayed once under a name.")
-@click.option("--dry-run", is_flag=True, help="Change nothing; show what would happen.")
+@click.option(
+    "--name", metavar="NAME", help="Name of a replay from an archive. Each message is replayed once under a name."
+)
+@click.option("--dry-run", is_flag=True, help="Show what would happen, and change nothing.")
 @spark_options
 @json_option
 def command(
@@ -46,10 +52,11 @@ def command(
     conf: tuple[str, ...],
     json: bool,
 ) -> None:
-    r"""Run failed messages of QUEUE again, those that an SQL predicate chooses; or archived ones, wherever they are by now.
+    r"""Run failed messages again that an SQL predicate selects.
 
-    What is still failed is requeued with tries 0. What is only in the archive is enqueued anew. Archived messages that wait, run, or
-    have succeeded since are left alone. If it is killed, run it again: nothing is doubled.
+    Messages that are still failed are requeued with tries 0. With --archive, messages that only the archive has are
+    enqueued again. Archived messages that are ready, delayed, leased, or were acked since, are skipped. If a replay was
+    killed, run it again: nothing is enqueued twice.
 
     \b
     Examples:

@@ -27,9 +27,16 @@ __all__ = ["command", "moment"]
 @click.command("report", cls=Command)
 @click.argument("source")
 @click.argument("queues", type=check_queue, nargs=-1, metavar="[QUEUE]...")
-@click.option("--since", metavar="TIME", help="Where it begins: an age such as 24h, or 2026-11-23T08:00 (UTC).")
-@click.option("--until", metavar="TIME", help="Where it ends, likewise.")
-@click.option("--html", type=click.Path(dir_okay=False, path_type=Path), help="Also write one HTML page with plots.")
+@click.option(
+    "--since", metavar="TIME", help="Start of the period: an age such as 24h, or a time such as 2026-11-23T08:00 (UTC)."
+)
+@click.option("--until", metavar="TIME", help="End of the period: an age, or a time in UTC.")
+@click.option(
+    "--html",
+    metavar="FILE",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write an HTML page with plots to this file too.",
+)
 @spark_options
 @json_option
 def command(
@@ -42,10 +49,10 @@ def command(
     conf: tuple[str, ...],
     json: bool,
 ) -> None:
-    r"""Tell throughput, waits, run times, retries, failures and depths of each QUEUE, or of all.
+    r"""Report throughput, waits, run times, retries, failures and depths.
 
-    SOURCE is what `qworker pipeline archive` wrote, or the URL of queues, which are read as they are now: then it has what their
-    history still keeps.
+    SOURCE is what `qworker pipeline archive` wrote, or the URL of queues. Queues are read as they are now, with what
+    their history still keeps. Without a QUEUE, all queues are reported.
 
     \b
     Examples:

@@ -28,11 +28,11 @@ _FORMATS = {".parquet": "parquet", ".csv": "csv", ".json": "json", ".jsonl": "js
 def spark_options(function: F) -> F:
     """`--master` and `--conf`."""
     master = click.option(
-        "--master", help="Spark's master, such as local[4] or k8s://https://host:6443; all of this machine."
+        "--master",
+        metavar="URL",
+        help="Master of Spark, such as local[4] or k8s://https://host:6443. Default: all processors of this machine.",
     )
-    conf = click.option(
-        "--conf", multiple=True, metavar="KEY=VALUE", help="Spark's own configuration; may be repeated."
-    )
+    conf = click.option("--conf", multiple=True, metavar="KEY=VALUE", help="Configuration of Spark; repeatable.")
     return master(conf(function))
 
 
