@@ -188,7 +188,7 @@ class Crew:
         self.settler.extended()
 
     def _closed(self, run: Run) -> None:
-        self._log.info(events.MESSAGE_ALONE, **run.fields())
+        self._log.info(events.MESSAGE_ISOLATED, **run.fields())
         self.feeder.interrupt()
 
     def _freed(self) -> None:

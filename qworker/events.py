@@ -13,15 +13,15 @@ __all__ = [
     "ERROR",
     "ERROR_TYPE",
     "HANDLER_STUCK",
-    "HISTORY_KEPT",
     "HISTORY_PAUSED",
+    "HISTORY_PRUNE_FAILED",
     "HISTORY_RESUMED",
     "LEASE_LOST",
     "LOOP",
     "MESSAGE_ACKED",
-    "MESSAGE_ALONE",
     "MESSAGE_FAILED",
     "MESSAGE_ID",
+    "MESSAGE_ISOLATED",
     "MESSAGE_RELEASED",
     "MESSAGE_RETRIED",
     "OBSERVER_FAILED",
@@ -53,7 +53,7 @@ MESSAGE_FAILED = "message_failed"
 # info: given back untouched.
 MESSAGE_RELEASED = "message_released"
 # info: its last attempt waits until nothing else runs in this worker.
-MESSAGE_ALONE = "message_alone"
+MESSAGE_ISOLATED = "message_isolated"
 # warning: another may have it; this worker's outcome does not count.
 LEASE_LOST = "lease_lost"
 # error: the store did not answer until the lease had expired.
@@ -83,7 +83,7 @@ HISTORY_PAUSED = "history_paused"
 # warning: they can again; what happened meanwhile is not in the history.
 HISTORY_RESUMED = "history_resumed"
 # warning: what is older than the retention cannot be removed.
-HISTORY_KEPT = "history_kept"
+HISTORY_PRUNE_FAILED = "history_prune_failed"
 
 # -- fields ------------------------------------------------------------------------------------------------------------
 

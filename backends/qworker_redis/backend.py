@@ -261,7 +261,7 @@ class RedisBackend(BulkReading):
             await self._links.script("giveback", queue, (claimant, _VOID_MS), (void,), patience=visibility)
             await self._links.script("peek", queue, (1,))
         except BackendError as error:
-            self._log.warning("leases_not_given_back", queue=queue, error=str(error))
+            self._log.warning("lease_release_failed", queue=queue, error=str(error))
 
     async def _return(self, leases: Sequence[Lease]) -> None:
         """Release what a cancelled call has leased."""
@@ -278,7 +278,7 @@ class RedisBackend(BulkReading):
     def _finish(self, task: asyncio.Task[Any]) -> None:
         self._chores.discard(task)
         if not task.cancelled() and task.exception() is not None:
-            self._log.warning("redis_chore_failed", error=str(task.exception()))
+            self._log.warning("redis_background_task_failed", error=str(task.exception()))
 
     async def wait(self, queues: Sequence[str], timeout: float) -> None:
         """Wait for a wake-up, or the moment at which a message becomes due."""

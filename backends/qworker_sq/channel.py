@@ -326,4 +326,4 @@ class Channel:
         self._trimming = None
         if not task.cancelled() and (error := task.exception()) is not None:
             # Nothing is lost: the next segment that is finished tries again.
-            _log.warning("sq_segments_not_deleted", topic=self.topic.name, error=str(error))
+            _log.warning("sq_segment_delete_failed", topic=self.topic.name, error=str(error))

@@ -110,7 +110,7 @@ def _fresh(
 def set_damage_aside(channel: Channel, place: int, payload: bytes, now: float) -> None:
     """Keep what stands in the place of a record with the failed messages. Idempotent."""
     _log.error(
-        "sq_damaged_record",
+        "sq_record_damaged",
         topic=channel.topic.name,
         channel=channel.name,
         id=position_id(place),

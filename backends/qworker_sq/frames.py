@@ -106,7 +106,7 @@ class FrameFile:
             self._apply(_decode(payload))
         except (TypeError, ValueError, LookupError, RecursionError) as error:
             # A whole, intact record that no qworker wrote: a stranger's, or a newer release's.
-            _log.warning("sq_row_not_understood", file=self._name, error=str(error))
+            _log.warning("sq_row_invalid", file=self._name, error=str(error))
 
     def append(self, rows: Iterable[Sequence[Any]]) -> None:
         """Append rows and apply them; under the lock, after `follow`.

@@ -84,7 +84,7 @@ def command(
         address, bound = listener.getsockname()[:2]
         if backend.remote_leases is None:
             log.warning("leases_end_with_server", url=backend.describe())
-        log.info("serving", url=backend.describe(), address=f"http://{address}:{bound}", token=token is not None)
+        log.info("server_started", url=backend.describe(), address=f"http://{address}:{bound}", token=token is not None)
         await serve(app, listener, protocol=bounded(most=max_connections))
 
     with asyncio.Runner(loop_factory=loop_factory("auto")) as runner:

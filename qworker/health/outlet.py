@@ -43,7 +43,9 @@ class Port:
         self._socket: socket.socket = listen(address)
         # The server closes its socket when it ends: a fresh process gets this one.
         self._server = HealthServer(self._socket.dup(), view, token=secret)
-        structlog.get_logger("qworker.health").info("health_serving", port=self._server.port, token=secret is not None)
+        structlog.get_logger("qworker.health").info(
+            "health_server_started", port=self._server.port, token=secret is not None
+        )
 
     def close(self) -> None:
         """Answer no more."""

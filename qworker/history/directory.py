@@ -158,7 +158,7 @@ class DirectoryHistory(HistoryStore):
                 os.close(root)
         except OSError as error:
             reason = str(store_error(error, "remove what is old"))
-            self._log.warning(events.HISTORY_KEPT, directory=self._path, **{events.ERROR: reason})
+            self._log.warning(events.HISTORY_PRUNE_FAILED, directory=self._path, **{events.ERROR: reason})
         finally:
             self._pruning = None
 

@@ -278,7 +278,7 @@ class MqApp:
                 for queue in await self.backend.queues():
                     await self.backend.reap(queue)
             except BackendError as error:
-                log.warning("reaping failed, and is tried again", error=str(error))
+                log.warning("reap_failed", error=str(error))
             self.leases.prune()
             await asyncio.sleep(_REAP_EVERY)
 

@@ -129,7 +129,7 @@ class Reaper:
             except FileNotFoundError:
                 continue
             except IsADirectoryError:
-                log.warning("a directory is no message, and stays", name=name)
+                log.warning("directory_skipped", name=name)
         return _RESCAN
 
 

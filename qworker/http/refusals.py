@@ -35,6 +35,6 @@ def refusal_of(error: Exception) -> tuple[int, list[tuple[bytes, bytes]], bytes]
         return 400, headers, text
     if isinstance(error, QueueNotFound):
         return 404, headers, text
-    log.warning("the store refused a request", error=str(error))
+    log.warning("backend_error", error=str(error))
     # Paths and addresses of the store are nobody's business outside.
     return 503, [*headers[1:], (b"retry-after", b"10")], b""

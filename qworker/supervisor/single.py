@@ -194,7 +194,7 @@ class _Single:
 
     def _drain_to_recycle(self, why: str) -> None:
         if not self._recycle and not self._signals:
-            self._log.info("recycling", why=why)
+            self._log.info("worker_recycling", reason=why)
             self._recycle = True
             self._told.set()
             self._worker.drain()

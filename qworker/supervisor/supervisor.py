@@ -199,7 +199,7 @@ class Supervisor:
         elif code in {Exit.USAGE, Exit.UNREACHABLE} and not self._ever_ready:
             self._give_up(slot, Exit(code))
         elif crashed:
-            self._log.info("worker_process_restarts", slot=slot.number, delay_s=round(delay, 3))
+            self._log.info("worker_process_restart_scheduled", slot=slot.number, delay_s=round(delay, 3))
 
     def _worsen(self, code: int) -> None:
         """Keep the worst status of those that were to end: a crash, then a drain that timed out."""
@@ -215,7 +215,7 @@ class Supervisor:
         """What keeps a process from its first start keeps the others from theirs: end, unless a change of the source may mend it."""
         if status is Exit.USAGE and self._settings.reload:
             slot.not_before = float("inf")
-            self._log.info("waiting_for_a_change_of_the_source", slot=slot.number)
+            self._log.info("waiting_for_source_change", slot=slot.number)
             return
         self._status = status
         self._gave_up = True
@@ -236,7 +236,7 @@ class Supervisor:
             self._stop(Command.ABORT, _ABORT_MARGIN_S)
 
     def _stop(self, command: Command, within: float) -> None:
-        self._log.info("supervisor_stopping", how=command.name.lower())
+        self._log.info("supervisor_stopping", action=command.name.lower())
         self._tell_all(command)
         kill_at = self._now() + within
         self._kill_at = kill_at if self._kill_at is None else min(self._kill_at, kill_at)
@@ -274,7 +274,7 @@ class Supervisor:
 
     async def _watch_sources(self) -> None:
         async for names in changes():
-            self._log.info("reloading", changed=names[:3])
+            self._log.info("worker_reloading", changed=names[:3])
             self._tell_all(Command.RECYCLE)
             for slot in self._slots:
                 slot.not_before = 0.0
@@ -288,7 +288,7 @@ class Supervisor:
                 try:
                     stats = [await backend.stats(queue) for queue in ready.queues]
                 except BackendError as error:
-                    self._log.warning("backlog_unknown", error=str(error))
+                    self._log.warning("backlog_check_failed", error=str(error))
                 else:
                     backlog = sum(s.ready + s.leased for s in stats if not s.paused)
                     self._scale(backlog)
@@ -300,7 +300,7 @@ class Supervisor:
         before = self._scaler.target
         target = self._scaler.observe(backlog, self._now())
         if target != before:
-            self._log.info("scaling", backlog=backlog, workers=target)
+            self._log.info("workers_scaled", backlog=backlog, workers=target)
             self._changed.set()
 
 

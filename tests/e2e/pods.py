@@ -82,10 +82,10 @@ class Pod:
 
     def _probe(self) -> None:
         # The address is known when the port is: as a kubelet's first probes, those before would be refused.
-        while not self.process.events("health_serving"):
+        while not self.process.events("health_server_started"):
             if self._stopped.wait(0.02) or self.process.popen.poll() is not None:
                 return
-        port = int(self.process.events("health_serving")[0]["port"])
+        port = int(self.process.events("health_server_started")[0]["port"])
         if self._own_network:
             self._enter_network()
         probes = self._container

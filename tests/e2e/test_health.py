@@ -54,7 +54,7 @@ def enqueue(folder: Path, task: str, *arguments: object) -> None:
 
 
 def port_of(process: Process) -> int:
-    return int(process.event("health_serving")["port"])
+    return int(process.event("health_server_started")["port"])
 
 
 def page(port: int, path: str) -> tuple[int, str]:
@@ -122,7 +122,7 @@ def test_a_worker_that_replaces_itself_keeps_its_port(folder: Path) -> None:
         port = port_of(process)
         enqueue(folder, "quick", 1)
         process.event("worker_stopped")
-        assert int(process.event("health_serving", 2)["port"]) == port
+        assert int(process.event("health_server_started", 2)["port"]) == port
         until(lambda: page(port, "/readyz")[0] == 200, "ready again", lambda: process.text)
         assert process.drain() == 0, process.text
 

@@ -219,7 +219,7 @@ def test_max_messages_replaces_the_process_and_drops_none(folder: Path) -> None:
 def test_max_memory_replaces_the_process(folder: Path) -> None:
     with worker(folder, "--max-memory", "1") as process:
         process.event("worker_started", 2)
-        assert "more than 1" in process.event("recycling")["why"]
+        assert "more than 1" in process.event("worker_recycling")["reason"]
 
 
 def test_reload_runs_new_code_and_survives_a_broken_one(folder: Path) -> None:

@@ -167,7 +167,7 @@ def test_a_worker_with_a_range_of_processes_starts_with_the_least(folder: Path) 
     ) as process:
         # One slot is full, and two messages wait: the second process comes.
         process.line("begin a 0")
-        assert process.event("scaling")["workers"] == 2
+        assert process.event("workers_scaled")["workers"] == 2
         process.line("begin b 0")
         workers(process, 2)
         assert process.drain() == 4

@@ -25,7 +25,7 @@ def measure(bench: Bench) -> list[Figure]:
     ledger = Ledger(folder)
     options = ("--visibility-timeout", str(visibility), "--stall-timeout", "60")
     with running(folder, url, "--health", "127.0.0.1:0", *options) as worker:
-        port = int(worker.event("health_serving")["port"])
+        port = int(worker.event("health_server_started")["port"])
         # The first answers pay for imports and the first look.
         for page in ("/livez", "/metrics"):
             _ask(port, page)
