@@ -309,5 +309,5 @@ def positive(value: float, name: str) -> float:
         UsageError: it is not.
     """
     if value <= 0:
-        raise UsageError(f"{name} is more than 0, not {value:g}")
+        raise UsageError(f"{name} must be more than 0 (got {value:g})")
     return value

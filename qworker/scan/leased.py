@@ -92,7 +92,7 @@ class LeasedSource:
         if self._queue not in self.call(self.backend.queues()):
             raise ScanError(f"no such queue: {self._queue}")
         if self.call(self.backend.stats(self._queue)).paused:
-            raise ScanDown(f"{self._queue} is down")
+            raise ScanDown(f"{self._queue} is paused")
 
     def exhausted(self, lease: Lease, tries: int) -> str | None:
         """Why a message may not be worked on any more; None when it may."""

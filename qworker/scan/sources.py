@@ -26,7 +26,7 @@ def open_source(url: str, queue: str, options: ScanOptions) -> Source:
         raise NotSupported(f"{parsed.scheme}: has no sub-queues for hosts: -a and -A are for fsq:")
     if options.ignore_down or options.lock is False:
         raise NotSupported(
-            f"{parsed.scheme}: gives no work without a lease, nor from a queue that is down: -i and -L are for fsq:"
+            f"{parsed.scheme}: leases every message, and none from a paused queue: -i and -L are for fsq:"
         )
     from qworker.scan.leased import LeasedSource
 

@@ -212,13 +212,13 @@ def _fields(text: str) -> dict[str, str]:
     try:
         found: object = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"--message is no JSON: {error}") from error
+        raise UsageError(f"--message is not valid JSON: {error}") from error
     if not isinstance(found, dict) or not found:
-        raise UsageError('--message is a flat map that is not empty: write \'{"name": "text"}\'')
+        raise UsageError('--message must be an object of texts, and not empty: write \'{"name": "text"}\'')
     fields: dict[str, str] = {}
     for name, value in cast("dict[str, object]", found).items():
         if isinstance(value, bool) or not isinstance(value, str | int | float):
-            raise UsageError(f"the field {name!r} is no text: rfq's messages are flat maps of text to text")
+            raise UsageError(f"the field {name!r} is not a text: messages of rfq are objects of texts")
         fields[name] = str(value)
     return fields
 
