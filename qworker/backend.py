@@ -8,10 +8,11 @@ from __future__ import annotations
 import abc
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
 from typing import ClassVar, Protocol, Self
 
 from qworker.clock import SYSTEM_CLOCK, Clock
-from qworker.errors import NotSupported, QueueNotFound, StoreNotFound
+from qworker.errors import NotSupported
 from qworker.history.store import NO_HISTORY, HistoryStore
 from qworker.message import Draft, Lease, QueueStats, Selection, Settlement, State, StoredMessage
 from qworker.parts import pages
@@ -50,6 +51,10 @@ class Backend(abc.ABC):
     # True: messages outlive every process (`memory:` does not; its worker must be the process that publishes).
     shared: ClassVar[bool] = True
 
+    # The store's directory, also while it is not there; None: the store is not a directory. What only looks makes none: a store that is
+    # not there has no queues, and looking into one of them raises `StoreNotFound` (`qworker.directory` makes it).
+    directory: Path | None = None
+
     # Leases that outlive the process that took them, and how they are found again; None: not asked for, or the store has none.
     remote_leases: RemoteLeases | None = None
 
@@ -78,7 +83,7 @@ class Backend(abc.ABC):
     async def open(self) -> None:
         """Reach the store now. Idempotent.
 
-        A directory that is not there is made, as it is by what publishes and consumes; what only looks makes none (see `missing`).
+        A directory that is not there is made, as it is by what publishes and consumes; what only looks makes none (see `directory`).
 
         Raises:
             BackendUnavailable: it does not answer.
@@ -93,18 +98,6 @@ class Backend(abc.ABC):
     @abc.abstractmethod
     def describe(self) -> str:
         """The URL with any password masked, for people and logs."""
-
-    @property
-    def missing(self) -> str | None:
-        """The absolute path of the store's directory while there is none; None: it is there, or the store is no directory.
-
-        A missing store has no queues, and what looks into one of them raises `StoreNotFound`.
-        """
-        return None
-
-    def not_found(self, queue: str) -> QueueNotFound:
-        """The error that says why there is no such queue."""
-        return QueueNotFound(queue) if self.missing is None else StoreNotFound(self.missing, queue)
 
     @property
     @abc.abstractmethod

@@ -12,6 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from qworker import __version__
 from qworker.backend import Backend
 from qworker.bulk import IncompleteLoad, incomplete_loads
+from qworker.directory import is_missing
 from qworker.errors import BackendUnavailable, MissingExtra, QworkerError
 from qworker.files import store_error
 from qworker.names import counted
@@ -114,10 +115,11 @@ def _inotify_instances() -> Check:
 async def _reachable(url: str) -> list[Check]:
     backend = open_backend(url)
     try:
-        if backend.missing is None:
+        missing = is_missing(backend.directory)
+        if not missing:
             await backend.open()
         queues = await backend.queues()
-        found = counted(len(queues), "queue") if backend.missing is None else "which is not there yet"
+        found = "which is not there yet" if missing else counted(len(queues), "queue")
         return [
             Check("reachable", Health.OK, f"{backend.describe()}, {found}"),
             Check("durability", *_durability(backend.durability)),

@@ -49,7 +49,6 @@ __all__ = [
     "link_file",
     "list_names",
     "make_fifo",
-    "missing_directory",
     "raise_file_limit",
     "read_all",
     "read_file",
@@ -164,18 +163,6 @@ class store_errors:  # noqa: N801 - reads as a statement: `with store_errors("li
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, OSError):
             raise store_error(error, self._doing) from error
-
-
-def missing_directory(path: str) -> str | None:
-    """`path` if nothing has that name; None: something does, and opening it says whether it will do."""
-    try:
-        os.stat(path, follow_symlinks=False)
-    except FileNotFoundError:
-        return path
-    except OSError:
-        # Nobody can say from here; opening it gives the reason.
-        return None
-    return None
 
 
 def check_writable(directory: int) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
 from typing import ClassVar, Self
 
 from qworker.backend import Backend
 from qworker.clock import SYSTEM_CLOCK, Clock
+from qworker.directory import is_missing, queue_not_found
 from qworker.errors import BackendUnavailable
-from qworker.files import check_writable, durability_at, missing_directory, store_errors
+from qworker.files import check_writable, durability_at, store_errors
 from qworker.history.directory import DirectoryHistory
 from qworker.message import Draft, Lease, QueueStats, Selection, Settlement, State, StoredMessage
 from qworker.names import check_queue
@@ -55,6 +57,7 @@ class FileBackend(Backend):
         remote_leases: bool = False,
     ) -> None:
         self._directory = directory
+        self.directory = Path(directory)
         self._clock = clock
         self._options = FileOptions() if options is None else options
         self._expiries = Expiries()
@@ -82,11 +85,6 @@ class FileBackend(Backend):
         return durability_at(self._directory, sync=self._options.sync)
 
     @property
-    def missing(self) -> str | None:
-        """The root, while there is none."""
-        return None if self._store is not None else missing_directory(self._directory)
-
-    @property
     def most_leases(self) -> int | None:
         """Half of the files that this process may have open."""
         return None if self._store is None else self._store.most_held
@@ -97,7 +95,7 @@ class FileBackend(Backend):
 
     def _present(self) -> Store | None:
         """The open store; None where its directory was not made yet."""
-        return self._opened() if self.missing is None else None
+        return self._opened() if self._store is not None or not is_missing(self.directory) else None
 
     def _opened(self) -> Store:
         if self._store is None:
@@ -282,7 +280,7 @@ class FileBackend(Backend):
     def _found(self, queue: str) -> LocalQueue:
         local = self._queue(queue)
         if local is None:
-            raise self.not_found(queue)
+            raise queue_not_found(queue, self.directory)
         return local
 
     async def stats(self, queue: str) -> QueueStats:

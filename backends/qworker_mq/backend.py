@@ -17,8 +17,9 @@ import msgspec
 
 from qworker.backend import Backend
 from qworker.clock import SYSTEM_CLOCK, Clock
+from qworker.directory import is_missing, queue_not_found
 from qworker.errors import BackendUnavailable
-from qworker.files import check_writable, durability_at, missing_directory, store_errors
+from qworker.files import check_writable, durability_at, store_errors
 from qworker.history.directory import directory_history
 from qworker.history.store import HISTORY_OPTIONS
 from qworker.message import Draft, Lease, QueueStats, Selection, SettleAction, Settlement, State, StoredMessage
@@ -67,7 +68,7 @@ class MqBackend(Backend):
         remote_leases: bool = False,
     ) -> None:
         self._url = url
-        self._path = url.directory
+        self.directory = self._path = url.directory
         self.history = directory_history(url, self._path, default=False, clock=clock)
         self._doing = f"use {self._path}"
         self._clock = clock
@@ -93,11 +94,6 @@ class MqBackend(Backend):
             remote_leases=remote_leases,
         )
 
-    @property
-    def missing(self) -> str | None:
-        """The root, while there is none."""
-        return None if self._store is not None else missing_directory(os.fspath(self._path))
-
     async def open(self) -> None:
         """Open, and if need be make, the directories."""
         with store_errors(self._doing):
@@ -106,9 +102,12 @@ class MqBackend(Backend):
     def _existing(self, queue: str) -> None:
         """Open the directories to look at a queue; no root is made for it."""
         check_queue(queue)
-        if self.missing is not None:
-            raise self.not_found(queue)
+        if self._is_missing():
+            raise queue_not_found(queue, self.directory)
         self._opened()
+
+    def _is_missing(self) -> bool:
+        return self._store is None and is_missing(self.directory)
 
     def _opened(self) -> Store:
         if self._store is None:
@@ -348,7 +347,7 @@ class MqBackend(Backend):
     async def queues(self) -> list[str]:
         """The queues."""
         with store_errors(self._doing):
-            if self.missing is not None:
+            if self._is_missing():
                 return []
             self._opened()
             self._mover.sweep_new()
@@ -366,7 +365,7 @@ class MqBackend(Backend):
         """Remove a queue."""
         with store_errors(self._doing):
             check_queue(queue)
-            if self.missing is None:
+            if not self._is_missing():
                 self._opened()
                 await self._whole(self._admin.delete(queue))
 

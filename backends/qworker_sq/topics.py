@@ -13,8 +13,9 @@ from typing import Self
 
 from qworker.backend import Backend
 from qworker.clock import SYSTEM_CLOCK, Clock
+from qworker.directory import is_missing, queue_not_found
 from qworker.errors import InvalidName, InvalidURL
-from qworker.files import durability_at, missing_directory, store_errors
+from qworker.files import durability_at, store_errors
 from qworker.history.directory import directory_history
 from qworker.history.store import HISTORY_OPTIONS
 from qworker.inotify import Watcher
@@ -74,7 +75,8 @@ class SqTopics(Backend):
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._url = url
-        self._path = str(url.directory)
+        self.directory = url.directory
+        self._path = str(self.directory)
         self._name = channel
         self._temporary = temporary
         self._segment_size = segment_size
@@ -109,11 +111,6 @@ class SqTopics(Backend):
             clock=clock,
         )
 
-    @property
-    def missing(self) -> str | None:
-        """The root, while there is none."""
-        return None if self._root >= 0 else missing_directory(self._path)
-
     async def open(self) -> None:
         """Make the directory where it is absent, and open it."""
         self._open(make=True)
@@ -122,7 +119,7 @@ class SqTopics(Backend):
         """Open the directory, which may be made; False where it is not there."""
         if self._root >= 0:
             return True
-        if not make and self.missing is not None:
+        if not make and is_missing(self.directory):
             return False
         with store_errors(f"open {self._path}"):
             os.makedirs(self._path, mode=0o700, exist_ok=True)
@@ -242,7 +239,7 @@ class SqTopics(Backend):
         except InvalidName:
             held = None
         if held is None:
-            raise self.not_found(queue)
+            raise queue_not_found(queue, self.directory)
         return held
 
     @contextlib.asynccontextmanager

@@ -10,8 +10,9 @@ from typing import Self
 
 from qworker.backend import Backend
 from qworker.clock import SYSTEM_CLOCK, Clock
+from qworker.directory import is_missing, queue_not_found
 from qworker.errors import InvalidName
-from qworker.files import FileSystem, GroupCommit, durability_at, missing_directory, raise_file_limit, store_errors
+from qworker.files import FileSystem, GroupCommit, durability_at, raise_file_limit, store_errors
 from qworker.history.directory import directory_history
 from qworker.history.store import HISTORY_OPTIONS
 from qworker.names import check_queue
@@ -43,7 +44,8 @@ class VsqsFolders(Backend):
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._url = url
-        self._path = str(url.directory)
+        self.directory = url.directory
+        self._path = str(self.directory)
         self._unit = _UNITS[unit]
         self._capacity = capacity
         self._timeout = timeout
@@ -73,11 +75,6 @@ class VsqsFolders(Backend):
             clock=clock,
         )
 
-    @property
-    def missing(self) -> str | None:
-        """The root, while there is none."""
-        return None if self._root >= 0 else missing_directory(self._path)
-
     async def open(self) -> None:
         """Make the directory where it is absent, and open it."""
         self._open(make=True)
@@ -86,7 +83,7 @@ class VsqsFolders(Backend):
         """Open the directory, which may be made; False where it is not there."""
         if self._root >= 0:
             return True
-        if not make and self.missing is not None:
+        if not make and is_missing(self.directory):
             return False
         with store_errors(f"open {self._path}"):
             os.makedirs(self._path, mode=0o700, exist_ok=True)
@@ -173,7 +170,7 @@ class VsqsFolders(Backend):
         except InvalidName:
             folder = None
         if folder is None:
-            raise self.not_found(queue)
+            raise queue_not_found(queue, self.directory)
         return folder
 
     def _came(self, watch: int, name: str) -> None:

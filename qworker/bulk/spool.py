@@ -33,10 +33,9 @@ from qworker.bulk.contract import (
     sort_partitions,
 )
 from qworker.bulk.load_files import LoadFiles, incomplete_loads
-from qworker.errors import BackendError, InvalidURL, UsageError
+from qworker.errors import BackendError, UsageError
 from qworker.files import CREATE, DIRECTORY, READ, store_errors, write_all
 from qworker.message import Draft
-from qworker.url import BackendURL
 
 __all__ = ["SpooledBulkWriter", "incomplete_spooled"]
 
@@ -256,13 +255,12 @@ def _place(backend: Backend, queue: str, folder: Path | None) -> Path:
 
 def _beside(backend: Backend) -> Path:
     """`<directory>.staged`: not in the directory, where programs that know nothing of it look."""
-    store = BackendURL.parse(backend.describe())
-    try:
-        directory = store.directory
-    except InvalidURL as error:
+    directory = backend.directory
+    if directory is None:
+        scheme = backend.describe().partition(":")[0]
         raise UsageError(
-            f"{store.scheme}: has no place for what is staged: name a folder that all processes see (the option `staging_dir`)"
-        ) from error
+            f"{scheme}: has no place for what is staged: name a folder that all processes see (the option `staging_dir`)"
+        )
     return directory.with_name(f"{directory.name}.staged")
 
 

@@ -13,8 +13,9 @@ import click
 
 from qworker.backend import Backend
 from qworker.cli.configured import PREFIX, blamed, did_you_mean, file_defaults, options_of, warn_of_unknown
+from qworker.directory import require_directory
 from qworker.duration import LONGEST, parse_duration
-from qworker.errors import InvalidURL, MissingExtra, StoreNotFound, UsageError
+from qworker.errors import InvalidURL, MissingExtra, UsageError
 from qworker.extras import not_installed
 from qworker.message import State
 from qworker.registry import open_backend
@@ -202,9 +203,7 @@ def check_store(url: str) -> None:
     Raises:
         StoreNotFound: there is none.
     """
-    missing = open_backend(url).missing
-    if missing is not None:
-        raise StoreNotFound(missing)
+    require_directory(open_backend(url).directory)
 
 
 def batches(items: Iterable[T]) -> Iterator[list[T]]:
@@ -272,8 +271,8 @@ async def opened(url: str, *, make: bool = False) -> AsyncGenerator[Backend]:
         BackendUnavailable: nobody answers there.
     """
     backend = open_backend(url)
-    if not make and backend.missing is not None:
-        raise StoreNotFound(backend.missing)
+    if not make:
+        require_directory(backend.directory)
     if not backend.shared:
         await backend.aclose()
         raise InvalidURL(f"{backend.describe()}: its queues live in one process only, and this is another: use file:")

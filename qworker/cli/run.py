@@ -13,6 +13,7 @@ import structlog
 from qworker.app import Tasks
 from qworker.cli.common import Command, duration_type, url_option
 from qworker.cli.loader import load_app
+from qworker.directory import is_missing
 from qworker.errors import UsageError
 from qworker.health.address import parse_address
 from qworker.names import check_queue
@@ -220,13 +221,13 @@ def _loaded(app: str, url: str | None) -> Tasks:
     """The app; warns where its store would be a new directory, while one of the same name lies beside the app."""
     tasks = load_app(app, url)
     parsed = BackendURL.parse(tasks.url)
-    missing = open_backend(tasks.url).missing if parsed.is_relative else None
+    directory = open_backend(tasks.url).directory if parsed.is_relative else None
     module = getattr(sys.modules[app.partition(":")[0]], "__file__", None)
-    if missing is not None and module is not None:
+    if is_missing(directory) and module is not None:
         folder = Path(module).parent
         beside = BackendURL.parse(parsed.anchored(folder)).directory
         if beside.is_dir():
             structlog.get_logger().warning(
-                "store_is_new", directory=missing, beside_the_app=str(beside), hint=f"run qworker in {folder}"
+                "store_is_new", directory=str(directory), beside_the_app=str(beside), hint=f"run qworker in {folder}"
             )
     return tasks

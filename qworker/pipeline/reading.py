@@ -11,6 +11,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from qworker.backend import Backend
+from qworker.directory import is_missing
 from qworker.message import State
 from qworker.pipeline.filters import Condition, chosen, condition, kept
 from qworker.pipeline.options import ReadOptions
@@ -132,7 +133,7 @@ async def opened(url: str) -> AsyncGenerator[Backend]:
     """A store for a while."""
     backend = open_backend(url)
     try:
-        if backend.missing is None:
+        if not is_missing(backend.directory):
             await backend.open()
         yield backend
     finally:

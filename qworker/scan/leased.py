@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping
 from typing import IO, Any, TypeVar
 
 from qworker.backend import Backend
-from qworker.errors import StoreNotFound
+from qworker.directory import require_directory
 from qworker.message import Lease, SettleAction, Settlement
 from qworker.portal import Portal
 from qworker.registry import open_backend
@@ -49,8 +49,7 @@ class LeasedSource:
         )
         self._portal = Portal()
         self.backend: Backend = open_backend(url)
-        if self.backend.missing is not None:
-            raise StoreNotFound(self.backend.missing, queue)
+        require_directory(self.backend.directory, queue)
 
     @property
     def exits(self) -> Exits:

@@ -92,9 +92,10 @@ class AdministeringContract(Contract):
         assert (await case.counts())[:2] == (1, 1)
         assert case.queue in await other.queues()
 
-    async def test_an_open_store_is_not_missing(self, case: Case) -> None:
+    async def test_the_directory_of_an_open_store_is_there(self, case: Case) -> None:
         await case.backend.open()
-        assert case.backend.missing is None
+        directory = case.backend.directory
+        assert directory is None or (directory.is_absolute() and directory.is_dir())
 
     async def test_queues_are_sorted(self, case: Case) -> None:
         await case.backend.create(case.queue)

@@ -74,12 +74,12 @@ async def test_looking_into_a_directory_that_is_not_there_makes_none_and_names_i
         assert await backend.history.for_message("q", "x") == []
         assert await bulk.incomplete_loads(backend, "q") == []
         await backend.delete("q")
-        assert backend.missing == str(place)
+        assert backend.directory == place
         assert backend.durability
         assert not place.parent.exists()
         # Whoever publishes makes it.
         (message_id,) = await backend.publish("q", [Draft(body=b"x")])
-        assert backend.missing is None
+        assert place.is_dir()
         (found,) = await backend.find("q", [message_id])
         assert found.message.body == b"x"
         with pytest.raises(QueueNotFound, match="there is no queue 'other'"):

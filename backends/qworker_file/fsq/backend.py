@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, ClassVar, Self
 
 from qworker.backend import Backend
 from qworker.clock import SYSTEM_CLOCK, Clock
+from qworker.directory import is_missing, queue_not_found
 from qworker.errors import BackendUnavailable
-from qworker.files import check_writable, durability_at, link_file, missing_directory, store_errors
+from qworker.files import check_writable, durability_at, link_file, store_errors
 from qworker.finding import find_each, stamp
 from qworker.history.directory import directory_history
 from qworker.message import Draft, Lease, QueueStats, Selection, Settlement, State, StoredMessage
@@ -63,7 +64,8 @@ class FsqBackend(Backend):
     ) -> None:
         self._url = url
         self._options = options
-        self._directory = str(root_of(url, options.constants))
+        self.directory = root_of(url, options.constants)
+        self._directory = str(self.directory)
         self._clock = clock
         self._remote_holders = remote_holders
         self._store: Store | None = None
@@ -87,11 +89,6 @@ class FsqBackend(Backend):
         return durability_at(self._directory, sync=self._options.sync)
 
     @property
-    def missing(self) -> str | None:
-        """The root, while there is none."""
-        return None if self._store is not None else missing_directory(self._directory)
-
-    @property
     def most_leases(self) -> int | None:
         """Half of the files that this process may have open."""
         return None if self._store is None else self._store.most_held
@@ -102,7 +99,7 @@ class FsqBackend(Backend):
 
     def _present(self) -> Store | None:
         """The open store; None where its directory was not made yet."""
-        return self._opened() if self.missing is None else None
+        return self._opened() if self._store is not None or not is_missing(self.directory) else None
 
     def _opened(self) -> Store:
         if self._store is None:
@@ -278,7 +275,7 @@ class FsqBackend(Backend):
     def _found(self, queue: str) -> LocalQueue:
         local = self._queue(queue)
         if local is None:
-            raise self.not_found(queue)
+            raise queue_not_found(queue, self.directory)
         return local
 
     def _look(self, local: LocalQueue) -> Look:

@@ -1,0 +1,54 @@
+"""A store that is a directory: whether it is there, and the error when it is not."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from qworker.errors import QueueNotFound, StoreNotFound
+
+__all__ = ["is_missing", "queue_not_found", "require_directory"]
+
+
+def is_missing(directory: Path | None) -> bool:
+    """Return whether a store's directory is not there.
+
+    Args:
+        directory: `Backend.directory`. None: the store is not a directory, and so not missing.
+    """
+    if directory is None:
+        return False
+    try:
+        os.stat(directory, follow_symlinks=False)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        # It cannot be known without opening it, which reports the reason.
+        return False
+    return False
+
+
+def require_directory(directory: Path | None, queue: str = "") -> None:
+    """Refuse a store whose directory is not there.
+
+    Args:
+        directory: `Backend.directory`.
+        queue: The queue that is asked for. Empty: none in particular.
+
+    Raises:
+        StoreNotFound: The directory is not there.
+    """
+    if directory is not None and is_missing(directory):
+        raise StoreNotFound(str(directory), queue)
+
+
+def queue_not_found(queue: str, directory: Path | None) -> QueueNotFound:
+    """Return the error that says why there is no such queue.
+
+    Args:
+        queue: The queue's name.
+        directory: `Backend.directory`.
+    """
+    if directory is not None and is_missing(directory):
+        return StoreNotFound(str(directory), queue)
+    return QueueNotFound(queue)
