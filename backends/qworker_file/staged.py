@@ -1,4 +1,4 @@
-"""The writing half of bulk publishing: one attempt's messages as files, and those files on the disk."""
+"""The first half of a bulk write: the messages of one attempt are written as files and synced."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from qworker_file.names import item_name
 
 __all__ = ["BackgroundSync", "write_partition"]
 
-# Files of one directory: as many as fit into its first block, in which the kernel finds and changes names at the least cost.
+# Files of one directory: as many as fit into its first block, where the kernel finds and changes names quickly.
 _CHUNK = 128
-# Files after which what was written begins to go to the disk.
+# After so many files a sync starts in the background.
 _FLUSH = 10_000
-# Beginnings of names that are kept ready.
+# Suffixes of names that are cached.
 _KINDS = 200
 
 
@@ -29,15 +29,15 @@ def write_partition(
     """Write an attempt's directory.
 
     Args:
-        run: where.
-        name: of the directory.
-        batches: what to write.
-        mode: of the files.
-        clock: the store's.
-        flusher: puts them on the disk meanwhile.
+        run: The open directory of the run.
+        name: The name of the attempt's directory.
+        batches: What to write.
+        mode: The mode of the files.
+        clock: The store's clock.
+        flusher: Syncs the files in the background.
 
     Returns:
-        How many messages, and the bytes of their bodies.
+        The number of messages, and the bytes of their bodies.
     """
     partition = _make(name, run)
     count = size = 0
@@ -69,7 +69,7 @@ def write_partition(
 def _make(name: str, parent: int) -> int:
     shared = stat.S_IMODE(os.fstat(parent).st_mode)
     os.mkdir(name, shared, dir_fd=parent)
-    # What was asked for, whatever the umask says.
+    # The umask must not change the mode.
     os.chmod(name, shared, dir_fd=parent)
     return os.open(name, DIRECTORY | os.O_NOFOLLOW, dir_fd=parent)
 
@@ -87,10 +87,10 @@ class _Names:
         self._kinds: dict[tuple[str | None, int, tuple[str, ...]], str] = {}
 
     def of(self, draft: Draft, row: int) -> str:
-        """The name of one.
+        """Return the name of one draft.
 
         Raises:
-            NotSupported: the draft asks for what a directory has no place for.
+            NotSupported: A directory cannot keep a field of the draft.
         """
         if draft.priority or draft.unique_key is not None or draft.fields:
             _refuse(draft)
@@ -105,7 +105,7 @@ class _Names:
 
 
 def _suffix(draft: Draft) -> str:
-    """What follows the id in the item's name."""
+    """Return what follows the id in the item's name."""
     words = draft.argv if draft.task is None else (draft.task, *draft.argv)
     return item_name("", draft.tries, words)[1:]
 
@@ -124,10 +124,11 @@ def _refuse(draft: Draft) -> None:
 
 
 class BackgroundSync:
-    """Puts what a task writes on the disk while it writes on, so that little is left to wait for at its end.
+    """Syncs files in a thread while a task writes more, so that the task waits only shortly at its end.
 
     Args:
-        fd: of the file system, opened before the first file: the kernel tells each error once, since then.
+        fd: A descriptor on the file system, opened before the first file: the kernel reports each error once, to
+            descriptors that were open when it occurred.
     """
 
     def __init__(self, fd: int) -> None:
@@ -136,7 +137,7 @@ class BackgroundSync:
         self._error: OSError | None = None
 
     def start(self) -> None:
-        """Begin, unless the last beginning has not ended."""
+        """Start a sync, unless one is running."""
         if self._thread is None or not self._thread.is_alive():
             self._thread = threading.Thread(target=self._run, name="qworker-flush", daemon=True)
             self._thread.start()
@@ -148,13 +149,15 @@ class BackgroundSync:
             self._error = self._error or error
 
     def finish(self) -> None:
-        """Put the rest on the disk; blocks.
+        """Sync the rest. It blocks.
 
         Raises:
-            PublishUncertain: something is not there. It is never synced again: another attempt writes other files.
+            PublishUncertain: Something is not on the disk. It is not synced again: another attempt writes other files.
         """
         if self._thread is not None:
             self._thread.join()
         self._run()
         if self._error is not None:
-            raise PublishUncertain(f"the disk did not take what was staged: {self._error.strerror}") from self._error
+            raise PublishUncertain(
+                f"the disk could not store the staged messages: {self._error.strerror}"
+            ) from self._error

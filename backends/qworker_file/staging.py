@@ -1,8 +1,8 @@
-"""Bulk publishing: each row is written as the file that it will be, in a directory under tmp/, and renamed into sight at the commit.
+"""Bulk writes: each row is written as the file that it will be, in a directory under tmp/, and the commit renames it.
 
-That rename is the only publication, so what is still under tmp/ is what has to be published still: a commit that dies goes on there,
-whoever has leased and acked the first messages meanwhile. A partition is done when its directory can be removed, for listings may miss
-files and `rmdir` does not.
+The rename is what publishes a message, so the files under tmp/ are those that are not published yet. If a commit dies,
+the next one continues there, also if workers have leased and acked the first messages. A partition is done when its
+directory can be removed, because a listing can miss files and `rmdir` cannot.
 
     tmp/staged/<load>/run-<run>/<partition>.<attempt>/<first row>/<row>.<due, ms>_<tries>[_<task>]
     -> queue/_<timestamp>_<entropy>_0_~<load>:<step>:<partition>:<row>_<tries>[_<task>]
@@ -64,12 +64,12 @@ class FileBulkStore:
 
 
 class FileBulkWriter(BulkWriter):
-    """See the module.
+    """The writer of one load.
 
     Args:
-        opened: gives the store, opened.
-        queue: where the messages go; made if it is absent.
-        load: the load's name.
+        opened: Gives the open store.
+        queue: Where the messages go. It is created if it does not exist.
+        load: The load's name.
     """
 
     def __init__(self, opened: Callable[[], Store], queue: str, load: str) -> None:
@@ -77,12 +77,12 @@ class FileBulkWriter(BulkWriter):
         self._opened = opened
 
     async def done(self, step: int) -> LoadDone | None:
-        """Look for the mark in names/."""
+        """Read the mark in names/."""
         with store_errors(f"look for the load {self.name}"):
             return None if self._opened().queue(self.queue) is None else self._folder().done(step)
 
     async def sealed(self, step: int) -> Manifest | None:
-        """Look for the seal under tmp/."""
+        """Read the seal under tmp/."""
         with store_errors(f"look for the load {self.name}"):
             return None if self._opened().queue(self.queue) is None else self._folder().sealed(step)
 
@@ -91,7 +91,7 @@ class FileBulkWriter(BulkWriter):
     async def stage(
         self, run: str, partition: int, attempt: str, batches: Iterable[Sequence[Draft]]
     ) -> StagedPartition:
-        """Write one file per message; one `syncfs` for all of them."""
+        """Write one file for each message, and call `syncfs` once."""
         with store_errors(f"stage messages for {self.queue!r}"):
             store = self._opened()
             files = store.made(self.queue).files
@@ -120,7 +120,7 @@ class FileBulkWriter(BulkWriter):
     # -- committing --------------------------------------------------------------------------------------------------
 
     async def seal(self, step: int, partitions: Sequence[StagedPartition]) -> Manifest | None:
-        """Link the seal into its place under tmp/."""
+        """Link the seal to its name under tmp/."""
         manifest = Manifest(step=step, sealed_at=self._opened().clock.time(), partitions=sort_partitions(partitions))
         with store_errors(f"seal the load {self.name}"):
             folder = self._folder()
@@ -131,7 +131,7 @@ class FileBulkWriter(BulkWriter):
             return folder.seal(manifest)
 
     async def publish(self, manifest: Manifest) -> LoadDone:
-        """Rename what is staged into queue/ and delay/, sync both once, and leave the mark."""
+        """Rename the staged files into queue/ and delay/, sync both once, and write the mark."""
         with store_errors(f"publish the load {self.name}"):
             store, folder = self._opened(), self._folder()
             local = store.made(self.queue)
@@ -142,7 +142,7 @@ class FileBulkWriter(BulkWriter):
                 await store.commit({local.files.queue, local.files.delay})
             except OSError as error:
                 raise PublishUncertain(
-                    f"the disk did not take the names of the load {self.name}: run it again"
+                    f"the disk could not store the file names of the load {self.name}: run the load again"
                 ) from error
             published = LoadDone(
                 name=self.name,
@@ -151,7 +151,7 @@ class FileBulkWriter(BulkWriter):
                 rejected=manifest.rejected,
                 at=store.clock.time(),
             )
-            # Only now: from here on nobody looks for what is left of this step.
+            # Only now: after this, no process looks for the rest of this step.
             folder.mark(published)
             folder.clean(manifest)
         return published
@@ -168,14 +168,14 @@ class FileBulkWriter(BulkWriter):
 
 
 class _Names:
-    """The names that staged files get: the same for everybody who publishes this seal."""
+    """The names that staged files get. All processes that publish this seal give the same ones."""
 
     def __init__(self, load: str, manifest: Manifest, store: Store) -> None:
         self._load = load
         self._manifest = manifest
         self._local = store.options.local_time
         self._now_ms = int(store.clock.time() * 1000)
-        # The first nanosecond of each partition: one after another, so that the order of the rows is that of the queue.
+        # The first nanosecond of each partition. They follow one another, so that the queue has the order of the rows.
         self._starts: list[int] = []
         start = int(manifest.sealed_at * 1e9)
         for partition in manifest.partitions:
@@ -183,10 +183,10 @@ class _Names:
             start += partition.count
 
     def of(self, number: int) -> Callable[[str], tuple[bool, str]]:
-        """For one partition: from a staged name to whether it is due later, and its name."""
+        """Return a function for one partition: from a staged name to whether it is due later, and its name."""
         start = self._starts[number]
         first = message_id(self._load, self._manifest.step, self._manifest.partitions[number].partition, 0)
-        # The fields of a stem from the pid on, up to the row.
+        # The fields of a stem, from the pid up to the row.
         given = stem_for(first, "0_0_0").split("_", 2)[2][:-1]
         stamps: dict[int, str] = {}
 
@@ -201,7 +201,7 @@ class _Names:
             stem = f"{stamp}_{ns:09d}_{given}{int(row)}"
             item = f"_{stem}_{rest}"
             if size_of(item) > MAX_OWN:
-                # The task's name is a label only: the envelope has it whole.
+                # The task's name is only a label: the envelope has all of it.
                 item = f"_{stem}_{rest.partition('_')[0]}"
             due_ms = int(due)
             return (True, delay_name(item, due_ms)) if due_ms > self._now_ms else (False, item)
@@ -210,12 +210,12 @@ class _Names:
 
 
 class _StagedFilePublisher:
-    """Renames one attempt's files into sight.
+    """Publishes the files of one attempt.
 
     Args:
-        store: the store.
-        local: the queue.
-        name: from a staged name to whether it is due later, and its name.
+        store: The store.
+        local: The queue.
+        name: Gives, for a staged name, whether it is due later, and its name.
     """
 
     def __init__(self, store: Store, local: LocalQueue, name: Callable[[str], tuple[bool, str]]) -> None:
@@ -226,7 +226,7 @@ class _StagedFilePublisher:
         self._delayed: list[str] = []
 
     async def show(self, partition: int) -> None:
-        """Rename everything that is in the attempt's directory."""
+        """Rename all files of the attempt's directory."""
         for chunk in sorted(await list_names(partition)):
             await self._show_chunk(chunk, partition)
             if len(self._ready) >= _WAKE:
@@ -238,7 +238,7 @@ class _StagedFilePublisher:
         try:
             directory = os.open(chunk, DIRECTORY | os.O_NOFOLLOW, dir_fd=partition)
         except FileNotFoundError:
-            # Another process that publishes this seal was faster.
+            # Another process published them.
             return
         try:
             while True:
@@ -255,7 +255,7 @@ class _StagedFilePublisher:
             try:
                 os.rename(entry, target, src_dir_fd=directory, dst_dir_fd=delay if delayed else queue)
             except FileNotFoundError:
-                # As above; or a lost reply, and then it was this process.
+                # Another process published it. Or the reply was lost, and it was this process.
                 continue
             (self._delayed if delayed else self._ready).append(target)
 
@@ -266,8 +266,8 @@ class _StagedFilePublisher:
             self._ready, self._delayed = [], []
 
 
-async def _publish_partition(folder: LoadFiles, partition: StagedPartition, shower: _StagedFilePublisher) -> None:
-    """Rename all of an attempt's files; nothing if that was done before."""
+async def _publish_partition(folder: LoadFiles, partition: StagedPartition, files: _StagedFilePublisher) -> None:
+    """Rename all files of an attempt, if that was not done before."""
     run = folder.open_run(partition.run)
     if run is None:
         return
@@ -278,7 +278,7 @@ async def _publish_partition(folder: LoadFiles, partition: StagedPartition, show
             return
         try:
             while True:
-                await shower.show(directory)
+                await files.show(directory)
                 if remove_empty(name, run):
                     return
         finally:

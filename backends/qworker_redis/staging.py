@@ -1,12 +1,12 @@
-"""Bulk publishing: rows wait in lists beside the queue, in its slot of a cluster, and a script moves them in batches.
+"""Bulk writes: rows wait in lists beside the queue, in its slot of a cluster, and a script moves them in batches.
 
-A row leaves its list in the very script that publishes it, so what is in a list still is what has to be published still. No row goes
-through the process that commits.
+The script that publishes a row also removes it from its list, so the rows in a list are those that are not published
+yet. No row passes through the committing process.
 
-    {qworker:Q}:stage:<load>/<run>                          set: the lists of a run; forgotten after 36 hours
-    {qworker:Q}:stage:<load>/<run>/<partition>.<attempt>    list: rows; forgotten likewise, unless it is sealed
-    {qworker:Q}:seals                                      hash: <load>/<step> -> the manifest of what is being published
-    {qworker:Q}:jobs                                       hash: load -> the mark of its last published step
+    {qworker:Q}:stage:<load>/<run>                          set: the lists of a run; expires after 36 hours
+    {qworker:Q}:stage:<load>/<run>/<partition>.<attempt>    list: rows; expires after 36 hours, unless it is sealed
+    {qworker:Q}:seals                                      hash: <load>/<step> -> the manifest of what is being
+    published {qworker:Q}:jobs                                       hash: load -> the mark of its last published step
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class RedisBulkStore:
     """The bulk writes of a Redis; see `qworker.bulk.contract.BulkStore`.
 
     Args:
-        options: Of the store.
+        options: The options of the store.
         links: Its connections.
         create: Makes a queue.
         stored_in: Called when something was published, with the queue and whether that made it.
@@ -89,15 +89,15 @@ class RedisBulkStore:
 
 
 class RedisBulkWriter(BulkWriter):
-    """See the module.
+    """The writer of one load.
 
     Args:
-        options: of the store.
-        links: its connections.
-        queue: where the messages go.
-        load: the load's name.
-        create: makes a queue.
-        stored_in: told when something was published: the queue, and whether that made it.
+        options: The options of the store.
+        links: Its connections.
+        queue: Where the messages go.
+        load: The load's name.
+        create: Makes a queue.
+        stored_in: Called when something was published, with the queue and whether that made it.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class RedisBulkWriter(BulkWriter):
     async def stage(
         self, run: str, partition: int, attempt: str, batches: Iterable[Sequence[Draft]]
     ) -> StagedPartition:
-        """Push rows to a list; each push says what it expects there, and so may be repeated."""
+        """Push rows to a list. Each push gives the length that it expects, so it can be repeated."""
         name = f"{run}/{partition}.{attempt}"
         count = size = 0
         for drafts in batches:
@@ -152,7 +152,9 @@ class RedisBulkWriter(BulkWriter):
             "int", await self._script("stage", (count, _LIFE_MS, name, *rows), self._run(run), self._list(name))
         )
         if have != count + len(rows):
-            raise BackendError(f"what the load {self.name} had staged was forgotten: its task took more than 36 hours")
+            raise BackendError(
+                f"the staged rows of the load {self.name} have expired: its task took more than 36 hours"
+            )
         return have
 
     async def discard(self, run: str) -> None:
@@ -167,14 +169,14 @@ class RedisBulkWriter(BulkWriter):
         keys = [queue_key(self.queue, self._list(name.decode())) for name in names]
         for first in range(0, len(keys), BATCH):
             await self._command("UNLINK", *keys[first : first + BATCH])
-        # Last: as long as it is there, somebody can find the lists.
+        # Last: as long as it exists, the lists can be found.
         await self._command("UNLINK", queue_key(self.queue, self._run(run)))
 
     # -- committing --------------------------------------------------------------------------------------------------
 
     async def seal(self, step: int, partitions: Sequence[StagedPartition]) -> Manifest | None:
-        """Make the seal, hold its lists, then let it count."""
-        # First: what is sealed is looked for in the queues that are listed.
+        """Write the seal, keep its lists from expiring, then let it count."""
+        # First, because incomplete loads are looked for in the listed queues.
         await self._create(self.queue)
         ours = _encode(Manifest(step=step, sealed_at=time.time(), partitions=sort_partitions(partitions)))
         while True:
@@ -184,29 +186,29 @@ class RedisBulkWriter(BulkWriter):
             manifest = _read_manifest(seal[1:])
             if seal.startswith(_SEALED):
                 return manifest
-            # Ours, or another run's that was about to: it counts if its lists are there, for nothing of it is published.
+            # Ours, or one of another run that stopped here. It counts if its lists exist: nothing of it is published.
             absent = await self._hold(manifest)
             await self._seal(step, (b"=" if absent is None else b"!") + seal[1:])
             if absent is not None and seal[1:] == ours:
                 raise missing(self.name, absent)
 
     async def _hold(self, manifest: Manifest) -> StagedPartition | None:
-        """Keep the lists of a seal from being forgotten; the first that is not there."""
+        """Keep the lists of a seal from expiring. Return the first that does not exist."""
         for partition in manifest.partitions:
             if partition.count and not await self._script("hold", (partition.count,), self._list_of(partition)):
                 return partition
         return None
 
     async def _seal(self, step: int, wanted: bytes) -> tuple[LoadDone | None, bytes]:
-        """Ask the script: the mark if the step is done, and the seal or nothing."""
+        """Run the script `seal`. Return the mark if the step is done, and the seal or nothing."""
         mark, seal = cast("list[bytes]", await self._script("seal", (self.name, step, wanted)))
         published = _read_done(mark) if mark else None
         return (published if published is not None and published.step >= step else None), seal
 
     async def publish(self, manifest: Manifest) -> LoadDone:
-        """Have the scripts move every list, one after another; then leave the mark."""
+        """Move every list by scripts, one after another, then write the mark."""
         for partition in manifest.partitions:
-            # What a server does in one script call, it does while everybody waits.
+            # A script call blocks all other clients of the server.
             limit = max(1, BATCH // (1 + partition.size // max(1, partition.count) // BATCH_BYTES))
             head = message_id(self.name, manifest.step, partition.partition, 0)[:-1]
             left = partition.count
@@ -229,7 +231,7 @@ class RedisBulkWriter(BulkWriter):
     # -- the server --------------------------------------------------------------------------------------------------
 
     async def _script(self, name: str, arguments: Sequence[Argument], *keys: str) -> Reply:
-        """Run a script that may be repeated, until as many replicas have its writes as the URL asks for."""
+        """Run a script that can be repeated, until the number of replicas that the URL asks for have its writes."""
 
         def attempt(wire: Wire, again: bool) -> Awaitable[Reply]:
             del again
@@ -255,11 +257,11 @@ class RedisBulkWriter(BulkWriter):
 
 
 def staged_keys(queue: str, fields: Sequence[bytes]) -> list[bytes]:
-    """The keys of everything that seals keep from being forgotten, for the end of a queue.
+    """Return the keys that seals keep from expiring, to delete them with their queue.
 
     Args:
-        queue: its name.
-        fields: of its hash `seals`: names and manifests in turns.
+        queue: The queue's name.
+        fields: The fields of its hash `seals`: names and manifests in turns.
     """
     keys: set[bytes] = set()
     for seal, _ in _seals(fields):
@@ -272,13 +274,13 @@ def staged_keys(queue: str, fields: Sequence[bytes]) -> list[bytes]:
 
 
 def _seals(fields: Sequence[bytes]) -> Iterator[tuple[IncompleteLoad, bytes]]:
-    """Each seal, and whether it counts."""
+    """Yield each seal, and its state: `h` for held, `s` for sealed."""
     for field, seal in zip(fields[::2], fields[1::2], strict=True):
         load = field.decode().rpartition("/")[0]
         yield IncompleteLoad(name=load, manifest=_read_manifest(seal[1:])), seal[:1]
 
 
 def _row(draft: Draft) -> bytes:
-    """A draft as it waits in a list."""
+    """Encode a draft as it waits in a list."""
     _, special, rest = encode("", draft)
     return _LENGTH.pack(len(special)) + special + rest if special else _PLAIN + rest

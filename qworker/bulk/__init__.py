@@ -1,6 +1,7 @@
 """Bulk writes: many processes publish as one, exactly once (docs/pipeline/writing.md).
 
-`open` gives the writer of a load: the store's own one where the backend has it (`OffersBulk`), otherwise one that spools to files.
+`open` gives the writer of a load: the store's own one where the backend has it (`OffersBulk`), otherwise one that
+spools to files.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ def open(backend: Backend, queue: str, name: str, folder: Path | None = None) ->
         backend: Where the queue is.
         queue: Where the messages go. It is made when the load is sealed, if it does not exist.
         name: The load's name. Within a queue, the same name stands for the same messages.
-        folder: Where to spool, on a file system that all processes of the load see. A store with its own writer does not need it.
-            None: beside the store's directory.
+        folder: Where to spool, on a file system that all processes of the load see. A store with its own writer does
+            not need it. None: beside the store's directory.
 
     Raises:
         InvalidName: The queue's or the load's name is not valid.

@@ -1,4 +1,4 @@
-"""Removing what dead loads have staged."""
+"""Remove what dead loads have staged."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["clean_up_staged", "has_staged"]
 
 
 def has_staged(parent: int) -> bool:
-    """Whether there is anything to sweep."""
+    """Return whether anything is staged below a directory."""
     try:
         os.stat(STAGED, dir_fd=parent, follow_symlinks=False)
     except FileNotFoundError:
@@ -20,12 +20,14 @@ def has_staged(parent: int) -> bool:
 
 
 def clean_up_staged(parent: int, older_than: float) -> int:
-    """Remove runs that nobody sealed, and in which nothing was written since a moment; count them. May take long.
+    """Remove the runs that are not sealed and were last written before `older_than` (Unix seconds).
 
-    A run that is sealed stays: the rest of its load is published when the load is run again.
+    Return their number.
+
+    It blocks, and can take long. A sealed run stays: the rest of its load is published when the load is run again.
 
     Raises:
-        OSError: one cannot be removed.
+        OSError: A run cannot be removed.
     """
     count = 0
     for load in names_in(STAGED, parent):
@@ -42,19 +44,22 @@ def clean_up_staged(parent: int, older_than: float) -> int:
 
 
 def _last_change(path: str, parent: int) -> float:
-    """When something was last written to a run: a file changes its directory's time when it is made."""
+    """Return when something was last written to a run, in Unix seconds.
+
+    A new file changes the time of its directory.
+    """
     places = [path]
     for partition in names_in(path, parent):
         places.append(f"{path}/{partition}")
         chunks = names_in(f"{path}/{partition}", parent)
         if chunks:
-            # They are made one after another.
+            # Chunks are made one after another, so the last one is the newest.
             places.append(f"{path}/{partition}/{max(chunks)}")
     latest = 0.0
     for place in places:
         try:
             latest = max(latest, os.stat(place, dir_fd=parent, follow_symlinks=False).st_mtime)
         except FileNotFoundError:
-            # Somebody is at work there.
+            # Another process works there now.
             return time.time()
     return latest

@@ -1,15 +1,16 @@
-"""What a store must do so that many processes put messages into a queue as one: all of them, once, or none.
+"""What a store must do so that many processes can publish as one: all messages of a load, each once, or none.
 
     stage, stage, stage ... ────► seal ────► publish ────► done
           │                        the first seal of a step wins; from then on its content is fixed
           └────► discard
 
-Any process may die between any two lines:
+Any process can die between any two calls:
 
-* before the seal nothing is visible, and nothing that was staged counts: the load is run again;
-* after it the load's messages are those of the seal, whatever a later run would stage, and publishing goes on where it ended: a message
-  leaves the staged ones in the very step that makes it visible, so what is staged still is what has to be published still;
-* once it is done a mark stays under the load's name, and a later run of that load publishes nothing.
+* Before the seal nothing is visible, and staged messages do not count. Run the load again.
+* After the seal the load's messages are those of the seal, whatever a later run stages. Publishing continues where it
+  stopped: the step that makes a message visible also removes it from the staged ones, so the messages that are still
+  staged are not published yet.
+* When the load is done, a mark stays under its name. A later run of the load publishes nothing.
 """
 
 from __future__ import annotations
@@ -39,109 +40,132 @@ __all__ = [
     "sort_partitions",
 ]
 
-_JOB = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 class StagedPartition(msgspec.Struct, frozen=True, kw_only=True):
-    """What one attempt of one task staged: this, and no message, goes from the tasks to the one that commits."""
+    """What one attempt of one task staged. The tasks send this, and no messages, to the process that commits.
 
-    # Which run of the load, which of its partitions, and which attempt at that: unique in the world.
+    Attributes:
+        run: The run of the load. Together with `partition` and `attempt` it is unique.
+        partition: The number of the partition.
+        attempt: The attempt at this partition.
+        count: How many messages it staged.
+        size: Bytes of all bodies.
+        rejected: How many rows it rejected.
+    """
+
     run: str
     partition: int = msgspec.field(name="part")
     attempt: str
     count: int
-    # Bytes of all bodies.
     size: int = 0
-    # Rows that were set aside instead.
     rejected: int = 0
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """A seal: the attempts that count."""
+    """A seal: the attempts that count.
+
+    Attributes:
+        step: The step of the load.
+        sealed_at: Unix seconds. A store that keeps a time in its messages' names uses this one.
+        partitions: The attempts, in the order of their partitions.
+    """
 
     step: int
-    # Unix seconds: the time that the messages bear, where the store keeps one in their names.
     sealed_at: float
-    # In the order of their partitions.
     partitions: tuple[StagedPartition, ...] = msgspec.field(name="parts")
 
     @property
     def rows(self) -> int:
-        """How many messages."""
+        """The number of messages."""
         return sum(partition.count for partition in self.partitions)
 
     @property
     def rejected(self) -> int:
-        """How many rows were set aside."""
+        """The number of rejected rows."""
         return sum(partition.rejected for partition in self.partitions)
 
     @property
     def runs(self) -> set[str]:
-        """The runs that its partitions come from: one, or none without partitions."""
+        """The runs that staged the partitions: one, or none if there are no partitions."""
         return {partition.run for partition in self.partitions}
 
 
 class LoadDone(msgspec.Struct, frozen=True, kw_only=True):
-    """The mark of a load that is done."""
+    """The mark of a load that is done.
+
+    Attributes:
+        name: The load's name.
+        step: The last step that was published.
+        rows: The number of messages of that step.
+        rejected: The number of its rejected rows.
+        at: When it was published, in Unix seconds.
+    """
 
     name: str = msgspec.field(name="job")
-    # The last step that was published.
     step: int
     rows: int
     rejected: int = 0
-    # Unix seconds.
     at: float = 0.0
 
 
 class IncompleteLoad(msgspec.Struct, frozen=True, kw_only=True):
-    """A load whose publishing has begun and not ended: somebody is at it, or died over it."""
+    """A load that was sealed and is not completely published: a process publishes it now, or died.
+
+    Attributes:
+        name: The load's name.
+        manifest: Its seal.
+    """
 
     name: str
     manifest: Manifest
 
 
 def check_load(name: str) -> str:
-    """Return `name` if it can be a load's name: it becomes part of file names, keys and message ids.
+    """Return `name` if it can be the name of a load: it becomes part of file names, keys and message ids.
 
     Raises:
-        InvalidName: it cannot.
+        InvalidName: It is not valid.
     """
-    if not _JOB.fullmatch(name):
+    if not _NAME.fullmatch(name):
         raise InvalidName(
-            f"{printable(name)!r} is not a valid load name: use 1 to 64 of A-Z a-z 0-9 . _ - and begin with a letter or digit"
+            f"{printable(name)!r} is not a valid load name: use 1 to 64 of A-Z a-z 0-9 . _ - "
+            "and start with a letter or digit"
         )
     return name
 
 
 def message_id(load: str, step: int, partition: int, row: int) -> str:
-    """The id of a message: the same whenever, wherever and however often its row is staged."""
+    """Return the id of a message. It is the same whenever, wherever and however often its row is staged."""
     return f"{load}:{step}:{partition}:{row}"
 
 
 def sort_partitions(partitions: Iterable[StagedPartition]) -> tuple[StagedPartition, ...]:
-    """Parts as a manifest has them: in the order of the partitions, without the ones that hold nothing at all."""
+    """Sort partitions as a manifest has them, without the empty ones."""
     return tuple(sorted((each for each in partitions if each.count or each.rejected), key=lambda each: each.partition))
 
 
 def missing(load: str, partition: StagedPartition) -> BackendError:
-    """The error of a seal that finds less than it is told."""
+    """Make the error of a seal whose partition is not staged."""
     return BackendError(
-        f"partition {partition.partition} of the load {load} is not staged any more: nothing is published, run it again"
+        f"partition {partition.partition} of the load {load} is not staged any more, and nothing was published: "
+        "run the load again"
     )
 
 
 class BulkWriter(abc.ABC):
-    """The messages of one load, on their way into one queue.
+    """The writer of one load into one queue.
 
-    A load is published in steps that rise: a batch load has one, 0; a stream has one per micro-batch. Instances in any number of processes
-    on any number of hosts work on the same load; each belongs to the event loop of its backend.
+    A load is published in rising steps: a batch has one, 0, and a stream has one for each micro-batch. Writers in any
+    number of processes on any number of hosts can work on the same load. Each belongs to the event loop of its backend.
 
     Args:
-        queue: where the messages go.
-        load: the load's name; within a queue it stands for one input.
+        queue: Where the messages go.
+        load: The load's name. Within a queue it stands for one input.
 
     Raises:
-        InvalidName: one of them is not allowed.
+        InvalidName: One of the names is not valid.
     """
 
     def __init__(self, queue: str, load: str) -> None:
@@ -150,59 +174,71 @@ class BulkWriter(abc.ABC):
 
     @abc.abstractmethod
     async def done(self, step: int) -> LoadDone | None:
-        """The mark, if this step or a later one was published."""
+        """Return the mark if this step or a later one was published."""
 
     @abc.abstractmethod
     async def sealed(self, step: int) -> Manifest | None:
-        """The seal of a step that is being published, by a process that works on it or died over it."""
+        """Return the seal of a step that is not completely published, by this or another process."""
 
     @abc.abstractmethod
     async def stage(
         self, run: str, partition: int, attempt: str, batches: Iterable[Sequence[Draft]]
     ) -> StagedPartition:
-        """Store messages where nobody leases them, durably when this returns. Their ids are given at publication.
+        """Store messages where no worker leases them.
 
-        Attempts of one partition may run at the same time. `Draft.id` and `Draft.enqueued_at` are not kept, `Draft.delay` counts
-        from now.
+        They are durable when this returns, and get their ids when they are published.
+
+        Attempts at one partition can run at the same time. `Draft.id` and `Draft.enqueued_at` are not kept.
+        `Draft.delay` counts from now.
+
+        Args:
+            run: The run of the load, different from all others.
+            partition: The number of the partition.
+            attempt: The attempt at this partition, different from all others.
+            batches: The messages.
 
         Raises:
-            StorageFull: and nothing of this attempt is left.
-            NotSupported: a draft asks for what the store has no place for.
-            BackendError: it is not staged.
+            StorageFull: The store is full. Nothing of this attempt is left.
+            NotSupported: The store cannot keep a field of a draft.
+            BackendError: The messages are not staged.
         """
 
     @abc.abstractmethod
     async def seal(self, step: int, partitions: Sequence[StagedPartition]) -> Manifest | None:
-        """Say which attempts are the step, once and for all. The queue is made before: incomplete loads are looked for in queues.
+        """Decide which attempts are the step.
+
+        The queue is made first, because incomplete loads are looked for in queues.
 
         Returns:
-            The seal: this one, or an earlier one by another run, in which case these partitions do not count and can be discarded. None: the
-            step is done already.
+            The seal: this one, or an earlier one by another run. In that case these partitions do not count and can be
+            discarded. None if the step is done.
 
         Raises:
-            BackendError: some of the partitions are not there (any more); nothing is sealed.
+            BackendError: Some of the partitions are not staged. Nothing is sealed.
         """
 
     @abc.abstractmethod
     async def publish(self, manifest: Manifest) -> LoadDone:
-        """Make the messages of a seal visible, those that are not yet; durable when it returns. Then mark the load as done.
+        """Make the remaining messages of a seal visible, then mark the load as done. Durable when it returns.
 
-        May be repeated, also by several processes at once. Workers may take the first messages while the last are on their way.
+        It can be repeated, also by several processes at once. Workers can take the first messages before the last ones
+        are published.
 
         Raises:
-            StorageFull, BackendUnavailable: call it again later, in any process.
+            StorageFull: Call it again later, in any process.
+            BackendUnavailable: Call it again later, in any process.
         """
 
     @abc.abstractmethod
     async def discard(self, run: str) -> None:
-        """Remove what a run staged, unless it is sealed. What nobody discards is removed after 36 hours."""
+        """Remove what a run staged, unless it is sealed. What is not discarded is removed after 36 hours."""
 
     @abc.abstractmethod
     async def forget(self) -> None:
-        """Remove the mark: the load's name stands for nothing any more, and a later load may have it."""
+        """Remove the mark, so that the name can be used for another load."""
 
     async def commit(self, step: int, partitions: Sequence[StagedPartition]) -> LoadDone:
-        """Seal and publish, and discard the partitions if others count; the whole way from staged partitions to a load that is done."""
+        """Seal the staged partitions and publish them. If another seal counts, discard them and publish that one."""
         manifest = await self.seal(step, partitions)
         for run in {partition.run for partition in partitions} - (set() if manifest is None else manifest.runs):
             await self.discard(run)

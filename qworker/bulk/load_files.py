@@ -1,11 +1,13 @@
-"""Runs, seals and marks as files: what stagings in directories share. The calls block, and each takes microseconds but where it says so.
+"""Runs, seals and marks as files, for bulk writers in directories.
 
-    <parent>/staged/<load>/run-<run>/<partition>.<attempt>     what was staged: a file or a directory
-    <parent>/staged/<load>/seal-<step>                    the manifest of a step that is being published
-    <marks>/job-<sha256 of the load>                      the load's last published step
+The calls block for microseconds, or longer where they say so.
 
-A seal appears by `link`, which never overwrites: the first one wins. It goes only after the mark is on the disk, and whoever meets a
-seal looks for the mark after that. So a seal that was made when the step had been done already is known for what it is.
+    <parent>/staged/<load>/run-<run>/<partition>.<attempt>   what was staged: a file or a directory
+    <parent>/staged/<load>/seal-<step>                       the manifest of a step that is being published
+    <marks>/job-<sha256 of the load's name>                  the load's last published step
+
+A seal is created by `link`, which never overwrites, so the first one wins. It is removed only after the mark is on the
+disk. A reader reads the seal first and the mark afterwards, so it ignores a seal that was made after the step was done.
 """
 
 from __future__ import annotations
@@ -38,14 +40,14 @@ _read_done = msgspec.json.Decoder(LoadDone).decode
 
 
 class LoadFiles:
-    """One load's files.
+    """The files of one load.
 
     Args:
-        parent: the directory of `staged/`, and for files that are being written.
-        marks: where marks are kept; on the same file system.
-        load: its checked name.
-        mode: of directories that are made.
-        durable: whether seals and marks are put on the disk.
+        parent: The open directory of `staged/`. Files are written there first.
+        marks: The open directory of the marks, on the same file system.
+        load: The load's name, which was checked.
+        mode: The mode of new directories.
+        durable: Whether seals and marks are synced.
     """
 
     def __init__(self, parent: int, marks: int, load: str, *, mode: int, durable: bool) -> None:
@@ -59,7 +61,7 @@ class LoadFiles:
     # -- runs --------------------------------------------------------------------------------------------------------
 
     def make_run(self, run: str) -> int:
-        """The open directory of a run, made if it is absent."""
+        """Open the directory of a run, and create it if it does not exist."""
         path = self._run(run)
 
         def make() -> int:
@@ -69,14 +71,14 @@ class LoadFiles:
         return _repeated(make)
 
     def open_run(self, run: str) -> int | None:
-        """The open directory of a run; None when it is gone."""
+        """Open the directory of a run. Return None if it does not exist."""
         try:
             return os.open(self._run(run), DIRECTORY | os.O_NOFOLLOW, dir_fd=self._parent)
         except FileNotFoundError:
             return None
 
     def discard(self, run: str) -> None:
-        """Remove a run that no seal names. Takes as long as it takes to remove its files."""
+        """Remove a run unless a seal names it. It takes as long as removing its files."""
         if any(run in manifest.runs for manifest in self._seals()):
             return
         self._remove_run(run)
@@ -86,24 +88,24 @@ class LoadFiles:
         return f"{self._path}/{RUN}{run}"
 
     def _remove_run(self, run: str) -> None:
-        # Under another name at once, so that an attempt that is still at work there finds nothing instead of half of it.
+        # Renamed first, so that an attempt that still works there finds nothing instead of a half.
         gone = f"{self._path}/{GONE}{secrets.token_hex(8)}"
         try:
             os.rename(self._run(run), gone, src_dir_fd=self._parent, dst_dir_fd=self._parent)
         except FileNotFoundError:
-            # Somebody else removed it; or a lost reply, and then it is there under its other name.
+            # Another process removed it. Or the reply was lost, and it has its new name.
             pass
         remove_tree(gone, self._parent)
 
     def remove_empty(self) -> None:
-        """Remove the load's folder, and that of all loads, once nothing is in them."""
+        """Remove the folder of the load, and the folder of all loads, if they are empty."""
         for path in (self._path, STAGED):
             remove_empty(path, self._parent)
 
     # -- seals -------------------------------------------------------------------------------------------------------
 
     def sealed(self, step: int) -> Manifest | None:
-        """The seal of a step, unless that step is done."""
+        """Return the seal of a step, or None if the step is done."""
         manifest = self._seal(f"{_SEAL}{step}")
         # In this order: see the module.
         if manifest is not None and self.done(step) is not None:
@@ -112,10 +114,10 @@ class LoadFiles:
         return manifest
 
     def seal(self, manifest: Manifest) -> Manifest | None:
-        """Seal a step; the seal that counts, or None when the step is done.
+        """Seal a step. Return the seal that counts, or None if the step is done.
 
         Raises:
-            OSError: nothing is sealed, or perhaps.
+            OSError: It is unknown whether the step is sealed.
         """
         seal = f"{self._path}/{_SEAL}{manifest.step}"
         written = self._write(msgspec.json.encode(manifest))
@@ -129,22 +131,25 @@ class LoadFiles:
         try:
             _repeated(link)
         except FileExistsError:
-            # Another run was faster; or a lost reply, and then it is this one's.
+            # Another run was faster. Or the reply was lost, and it is this run's seal.
             self._sync(self._path)
         finally:
             os.unlink(written, dir_fd=self._parent)
         return self.sealed(manifest.step)
 
     def unfinished(self) -> list[Manifest]:
-        """The seals of steps that are not done."""
+        """Return the seals of the steps that are not done."""
         # In this order: see the module.
         return [manifest for manifest in self._seals() if self.done(manifest.step) is None]
 
     def clean(self, manifest: Manifest) -> None:
-        """Remove what is left of a step that is done. Takes as long as it takes to remove the files of attempts that did not count."""
+        """Remove what is left of a step that is done.
+
+        It takes as long as removing the files of attempts that did not count.
+        """
         for run in manifest.runs:
             self._remove_run(run)
-        # Last: as long as it is there, somebody will come and clean.
+        # Last: as long as the seal exists, the next reader cleans up.
         _unlink(f"{self._path}/{_SEAL}{manifest.step}", self._parent)
         self.remove_empty()
 
@@ -164,7 +169,7 @@ class LoadFiles:
     # -- marks -------------------------------------------------------------------------------------------------------
 
     def done(self, step: int) -> LoadDone | None:
-        """The mark, if this step or a later one is done."""
+        """Return the mark if this step or a later one is done."""
         text = read_file(self._mark, self._marks)
         if text is None:
             return None
@@ -175,11 +180,11 @@ class LoadFiles:
         return published if published.step >= step else None
 
     def mark(self, published: LoadDone) -> None:
-        """Mark a step as done, for good, unless a later one is."""
+        """Mark a step as done, unless a later one is."""
         written = self._write(msgspec.json.encode(published))
         lock = os.open(".", DIRECTORY, dir_fd=self._parent)
         try:
-            # Between a look at the mark and its replacement nobody else may replace it: a step would be undone.
+            # No other process may replace the mark between the check and the rename: a step would be undone.
             fcntl.flock(lock, fcntl.LOCK_EX)
             if self.done(published.step) is None:
                 os.rename(written, self._mark, src_dir_fd=self._parent, dst_dir_fd=self._marks)
@@ -224,7 +229,7 @@ class LoadFiles:
             try:
                 fd = os.open(path, DIRECTORY, dir_fd=self._parent)
             except FileNotFoundError:
-                # Its load is done: the mark tells.
+                # The load is done: it has a mark.
                 return
             try:
                 os.fsync(fd)
@@ -233,11 +238,11 @@ class LoadFiles:
 
 
 def incomplete_loads(parent: int, marks: int) -> list[IncompleteLoad]:
-    """The loads of a directory that are sealed and not done.
+    """Return the loads of a directory that are sealed and not done, the oldest first.
 
     Raises:
-        OSError: a file cannot be read.
-        BackendError: a seal or a mark is damaged.
+        OSError: A file cannot be read.
+        BackendError: A seal or a mark is damaged.
     """
     found = [
         IncompleteLoad(name=load, manifest=manifest)
@@ -248,7 +253,7 @@ def incomplete_loads(parent: int, marks: int) -> list[IncompleteLoad]:
 
 
 def _repeated(step: Callable[[], T]) -> T:
-    """Do a step again whose folder another process removed, empty, in the same moment."""
+    """Repeat a step while other processes remove its empty folder at the same moment."""
     for _ in range(_ATTEMPTS):
         try:
             return step()
@@ -258,7 +263,7 @@ def _repeated(step: Callable[[], T]) -> T:
 
 
 def names_in(path: str, parent: int) -> list[str]:
-    """What is in a directory; nothing where there is none."""
+    """Return the names in a directory, or nothing if it does not exist."""
     try:
         fd = os.open(path, DIRECTORY | os.O_NOFOLLOW, dir_fd=parent)
     except (FileNotFoundError, NotADirectoryError):
@@ -270,10 +275,10 @@ def names_in(path: str, parent: int) -> list[str]:
 
 
 def remove_tree(name: str, parent: int) -> None:
-    """Remove a directory and all that is in it; that others remove it too, or still put something there, is no error.
+    """Remove a directory and everything in it. Other processes may remove it or write to it at the same time.
 
     Raises:
-        OSError: something cannot be removed.
+        OSError: Something cannot be removed.
     """
     try:
         fd = os.open(name, DIRECTORY | os.O_NOFOLLOW, dir_fd=parent)
@@ -295,11 +300,14 @@ def remove_tree(name: str, parent: int) -> None:
 
 
 def remove_empty(name: str, parent: int) -> bool:
-    """Remove a directory; False while something is in it. A listing may miss files while others rename there; this does not."""
+    """Remove an empty directory. Return False if it is not empty.
+
+    A listing can miss files while other processes rename there. `rmdir` cannot.
+    """
     try:
         os.rmdir(name, dir_fd=parent)
     except FileNotFoundError:
-        # Somebody else removed it.
+        # Another process removed it.
         return True
     except OSError as error:
         if error.errno not in _NOT_EMPTY:
@@ -312,5 +320,5 @@ def _unlink(name: str, directory: int) -> None:
     try:
         os.unlink(name, dir_fd=directory)
     except FileNotFoundError:
-        # Somebody else removed it.
+        # Another process removed it.
         return

@@ -1,9 +1,10 @@
-"""Staging for stores that have no place for it: rows in files of a folder that all processes share, published by the one that commits.
+"""The bulk writer for stores that cannot stage messages: rows wait in files, and the committing process publishes them.
 
-What is promised: nothing is visible before the commit; an attempt that does not count leaves nothing; a load that is done is never published
-again. A commit that dies is resumed behind the last batch that is known to be stored. The one batch of which that is not known is
-published once more, with the same ids: a store that keeps given ids stores none of it twice as long as the messages are there; others
-may hold up to one batch twice. The bodies go from the folder to the store through the process that commits, a batch at a time.
+The files are in a folder that all processes share. Nothing is visible before the commit, an attempt that does not count
+leaves nothing, and a load that is done is never published again. If a commit dies, the next one continues after the
+last batch that is known to be stored. One batch may be uncertain: it is published again with the same ids. A store that
+keeps given ids does not store it twice while the messages exist. Other stores can then hold up to one batch twice. The
+bodies pass through the committing process, one batch at a time.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from qworker.message import Draft
 
 __all__ = ["SpooledBulkWriter", "incomplete_spooled"]
 
-# Messages published at once: what may be doubled at most, by a store that keeps no given ids.
+# Messages in one batch: at most so many can be stored twice, by a store that does not keep given ids.
 BATCH = 100
 _LENGTH = struct.Struct(">I")
 _STRAY = 36 * 3600.0
@@ -59,24 +60,29 @@ _decode = msgspec.msgpack.Decoder(_SpooledDraft).decode
 
 
 class _Progress(msgspec.Struct, frozen=True):
-    """How far the publishing of a seal is known to be."""
+    """How much of a seal is known to be published.
 
-    # Which of the manifest's partitions, and how many of its rows are stored.
+    Attributes:
+        partition: The index of the partition in the manifest.
+        row: The number of its rows that are stored.
+    """
+
     partition: int = msgspec.field(default=0, name="part")
     row: int = 0
 
 
 class SpooledBulkWriter(BulkWriter):
-    """See the module.
+    """A bulk writer that spools to files.
 
     Args:
-        backend: the store.
-        queue: where the messages go.
-        load: the load's name.
-        folder: on a file system that every process of the load sees; made if it is absent. None: beside the store's directory.
+        backend: The store.
+        queue: Where the messages go.
+        load: The load's name.
+        folder: A folder on a file system that all processes of the load see. It is created if it does not exist. None:
+            beside the store's directory.
 
     Raises:
-        UsageError: there is no folder, and the store has no directory.
+        UsageError: There is no folder, and the store has no directory.
     """
 
     def __init__(self, backend: Backend, queue: str, load: str, folder: Path | None) -> None:
@@ -86,12 +92,12 @@ class SpooledBulkWriter(BulkWriter):
         self._takes_ids = "given_ids" not in backend.deviations
 
     async def done(self, step: int) -> LoadDone | None:
-        """Look for the mark."""
+        """Read the mark."""
         with self._files() as files:
             return files.done(step)
 
     async def sealed(self, step: int) -> Manifest | None:
-        """Look for the seal."""
+        """Read the seal."""
         with self._files() as files:
             return files.sealed(step)
 
@@ -118,9 +124,9 @@ class SpooledBulkWriter(BulkWriter):
         return StagedPartition(run=run, partition=partition, attempt=attempt, count=count, size=size)
 
     async def seal(self, step: int, partitions: Sequence[StagedPartition]) -> Manifest | None:
-        """Link the seal into its place."""
+        """Link the seal to its name."""
         manifest = Manifest(step=step, sealed_at=time.time(), partitions=sort_partitions(partitions))
-        # First: what is sealed is looked for in the queues that are there.
+        # First, because incomplete loads are looked for in queues.
         await self._backend.create(self.queue)
         with self._files() as files:
             if files.sealed(step) is None and files.done(step) is None:
@@ -131,7 +137,7 @@ class SpooledBulkWriter(BulkWriter):
             return files.seal(manifest)
 
     async def publish(self, manifest: Manifest) -> LoadDone:
-        """Publish what is left of the seal, a batch at a time."""
+        """Publish the rest of the seal, one batch at a time."""
         with self._files() as files:
             async with self._alone():
                 return await self._publish(files, manifest)
@@ -171,7 +177,7 @@ class SpooledBulkWriter(BulkWriter):
             self._keep(manifest.step, _Progress(number, start + len(drafts)))
 
     async def discard(self, run: str) -> None:
-        """Remove the run's folder, and what is older than anybody waits for."""
+        """Remove the run's folder, and runs that are older than 36 hours."""
         with self._files() as files:
             await asyncio.to_thread(files.discard, run)
         parent = os.open(self._folder, DIRECTORY)
@@ -222,7 +228,7 @@ class SpooledBulkWriter(BulkWriter):
 
     @asynccontextmanager
     async def _alone(self) -> AsyncGenerator[None]:
-        """One process publishes at a time: two would both publish what neither has noted yet."""
+        """Let one process publish at a time: two would both publish a batch that neither has noted yet."""
         fd = os.open(self._folder / f"lock-{self.name}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             await asyncio.to_thread(fcntl.flock, fd, fcntl.LOCK_EX)
@@ -236,7 +242,7 @@ async def incomplete_spooled(backend: Backend, queue: str, folder: Path | None) 
     try:
         place = _place(backend, queue, folder)
     except UsageError:
-        # Nor can anything be staged without one.
+        # Nothing can be staged without a folder.
         return []
     with store_errors(f"look into the staging folder {place}"):
         try:
@@ -254,19 +260,20 @@ def _place(backend: Backend, queue: str, folder: Path | None) -> Path:
 
 
 def _beside(backend: Backend) -> Path:
-    """`<directory>.staged`: not in the directory, where programs that know nothing of it look."""
+    """Return `<directory>.staged`. It is not in the directory, where other programs would find it."""
     directory = backend.directory
     if directory is None:
         scheme = backend.describe().partition(":")[0]
         raise UsageError(
-            f"{scheme}: has no place for what is staged: name a folder that all processes see (the option `staging_dir`)"
+            f"{scheme}: cannot keep staged messages itself: name a folder that all processes see "
+            "(the option `staging_dir`)"
         )
     return directory.with_name(f"{directory.name}.staged")
 
 
 @contextmanager
 def _staged(files: LoadFiles, partition: StagedPartition) -> Generator[BinaryIO | None]:
-    """What an attempt staged; None when it is gone."""
+    """Open the file of an attempt; None if it does not exist."""
     folder = files.open_run(partition.run)
     if folder is None:
         yield None
@@ -283,7 +290,7 @@ def _staged(files: LoadFiles, partition: StagedPartition) -> Generator[BinaryIO 
 
 
 def _write(file: BinaryIO, batches: Iterable[Sequence[Draft]]) -> tuple[int, int]:
-    """Write drafts; how many, and the bytes of their bodies."""
+    """Write drafts. Return their number, and the bytes of their bodies."""
     count = size = 0
     for drafts in batches:
         for draft in drafts:
@@ -298,7 +305,7 @@ def _write(file: BinaryIO, batches: Iterable[Sequence[Draft]]) -> tuple[int, int
 
 
 def _read(file: BinaryIO, first: int) -> Iterator[tuple[int, list[Draft]]]:
-    """Batches of drafts from a row on: the number of each one's first row, and the batch."""
+    """Yield batches of drafts, starting at a row: the number of the first row of each, and the batch."""
     drafts: list[Draft] = []
     row = 0
     while head := file.read(_LENGTH.size):

@@ -1,4 +1,4 @@
-"""Bulk publishing: staged messages are seen all together, once, or not at all."""
+"""Bulk writes: the staged messages of a load become visible all together, once, or not at all."""
 
 from __future__ import annotations
 
