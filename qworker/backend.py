@@ -37,8 +37,7 @@ class Backend(abc.ABC):
     An instance belongs to one event loop: its coroutines are called there, except `extend`, which blocks and is called from
     any thread. Making an instance touches nothing; `open` does, and every other method opens the store by itself.
 
-    Cancellation: a cancelled `lease` or `wait_and_lease` holds no message (what it had claimed is given back); any other
-    cancelled call has either happened or not, and may be repeated.
+    Cancellation: a cancelled `lease` holds no message. Any other cancelled call has either happened or not, and may be repeated.
 
     Errors: the store's own errors arrive as `BackendError`s with the cause attached. `BackendUnavailable` means that the
     call may be repeated later; a method that raises has changed nothing, or something that a repetition completes.
@@ -104,11 +103,6 @@ class Backend(abc.ABC):
     def durability(self) -> str:
         """`none`, `process`, `disk` or `replicated`: what a successful publish or settle survives."""
 
-    @property
-    def most_leases(self) -> int | None:
-        """How many leases this process can hold at once, once it is open; None: as many as it likes. `lease` gives no more."""
-        return None
-
     # -- producing ---------------------------------------------------------------------------------------------------
 
     def check(self, draft: Draft) -> None:
@@ -150,20 +144,25 @@ class Backend(abc.ABC):
     # -- consuming ---------------------------------------------------------------------------------------------------
 
     @abc.abstractmethod
-    async def lease(self, queue: str, limit: int, visibility: float) -> list[Lease]:
-        """Claim up to `limit` ready messages for `visibility` seconds, oldest first. Never waits.
+    async def lease(self, queue: str, limit: int, visibility: float, timeout: float = 0.0) -> list[Lease]:
+        """Lease up to `limit` ready messages for `visibility` seconds, the oldest first.
 
-        Messages that are due are ready. Of concurrent calls one wins each message. A paused queue gives none, and so does one
-        that does not exist. May give fewer than there are when others work on the queue.
+        Messages that are due are ready. Of concurrent calls one gets each message. A paused queue gives no messages, and neither
+        does a queue that does not exist. A call may give fewer messages than are ready when other workers use the queue.
+
+        If nothing is ready, the call waits up to `timeout` seconds for a message. It may return earlier with nothing, but a caller
+        that repeats it does not spin: that also holds when the process has no room for another lease. A cancelled call holds no
+        message.
+
+        Args:
+            queue: its name.
+            limit: at least 1.
+            visibility: seconds; how long the leases last unless they are extended.
+            timeout: seconds; 0: the call does not wait.
+
+        Raises:
+            UsageError: `limit` is less than 1.
         """
-
-    async def wait_and_lease(self, queue: str, limit: int, visibility: float, timeout: float) -> list[Lease]:
-        """Wait up to `timeout` seconds for work, then lease it: one step where the store can do both in one trip.
-
-        May return nothing earlier. Composed of `wait` and `lease` unless a backend has a faster way.
-        """
-        await self.wait([queue], timeout)
-        return await self.lease(queue, limit, visibility)
 
     @abc.abstractmethod
     async def wait(self, queues: Sequence[str], timeout: float) -> None:

@@ -70,7 +70,7 @@ WORKER_QUIET = "worker_quiet"
 WORKER_DRAINING = "worker_draining"
 WORKER_ABORTING = "worker_aborting"
 WORKER_STOPPED = "worker_stopped"
-# warning, at the start: the store lets this process hold fewer leases than messages were to run at once.
+# warning, once: this process holds as many leases as the store lets it.
 CONCURRENCY_LIMITED = "concurrency_limited"
 BACKEND_UNAVAILABLE = "backend_unavailable"
 BACKEND_RECOVERED = "backend_recovered"

@@ -117,7 +117,7 @@ class Feeder:
             return True
         began = self._clock.monotonic()
         waited = not self._more
-        leases = await self._wait_and_lease(room) if waited else await self._lease(room)
+        leases = await self._lease_within(room) if waited else await self._lease(room)
         self._more = len(leases) >= room
         if leases:
             self._feed(leases, began)
@@ -166,11 +166,11 @@ class Feeder:
         leases.extend(found)
         return len(found)
 
-    async def _wait_and_lease(self, room: int) -> list[Lease]:
+    async def _lease_within(self, room: int) -> list[Lease]:
         timeout = _BURST_PAUSE if self._burst else self._longest_wait
         if len(self._queues) == 1:
             queue = self._queues[0]
-            return await self._interruptible(self._backend.wait_and_lease(queue, room, self._visibility, timeout)) or []
+            return await self._interruptible(self._backend.lease(queue, room, self._visibility, timeout)) or []
         # One that refuses to lease may say at once that it has something: it is tried again after each wait for the others.
         well = [queue for queue in self._queues if queue not in self._failing] or list(self._queues)
         await self._interruptible(self._backend.wait(well, timeout))

@@ -178,7 +178,7 @@ class Worker:
     def _start(self, backend: Backend, state: Any) -> Crew:
         # The lifespan may have configured it.
         self.observers.extend(telemetry.observers())
-        options = self._within_limits(backend)
+        options = self._options
         crew = self._crew = Crew(
             self._tasks,
             backend,
@@ -204,18 +204,6 @@ class Worker:
             visibility_timeout=options.visibility_timeout,
         )
         return crew
-
-    def _within_limits(self, backend: Backend) -> WorkerOptions:
-        wanted, most = self._options.concurrency, backend.most_leases
-        if most is None or wanted <= most:
-            return self._options
-        self._log.warning(
-            events.CONCURRENCY_LIMITED,
-            wanted=wanted,
-            concurrency=most,
-            reason="each running message keeps a file open: raise the limit of open files (ulimit -n, LimitNOFILE=)",
-        )
-        return msgspec.structs.replace(self._options, concurrency=most)
 
     def _told_to(self, backend: Backend, held: AbstractSet[Run]) -> Recorder | None:
         if backend.history.enabled:

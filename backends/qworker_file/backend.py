@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import ClassVar, Self
 
 from qworker.backend import Backend
+from qworker.backend_waiting import check_limit
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.directory import is_missing, queue_not_found
 from qworker.errors import BackendUnavailable
@@ -84,11 +85,6 @@ class FileBackend(Backend):
         """`disk` with sync=full on a file system with a journal and barriers, else `process`."""
         return durability_at(self._directory, sync=self._options.sync)
 
-    @property
-    def most_leases(self) -> int | None:
-        """Half of the files that this process may have open."""
-        return None if self._store is None else self._store.most_held
-
     async def open(self) -> None:
         """Open the root directory, or make it."""
         self._opened()
@@ -139,24 +135,18 @@ class FileBackend(Backend):
 
     # -- consuming ---------------------------------------------------------------------------------------------------
 
-    async def lease(self, queue: str, limit: int, visibility: float) -> list[Lease]:
-        """Claim messages."""
+    async def lease(self, queue: str, limit: int, visibility: float, timeout: float = 0.0) -> list[Lease]:
+        """After a wait, what was reported is claimed without checking again that the queue exists and is not paused."""
+        check_limit(limit)
         store = self._opened()
+        told = timeout > 0 and await self._await(store, [queue], timeout)
         with store_errors(f"lease from {queue!r}"):
-            local = store.queue(check_queue(queue))
+            local = store.known(queue) if told else None
+            if local is None:
+                told, local = False, store.queue(check_queue(queue))
             if local is None:
                 return []
-            return await self._claim(store, local, limit, visibility, told=False)
-
-    async def wait_and_lease(self, queue: str, limit: int, visibility: float, timeout: float) -> list[Lease]:
-        """Wait, and claim what was told of without looking twice whether the queue is there and runs."""
-        store = self._opened()
-        told = await self._await(store, [queue], timeout)
-        local = store.known(queue)
-        if not told or local is None:
-            return await self.lease(queue, limit, visibility)
-        with store_errors(f"lease from {queue!r}"):
-            return await self._claim(store, local, limit, visibility, told=True)
+            return await self._claim(store, local, limit, visibility, told=told)
 
     async def _claim(
         self, store: Store, local: LocalQueue, limit: int, visibility: float, *, told: bool

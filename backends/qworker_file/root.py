@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 
+import structlog
+
+from qworker import events
 from qworker.files import DIRECTORY, raise_file_limit
 
-__all__ = ["most_leases", "open_root"]
+__all__ = ["most_leases", "open_root", "warn_of_limit"]
 
 # Files that a worker has open beside its leases, at least.
 _OTHERS = 40
@@ -29,3 +32,12 @@ def most_leases() -> int:
     """How many leases this process may have, each of which holds a file open: half of all files are left for everything else."""
     limit = raise_file_limit()
     return max(1, min(limit // 2, limit - _OTHERS))
+
+
+def warn_of_limit(limit: int) -> None:
+    """Log that this process holds as many leases as it may."""
+    structlog.get_logger("qworker.file").warning(
+        events.CONCURRENCY_LIMITED,
+        limit=limit,
+        reason="each running message keeps a file open: raise the limit of open files (ulimit -n, LimitNOFILE=)",
+    )

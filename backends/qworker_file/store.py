@@ -18,7 +18,7 @@ from qworker_file.names import reason_name
 from qworker_file.options import FileOptions
 from qworker_file.publish import Publisher
 from qworker_file.retention import PRUNING, prune
-from qworker_file.root import most_leases, open_root
+from qworker_file.root import most_leases, open_root, warn_of_limit
 from qworker_file.wake import Inotify, Trigger, Waiter
 
 __all__ = ["Store"]
@@ -68,6 +68,8 @@ class Store:
         self.settling = asyncio.Lock()
         # Whether somebody waits for room.
         self._cramped = False
+        # Whether the log has the limit of leases.
+        self._has_warned = False
 
     async def settled(self) -> None:
         """Wait until the settlements that were asked for are made, though perhaps not yet on the disk."""
@@ -76,8 +78,12 @@ class Store:
                 pass
 
     def room(self) -> int:
-        """How many more leases may hold a file open."""
-        return max(0, self.most_held - sum(len(local.own) for local in self._queues.values()))
+        """How many more leases may hold a file open. Logs it once when none may."""
+        room = max(0, self.most_held - sum(len(local.own) for local in self._queues.values()))
+        if room == 0 and not self._has_warned:
+            self._has_warned = True
+            warn_of_limit(self.most_held)
+        return room
 
     def is_full(self) -> bool:
         """Whether there is no room for a lease; whoever waits is woken when there is."""

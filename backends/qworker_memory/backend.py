@@ -15,6 +15,7 @@ from typing import ClassVar, Self
 import msgspec
 
 from qworker.backend import Backend
+from qworker.backend_waiting import wait_for_ready
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.errors import QueueNotFound
 from qworker.history.memory import MemoryHistory
@@ -265,8 +266,9 @@ class MemoryBackend(Backend):
 
     # -- consuming ---------------------------------------------------------------------------------------------------
 
-    async def lease(self, queue: str, limit: int, visibility: float) -> list[Lease]:
+    async def lease(self, queue: str, limit: int, visibility: float, timeout: float = 0.0) -> list[Lease]:
         """Claim messages."""
+        await wait_for_ready(self, queue, limit, timeout)
         with self._store.lock:
             held = self._store.queues.get(queue)
             if held is None or held.down:

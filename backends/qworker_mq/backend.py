@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Self, TypeVar
 import msgspec
 
 from qworker.backend import Backend
+from qworker.backend_waiting import wait_for_ready
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.directory import is_missing, queue_not_found
 from qworker.errors import BackendUnavailable
@@ -158,13 +159,14 @@ class MqBackend(Backend):
 
     # -- consuming ---------------------------------------------------------------------------------------------------
 
-    async def lease(self, queue: str, limit: int, visibility: float) -> list[Lease]:
+    async def lease(self, queue: str, limit: int, visibility: float, timeout: float = 0.0) -> list[Lease]:
         """Claim messages."""
+        await wait_for_ready(self, queue, limit, timeout)
         with store_errors(self._doing):
             store = self._opened()
             self._mover.sweep_new()
             held = store.held(check_queue(queue))
-            if held is None or limit < 1:
+            if held is None:
                 return []
             async with held.fetching:
                 if store.is_down(queue):

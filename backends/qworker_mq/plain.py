@@ -92,6 +92,13 @@ class PlainMqHttpBackend(MqHttpBackend):
             ids.append(_message_id(answer))
         return ids
 
+    async def lease(self, queue: str, limit: int, visibility: float, timeout: float = 0.0) -> list[Lease]:
+        """Fetch messages before and after the wait, which cannot check whether there are any."""
+        leases = await super().lease(queue, limit, visibility)
+        if leases or timeout <= 0:
+            return leases
+        return await super().lease(queue, limit, visibility, timeout)
+
     async def _lease(self, queue: str, limit: int, visibility: float) -> list[Lease]:
         leases: list[Lease] = []
         while len(leases) < limit:

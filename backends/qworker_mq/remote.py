@@ -17,6 +17,7 @@ import msgspec
 
 from qworker import errors
 from qworker.backend import Backend
+from qworker.backend_waiting import wait_for_ready
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.errors import (
     BackendError,
@@ -188,10 +189,9 @@ class MqHttpBackend(Backend):
 
     # -- consuming ---------------------------------------------------------------------------------------------------
 
-    async def lease(self, queue: str, limit: int, visibility: float) -> list[Lease]:
+    async def lease(self, queue: str, limit: int, visibility: float, timeout: float = 0.0) -> list[Lease]:
         """Claim messages."""
-        if limit < 1:
-            return []
+        await wait_for_ready(self, queue, limit, timeout)
         asking = asyncio.ensure_future(self._lease(queue, min(limit, 1000), visibility))
         try:
             return await asyncio.shield(asking)

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Self, cast
 import structlog
 
 from qworker.backend import RemoteLeases
+from qworker.backend_waiting import check_limit
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.errors import BackendError, BackendUnavailable
 from qworker.message import Draft, Lease, SettleAction, Settlement
@@ -145,9 +146,12 @@ class RedisBackend(BulkReading):
 
     # -- consuming ---------------------------------------------------------------------------------------------------
 
-    async def lease(self, queue: str, limit: int, visibility: float) -> list[Lease]:
+    async def lease(self, queue: str, limit: int, visibility: float, timeout: float = 0.0) -> list[Lease]:
         """Claim messages."""
         check_queue(queue)
+        check_limit(limit)
+        if timeout > 0:
+            return await self._lease_within(queue, limit, visibility, timeout)
         leases: list[Lease] = []
         while len(leases) < limit:
             wanted = min(limit - len(leases), BATCH)
@@ -220,12 +224,8 @@ class RedisBackend(BulkReading):
         key = f"mark:{self._holder}:damaged"
         await self._links.script("settle", queue, arguments, (key, key))
 
-    async def wait_and_lease(self, queue: str, limit: int, visibility: float, timeout: float) -> list[Lease]:
+    async def _lease_within(self, queue: str, limit: int, visibility: float, timeout: float) -> list[Lease]:
         """Wait, then lease: the call for a lease is sent behind the one that waits, so that both are answered at once."""
-        check_queue(queue)
-        if limit <= 0:
-            await self.wait([queue], timeout)
-            return []
         due = self._empty.pop(queue, None)
         if due is None:
             leases = await self.lease(queue, limit, visibility)
@@ -233,9 +233,9 @@ class RedisBackend(BulkReading):
             if leases or due is None:
                 return leases
         seconds = min(timeout, due - asyncio.get_running_loop().time())
-        return await self._wait_and_lease(queue, min(limit, BATCH), visibility, min(seconds, self._options.timeout))
+        return await self._lease_blocked(queue, min(limit, BATCH), visibility, min(seconds, self._options.timeout))
 
-    async def _wait_and_lease(self, queue: str, limit: int, visibility: float, seconds: float) -> list[Lease]:
+    async def _lease_blocked(self, queue: str, limit: int, visibility: float, seconds: float) -> list[Lease]:
         arguments, claimant, void = self._request(limit, visibility)
         try:
             _, reply = await self._waiting.blocked(slot_of(queue), [queue], seconds, [void, *arguments])

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
+from qworker.backend_waiting import wait_for_ready
 from qworker.errors import NotSupported
 from qworker.files import store_errors
 from qworker.message import Draft, Lease, SettleAction, Settlement
@@ -69,10 +70,11 @@ class SqBackend(SqAdministration):
 
     # -- consuming ---------------------------------------------------------------------------------------------------
 
-    async def lease(self, queue: str, limit: int, visibility: float) -> list[Lease]:
+    async def lease(self, queue: str, limit: int, visibility: float, timeout: float = 0.0) -> list[Lease]:
         """Claim messages, if this process owns the channel or can."""
+        await wait_for_ready(self, queue, limit, timeout)
         held = await self._leasable(queue)
-        if held is None or limit < 1:
+        if held is None:
             return []
         channel = held.channel
         assert channel is not None

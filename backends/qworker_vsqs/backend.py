@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
+from qworker.backend_waiting import wait_for_ready
 from qworker.errors import NotSupported
 from qworker.files import list_names, store_errors
 from qworker.message import Draft, Lease, SettleAction, Settlement
@@ -88,10 +89,11 @@ class VsqsBackend(VsqsAdministration):
                     count += 1
         return count
 
-    async def lease(self, queue: str, limit: int, visibility: float) -> list[Lease]:
+    async def lease(self, queue: str, limit: int, visibility: float, timeout: float = 0.0) -> list[Lease]:
         """Claim the oldest ready messages."""
+        await wait_for_ready(self, queue, limit, timeout)
         folder = await self._found(queue)
-        if folder is None or limit < 1 or self._paused(folder):
+        if folder is None or self._paused(folder):
             return []
         leases: list[Lease] = []
         with store_errors(f"lease from {queue}"):

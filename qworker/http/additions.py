@@ -173,9 +173,7 @@ class Additions:
         if not wait:
             leases = await self._app.leases.take(queue, limit, visibility)
         else:
-            polled = await self._while_connected(
-                request, self._app.leases.wait_and_take(queue, limit, visibility, wait)
-            )
+            polled = await self._while_connected(request, self._app.leases.take(queue, limit, visibility, wait))
             leases = polled or []
         return _json([Given(lease.message, lease.token, lease.expires_at) for lease in leases])
 

@@ -208,7 +208,7 @@ class MqApp:
 
     async def _poll(self, queue: str, wait: float, visibility: float, receive: Receive) -> Lease | None:
         """Lease, waiting for work and watching the client: what it cannot hear of any more is given back."""
-        taking = asyncio.create_task(self.leases.wait_and_take(queue, 1, visibility, wait))
+        taking = asyncio.create_task(self.leases.take(queue, 1, visibility, wait))
         leaving = asyncio.create_task(_left(receive))
         try:
             await asyncio.wait((taking, leaving), return_when=asyncio.FIRST_COMPLETED)

@@ -34,25 +34,15 @@ class Leases:
     def __len__(self) -> int:
         return len(self._held)
 
-    async def take(self, queue: str, limit: int, visibility: float) -> list[Lease]:
-        """Lease messages, and remember the leases."""
-        return self._remembered(await self._backend.lease(queue, limit, visibility))
-
-    async def wait_and_take(self, queue: str, limit: int, visibility: float, timeout: float) -> list[Lease]:
-        """`take`, waiting up to `timeout` seconds for work."""
+    async def take(self, queue: str, limit: int, visibility: float, timeout: float = 0.0) -> list[Lease]:
+        """Lease messages, waiting up to `timeout` seconds for the first, and remember the leases."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout
-        while True:
-            left = deadline - loop.time()
-            if left <= 0:
-                return await self.take(queue, limit, visibility)
-            leases = self._remembered(await self._backend.wait_and_lease(queue, limit, visibility, left))
-            if leases:
-                return leases
-            # A wait may return early for nothing.
+        left = timeout
+        while not (leases := await self._backend.lease(queue, limit, visibility, left)) and left > 0:
+            # A lease may return early with nothing.
             await asyncio.sleep(0.001)
-
-    def _remembered(self, leases: list[Lease]) -> list[Lease]:
+            left = max(0.0, deadline - loop.time())
         for lease in leases:
             self._held[lease.message.queue, lease.message.id] = lease
         return leases

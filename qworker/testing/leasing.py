@@ -6,7 +6,9 @@ import asyncio
 import functools
 import threading
 
-from qworker.errors import InvalidName
+import pytest
+
+from qworker.errors import InvalidName, UsageError
 from qworker.message import Lease, SettleAction, State
 from qworker.testing.base import Contract
 from qworker.testing.harness import Case
@@ -19,11 +21,11 @@ __all__ = ["LeasingContract"]
 
 
 class LeasingContract(Contract):
-    """`lease`, `wait_and_lease` and `extend`."""
+    """`lease` and `extend`."""
 
     async def test_an_absent_queue_gives_nothing(self, case: Case) -> None:
         assert await case.lease(10) == []
-        assert await case.backend.wait_and_lease(case.queue, 10, case.long, 0.01) == []
+        assert await case.backend.lease(case.queue, 10, case.long, 0.01) == []
         assert case.queue not in await case.backend.queues()
 
     async def test_an_empty_queue_gives_nothing(self, case: Case) -> None:
@@ -40,8 +42,15 @@ class LeasingContract(Contract):
     async def test_no_more_than_the_limit_is_leased(self, case: Case) -> None:
         await case.publish(*[b"x"] * 5)
         assert len(await case.lease(2)) == 2
-        assert await case.lease(0) == []
         assert len(await case.lease(10)) == 3
+
+    async def test_a_lease_of_no_messages_is_refused(self, case: Case) -> None:
+        await case.publish(b"x")
+        for limit in (0, -1):
+            for timeout in (0.0, 0.01):
+                with pytest.raises(UsageError, match="at least 1"):
+                    await case.backend.lease(case.queue, limit, case.long, timeout)
+        assert (await case.counts())[:2] == (1, 0)
 
     async def test_a_leased_message_is_leased_by_nobody_else(self, case: Case) -> None:
         await case.publish(b"x")
@@ -93,9 +102,9 @@ class LeasingContract(Contract):
         await case.expire(case.tick)
         assert (await case.lease_one()).token > old.token
 
-    async def test_wait_and_lease_leases_what_is_ready(self, case: Case) -> None:
+    async def test_a_lease_with_a_timeout_leases_what_is_ready(self, case: Case) -> None:
         await case.publish(b"1", b"2", b"3")
-        leases = await case.backend.wait_and_lease(case.queue, 2, case.long, 30.0)
+        leases = await case.backend.lease(case.queue, 2, case.long, 30.0)
         assert [lease.message.body for lease in leases] == [b"1", b"2"]
         assert (await case.counts())[:2] == (1, 2)
 
@@ -213,17 +222,17 @@ class LeasingContract(Contract):
             await self.cancel_after(turns, call, case)
         assert (await case.counts())[:2] == (3, 0)
 
-    async def test_a_cancelled_wait_and_lease_holds_no_message(self, case: Case) -> None:
+    async def test_a_lease_that_is_cancelled_while_it_waits_holds_no_message(self, case: Case) -> None:
         await case.publish(b"1", b"2", b"3")
         for turns in range(20):
-            call = asyncio.create_task(case.backend.wait_and_lease(case.queue, 3, case.long, 5.0))
+            call = asyncio.create_task(case.backend.lease(case.queue, 3, case.long, 5.0))
             await self.cancel_after(turns, call, case)
         assert (await case.counts())[:2] == (3, 0)
 
-    async def test_a_wait_and_lease_cancelled_as_a_message_arrives_holds_none(self, case: Case) -> None:
+    async def test_a_lease_that_is_cancelled_as_a_message_arrives_holds_none(self, case: Case) -> None:
         await case.backend.create(case.queue)
         for turns in range(20):
-            call = asyncio.create_task(case.backend.wait_and_lease(case.queue, 3, case.long, 20.0))
+            call = asyncio.create_task(case.backend.lease(case.queue, 3, case.long, 20.0))
             await asyncio.sleep(0.001)
             (message_id,) = await case.publish(b"x")
             await self.cancel_after(turns, call, case)

@@ -22,6 +22,10 @@ __all__ = ["WaitingContract"]
 # Seconds: a wait is given the first as its timeout, and must have returned by the second.
 _ENDLESS = 600.0
 _DEADLINE = 40.0
+# Seconds for which a loop leases nothing, and how often a call in it may return: each wait may end early, and a loop that spins
+# would return thousands of times.
+_LOOP = 0.2
+_MANY = 20
 
 
 @contextlib.asynccontextmanager
@@ -31,7 +35,7 @@ async def woken(case: Case, by: Backend | None = None) -> AsyncGenerator[None]:
 
     async def wait_for_work() -> None:
         # A wait is a hint and may return for nothing: only a wait that gives a lease is awake.
-        while not await backend.wait_and_lease(case.queue, 1, case.long, _ENDLESS):
+        while not await backend.lease(case.queue, 1, case.long, _ENDLESS):
             await asyncio.sleep(0.001)
 
     async with asyncio.timeout(_DEADLINE):
@@ -45,14 +49,26 @@ async def woken(case: Case, by: Backend | None = None) -> AsyncGenerator[None]:
             await asyncio.wait([waiting])
 
 
+async def returns_of_a_loop(backend: Backend, queue: str, visibility: float) -> int:
+    """How often `lease` returns nothing in a loop with a short timeout."""
+    ends = asyncio.get_running_loop().time() + _LOOP
+    count = 0
+    while (left := ends - asyncio.get_running_loop().time()) > 0:
+        assert await backend.lease(queue, 10, visibility, left) == []
+        count += 1
+        # Nothing but time ends a call that never waits.
+        await asyncio.sleep(0)
+    return count
+
+
 async def nothing_wakes_a_paused_queue(case: Case) -> None:
     """A publish to a paused queue gives no lease."""
     await case.publish(b"x")
-    assert await case.backend.wait_and_lease(case.queue, 1, case.long, 0.05) == []
+    assert await case.backend.lease(case.queue, 1, case.long, 0.05) == []
 
 
 class WaitingContract(Contract):
-    """`wait` and `wait_and_lease`."""
+    """`wait`, and `lease` with a timeout."""
 
     async def test_the_timeout_bounds_a_wait(self, case: Case) -> None:
         await case.backend.create(case.queue)
@@ -61,7 +77,34 @@ class WaitingContract(Contract):
             await case.backend.wait([case.queue, case.queue + "-absent"], 0.05)
             await case.backend.wait([case.queue + "-absent"], 0.05)
             await case.backend.wait([case.queue], 0.0)
-            assert await case.backend.wait_and_lease(case.queue, 1, case.long, 0.05) == []
+            assert await case.backend.lease(case.queue, 1, case.long, 0.05) == []
+
+    async def test_a_lease_waits_for_no_message_that_is_ready(self, case: Case) -> None:
+        await case.publish(*[b"x"] * 5)
+        other = await case.open()
+        async with asyncio.timeout(_DEADLINE):
+            for backend, limit in ((case.backend, 2), (case.backend, 1), (other, 1)):
+                leases = await backend.lease(case.queue, limit, case.long, _ENDLESS)
+                if backend is other and not leases:
+                    # Where only one process leases at a time, the other one waits for its death.
+                    continue
+                assert len(leases) == limit
+
+    async def test_a_lease_that_gives_nothing_has_waited(self, case: Case) -> None:
+        absent = case.queue + "-absent"
+        await case.publish(b"x")
+        lease = await case.lease_one()
+        for queue in (case.queue, absent):
+            assert await returns_of_a_loop(case.backend, queue, case.long) <= _MANY
+        assert await case.settle(lease, SettleAction.ACK)
+        assert await returns_of_a_loop(case.backend, case.queue, case.long) <= _MANY
+        assert absent not in await case.backend.queues()
+
+    @rule("pause")
+    async def test_a_lease_from_a_paused_queue_has_waited(self, case: Case) -> None:
+        await case.publish(b"x")
+        await case.backend.pause(case.queue)
+        assert await returns_of_a_loop(case.backend, case.queue, case.long) <= _MANY
 
     async def test_a_ready_message_needs_no_wait(self, case: Case) -> None:
         await case.publish(b"x")

@@ -110,6 +110,11 @@ class ForgetfulBackend(MemoryBackend):
         return []
 
 
+class HastyBackend(MemoryBackend):
+    async def lease(self, queue, limit, visibility, timeout=0.0):
+        return await super().lease(queue, limit, visibility)
+
+
 class OverstatedBackend(MemoryBackend):
     deviations = {"priority": "it says that it has none, and has them"}
 """
@@ -138,7 +143,11 @@ def test_the_suite_runs_alone_against_a_url(pytester: pytest.Pytester) -> None:
 
 @pytest.mark.parametrize(
     ("backend", "test"),
-    [("ForgetfulBackend", "test_a_stale_holder_can_settle_nothing"), ("OverstatedBackend", "test_a_higher_priority")],
+    [
+        ("ForgetfulBackend", "test_a_stale_holder_can_settle_nothing"),
+        ("HastyBackend", "test_a_lease_that_gives_nothing_has_waited"),
+        ("OverstatedBackend", "test_a_higher_priority"),
+    ],
 )
 def test_the_suite_finds_a_broken_backend(pytester: pytest.Pytester, backend: str, test: str) -> None:
     # A distribution of somebody else's, found by its entry point.

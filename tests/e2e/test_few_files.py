@@ -58,7 +58,7 @@ def test_a_backlog_is_worked_off_and_the_worker_says_that_it_has_few(tmp_path, u
     with few(tmp_path, url, "run", "app:tasks", "--burst") as process:
         assert process.end() == 0, process.text
     (limited,) = process.events("concurrency_limited")
-    assert (limited["wanted"], limited["concurrency"]) == (100, 64)
+    assert limited["limit"] == 64
     (stopped,) = process.events("worker_stopped")
     assert (stopped["acked"], stopped["lost"]) == (MESSAGES, 0)
     assert not process.events("backend_unavailable")

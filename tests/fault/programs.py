@@ -113,7 +113,7 @@ async def ack(url: str, ledger: Ledger) -> None:
     """Run messages, and log to `settled` what the store has acknowledged."""
     backend = open_backend(url)
     while True:
-        leases = await backend.wait_and_lease(QUEUE, 10, VISIBILITY, 0.2)
+        leases = await backend.lease(QUEUE, 10, VISIBILITY, 0.2)
         names = [lease.message.body.decode() for lease in leases]
         ledger.write("finished", *names)
         settlements = [Settlement(lease=lease, action=SettleAction.ACK) for lease in leases]

@@ -49,7 +49,7 @@ async def test_2000_cancelled_calls_lose_no_message_and_hold_none(tmp_path: Path
         elif choice == 1:
             await _cancelled(asyncio.ensure_future(backend.wait([QUEUE], 0.01)), turns)
         elif choice == 2:
-            call = asyncio.ensure_future(backend.wait_and_lease(QUEUE, 3, 1000.0, 0.0))
+            call = asyncio.ensure_future(backend.lease(QUEUE, 3, 1000.0, 0.01))
             await _settle_some(backend, await _cancelled(call, turns), turns, acked)
         else:
             call = asyncio.ensure_future(backend.lease(QUEUE, 3, 1000.0))

@@ -108,7 +108,7 @@ async def test_every_message_runs_once_and_every_ack_counts_when_answers_are_los
         while len(ran) < 200:
             assert asyncio.get_running_loop().time() < deadline
             try:
-                leases = await backend.wait_and_lease(QUEUE, 7, LONG, 0.2)
+                leases = await backend.lease(QUEUE, 7, LONG, 0.2)
             except BackendUnavailable:
                 continue
             ran += [int(lease.message.body) for lease in leases]
@@ -205,7 +205,7 @@ async def test_flushed_scripts_are_taught_again(server: RedisServer) -> None:
             await backend.publish(QUEUE, [Draft(body=b"%d" % n)])
             if n % 3 == 0:
                 client.script_flush()
-            (lease,) = await backend.wait_and_lease(QUEUE, 1, LONG, 5)
+            (lease,) = await backend.lease(QUEUE, 1, LONG, 5)
             assert lease.message.body == b"%d" % n
             client.script_flush()
             assert await asyncio.to_thread(backend.extend, [lease], LONG) == []
@@ -229,7 +229,7 @@ async def test_a_restart_under_load_loses_nothing() -> None:
         async def consume() -> None:
             while not stop.is_set():
                 try:
-                    leases = await backend.wait_and_lease(QUEUE, 10, LONG, 0.2)
+                    leases = await backend.lease(QUEUE, 10, LONG, 0.2)
                 except BackendUnavailable:
                     await asyncio.sleep(0.02)
                     continue
@@ -294,7 +294,7 @@ async def test_2000_cancelled_calls_lose_nothing_and_mix_nothing_up(server: Redi
         elif kind == 2:
             call = asyncio.create_task(work(lambda: backend.lease(QUEUE, 2, LONG)))
         elif kind == 3:
-            call = asyncio.create_task(work(lambda: backend.wait_and_lease(QUEUE, 2, LONG, 0.05)))
+            call = asyncio.create_task(work(lambda: backend.lease(QUEUE, 2, LONG, 0.05)))
         else:
             call = asyncio.create_task(count())
         for _ in range(draw.randrange(12)):

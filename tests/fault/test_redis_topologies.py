@@ -74,7 +74,7 @@ async def test_a_fail_over_is_followed() -> None:
 async def _patient_lease(backend: Any) -> list[Lease]:
     while True:
         try:
-            leases = await backend.wait_and_lease(QUEUE, 1, LONG, 1)
+            leases = await backend.lease(QUEUE, 1, LONG, 1)
         except BackendUnavailable:
             await asyncio.sleep(0.05)
             continue
@@ -141,7 +141,7 @@ async def test_queues_of_a_cluster_live_on_all_its_nodes(nodes: list[RedisServer
     await backend.publish("queue-empty", [Draft(body=b"x")])
     await waiting
     for name in names:
-        leases = await backend.wait_and_lease(name, 10, LONG, 1)
+        leases = await backend.lease(name, 10, LONG, 1)
         assert [lease.message.body for lease in leases] == [name.encode()] * 5
         assert await asyncio.to_thread(backend.extend, leases, LONG) == []
         assert await backend.settle(acks(leases)) == []
@@ -227,7 +227,7 @@ async def test_tls_is_verified(authority: Path) -> None:
         own = f"tls_cert={authority}&tls_key={authority.with_name('key.pem')}"
         backend = open_backend(f"{url}?tls_ca={authority}&{own}")
         await backend.publish(QUEUE, [Draft(body=b"x")])
-        leases = await backend.wait_and_lease(QUEUE, 1, LONG, 1)
+        leases = await backend.lease(QUEUE, 1, LONG, 1)
         assert await asyncio.to_thread(backend.extend, leases, LONG) == []
         assert await backend.settle(acks(leases)) == []
         await backend.aclose()
@@ -247,7 +247,7 @@ async def test_a_user_needs_only_what_the_docs_say(monkeypatch: pytest.MonkeyPat
         await backend.open()
         await backend.publish(QUEUE, [Draft(body=b"x", delay=0.001), Draft(body=b"y", unique_key="k")])
         await backend.wait([QUEUE], 5)
-        leases = await wait_until(lambda: backend.wait_and_lease(QUEUE, 2, LONG, 1))
+        leases = await wait_until(lambda: backend.lease(QUEUE, 2, LONG, 1))
         assert await asyncio.to_thread(backend.extend, leases, LONG) == []
         assert await backend.settle(acks(leases)) == []
         assert await backend.queues() == [QUEUE]

@@ -97,7 +97,7 @@ async def test_every_message_runs_once_and_every_ack_counts_when_answers_are_los
         async with asyncio.timeout(50):
             while len(ran) < 200:
                 try:
-                    leases = await backend.wait_and_lease(TOPIC, 7, LONG, 0.2)
+                    leases = await backend.lease(TOPIC, 7, LONG, 0.2)
                 except BackendUnavailable:
                     continue
                 ran += [int(lease.message.body) for lease in leases]
@@ -120,7 +120,7 @@ async def test_cancelled_calls_lose_nothing(direct: Backend, server: RedisServer
         calls: list[Any] = [
             direct.settle([Settlement(lease=lease, action=SettleAction.RELEASE) for lease in held]),
             other.lease(TOPIC, 5, LONG),
-            other.wait_and_lease(TOPIC, 5, LONG, 1.0),
+            other.lease(TOPIC, 5, LONG, 1.0),
             other.wait([TOPIC, "other"], 1.0),
         ]
         running = [asyncio.create_task(call) for call in calls]

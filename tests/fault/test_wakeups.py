@@ -124,7 +124,7 @@ async def test_a_removed_trigger_costs_no_message(tmp_path: Path) -> None:
     delivered: list[str] = []
     async with asyncio.timeout(harness.PATIENCE):
         while len(delivered) < 2:
-            delivered += [lease.message.id for lease in await consumer.wait_and_lease(QUEUE, 1, 30.0, 1.0)]
+            delivered += [lease.message.id for lease in await consumer.lease(QUEUE, 1, 30.0, 1.0)]
     assert delivered == ids
     await consumer.aclose()
     await producer.aclose()

@@ -34,7 +34,7 @@ async def _take(
     taken: list[tuple[bytes, tuple[str, ...], int]] = []
     async with asyncio.timeout(PATIENCE):
         while len(taken) < count:
-            leases = await backend.wait_and_lease(QUEUE, count, 30.0, 0.5)
+            leases = await backend.lease(QUEUE, count, 30.0, 0.5)
             taken += [(lease.message.body, lease.message.argv, lease.message.tries) for lease in leases]
             assert await backend.settle([Settlement(lease=lease, action=how, error="no") for lease in leases]) == []
     return taken
@@ -71,7 +71,7 @@ async def test_fsq_and_qworker_work_on_one_queue_and_each_item_runs_once(
     ours: list[bytes] = []
     async with asyncio.timeout(PATIENCE):
         while not scanning.done():
-            leases = await backend.wait_and_lease(QUEUE, 3, 30.0, 0.05)
+            leases = await backend.lease(QUEUE, 3, 30.0, 0.05)
             ours += [lease.message.body for lease in leases]
             assert await backend.settle([Settlement(lease=lease, action=SettleAction.ACK) for lease in leases]) == []
             await asyncio.sleep(0.005)

@@ -152,7 +152,7 @@ async def test_workers_scans_and_fsq_share_a_queue_and_each_item_runs_once(
 
     async def work() -> None:
         while len(names(root, "queue")):
-            leases = await backend.wait_and_lease(QUEUE, 3, 30.0, 0.02)
+            leases = await backend.lease(QUEUE, 3, 30.0, 0.02)
             ours.extend(lease.message.body for lease in leases)
             assert await backend.settle([Settlement(lease=lease, action=SettleAction.ACK) for lease in leases]) == []
             await asyncio.sleep(0.002)
@@ -297,8 +297,8 @@ async def test_a_trigger_wakes_the_other(fsq: tuple[str, Path], root: Path) -> N
         assert (await listening).strip() == b"pulled"
         await backend.remove(QUEUE, Selection(state=State.READY))
         # A worker that waits is a listener: to pull the trigger is no error. It reads old pulls first.
-        assert await backend.wait_and_lease(QUEUE, 1, 30.0, 0.1) == []
-        waiting = asyncio.create_task(backend.wait_and_lease(QUEUE, 1, 30.0, PATIENCE))
+        assert await backend.lease(QUEUE, 1, 30.0, 0.1) == []
+        waiting = asyncio.create_task(backend.lease(QUEUE, 1, 30.0, PATIENCE))
         await asyncio.sleep(0.05)
         status, output = await peer.run("enqueue", "-t", QUEUE, body=b"x")
         assert (status, b"No listener" in output) == (0, False)

@@ -62,7 +62,7 @@ async def consume(backend: Backend, stop: asyncio.Event) -> list[str]:
     """Lease and ack, as a worker does, until told to stop and nothing is left."""
     bodies: list[str] = []
     while True:
-        leases = await backend.wait_and_lease("work", 4, 60.0, 0.1)
+        leases = await backend.lease("work", 4, 60.0, 0.1)
         if not leases and stop.is_set():
             return bodies
         refused = await backend.settle([Settlement(lease=lease, action=SettleAction.ACK) for lease in leases])

@@ -214,10 +214,11 @@ class OldFace:
     # -- consuming ---------------------------------------------------------------------------------------------------
 
     async def lease(self, queue: str, limit: int, visibility: float) -> list[View]:
-        return [View(lease) for lease in await self.new.lease(queue, limit, visibility)]
+        # It was no error.
+        return [View(lease) for lease in await self.new.lease(queue, limit, visibility)] if limit > 0 else []
 
     async def wait_and_lease(self, queue: str, limit: int, visibility: float, timeout: float) -> list[View]:
-        return [View(lease) for lease in await self.new.wait_and_lease(queue, limit, visibility, timeout)]
+        return [View(lease) for lease in await self.new.lease(queue, limit, visibility, timeout)]
 
     async def wait(self, queues: Sequence[str], timeout: float) -> None:
         await self.new.wait(queues, timeout)

@@ -472,7 +472,7 @@ from qworker.registry import open_backend
 async def consume(url, ledger):
     backend = open_backend(url)
     while True:
-        for lease in await backend.wait_and_lease("q", 5, 30.0, 0.2):
+        for lease in await backend.lease("q", 5, 30.0, 0.2):
             os.write(ledger, lease.message.body + b"\\n")
             await backend.settle([Settlement(lease=lease, action=SettleAction.ACK)])
 

@@ -149,7 +149,7 @@ async def test_a_foreign_post_wakes_a_wait(backend: Backend, root: Path) -> None
     await backend.create("q")
 
     async def wait_for_work() -> list[Lease]:
-        while not (leases := await backend.wait_and_lease("q", 1, LONG, 600.0)):
+        while not (leases := await backend.lease("q", 1, LONG, 600.0)):
             await asyncio.sleep(0.001)
         return leases
 

@@ -16,7 +16,6 @@ from qworker.errors import BackendError
 from qworker.message import Draft, SettleAction, Settlement
 from qworker.registry import open_backend
 from qworker.testing import wait_until
-from qworker.worker import Worker, WorkerOptions
 
 
 @pytest.fixture(params=["file", "fsq"])
@@ -32,9 +31,9 @@ async def backend(request, tmp_path: Path) -> AsyncIterator[Backend]:
 async def test_a_full_store_waits_until_a_lease_ends(backend, how):
     backend._store.most_held = 2
     held = await backend.lease("q", 10, 30.0)
-    assert len(held) == backend.most_leases == 2
+    assert len(held) == 2
     # Longer than the test may take: only the end of a lease ends it.
-    waiting = asyncio.create_task(backend.wait_and_lease("q", 10, 30.0, 3600.0))
+    waiting = asyncio.create_task(backend.lease("q", 10, 30.0, 3600.0))
     await asyncio.wait([waiting], timeout=0.05)
     assert not waiting.done()
     assert await backend.settle([Settlement(lease=held[0], action=how, error="e")]) == []
@@ -56,7 +55,7 @@ async def test_a_store_that_says_it_has_something_and_gives_nothing_does_not_kee
     @app.task
     async def work() -> None: ...
 
-    for name in ("lease", "wait", "wait_and_lease"):
+    for name in ("lease", "wait"):
         monkeypatch.setattr(app.store, name, at_once)
     async with app.working(queues=("a", "default")) as (worker, running):
         await wait_until(lambda: turns > 20)
@@ -65,26 +64,23 @@ async def test_a_store_that_says_it_has_something_and_gives_nothing_does_not_kee
     assert turns < 5000
 
 
-async def test_a_worker_runs_no_more_at_once_than_its_store_can_hold_and_says_so(app, monkeypatch):
-    together, most = 0, 0
-
-    @app.task
-    async def work() -> None:
-        nonlocal together, most
-        together += 1
-        most = max(most, together)
-        await asyncio.sleep(0.001)
-        together -= 1
-
-    monkeypatch.setattr(type(app.store), "most_leases", 3)
-    await app.enqueue_many(work.call() for _ in range(20))
+async def test_a_store_without_room_says_so_once_and_cancels_a_lease_that_waits_for_room(backend):
+    backend._store.most_held = 2
     with structlog.testing.capture_logs() as logs:
-        worker = Worker(app, WorkerOptions(burst=True, concurrency=10))
-        assert await worker.run()
-    assert (worker.counts.acked, most) == (20, 3)
-    assert [(line["wanted"], line["concurrency"]) for line in logs if line["event"] == "concurrency_limited"] == [
-        (10, 3)
+        held = [*await backend.lease("q", 1, 30.0), *await backend.lease("q", 1, 30.0)]
+        assert logs == []
+        for _ in range(3):
+            assert await backend.lease("q", 1, 30.0) == []
+            waiting = asyncio.create_task(backend.lease("q", 1, 30.0, 3600.0))
+            await asyncio.wait([waiting], timeout=0.01)
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+    assert [(line["event"], line["log_level"], line["limit"]) for line in logs] == [
+        ("concurrency_limited", "warning", 2)
     ]
+    assert await backend.settle([Settlement(lease=held[0], action=SettleAction.ACK)]) == []
+    assert len(await backend.lease("q", 9, 30.0)) == 1
 
 
 async def test_an_fsq_queue_that_is_not_whole_is_an_error_and_no_endless_loop(tmp_path):

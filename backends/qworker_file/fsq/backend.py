@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, Self
 
 from qworker.backend import Backend
+from qworker.backend_waiting import wait_for_ready
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.directory import is_missing, queue_not_found
 from qworker.errors import BackendUnavailable
@@ -88,11 +89,6 @@ class FsqBackend(Backend):
         """`disk` with sync=full on a file system with a journal and barriers, else `process`."""
         return durability_at(self._directory, sync=self._options.sync)
 
-    @property
-    def most_leases(self) -> int | None:
-        """Half of the files that this process may have open."""
-        return None if self._store is None else self._store.most_held
-
     async def open(self) -> None:
         """Open the root directory, or make it."""
         self._opened()
@@ -143,8 +139,9 @@ class FsqBackend(Backend):
 
     # -- consuming ---------------------------------------------------------------------------------------------------
 
-    async def lease(self, queue: str, limit: int, visibility: float) -> list[Lease]:
+    async def lease(self, queue: str, limit: int, visibility: float, timeout: float = 0.0) -> list[Lease]:
         """Lock the oldest items that nobody works on."""
+        await wait_for_ready(self, queue, limit, timeout)
         store = self._opened()
         with store_errors(f"lease from {queue!r}"):
             local = store.queue(check_queue(queue))

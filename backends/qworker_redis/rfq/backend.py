@@ -118,12 +118,8 @@ class RfqBackend(RfqAdministration, RedisBackend):
         key = f"mark:{self._holder}:damaged"
         await self._links.script("settle", queue, arguments, (key, key))
 
-    async def wait_and_lease(self, queue: str, limit: int, visibility: float, timeout: float) -> list[Lease]:
+    async def _lease_within(self, queue: str, limit: int, visibility: float, timeout: float) -> list[Lease]:
         """Lease, or wait and lease then."""
-        check_queue(queue)
-        if limit <= 0:
-            await self.wait([queue], timeout)
-            return []
         due = self._empty.pop(queue, None)
         if due is None:
             leases = await self.lease(queue, limit, visibility)

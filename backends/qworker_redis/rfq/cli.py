@@ -233,7 +233,7 @@ def consume_command(topic: str, url: str, json: bool) -> None:
         async with _opened(url) as backend:
             leases: list[Lease] = []
             while not leases:
-                leases = await backend.wait_and_lease(topic, 1, _VISIBILITY, _WAIT)
+                leases = await backend.lease(topic, 1, _VISIBILITY, _WAIT)
             message = leases[0].message
             fields = await backend.peek(topic, message.id) or {}
             if json:
