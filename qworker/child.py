@@ -12,6 +12,7 @@ import runpy
 import signal
 import socket
 import sys
+import threading
 from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any, Literal
@@ -82,10 +83,36 @@ class _Running:
         }
 
 
-class Reply(msgspec.Struct, frozen=True, kw_only=True):
-    """`begun` once the handler is imported, and then how it ended."""
+class _Lease:
+    """The lease of the message that runs; the parent knows of it."""
 
-    how: Literal["begun", "returned", "retry", "fail", "raised"]
+    def __init__(self, parent: socket.socket) -> None:
+        self._parent = parent
+        self._lock = threading.Lock()
+        self._over = False
+
+    def is_lost(self) -> bool:
+        """Ask the parent. From any of the handler's threads."""
+        with self._lock:
+            if self._over:
+                return True
+            try:
+                _send(self._parent, Reply(how="check_lease"))
+                answer = _receive(self._parent)
+            except OSError:
+                return True
+            return answer is None or msgspec.msgpack.decode(answer, type=bool)
+
+    def end(self) -> None:
+        """Nothing is asked of the parent any more: it waits for the next message."""
+        with self._lock:
+            self._over = True
+
+
+class Reply(msgspec.Struct, frozen=True, kw_only=True):
+    """`begun` once the handler is imported, `check_lease` each time that it asks, and then how it ended."""
+
+    how: Literal["begun", "check_lease", "returned", "retry", "fail", "raised"]
     reason: str = ""
     delay: float | None = None
     error_type: str = ""
@@ -150,24 +177,27 @@ def _exactly(parent: socket.socket, count: int) -> bytes | None:
 
 def _run(handlers: _Handlers, request: Request, parent: socket.socket) -> Reply:
     logs.RUNNING.set(_Running(request))
+    lease = _Lease(parent)
     try:
         function, signature = handlers.found(request.module, request.qualname)
         _send(parent, Reply(how="begun"))
-        return _outcome(function, signature, request)
+        return _outcome(function, signature, request, lease)
     except BaseException as error:  # noqa: BLE001 - whatever a handler raises is its message's outcome
         return Reply(how="raised", reason=failure_text(error), error_type=error_type(error))
+    finally:
+        lease.end()
 
 
-def _outcome(function: Callable[..., Any], signature: Signature, request: Request) -> Reply:
+def _outcome(function: Callable[..., Any], signature: Signature, request: Request, lease: _Lease) -> Reply:
     try:
-        _call(function, signature, request)
+        _call(function, signature, request, lease)
     except (Retry, Fail) as error:
         reason, delay = outcome_of(error)
         return Reply(how="retry" if isinstance(error, Retry) else "fail", reason=reason, delay=delay)
     return Reply(how="returned")
 
 
-def _call(function: Callable[..., Any], signature: Signature, request: Request) -> None:
+def _call(function: Callable[..., Any], signature: Signature, request: Request, lease: _Lease) -> None:
     message = msgspec.structs.replace(request.message, argv=tuple(map(os.fsdecode, request.argv)))
     args: list[Any] = [message]
     kwargs: dict[str, Any] = {}
@@ -188,6 +218,7 @@ def _call(function: Callable[..., Any], signature: Signature, request: Request) 
                 deadline=request.deadline,
                 headers=headers,
                 max_tries=request.max_tries,
+                lease_lost=lease.is_lost,
             ),
         )
     result = function(*args, **kwargs)

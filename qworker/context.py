@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import structlog
 
+from qworker.errors import LeaseLost
 from qworker.message import Message
 from qworker.options import DEFAULT_MAX_TRIES
 
@@ -38,7 +39,18 @@ class Context(Generic[State_co]):
         progress_text: The last progress as text; None before the first.
     """
 
-    __slots__ = ("_log", "deadline", "headers", "max_tries", "message", "progress_text", "state", "task", "token")
+    __slots__ = (
+        "_lease_lost",
+        "_log",
+        "deadline",
+        "headers",
+        "max_tries",
+        "message",
+        "progress_text",
+        "state",
+        "task",
+        "token",
+    )
 
     def __init__(
         self,
@@ -50,6 +62,7 @@ class Context(Generic[State_co]):
         headers: Mapping[str, str] | None = None,
         state: Any = None,
         max_tries: int = DEFAULT_MAX_TRIES,
+        lease_lost: Callable[[], bool] | None = None,
     ) -> None:
         self.message = message
         self.task = task
@@ -59,6 +72,7 @@ class Context(Generic[State_co]):
         self.state: State_co = state
         self.max_tries = max_tries
         self.progress_text: str | None = None
+        self._lease_lost = lease_lost
         self._log: Any = None
 
     @property
@@ -83,6 +97,20 @@ class Context(Generic[State_co]):
                 token=self.token,
             )
         return self._log
+
+    def check_lease(self) -> None:
+        """Check that this delivery still has its lease, such as before a step that must not happen twice.
+
+        The lease can be lost while a handler is suspended or blocked: the check does not wait until its worker has noticed. It
+        asks no store, so that the lease can be lost right after it; a store that must be sure compares `token`.
+
+        Raises:
+            LeaseLost: The lease is lost or has expired, or this delivery is over (the timeout of a handler in a thread).
+        """
+        if self._lease_lost is not None and self._lease_lost():
+            raise LeaseLost(
+                f"the lease of message {self.message.id} is lost, and another worker may run the message: stop without further effects"
+            )
 
     def progress(self, done: float, total: float | None = None, text: str = "") -> None:
         """Say how far the handler has come: kept for those who look at the worker, and logged."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import functools
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping
 from typing import Any, Protocol
 
@@ -179,6 +180,9 @@ class Executor:
             if timer is not None:
                 timer.cancel()
             self._active.discard(run)
+            if run.context is not None and run.leftover is None:
+                # It refers to its run: without the way back, no garbage is left for the collector.
+                run.context, run.args = None, []
         run.duration = self._clock.monotonic() - run.started
         self._decide(run)
 
@@ -200,6 +204,7 @@ class Executor:
             headers=run.headers,
             state=self._state,
             max_tries=handler.options.max_tries,
+            lease_lost=functools.partial(_is_lost, run, self._clock),
         )
 
     def _tell_started(self, run: Run) -> None:
@@ -303,3 +308,7 @@ class _Isolated:
             except BaseException as thrown:  # noqa: BLE001 - a cancellation, for the handler
                 sent = thrown
                 step = coroutine.throw
+
+
+def _is_lost(run: Run, clock: Clock) -> bool:
+    return run.is_lost(clock.monotonic())

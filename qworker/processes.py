@@ -75,8 +75,13 @@ class _Child:
         self._socket = ours
         self._set_up = False
 
-    async def ask(self, request: Request, begun: Callable[[], None]) -> Reply:
-        """Run one message; `begun` is called when its handler is imported and starts.
+    async def ask(self, request: Request, begun: Callable[[], None], is_lost: Callable[[], bool]) -> Reply:
+        """Run one message.
+
+        Args:
+            request: the message.
+            begun: called when its handler is imported and starts.
+            is_lost: asked when the handler checks its lease.
 
         Raises:
             OSError, EOFError: the process has died.
@@ -88,8 +93,11 @@ class _Child:
             self._set_up = True
         await loop.sock_sendall(self._socket, _frame(request))
         reply = await self._reply(loop)
-        if reply.how == "begun":
-            begun()
+        while reply.how in {"begun", "check_lease"}:
+            if reply.how == "begun":
+                begun()
+            else:
+                await loop.sock_sendall(self._socket, _frame(is_lost()))
             reply = await self._reply(loop)
         return reply
 
@@ -163,7 +171,9 @@ class ProcessRunner:
         async with self._slots:
             timer = _Timer(run, handler.options.timeout)
             try:
-                return await self._run(self._request(run, handler), timer.start)
+                return await self._run(
+                    self._request(run, handler), timer.start, lambda: run.is_lost(self._clock.monotonic())
+                )
             finally:
                 timer.cancel()
 
@@ -194,13 +204,15 @@ class ProcessRunner:
             max_tries=handler.options.max_tries,
         )
 
-    async def _run(self, request: Request, begun: Callable[[], None]) -> BaseException | None:
+    async def _run(
+        self, request: Request, begun: Callable[[], None], is_lost: Callable[[], bool]
+    ) -> BaseException | None:
         try:
             child = self._free_child()
         except OSError as error:
             return RemoteFailure(error_type(error), f"the handler's process cannot be started: {error.strerror}")
         try:
-            reply = await child.ask(request, begun)
+            reply = await child.ask(request, begun, is_lost)
         except (OSError, EOFError):
             return await self._died(child)
         except BaseException:

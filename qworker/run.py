@@ -108,6 +108,10 @@ class Run(msgspec.Struct, eq=False):
         """Decide how the lease ends."""
         self.settlement = Settlement(lease=self.lease, action=action, delay=delay, error=error)
 
+    def is_lost(self, now: float) -> bool:
+        """Whether its lease is gone, at a monotonic time: another has it, it has expired, or its end is decided. From any thread."""
+        return self.stop is Stop.LOST or self.settlement is not None or now >= self.expires
+
     @property
     def is_over(self) -> bool:
         """Whether the handler has ended; not while a thread outlives its message."""
