@@ -22,7 +22,7 @@ from qworker.portal import Portal
 from qworker.registry import open_backend
 from qworker.retry import DEFAULT_BACKOFF, Backoff
 from qworker.settings import backend_url
-from qworker.task import Call, Job, Options, RawHandler, Task
+from qworker.task import Call, Job, RawHandler, Task, TaskOptions
 from qworker.tracing import imported, sending_many, trace_headers
 
 __all__ = ["Tasks"]
@@ -133,7 +133,7 @@ class Tasks(Generic[State]):
         if name is not None and not check_text("name", name):
             raise UsageError("name must not be empty: leave it out to use the function's name")
         given: Any = timeout
-        options = Options(
+        options = TaskOptions(
             queue=queue, max_tries=max_tries, timeout=given, backoff=backoff, process=process, priority=priority
         )
         decorator = _Decorator(self, name, options)
@@ -158,7 +158,7 @@ class Tasks(Generic[State]):
             UsageError: an option or the function cannot work.
         """
         given: Any = timeout
-        options = Options(queue=queue, max_tries=max_tries, timeout=given, backoff=backoff, process=process)
+        options = TaskOptions(queue=queue, max_tries=max_tries, timeout=given, backoff=backoff, process=process)
 
         def register(function: F) -> F:
             _check(function, "@tasks.raw_handler")
@@ -367,7 +367,7 @@ class _Decorator(Generic[State]):
 
     __slots__ = ("_name", "_options", "_tasks")
 
-    def __init__(self, tasks: Tasks[State], name: str | None, options: Options) -> None:
+    def __init__(self, tasks: Tasks[State], name: str | None, options: TaskOptions) -> None:
         self._tasks = tasks
         self._name = name
         self._options = options

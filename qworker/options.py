@@ -14,12 +14,12 @@ from qworker.errors import MOST_DELAY, UsageError
 from qworker.names import check_id, check_key, check_queue
 from qworker.retry import DEFAULT_BACKOFF, Backoff
 
-__all__ = ["DEFAULT_MAX_TRIES", "Options", "call_options"]
+__all__ = ["DEFAULT_MAX_TRIES", "TaskOptions", "call_options"]
 
 DEFAULT_MAX_TRIES = 5
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
+class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How a handler's messages are run.
 
     Attributes:

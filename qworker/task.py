@@ -16,14 +16,14 @@ from qworker.envelope import EnvelopeEncoder
 from qworker.errors import UsageError
 from qworker.hints import OtherMethods, exact_options
 from qworker.message import Draft, Message
-from qworker.options import Options, call_options
+from qworker.options import TaskOptions, call_options
 from qworker.signature import Signature
 from qworker.tracing import creating, imported, sending
 
 if TYPE_CHECKING:
     from qworker.app import Tasks
 
-__all__ = ["Call", "ConfiguredTask", "Handler", "Job", "Options", "RawHandler", "Task"]
+__all__ = ["Call", "ConfiguredTask", "Handler", "Job", "RawHandler", "Task", "TaskOptions"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -75,7 +75,7 @@ class Handler:
         takes_context: Whether the worker gives it a `Context` as its first argument.
     """
 
-    def __init__(self, function: Callable[..., Any], name: str, options: Options) -> None:
+    def __init__(self, function: Callable[..., Any], name: str, options: TaskOptions) -> None:
         self.function = function
         self.name = name
         self.options = options
@@ -96,7 +96,7 @@ class Handler:
 class RawHandler(Handler):
     """A handler of messages that no qworker wrote: it gets the `Message`, and a `Context` before it if it asks for one."""
 
-    def __init__(self, function: Callable[..., Any], options: Options) -> None:
+    def __init__(self, function: Callable[..., Any], options: TaskOptions) -> None:
         super().__init__(function, handler_name(function), options)
         if not self.signature.fits(1):
             raise UsageError(
@@ -113,7 +113,7 @@ class RawHandler(Handler):
 class Task(Handler, OtherMethods, Generic[P, R]):
     """A registered function: call it directly, or enqueue a call of it."""
 
-    def __init__(self, tasks: Tasks, function: Callable[..., R], name: str, options: Options) -> None:
+    def __init__(self, tasks: Tasks, function: Callable[..., R], name: str, options: TaskOptions) -> None:
         super().__init__(function, name, options)
         self.signature.check_json()
         self._tasks = tasks

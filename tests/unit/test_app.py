@@ -15,7 +15,7 @@ import qworker
 from qworker import Backoff, Call, Context, Draft, Fail, Job, State, Tasks
 from qworker.errors import DuplicateTask, InvalidArguments, InvalidName, InvalidURL, UnknownTask, UsageError
 from qworker.message import Message, QueueStats, StoredMessage
-from qworker.task import Options
+from qworker.task import TaskOptions
 from qworker.testing import run_until_idle
 from qworker.worker import Worker, WorkerCounts, WorkerOptions
 from tests.servers import RedisServer
@@ -296,7 +296,7 @@ def test_the_help_of_the_package_begins_with_its_names():
 
 @pytest.mark.parametrize(
     "cls",
-    [Backoff, Call, Context, Draft, Job, Message, Options, QueueStats, StoredMessage, WorkerOptions, WorkerCounts],
+    [Backoff, Call, Context, Draft, Job, Message, QueueStats, StoredMessage, TaskOptions, WorkerOptions, WorkerCounts],
 )
 def test_every_public_field_is_described_where_editors_look(cls):
     fields = getattr(cls, "__struct_fields__", None) or [name for name in cls.__slots__ if not name.startswith("_")]
