@@ -1,6 +1,6 @@
-"""The backend contract: what a store of queues must do, and nothing of how.
+"""The backend contract: what a store of queues must do.
 
-Every method is batch first, and there are no optional ones. `qworker.testing` proves an implementation against this page.
+No member is optional. `qworker.testing` proves that a backend keeps the contract.
 """
 
 from __future__ import annotations
@@ -22,86 +22,97 @@ __all__ = ["Backend", "RemoteLeases"]
 
 
 class RemoteLeases(Protocol):
-    """Leases that were taken with `remote_leases=True`, by this process or by another one."""
+    """The leases that this process or another one took with `remote_leases=True`."""
 
     async def find(self, queue: str, message_id: str, token: int) -> Lease | None:
-        """Find the lease of a message by its fencing token; None when the lease is lost.
+        """Find the lease of a message by its fencing token.
 
-        A store that cannot check the token gives a lease that `extend` and `settle` refuse.
+        Returns:
+            The lease, or None if it is lost. If a store cannot check the token here, `extend` and `settle` refuse the
+            lease.
         """
 
 
 class Backend(abc.ABC):
     """A store of queues, opened from a URL.
 
-    An instance belongs to one event loop: its coroutines are called there, except `extend`, which blocks and is called from
-    any thread. Making an instance touches nothing; `open` does, and every other method opens the store by itself.
+    An instance belongs to one event loop. All coroutines are called there. `extend` is no coroutine: it blocks, and any
+    thread can call it. Creating an instance does not touch the store. `open` does, and every other method opens the
+    store if needed.
 
-    Cancellation: a cancelled `lease` holds no message. Any other cancelled call has either happened or not, and may be repeated.
+    Cancellation: a cancelled `lease` holds no message. Any other cancelled call has either happened or not. It can be
+    repeated.
 
-    Errors: the store's own errors arrive as `BackendError`s with the cause attached. `BackendUnavailable` means that the
-    call may be repeated later; a method that raises has changed nothing, or something that a repetition completes.
+    Errors: an error of the store is raised as a `BackendError` with its cause. After `BackendUnavailable` the call can
+    be repeated later. If a method raises, it has changed nothing, or a repetition completes what it has changed.
+
+    Attributes:
+        deviations: The rules of the contract that this backend does not keep, each with the reason. The names are those
+            of `qworker.testing.rules.RULES`. The suite proves each deviation.
+        shared: Whether messages outlive the process. The worker of a store that is not shared is the process that
+            publishes.
+        directory: The store's directory, whether it exists or not. None: the store is not a directory. Reading does not
+            create it: a store without its directory has no queues, and a call for one of them raises `StoreNotFound`
+            (see `qworker.directory`).
+        remote_leases: Finds leases that outlive the process that took them. None: `from_url` was not asked for them, or
+            the store cannot keep them.
+        history: The store of events. Callers use its methods directly. A backend adds its `retention` to
+            `QueueStats.retention` and closes it in `aclose`.
     """
 
-    # What this protocol does otherwise than the contract, by the name of the rule that `qworker.testing` gives it, with the
-    # reason. The suite asserts each deviation, and the docs print them.
     deviations: ClassVar[Mapping[str, str]] = {}
-
-    # True: messages outlive every process (`memory:` does not; its worker must be the process that publishes).
     shared: ClassVar[bool] = True
-
-    # The store's directory, also while it is not there; None: the store is not a directory. What only looks makes none: a store that is
-    # not there has no queues, and looking into one of them raises `StoreNotFound` (`qworker.directory` makes it).
     directory: Path | None = None
-
-    # Leases that outlive the process that took them, and how they are found again; None: not asked for, or the store has none.
     remote_leases: RemoteLeases | None = None
-
-    # Where events are kept. Callers use its methods directly. A backend sets its own (`qworker.history` has one for a directory and
-    # one for memory), adds its `retention` to `QueueStats.retention`, and closes it in `aclose`.
     history: HistoryStore = NO_HISTORY
 
     @classmethod
     @abc.abstractmethod
     def from_url(cls, url: BackendURL, *, clock: Clock = SYSTEM_CLOCK, remote_leases: bool = False) -> Self:
-        """Make an instance for a parsed URL, without touching the store.
+        """Create an instance for a parsed URL, without touching the store.
 
         Args:
-            url: where the store is, and its options.
-            clock: the time.
-            remote_leases: the holders of leases are not in this process: they are the clients of a server. A lease then ends by
-                time or by its holder. Where the store can, it also outlives this process, and `remote_leases` is set. Otherwise
-                a store that can detect a dead process returns its leases at once.
+            url: The place of the store, and its options.
+            clock: The source of the time.
+            remote_leases: Whether the holders of leases are outside this process, such as the clients of a server. A
+                lease then ends at its expiry, or when its holder ends it. If the store can, it also keeps the lease
+                when this process ends, and the attribute `remote_leases` is set. Without this option, a store that
+                detects a dead process makes the messages that it held ready at once.
 
         Raises:
-            InvalidURL: an option or a part that this backend does not know; says which ones it knows.
-            MissingExtra: its driver is not installed.
+            InvalidURL: An option or a part of the URL is unknown. The error names the known ones.
+            MissingExtra: The driver is not installed.
         """
 
     @abc.abstractmethod
     async def open(self) -> None:
-        """Reach the store now. Idempotent.
+        """Open the store now. Idempotent.
 
-        A directory that is not there is made, as it is by what publishes and consumes; what only looks makes none (see `directory`).
+        If the store's directory does not exist, it is created. `publish`, `lease` and `create` create it too. Methods
+        that only read do not (see `directory`).
 
         Raises:
-            BackendUnavailable: it does not answer.
-            PermissionDenied: it refuses this user.
-            FormatTooNew: a newer release wrote it.
+            BackendUnavailable: The store does not answer.
+            PermissionDenied: The store refuses this user.
+            FormatTooNew: A newer release has written the store.
         """
 
     @abc.abstractmethod
     async def aclose(self) -> None:
-        """Let go of everything; leases that are still held expire as if the process had died. Idempotent."""
+        """Close the store. Leases that are still held end as if the process had died. Idempotent."""
 
     @abc.abstractmethod
     def describe(self) -> str:
-        """The URL with any password masked, for people and logs."""
+        """Return the URL with its password masked."""
 
     @property
     @abc.abstractmethod
     def durability(self) -> str:
-        """`none`, `process`, `disk` or `replicated`: what a successful publish or settle survives."""
+        """What a successful `publish` or `settle` survives.
+
+        `none`: nothing. `process`: the end of this process. `disk`: a crash of the machine. `replicated`: the loss of
+        one server.
+        """
 
     # -- producing ---------------------------------------------------------------------------------------------------
 
@@ -127,18 +138,21 @@ class Backend(abc.ABC):
 
     @abc.abstractmethod
     async def publish(self, queue: str, drafts: Sequence[Draft]) -> list[str]:
-        """Store messages and return their ids, in order.
+        """Store messages and return their ids in the same order.
 
-        Durable (see `durability`) when it returns. One publisher's messages keep their order. A draft whose id is stored
-        already in any state is not stored twice; nor is one whose key is pending (ready, delayed or leased): the id of the
-        stored one is returned. A queue that does not exist is created. Not atomic as a batch: after an error any prefix-less
-        subset may be stored, and repeating the call with the same ids completes it.
+        The messages are stored durably when the call returns (see `durability`). A queue that does not exist is
+        created. The messages of one publisher keep their order. A draft is not stored if a message with its id is
+        stored in any state, or if a ready, delayed or leased message has its unique key. The id of that message is
+        returned.
+
+        The batch is not atomic. After an error, an arbitrary subset may be stored. If the call is repeated with the
+        same ids, it stores the rest.
 
         Raises:
-            QueueFull: the queue is at its capacity.
-            StorageFull: nothing partial is visible.
-            PublishUncertain: the outcome is unknown.
-            NotSupported: priority, key, or an id that the protocol has no place for.
+            QueueFull: The queue has reached its capacity.
+            StorageFull: The disk or the memory is full. No message is visible in part.
+            PublishUncertain: It is unknown whether the messages are stored.
+            NotSupported: The protocol has no place for something in a draft (see `deviations`).
         """
 
     # -- consuming ---------------------------------------------------------------------------------------------------
@@ -147,18 +161,19 @@ class Backend(abc.ABC):
     async def lease(self, queue: str, limit: int, visibility: float, timeout: float = 0.0) -> list[Lease]:
         """Lease up to `limit` ready messages for `visibility` seconds, the oldest first.
 
-        Messages that are due are ready. Of concurrent calls one gets each message. A paused queue gives no messages, and neither
-        does a queue that does not exist. A call may give fewer messages than are ready when other workers use the queue.
+        A delayed message that is due is ready. Only one of several concurrent calls gets a message. A call may return
+        fewer messages than are ready if other workers use the queue. A paused queue and a queue that does not exist
+        give none.
 
-        If nothing is ready, the call waits up to `timeout` seconds for a message. It may return earlier with nothing, but a caller
-        that repeats it does not spin: that also holds when the process has no room for another lease. A cancelled call holds no
-        message.
+        If no message is ready, the call waits for one, up to `timeout` seconds. It may return earlier with nothing. A
+        caller that repeats the call in a loop does not spin, even if this process cannot hold another lease. A
+        cancelled call holds no message.
 
         Args:
-            queue: its name.
-            limit: at least 1.
-            visibility: seconds; how long the leases last unless they are extended.
-            timeout: seconds; 0: the call does not wait.
+            queue: Name of the queue.
+            limit: Number of messages, at least 1.
+            visibility: Seconds that the leases last unless they are extended.
+            timeout: Seconds to wait. 0: the call does not wait.
 
         Raises:
             UsageError: `limit` is less than 1.
@@ -166,74 +181,91 @@ class Backend(abc.ABC):
 
     @abc.abstractmethod
     async def wait(self, queues: Sequence[str], timeout: float) -> None:
-        """Return when one of `queues` may have something to lease, or after `timeout` seconds.
+        """Wait until one of `queues` may have a message to lease, for up to `timeout` seconds.
 
-        A hint: it may return early for nothing, and a wake-up of another process may be missed; `timeout` bounds how long
-        that matters. A message that was published before the call and after this backend's last empty `lease` is not missed.
+        The wake-up is a hint. The call may return early although nothing is ready, and it may miss a message of another
+        process until the timeout. It does not miss a message that was published after the last `lease` of this instance
+        that gave nothing. If this process cannot hold another lease, the call waits until one ends.
+
+        Args:
+            queues: Names of the queues.
+            timeout: Seconds to wait.
         """
 
     @abc.abstractmethod
     def extend(self, leases: Sequence[Lease], visibility: float) -> list[Lease]:
-        """Renew leases to `visibility` seconds from now; return the ones that are lost.
+        """Extend leases and return the lost ones.
 
-        Blocking, and called from any thread, also while the event loop is blocked; it sets `expires_at` of each lease that it
-        renewed. Conditional on the token. A lease is never extended while it is being settled: callers see to that.
+        The call blocks. Any thread can call it, also while the event loop is blocked. A lease is extended only if its
+        fencing token is still valid. `expires_at` of each extended lease is set. The caller must not extend a lease
+        while it settles it.
+
+        Args:
+            leases: Leases of this instance, or of `remote_leases`.
+            visibility: Seconds from now until the leases expire.
 
         Raises:
-            BackendUnavailable: nothing is known to be lost; try again until the leases expire.
+            BackendUnavailable: It is unknown which leases are lost. Repeat the call until they expire.
         """
 
     @abc.abstractmethod
     async def settle(self, settlements: Sequence[Settlement]) -> list[Settlement]:
-        """End leases: ack, fail_tmp (tries + 1), fail_perm (kept with its error) or release (tries unchanged).
+        """End leases and return the refused settlements.
 
-        fail_tmp and release make the message ready again after their delay; a release without one puts it where it was.
-        Each is one atomic step, conditional on the token; returns the ones that were refused because the lease was lost.
-        Durable when it returns. Repeating a settlement that has happened is not an error where the store can tell.
+        `ack` finishes the message. `fail_perm` keeps it as failed, with its error. `fail_tmp` (tries + 1) and `release`
+        (tries unchanged) make it ready again after their delay. A release without a delay puts it back into its place
+        in the order.
+
+        Each settlement is one atomic step. It is refused if the lease is lost, which the fencing token shows. The
+        settlements are durable when the call returns. If the store can detect that a settlement has happened already,
+        repeating it is not an error.
         """
 
     @abc.abstractmethod
     async def reap(self, queue: str) -> int:
-        """Return expired leases and those of dead holders to ready with tries + 1, and due messages to ready; count them.
+        """Make messages ready whose lease is over or which are due, and return their number.
 
-        Knows no limit of tries: the worker fails, unrun, what arrives with its tries used up. Every worker calls it about once a
-        second; it must cost little when there is nothing to do.
+        A lease is over if it has expired, or if its holder has died and the store can detect it. Its tries rise by 1.
+        There is no limit of tries here: a worker fails a message that has no tries left without running it.
+
+        Every worker calls it about once per second. It must cost little if there is nothing to do.
         """
 
     # -- administering -----------------------------------------------------------------------------------------------
 
     @abc.abstractmethod
     async def queues(self) -> list[str]:
-        """The names of all queues, sorted."""
+        """Return the names of all queues, sorted."""
 
     @abc.abstractmethod
     async def create(self, queue: str) -> None:
-        """Create a queue; one that exists is left as it is. Idempotent.
+        """Create a queue. A queue that exists is left as it is. Idempotent.
 
-        A worker calls it for each of its queues when it starts. A store that can check it makes sure that messages can be leased and
-        settled there.
+        A worker calls it for each of its queues when it starts. If the store can check it, the call also checks that
+        messages can be leased and settled in the queue.
 
         Raises:
-            PermissionDenied: the queue cannot be created, or messages cannot be leased and settled there.
+            PermissionDenied: The queue cannot be created, or its messages cannot be leased and settled.
         """
 
     @abc.abstractmethod
     async def delete(self, queue: str) -> None:
-        """Remove a queue and every message in it. Idempotent."""
+        """Delete a queue with all of its messages. Idempotent."""
 
     @abc.abstractmethod
     async def stats(self, queue: str) -> QueueStats:
-        """Count a queue.
+        """Count the messages of a queue by state.
 
         Raises:
-            QueueNotFound: there is none.
+            QueueNotFound: The queue does not exist.
         """
 
     @abc.abstractmethod
     async def browse(self, queue: str, state: State, limit: int = 100, offset: int = 0) -> list[StoredMessage]:
         """Look at up to `limit` messages in one state, after the first `offset`.
 
-        In the order in which they would be leased (ready), become due (delayed), expire (leased) or were finished (done, fail).
+        In the order in which they would be leased (ready), become due (delayed), expire (leased) or were finished
+        (done, fail).
 
         Raises:
             QueueNotFound: there is none.
@@ -243,8 +275,8 @@ class Backend(abc.ABC):
     async def find(self, queue: str, ids: Sequence[str]) -> list[StoredMessage]:
         """Look at messages by their ids, in whatever state they are.
 
-        An id that is not in the answer is not stored: a message that moves from state to state meanwhile is found all the
-        same. One call for many ids costs a store that lists its messages one listing.
+        An id that is not in the answer is not stored: a message that moves from state to state meanwhile is found all
+        the same. One call for many ids costs a store that lists its messages one listing.
 
         Args:
             queue: where they are.
@@ -269,7 +301,8 @@ class Backend(abc.ABC):
             count: about so many parts are wanted, at least 1. A store that cannot divide gives one.
 
         Returns:
-            A short plain text for each part. It is valid as long as the queue stands as it is: for one reading, not for a later one.
+            A short plain text for each part. It is valid as long as the queue stands as it is: for one reading, not for
+            a later one.
 
         Raises:
             QueueNotFound: there is no such queue.
@@ -296,8 +329,8 @@ class Backend(abc.ABC):
         Args:
             queue: The queue's name.
             selection: The messages: those with the given ids (of these only failed ones are requeued), every failed
-                message (`state=State.FAILED`), or failed messages that must be unchanged. Each check and its requeue are
-                one step.
+                message (`state=State.FAILED`), or failed messages that must be unchanged. Each check and its requeue
+                are one step.
 
         Returns:
             The number of messages that were requeued.
@@ -316,9 +349,9 @@ class Backend(abc.ABC):
 
         Args:
             queue: The queue's name.
-            selection: The messages: those with the given ids, in whatever state; every message in one state; or done and
-                failed messages that must be unchanged. Each check and its removal are one step: no requeue comes between.
-                Messages that enter the state during the call may stay.
+            selection: The messages: those with the given ids, in whatever state; every message in one state; or done
+                and failed messages that must be unchanged. Each check and its removal are one step: no requeue comes
+                between. Messages that enter the state during the call may stay.
 
         Returns:
             The number of messages that were removed.
@@ -330,16 +363,16 @@ class Backend(abc.ABC):
 
     @abc.abstractmethod
     async def pause(self, queue: str) -> None:
-        """Pause a queue for all consumers, until `resume`. Idempotent.
+        """Pause a queue: no worker leases from it until it is resumed. Idempotent.
 
         Raises:
-            QueueNotFound: there is none.
+            QueueNotFound: The queue does not exist.
         """
 
     @abc.abstractmethod
     async def resume(self, queue: str) -> None:
-        """Resume a queue. Idempotent.
+        """Resume a paused queue. Idempotent.
 
         Raises:
-            QueueNotFound: there is none.
+            QueueNotFound: The queue does not exist.
         """
