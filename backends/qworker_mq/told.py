@@ -74,7 +74,7 @@ class HttpHistory(HistoryStore):
                     self._pause(error)
                     await asyncio.sleep(_PAUSE)
                 else:
-                    self._go_on()
+                    self._resume()
         finally:
             self._sender = None
 
@@ -84,7 +84,7 @@ class HttpHistory(HistoryStore):
             fields = {events.ERROR_TYPE: type(error).__name__, events.ERROR: printable(str(error))}
             self._log.warning(events.HISTORY_PAUSED, server=self._server, **fields)
 
-    def _go_on(self) -> None:
+    def _resume(self) -> None:
         if self._paused:
             self._paused = False
             self._log.warning(events.HISTORY_RESUMED, server=self._server)

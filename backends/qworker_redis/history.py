@@ -17,7 +17,7 @@ from qworker import events
 from qworker.clock import Clock
 from qworker.history.batch import EventBatch, decode_batch, encode_batch
 from qworker.history.event import Event
-from qworker.history.store import HistoryOptions, HistoryStore, in_order, parsed_position
+from qworker.history.store import HistoryOptions, HistoryStore, parse_position, sort_by_time
 from qworker.names import check_queue, printable
 from qworker_redis.links import Links
 from qworker_redis.replies import ConnectionLost, Redirected, Reply
@@ -178,7 +178,7 @@ class RedisHistory(HistoryStore):
                 if needle in payload:
                     found += [one for one in _events(payload) if one.id == message_id]
             place, skip = entries[-1][0], _ALL
-        return in_order(found)
+        return sort_by_time(found)
 
     async def _entries(self, queue: str, place: tuple[int, int], given: int) -> list[tuple[tuple[int, int], bytes]]:
         """Some entries of a stream, from a place on."""
@@ -226,5 +226,5 @@ def _parsed(text: str | None) -> tuple[tuple[int, int], int]:
     """
     if text is None:
         return (0, 0), 0
-    moment, number, given = parsed_position(text, 3)
+    moment, number, given = parse_position(text, 3)
     return (moment, number), given

@@ -11,7 +11,7 @@ import click
 from qworker.cli.common import URLCommand, duration_type, json_option, opened, run
 from qworker.cli.output import print_json, say, span
 from qworker.history.event import KINDS, Event
-from qworker.history.reading import Wanted, newest
+from qworker.history.reading import Wanted, read_newest
 from qworker.history.reading import follow as following_events
 from qworker.names import check_id, check_queue
 
@@ -85,7 +85,7 @@ async def _print(url: str, wanted: Wanted, limit: int, following: bool, json: bo
     async with opened(url) as backend:
         if not backend.history.enabled and not await backend.history.logs():
             say("no history is kept here: ?history=1 in the workers' URL keeps one", err=True)
-        found, ends = await newest(backend.history, wanted, limit)
+        found, ends = await read_newest(backend.history, wanted, limit)
         if following:
             _print_each(found, json)
             async for more in following_events(backend.history, wanted, ends):

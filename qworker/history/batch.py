@@ -15,7 +15,7 @@ import msgspec
 
 from qworker.history.event import Event, Kind
 
-__all__ = ["EventBatch", "batches_of", "decode_batch", "encode_batch"]
+__all__ = ["EventBatch", "decode_batch", "encode_batch", "to_batches"]
 
 T = TypeVar("T")
 
@@ -136,7 +136,7 @@ class _Known(msgspec.Struct, frozen=True, gc=False):
         )
 
 
-def batches_of(events: Iterable[Event]) -> list[EventBatch]:
+def to_batches(events: Iterable[Event]) -> list[EventBatch]:
     """Batches that tell these events in this order."""
     batches: list[EventBatch] = []
     for (kind, queue, worker), run in groupby(events, lambda one: (one.kind, one.queue, one.worker)):

@@ -20,7 +20,7 @@ from qworker.history.event import Event
 from qworker.history.reader import LogReader
 from qworker.history.retention import prune
 from qworker.history.store import HistoryOptions, HistoryStore
-from qworker.history.writer import Busy, Writer, begin
+from qworker.history.writer import Busy, Writer, start_log
 from qworker.segments.disk import open_directory
 from qworker.url import BackendURL
 
@@ -100,7 +100,7 @@ class DirectoryHistory(HistoryStore):
             self._waiting.clear()
             self._pause(error, now)
         else:
-            self._go_on()
+            self._resume()
 
     def _write(self) -> None:
         if not self._waiting:
@@ -124,7 +124,7 @@ class DirectoryHistory(HistoryStore):
         except FileExistsError:
             pass
         self._root = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        self._writer = begin(self._root, self._clock, shared=self._shared, avoid=self._broken)
+        self._writer = start_log(self._root, self._clock, shared=self._shared, avoid=self._broken)
 
     def _pause(self, error: OSError, now: float) -> None:
         if not self._paused_until:
@@ -138,7 +138,7 @@ class DirectoryHistory(HistoryStore):
             self._broken.add(self._writer.name)
         self._close()
 
-    def _go_on(self) -> None:
+    def _resume(self) -> None:
         if self._paused_until:
             self._paused_until = 0.0
             self._log.warning(events.HISTORY_RESUMED, directory=self._path)

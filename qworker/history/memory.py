@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from qworker.history.batch import EventBatch
 from qworker.history.event import Event
-from qworker.history.store import HistoryStore, parsed_position
+from qworker.history.store import HistoryStore, parse_position
 
 __all__ = ["MemoryHistory"]
 
@@ -43,7 +43,7 @@ class MemoryHistory(HistoryStore):
 
     async def read(self, log: str, after: str | None, limit: int) -> tuple[list[Event], str | None]:
         """Read the one log. A position is the number of a batch and how many of its events were given."""
-        number, given = [0, 0] if after is None else parsed_position(after, 2)
+        number, given = [0, 0] if after is None else parse_position(after, 2)
         with self._lock:
             batches = [(own, batch) for own, batch in self._batches if own >= number and log == _LOG]
         found: list[Event] = []
@@ -59,7 +59,7 @@ class MemoryHistory(HistoryStore):
 
     async def delete_before(self, log: str, position: str) -> None:
         """Drop the batches that lie completely before the position."""
-        number = parsed_position(position, 2)[0]
+        number = parse_position(position, 2)[0]
         with self._lock:
             while log == _LOG and self._batches and self._batches[0][0] < number:
                 self._messages -= len(self._batches.popleft()[1].id)

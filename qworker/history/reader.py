@@ -14,7 +14,7 @@ from qworker.files import store_errors
 from qworker.history.batch import decode_batch
 from qworker.history.event import Event
 from qworker.history.retention import remove_log
-from qworker.history.store import in_order, parsed_position
+from qworker.history.store import parse_position, sort_by_time
 from qworker.history.writer import is_dead
 from qworker.names import check_queue
 from qworker.segments.disk import open_directory, open_regular
@@ -118,7 +118,7 @@ class LogReader:
                         if needle in payload:
                             found += [one for one in _events(payload) if one.id == message_id and one.queue == queue]
                     await asyncio.sleep(0)
-        return in_order(found)
+        return sort_by_time(found)
 
     async def delete_before(self, name: str, until: str) -> None:
         """Remove the segments before a position. If the log's process is dead and all of it lies before, remove the log."""
@@ -161,5 +161,5 @@ def _parsed(text: str | None) -> tuple[int, int]:
     """
     if text is None:
         return 0, 0
-    segment, offset, given = parsed_position(text, 3)
+    segment, offset, given = parse_position(text, 3)
     return position(segment, offset), given

@@ -9,9 +9,9 @@ from collections.abc import AsyncIterator
 import msgspec
 
 from qworker.history.event import Event
-from qworker.history.store import HistoryStore, in_order
+from qworker.history.store import HistoryStore, sort_by_time
 
-__all__ = ["Wanted", "follow", "newest"]
+__all__ = ["Wanted", "follow", "read_newest"]
 
 _PAGE = 1000
 
@@ -35,7 +35,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-async def newest(history: HistoryStore, wanted: Wanted, count: int) -> tuple[list[Event], dict[str, str | None]]:
+async def read_newest(history: HistoryStore, wanted: Wanted, count: int) -> tuple[list[Event], dict[str, str | None]]:
     """Return the last `count` events by time, and the end of each log for `follow`.
 
     All of the history is read, in bounded memory.
@@ -77,4 +77,4 @@ async def follow(history: HistoryStore, wanted: Wanted, ends: dict[str, str | No
                 if not page:
                     break
                 found += filter(wanted.has, page)
-        yield in_order(found)
+        yield sort_by_time(found)

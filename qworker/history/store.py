@@ -21,8 +21,8 @@ __all__ = [
     "HistoryOptions",
     "HistoryStore",
     "NoHistory",
-    "in_order",
-    "parsed_position",
+    "parse_position",
+    "sort_by_time",
 ]
 
 # What a URL may say of the history: `BackendURL.only` has to know.
@@ -102,7 +102,7 @@ class HistoryStore(abc.ABC):
                 if not page:
                     break
                 found += [event for event in page if event.id == message_id and event.queue == queue]
-        return in_order(found)
+        return sort_by_time(found)
 
     @abc.abstractmethod
     def describe_retention(self) -> str:
@@ -145,7 +145,7 @@ class NoHistory(HistoryStore):
 NO_HISTORY = NoHistory()
 
 
-def parsed_position(text: str, fields: int) -> list[int]:
+def parse_position(text: str, fields: int) -> list[int]:
     """The numbers of a position, which are joined by dashes.
 
     Raises:
@@ -157,7 +157,7 @@ def parsed_position(text: str, fields: int) -> list[int]:
     return [int(number) for number in numbers]
 
 
-def in_order(events: list[Event]) -> list[Event]:
+def sort_by_time(events: list[Event]) -> list[Event]:
     """Sort events of several logs by time. Events of the same moment stay in the order of their log."""
     return sorted(events, key=lambda event: event.at)
 

@@ -27,7 +27,7 @@ from qworker.segments.format import segment_name, split
 from qworker.segments.log import Log
 from qworker.segments.state import StateFile, encode_state
 
-__all__ = ["Busy", "Writer", "begin", "is_dead"]
+__all__ = ["Busy", "Writer", "is_dead", "start_log"]
 
 _SIDE, _WRITER = ".qworker", "writer"
 _SEGMENT = 4 << 20
@@ -76,7 +76,7 @@ class Writer:
         folder = self._folder = self._held(open_directory(self.name, self._root))
         side = self._held(make_directory(_SIDE, folder))
         sign = self._held(open_regular(_WRITER, side, os.O_RDWR | os.O_CREAT))
-        self._sign(sign, new)
+        self._write_liveness(sign, new)
         self._lock = self._held(open_regular("lock", side, os.O_RDWR | os.O_CREAT))
         if new:
             first = Log.make_first(folder, clock, _SEGMENT, durable=False)
@@ -85,7 +85,7 @@ class Writer:
         self._state = StateFile(self._held(open_regular(_STATE, folder)))
         self._log = Log(folder, self._state, clock, _SEGMENT, durable=False)
         if not new:
-            self._clear_tail()
+            self._truncate_tail()
         self._segment = split(self._state.place(0))[0]
         self._identity = _identity(folder)
         if self._shared and new:
@@ -93,7 +93,7 @@ class Writer:
             for name in (_STATE, segment_name(self._segment), f"{_SIDE}/{_WRITER}", f"{_SIDE}/lock"):
                 os.chmod(name, 0o660, dir_fd=folder)
 
-    def _sign(self, sign: int, new: bool) -> None:
+    def _write_liveness(self, sign: int, new: bool) -> None:
         """Say that we live."""
         boot = boot_id().encode()
         if new:
@@ -109,7 +109,7 @@ class Writer:
         if os.pread(sign, 64, 0) != boot:
             raise _Taken
 
-    def _clear_tail(self) -> None:
+    def _truncate_tail(self) -> None:
         """Take over what a process has written and not shown, or left torn, when it died."""
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -178,7 +178,7 @@ class Writer:
         self._fds.clear()
 
 
-def begin(root: int, clock: Clock, *, shared: bool, avoid: Collection[str] = ()) -> Writer:
+def start_log(root: int, clock: Clock, *, shared: bool, avoid: Collection[str] = ()) -> Writer:
     """A log to write: one that a process of this host has left, and not one of `avoid`, or else a new one.
 
     Raises:

@@ -10,7 +10,7 @@ from qworker.app import Tasks
 from qworker.backend import Backend
 from qworker.context import Context
 from qworker.errors import Fail, Retry, UsageError
-from qworker.history.batch import batches_of
+from qworker.history.batch import to_batches
 from qworker.history.event import Event
 from qworker.message import Message
 from qworker.testing.base import Contract
@@ -149,8 +149,8 @@ class HistoryContract(Contract):
     async def test_a_part_is_read_in_pages_of_any_size(self, case: Case, limit: int) -> None:
         await case.backend.create(case.queue)
         given = events_of(case.queue, 20)
-        case.backend.history.append(batches_of(given[:11]))
-        case.backend.history.append(batches_of(given[11:]))
+        case.backend.history.append(to_batches(given[:11]))
+        case.backend.history.append(to_batches(given[11:]))
         if not case.backend.history.enabled:
             assert await case.backend.history.logs() == []
             return
@@ -170,11 +170,11 @@ class HistoryContract(Contract):
             return
         await case.backend.create(case.queue)
         reader = await case.open()
-        case.backend.history.append(batches_of(events_of(case.queue, 3)))
+        case.backend.history.append(to_batches(events_of(case.queue, 3)))
         assert len(await self._until_told(case, 3)) == 3
         ends = {part: await reader.history.last_position(part) for part in await reader.history.logs()}
         assert ends == {part: await self._end(reader, part) for part in ends}
-        case.backend.history.append(batches_of(events_of(case.queue, 5)[3:]))
+        case.backend.history.append(to_batches(events_of(case.queue, 5)[3:]))
 
         async def told() -> list[str]:
             pages = [(await reader.history.read(part, ends.get(part), 100))[0] for part in await reader.history.logs()]
@@ -186,13 +186,13 @@ class HistoryContract(Contract):
         if not case.backend.history.enabled:
             return
         await case.backend.create(case.queue)
-        case.backend.history.append(batches_of(events_of(case.queue, 3)))
+        case.backend.history.append(to_batches(events_of(case.queue, 3)))
         await self._until_told(case, 3)
         for part in await case.backend.history.logs():
             end = await self._end(case.backend, part)
             if end is not None:
                 await case.backend.history.delete_before(part, end)
-        case.backend.history.append(batches_of(events_of(case.queue, 5)[3:]))
+        case.backend.history.append(to_batches(events_of(case.queue, 5)[3:]))
 
         async def told() -> list[str]:
             found = [event.id for event in await read_all(case.backend, case.queue)]
@@ -203,7 +203,7 @@ class HistoryContract(Contract):
     @staticmethod
     async def _some_part(case: Case) -> str:
         await case.backend.create(case.queue)
-        case.backend.history.append(batches_of(events_of(case.queue, 1)))
+        case.backend.history.append(to_batches(events_of(case.queue, 1)))
         return (await wait_until(case.backend.history.logs))[0]
 
     @staticmethod

@@ -19,7 +19,7 @@ from qworker.context import Context
 from qworker.errors import Fail, NotSupported, QueueNotFound, Retry, UsageError
 from qworker.errors import InvalidName as BadName
 from qworker.history import event
-from qworker.history.batch import batches_of as batches_of_new
+from qworker.history.batch import to_batches
 from qworker.message import Message
 from qworker.message import SettleAction as Settle
 from qworker.names import new_id
@@ -340,7 +340,7 @@ class Worker(worker.Worker):
 
 def batches_of(events: Sequence[Event]) -> Any:
     """Events as a worker records them."""
-    return batches_of_new([one.new for one in events])
+    return to_batches([one.new for one in events])
 
 
 # They only annotate.
