@@ -1,4 +1,4 @@
-"""What happened to messages: one event per transition, in an append-only log beside the queue."""
+"""The history: one event for each transition of a message, in an append-only log next to the queues."""
 
 from qworker.history.event import KINDS, Event, Kind
 

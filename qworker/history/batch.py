@@ -1,8 +1,8 @@
-"""What is stored: transitions of many messages in one record, in columns. Readers make `Event`s of it.
+"""The stored form of events: the transitions of many messages in one record, in columns. Readers make `Event`s of it.
 
-A record is one JSON object with the fields of `EventBatch`. A column is a list as long as `id`; or as long as `groups`, with one value
-for each group of so many messages; or one value for all. A worker tells most messages once, when they end: such a record also says when they were leased and
-published (`begins`), so that no id is written three times.
+A record is one JSON object with the fields of `EventBatch`. A column is a list as long as `id`, or a list as long as `groups` with one
+value for each group of messages, or one value for all. A worker records most messages once, when they end. Such a record also states when
+they were leased and published (`begins`), so that no id is written three times.
 """
 
 from __future__ import annotations
@@ -24,32 +24,44 @@ _MOST = 256
 
 
 class EventBatch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """One transition of each of some messages of one queue."""
+    """One transition of each of some messages of one queue.
 
-    # Its stored name is `event`.
+    Attributes:
+        kind: What happened. Its stored name is `event`.
+        queue: The queue of the messages.
+        worker: The worker that recorded it.
+        at: When it happened, in Unix seconds.
+        id: The ids of the messages.
+        groups: The numbers of consecutive messages that share a value of the columns that are as long as this.
+        task: The names of the tasks.
+        tries: Failed attempts before the delivery.
+        token: The fencing tokens.
+        enqueued_at: When the messages were published, in Unix seconds.
+        duration_us: Microseconds that the handlers ran.
+        error: The reasons, in one line each.
+        text: The complete errors, if the store does not keep them.
+        begins: True if the record also states that the messages were leased (at `leased_at`), and those without tries published.
+        leased_at: When the messages were leased, in Unix seconds.
+    """
+
     kind: Kind = msgspec.field(name="event")
     queue: str
     worker: str
-    # Unix seconds.
     at: float | list[float]
     id: list[str]
-    # How many messages, one after another, share a value of the columns that are as long as this.
     groups: list[int] = []
     task: str | list[str | None] | None = None
     tries: int | list[int] = 0
     token: int | list[int | None] | None = None
     enqueued_at: float | list[float | None] | None = None
-    # Microseconds that the handler ran.
     duration_us: int | list[int | None] | None = None
     error: str | list[str | None] | None = None
-    # The whole of the error, where the store does not keep it.
     text: str | list[str | None] | None = None
-    # True: the messages' leases (at `leased_at`) are told by this record too, and before them the publish of those without tries.
     begins: bool = False
     leased_at: float | list[float | None] | None = None
 
     def events(self) -> list[Event]:
-        """The transitions, each message's in their order."""
+        """Return the transitions. Those of one message are in order."""
         found: list[Event] = []
         for at, name, task, tries, token, enqueued_at, duration, error, text, leased_at in self._rows():
             known = _Known(self.queue, self.worker, name, task, tries, enqueued_at)
@@ -92,7 +104,7 @@ class EventBatch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
         )
 
     def _column(self, value: T | list[T]) -> Iterable[T]:
-        """One value for each message."""
+        """Return one value for each message."""
         if not isinstance(value, list):
             return repeat(value)
         values = cast("list[T]", value)
@@ -102,7 +114,7 @@ class EventBatch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
 
 
 class _Known(msgspec.Struct, frozen=True, gc=False):
-    """What every event of one message says."""
+    """The fields that all events of one message have in common."""
 
     queue: str
     worker: str
@@ -137,7 +149,7 @@ class _Known(msgspec.Struct, frozen=True, gc=False):
 
 
 def to_batches(events: Iterable[Event]) -> list[EventBatch]:
-    """Batches that tell these events in this order."""
+    """Make batches of events, in this order."""
     batches: list[EventBatch] = []
     for (kind, queue, worker), run in groupby(events, lambda one: (one.kind, one.queue, one.worker)):
         rows = list(run)
@@ -167,11 +179,11 @@ _decode = msgspec.json.Decoder(EventBatch).decode
 
 
 def encode_batch(batch: EventBatch) -> bytes:
-    """A record's payload."""
+    """Encode the payload of a record."""
     try:
         return _encode(batch)
     except UnicodeEncodeError:
-        # A name from outside that is no text.
+        # A name from another program that is not valid UTF-8.
         return _encode(
             msgspec.structs.replace(
                 batch,
@@ -194,7 +206,7 @@ def _text(text: str) -> str:
 
 
 def decode_batch(payload: bytes) -> EventBatch | None:
-    """What a record says; None for one that is damaged, or none of ours."""
+    """Decode a record. Return None if it is damaged or not a batch."""
     try:
         return _decode(payload)
     except (msgspec.DecodeError, UnicodeDecodeError):

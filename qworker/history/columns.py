@@ -1,4 +1,4 @@
-"""Columns of a batch, taken from a worker's runs as cheaply as can be."""
+"""The columns of a batch, taken from a worker's runs at the least cost."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ __all__ = ["Acks", "by_queue", "task_column"]
 
 T = TypeVar("T")
 
-# Characters of a task's name that nobody here registers.
+# Characters that are kept of the name of an unknown task.
 _MOST_NAME = 200
 
 
 class Acks:
-    """The usual ends of one queue's messages, as columns that grow. What was settled at once is a group."""
+    """The acked messages of one queue, as growing columns. Messages that were settled together are a group."""
 
     def __init__(self, worker: str, queue: str) -> None:
         self._worker = worker
@@ -38,7 +38,7 @@ class Acks:
         self._leased_at: list[list[float | None]] = []
 
     def add(self, runs: Sequence[Run], at: float) -> None:
-        """Take the columns of some."""
+        """Add the columns of some runs."""
         leases = [run.lease for run in runs]
         messages = [lease.message for lease in leases]
         self.ids += [message.id for message in messages]
@@ -52,7 +52,7 @@ class Acks:
         self._leased_at.append([run.leased_at for run in runs])
 
     def move_to(self, batches: list[EventBatch]) -> None:
-        """Make a batch of them, and begin anew."""
+        """Append a batch of them to `batches`, and clear the columns."""
         if not self.ids:
             return
         batches.append(
@@ -85,14 +85,14 @@ class Acks:
 
 
 def _by_group(groups: list[list[T]]) -> list[T]:
-    """One value for each group, where each has only one; else one for each message."""
+    """Return one value for each group if all groups have only one value, otherwise one for each message."""
     if all(group.count(group[0]) == len(group) for group in groups):
         return [group[0] for group in groups]
     return [value for group in groups for value in group]
 
 
 def by_queue(runs: Sequence[Run]) -> Iterable[tuple[str, list[Run]]]:
-    """Each queue's, in their order."""
+    """Group runs by their queue, in their order."""
     found: dict[str, list[Run]] = {}
     for run in runs:
         queue = run.lease.message.queue
@@ -105,7 +105,7 @@ def by_queue(runs: Sequence[Run]) -> Iterable[tuple[str, list[Run]]]:
 
 
 def task_column(runs: Sequence[Run]) -> str | list[str | None] | None:
-    """The names of the tasks; of raw messages None."""
+    """Return the names of the tasks; None for raw messages."""
     handlers = {run.handler for run in runs}
     if len(handlers) == 1:
         (handler,) = handlers

@@ -1,6 +1,6 @@
-"""The history in a directory: `.history/` beside the queues, with one log per process, each an sq topic.
+"""The history in a directory: `.history/` beside the queues, with one log for each process. Each log is an sq topic.
 
-Any process may read all of it at any time. `sq:///root/.history` opens it too.
+Any process can read all of it at any time. `sq:///root/.history` opens it too.
 """
 
 from __future__ import annotations
@@ -27,38 +27,38 @@ from qworker.url import BackendURL
 __all__ = ["DirectoryHistory", "directory_history"]
 
 FOLDER = ".history"
-# Seconds between two looks at what is kept too long, and after which a store that failed is tried again.
+# Seconds between two removals of old events, and seconds after which a failed store is tried again.
 _PRUNING = 60.0
 _PAUSE = 30.0
-# Records that wait for a lock; more are dropped.
+# At most so many records wait for a lock. More are dropped.
 _MOST_WAITING = 1000
 
 
 def directory_history(
     url: BackendURL, directory: str | os.PathLike[str], *, default: bool, clock: Clock = SYSTEM_CLOCK
 ) -> DirectoryHistory:
-    """The history of a directory backend, as its URL says; see `HISTORY_OPTIONS`.
+    """Make the history of a directory backend, with the options of its URL (`HISTORY_OPTIONS`).
 
     Args:
-        url: of the backend.
-        directory: the root of its queues.
-        default: whether there is one where the URL says nothing: not where foreign programs own the directory.
-        clock: the backend's.
+        url: The URL of the backend.
+        directory: The root of its queues.
+        default: Whether events are recorded if the URL has no option `history`. False if other programs own the directory.
+        clock: The clock of the backend.
 
     Raises:
-        InvalidURL: an option makes no sense.
+        InvalidURL: An option is not valid.
     """
     return DirectoryHistory(os.fspath(directory), HistoryOptions.from_url(url, default=default), clock=clock)
 
 
 class DirectoryHistory(HistoryStore):
-    """Logs in a directory; see the module.
+    """A history of logs in a directory.
 
     Args:
-        directory: the root of the queues; the history is in `.history/` there.
-        options: how long events are kept.
-        clock: of the backend.
-        shared: the directory's group may read it.
+        directory: The root of the queues. The history is in its subdirectory `.history/`.
+        options: How long events are kept.
+        clock: The clock of the backend.
+        shared: Whether the directory's group can read it.
     """
 
     def __init__(
@@ -72,10 +72,10 @@ class DirectoryHistory(HistoryStore):
         self._reader = LogReader(self._path, clock)
         self._root = -1
         self._writer: Writer | None = None
-        # Logs that could not be written, for another reason than a full disk.
+        # Logs that could not be written, except for a full disk.
         self._broken: set[str] = set()
         self._waiting: list[bytes] = []
-        # Monotonic seconds: nothing is written before; 0: all is well.
+        # Monotonic seconds: nothing is written before this time. 0: the store works.
         self._paused_until = 0.0
         self._pruned_at = float("-inf")
         self._pruning: asyncio.Task[None] | None = None
@@ -171,7 +171,7 @@ class DirectoryHistory(HistoryStore):
             self._root = -1
 
     async def aclose(self) -> None:
-        """Write what waits, and let go of the log."""
+        """Write the waiting records, and release the log."""
         for _ in range(100):
             if not self._waiting:
                 break

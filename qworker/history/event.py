@@ -1,4 +1,4 @@
-"""One transition of one message, as the history tells it."""
+"""One transition of one message, as the history records it."""
 
 from __future__ import annotations
 
@@ -14,30 +14,35 @@ KINDS: tuple[Kind, ...] = ("enqueued", "leased", "extended", "retried", "failed"
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A message's transition, told by the worker that made it.
+    """A message's transition, recorded by the worker that made it.
 
-    Times are Unix seconds by the clock of that worker. A message that was released untouched is told as `enqueued` again, with the
-    same `at`, when it is leased again: an event is named by its id, kind and `at`.
+    Times are Unix seconds, by the clock of that worker. An event is identified by its id, kind and `at`: if a message was released
+    without a run, `enqueued` is recorded again with the same `at` when it is leased again.
+
+    Attributes:
+        kind: What happened. Its stored name, also in JSON, is `event`.
+        at: When it happened. For `enqueued`: when the message was published. For an end: when its outcome was sent to the store.
+        queue: The queue of the message.
+        id: The id of the message.
+        task: The task's name in the envelope; None for a raw message.
+        tries: Failed attempts before this delivery.
+        worker: The worker that recorded it.
+        token: The fencing token of the lease; None for `enqueued`.
+        duration_s: Seconds that the handler ran, in retried, failed, acked, released and lost; None if it did not run.
+        enqueued_at: When the message was published.
+        error: The reason in one bounded line, in retried, failed and lost. The complete error is kept with the failed message.
+        text: The complete error, in retried, if the store does not keep it with a waiting message.
     """
 
-    # Its stored name, also in JSON, is `event`.
     kind: Kind = msgspec.field(name="event")
-    # When it happened; `enqueued`: when the message was published; an end: when its outcome was sent to the store, which took it.
     at: float
     queue: str
     id: str
-    # The name in its envelope; None: a raw message.
     task: str | None
-    # Failed attempts before this event's delivery.
     tries: int
-    # Who wrote it.
     worker: str
-    # The lease's fencing number.
     token: int | None = None
-    # Seconds that the handler ran: of retried, failed, acked, released and lost; None where it was not run.
     duration_s: float | None = None
     enqueued_at: float | None = None
-    # Why, in one line and bounded, of retried, failed and lost; the whole of it is beside the failed message.
     error: str | None = None
-    # The whole of it, of retried, where the store does not keep it beside a message that waits.
     text: str | None = None

@@ -1,4 +1,4 @@
-"""The history of queues in memory: the newest so many messages' events."""
+"""The history of queues in memory: the events of the newest messages."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class MemoryHistory(HistoryStore):
     def __init__(self, most: int = _MOST) -> None:
         self._most = most
         self._lock = threading.Lock()
-        # (number, batch); the numbers have no gaps.
+        # Pairs of a number and a batch. The numbers have no gaps.
         self._batches: deque[tuple[int, EventBatch]] = deque()
         self._next = 1
         self._messages = 0

@@ -1,4 +1,4 @@
-"""Reading the logs in a directory, whoever writes them."""
+"""Read the logs in a directory, whichever process writes them."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from qworker.segments.state import StateFile
 
 __all__ = ["LogReader"]
 
-# Records read at once, before others on the loop get their turn.
+# Records that are read at once, before other tasks of the loop run.
 _RECORDS = 8
 
 
 class LogReader:
-    """Reads; holds nothing open between two calls.
+    """A reader of logs. It keeps nothing open between two calls.
 
     Args:
-        path: the directory of logs; it may be absent.
-        clock: of the backend.
+        path: The directory of the logs. It may not exist.
+        clock: The clock of the backend.
     """
 
     def __init__(self, path: str, clock: Clock) -> None:
@@ -85,7 +85,7 @@ class LogReader:
                     break
                 for own, payload in records:
                     told = _events(payload)
-                    # Retention may have removed the record that `after` pointed into.
+                    # Retention may have removed the record of `after`.
                     first = skip if own == place else 0
                     some = told[first : first + limit - len(found)]
                     found += some
@@ -154,10 +154,10 @@ def _position(place: int, given: int) -> str:
 
 
 def _parsed(text: str | None) -> tuple[int, int]:
-    """The place of a record, and how many of its events were given.
+    """Return the place of a record, and how many of its events were given.
 
     Raises:
-        UsageError: it is no position.
+        UsageError: It is not a position.
     """
     if text is None:
         return 0, 0

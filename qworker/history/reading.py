@@ -17,16 +17,22 @@ _PAGE = 1000
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):
-    """Which events; None: any."""
+    """A filter of events. None means any.
+
+    Attributes:
+        queue: The queue.
+        id: The id of the message.
+        kinds: The kinds of events.
+        since: Unix seconds.
+    """
 
     queue: str | None = None
     id: str | None = None
     kinds: frozenset[str] | None = None
-    # Unix seconds.
     since: float | None = None
 
     def has(self, event: Event) -> bool:
-        """Whether it is one of them."""
+        """Return whether an event passes the filter."""
         return (
             (self.queue is None or event.queue == self.queue)
             and (self.id is None or event.id == self.id)

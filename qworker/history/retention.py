@@ -1,4 +1,4 @@
-"""What of a directory's logs is kept no longer: old segments, the oldest beyond a size, and the whole logs of the dead."""
+"""Remove old segments of a directory's logs, the oldest beyond a size, and the complete logs of dead processes."""
 
 from __future__ import annotations
 
@@ -16,32 +16,37 @@ from qworker.segments.log import Log
 
 __all__ = ["prune", "remove_log"]
 
-# A directory that is being removed.
+# The start of the name of a directory that is being removed.
 _GONE = ".gone-"
-# Seconds after which a directory that never became a log is a stray.
+# Seconds after which a directory that never became a log is removed.
 _STRAY = 3600.0
 
 
 class _Segment(msgspec.Struct, frozen=True):
-    """One segment's file."""
+    """The file of one segment.
 
-    # Unix seconds of its last write.
+    Attributes:
+        at: Unix seconds of its last write.
+        log: The name of its log.
+        id: Its id.
+        size: Bytes on the disk.
+        in_use: True if a living process may write it.
+    """
+
     at: float
     log: str
     id: int
-    # Bytes on the disk.
     size: int
-    # A living process may be writing it.
     in_use: bool
 
 
 async def prune(root: int, age: float, size: int, now: float) -> int:
-    """Remove what is older than `age` seconds, and the oldest of what is beyond `size` bytes; count the segments.
+    """Remove segments that are older than `age` seconds, and the oldest beyond `size` bytes. Return their number.
 
     Other processes may do the same at the same time.
 
     Raises:
-        OSError: something cannot be looked at or removed.
+        OSError: Something cannot be read or removed.
     """
     segments: list[_Segment] = []
     for name in os.listdir(root):
@@ -66,10 +71,10 @@ async def prune(root: int, age: float, size: int, now: float) -> int:
 
 
 def remove_log(root: int, name: str) -> None:
-    """Remove a whole log. Idempotent.
+    """Remove a complete log. Idempotent.
 
     Raises:
-        OSError: it cannot be removed.
+        OSError: It cannot be removed.
     """
     gone = f"{_GONE}{secrets.token_hex(8)}"
     try:
@@ -106,7 +111,7 @@ def _remove_segment(root: int, segment: _Segment) -> bool:
     try:
         os.unlink(f"{segment.log}/{segment_name(segment.id)}", dir_fd=root)
     except FileNotFoundError:
-        # Another process was quicker.
+        # Another process removed it.
         return False
     return True
 

@@ -25,7 +25,7 @@ __all__ = [
     "sort_by_time",
 ]
 
-# What a URL may say of the history: `BackendURL.only` has to know.
+# The history's options of a URL, for `BackendURL.only`.
 HISTORY_OPTIONS = frozenset({"history", "keep_history"})
 
 _PAGE = 1000
@@ -146,14 +146,14 @@ NO_HISTORY = NoHistory()
 
 
 def parse_position(text: str, fields: int) -> list[int]:
-    """The numbers of a position, which are joined by dashes.
+    """Return the numbers of a position, which are joined by dashes.
 
     Raises:
-        UsageError: it is none.
+        UsageError: It is not a position.
     """
     numbers = text.split("-")
     if len(numbers) != fields or not all(re.fullmatch(r"[0-9]{1,20}", number) for number in numbers):
-        raise UsageError(f"{printable(text)!r} is no position in a history")
+        raise UsageError(f"{printable(text)!r} is not a position in a history")
     return [int(number) for number in numbers]
 
 
@@ -163,19 +163,29 @@ def sort_by_time(events: list[Event]) -> list[Event]:
 
 
 class HistoryOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """`?history=0|1&keep_history=7d,512M`."""
+    """The options of a URL: `?history=0|1&keep_history=7d,512M`.
+
+    Attributes:
+        enabled: Whether events are recorded.
+        age: Seconds for which events are kept.
+        size: Bytes of events that are kept.
+    """
 
     enabled: bool = True
-    # Seconds for which, and bytes of which, events are kept.
     age: float = 7 * 86400.0
     size: int = _SIZE
 
     @classmethod
     def from_url(cls, url: BackendURL, *, default: bool, size: int = _SIZE) -> HistoryOptions:
-        """Read a URL's options; where it says nothing, there is a history if `default`, of at most `size` bytes.
+        """Read the options of a URL.
+
+        Args:
+            url: The URL.
+            default: Whether events are recorded if the URL does not say it.
+            size: Bytes of events that are kept if the URL does not say it.
 
         Raises:
-            InvalidURL: one makes no sense.
+            InvalidURL: An option is not valid.
         """
         options = cls(enabled=url.boolean("history", default), size=size)
         for text in filter(None, url.options.get("keep_history", "").split(",")):

@@ -1,13 +1,13 @@
-"""One process's log: an sq topic that this process makes when it has something to tell, and appends to with plain writes.
+"""The log of one process: an sq topic that the process creates for its first event, and appends to with plain writes.
 
     <root>/.history/<host>-<pid>-<nonce>/
         state, <id>.q          the topic, as `sq:` has it
-        .qworker/writer        flocked while a process writes it; the boot inside
+        .qworker/writer        flocked while a process writes the log; it contains the id of the boot
         .qworker/lock          the topic's lock, as the sq backend takes it: held for each append
 
-A log whose process has ended is gone on with by the next one of the same host and boot, so that workers that come and go leave no
-more logs than there were at once. Nothing is synced. The write position moves after the records, so that a process that dies
-between the two leaves a tail that no reader looks at; after a power cut a record may be torn, which its crc tells.
+When its process has ended, a process of the same host and boot continues the log. So there are never more logs than there were processes
+at the same time. Nothing is synced. The write position moves after the records. If a process dies between the two, no reader looks at the
+rest. After a power failure a record can be damaged, which its crc shows.
 """
 
 from __future__ import annotations
@@ -32,31 +32,31 @@ __all__ = ["Busy", "Writer", "is_dead", "start_log"]
 _SIDE, _WRITER = ".qworker", "writer"
 _SEGMENT = 4 << 20
 _STATE = "state"
-# Logs that are looked at before a new one is made.
+# Logs that are tried before a new one is created.
 _MOST_TRIED = 64
 
 
 class Busy(Exception):
-    """Another program holds the topic's lock for a moment."""
+    """Another program holds the topic's lock at the moment."""
 
 
 class _Taken(Exception):
-    """Somebody else writes this log, or it is none that can be gone on with."""
+    """Another process writes this log, or it cannot be continued."""
 
 
 class Writer:
     """A log that this process writes.
 
     Args:
-        root: the descriptor of the directory of logs.
-        name: of the log.
-        clock: gives segments their ids.
-        shared: the group may read and delete it.
-        new: make it; False: go on with it.
+        root: The descriptor of the directory of logs.
+        name: The name of the log.
+        clock: Gives segments their ids.
+        shared: Whether the group can read and delete it.
+        new: Whether to create it. False: continue it.
 
     Raises:
-        OSError: it cannot be made or opened.
-        _Taken: it cannot be gone on with.
+        OSError: It cannot be created or opened.
+        _Taken: It cannot be continued.
     """
 
     def __init__(self, root: int, name: str, clock: Clock, *, shared: bool, new: bool) -> None:
@@ -80,7 +80,7 @@ class Writer:
         self._lock = self._held(open_regular("lock", side, os.O_RDWR | os.O_CREAT))
         if new:
             first = Log.make_first(folder, clock, _SEGMENT, durable=False)
-            # Last: a directory without it is no topic.
+            # Last: without this file, a directory is not a topic.
             write_new(_STATE, folder, encode_state(first, []), durable=False)
         self._state = StateFile(self._held(open_regular(_STATE, folder)))
         self._log = Log(folder, self._state, clock, _SEGMENT, durable=False)
@@ -94,10 +94,10 @@ class Writer:
                 os.chmod(name, 0o660, dir_fd=folder)
 
     def _write_liveness(self, sign: int, new: bool) -> None:
-        """Say that we live."""
+        """Mark the log as written by a living process."""
         boot = boot_id().encode()
         if new:
-            # Whoever tries whether we live holds it for an instant.
+            # A process that checks whether this one lives holds it for a moment.
             fcntl.flock(sign, fcntl.LOCK_EX)
             write_all(sign, boot, 0)
             return
@@ -105,12 +105,12 @@ class Writer:
             fcntl.flock(sign, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise _Taken from None
-        # A lock of another host may not be seen here.
+        # The lock of another host may not be visible here.
         if os.pread(sign, 64, 0) != boot:
             raise _Taken
 
     def _truncate_tail(self) -> None:
-        """Take over what a process has written and not shown, or left torn, when it died."""
+        """Recover the records behind the write position, which a dead process wrote last."""
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -128,7 +128,7 @@ class Writer:
 
     @property
     def alive(self) -> bool:
-        """Whether the directory is still there: somebody may have removed it."""
+        """Whether the directory still exists: another process may have removed it."""
         try:
             found = os.stat(self.name, dir_fd=self._root, follow_symlinks=False)
         except FileNotFoundError:
@@ -139,15 +139,15 @@ class Writer:
         """Append records.
 
         Raises:
-            Busy: try again later; nothing was written.
-            OSError: nothing was written that readers see.
+            Busy: Nothing was written. Try again later.
+            OSError: Nothing was written that readers see.
         """
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise Busy from None
         try:
-            # Whoever had the lock before may have written too.
+            # The last holder of the lock may have written too.
             at = self._state.place(0)
             try:
                 places, end = self._log.plan([len(payload) for payload in payloads], at)
@@ -163,14 +163,14 @@ class Writer:
             self._rolled(split(end)[0])
 
     def _rolled(self, segment: int) -> None:
-        # The descriptors of the segments before; what is needed is opened again.
+        # Closes the descriptors of the earlier segments. A needed one is opened again.
         self._log.close()
         self._segment = segment
         if self._shared:
             os.chmod(segment_name(segment), 0o660, dir_fd=self._folder)
 
     def close(self) -> None:
-        """Let go of the log: it is a dead process's from now on. Idempotent."""
+        """Release the log, so that another process can continue it. Idempotent."""
         if hasattr(self, "_log"):
             self._log.close()
         for fd in self._fds:
@@ -179,10 +179,10 @@ class Writer:
 
 
 def start_log(root: int, clock: Clock, *, shared: bool, avoid: Collection[str] = ()) -> Writer:
-    """A log to write: one that a process of this host has left, and not one of `avoid`, or else a new one.
+    """Continue a log that an ended process of this host has left, except those in `avoid`, or create a new one.
 
     Raises:
-        OSError: none can be made.
+        OSError: No log can be created.
     """
     host = re.sub(r"[^A-Za-z0-9.-]", "-", socket.gethostname())[:40].strip(".-") or "host"
     ours = re.compile(rf"{re.escape(host)}-\d+-[0-9a-f]{{8}}")
@@ -191,7 +191,7 @@ def start_log(root: int, clock: Clock, *, shared: bool, avoid: Collection[str] =
         try:
             return Writer(root, name, clock, shared=shared, new=False)
         except (_Taken, OSError):
-            # Whatever is wrong with it, retention removes it in time.
+            # If it is damaged, retention removes it later.
             continue
     return Writer(root, f"{host}-{os.getpid()}-{secrets.token_hex(4)}", clock, shared=shared, new=True)
 
@@ -202,10 +202,10 @@ def _identity(folder: int) -> tuple[int, int]:
 
 
 def is_dead(folder: int) -> bool:
-    """Whether no living process writes the log in this directory.
+    """Return whether no living process writes the log in this directory.
 
     Raises:
-        OSError: that cannot be told.
+        OSError: It is unknown.
     """
     try:
         fd = os.open(f"{_SIDE}/{_WRITER}", os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)

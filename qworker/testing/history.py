@@ -218,6 +218,6 @@ class HistoryContract(Contract):
         assert await case.backend.history.read("nothing-here", None, 10) == ([], None)
         if not case.backend.history.enabled:
             return
-        with pytest.raises(UsageError, match="no position"):
+        with pytest.raises(UsageError, match="not a position"):
             await case.backend.history.read((await self._some_part(case)), "yesterday", 10)
         assert await case.backend.history.for_message(case.queue, "unknown") == []

@@ -488,7 +488,7 @@ def test_a_retention_is_an_age_a_size_or_both() -> None:
 async def test_a_position_that_is_none_is_a_mistake_in_one_line(history: DirectoryHistory) -> None:
     history.append([batch(1)])
     (part,) = await history.logs()
-    with pytest.raises(UsageError, match="no position"):
+    with pytest.raises(UsageError, match="not a position"):
         await history.read(part, "yesterday", 10)
     with pytest.raises(UsageError):
         await history.read("../../etc", None, 10)
