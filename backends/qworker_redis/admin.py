@@ -64,7 +64,9 @@ class Administration(Backend):
         """Make a queue. Idempotent."""
         check_queue(queue)
         await self._links.script("create", queue, ("create",))
-        await self._register(queue)
+        # A full store refuses writes, and a worker that only consumes must be able to start there.
+        if not await self._command(_REGISTER_SLOT, "SISMEMBER", _REGISTER, queue):
+            await self._register(queue)
 
     async def _register(self, queue: str) -> None:
         await self._command(_REGISTER_SLOT, "SADD", _REGISTER, queue)
