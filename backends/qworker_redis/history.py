@@ -143,7 +143,10 @@ class RedisHistory(HistoryStore):
         return [name for name in names if await self._command(slot_of(name), "EXISTS", queue_key(name, "history"))]
 
     async def read(self, log: str, after: str | None, limit: int) -> tuple[list[Event], str | None]:
-        """Read the entries of a queue's stream. A position is the id of an entry and how many of its events were given."""
+        """Read the entries of a queue's stream.
+
+        A position is the id of an entry and how many of its events were given.
+        """
         found: list[Event] = []
         place, skip = _parsed(after)
         while len(found) < limit:

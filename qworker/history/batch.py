@@ -1,8 +1,8 @@
 """The stored form of events: the transitions of many messages in one record, in columns. Readers make `Event`s of it.
 
-A record is one JSON object with the fields of `EventBatch`. A column is a list as long as `id`, or a list as long as `groups` with one
-value for each group of messages, or one value for all. A worker records most messages once, when they end. Such a record also states when
-they were leased and published (`begins`), so that no id is written three times.
+A record is one JSON object with the fields of `EventBatch`. A column is a list as long as `id`, or a list as long as
+`groups` with one value for each group of messages, or one value for all. A worker records most messages once, when they
+end. Such a record also states when they were leased and published (`begins`), so that no id is written three times.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ class EventBatch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
         duration_us: Microseconds that the handlers ran.
         error: The reasons, in one line each.
         text: The complete errors, if the store does not keep them.
-        begins: True if the record also states that the messages were leased (at `leased_at`), and those without tries published.
+        begins: True if the record also states that the messages were leased (at `leased_at`), and those without tries
+            published.
         leased_at: When the messages were leased, in Unix seconds.
     """
 

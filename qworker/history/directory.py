@@ -42,7 +42,7 @@ def directory_history(
     Args:
         url: The URL of the backend.
         directory: The root of its queues.
-        default: Whether events are recorded if the URL has no option `history`. False if other programs own the directory.
+        default: Whether events are recorded if the URL has no option `history`. False if other programs use the directory.
         clock: The clock of the backend.
 
     Raises:
@@ -202,5 +202,8 @@ class DirectoryHistory(HistoryStore):
         return await self._reader.for_message(queue, message_id)
 
     async def delete_before(self, log: str, position: str) -> None:
-        """Remove the segments before the position. If the log's process is dead and all of it lies before, remove the log."""
+        """Remove the segments before the position.
+
+        If the log's process is dead and all of it lies before, remove the log.
+        """
         await self._reader.delete_before(log, position)

@@ -121,7 +121,10 @@ class LogReader:
         return sort_by_time(found)
 
     async def delete_before(self, name: str, until: str) -> None:
-        """Remove the segments before a position. If the log's process is dead and all of it lies before, remove the log."""
+        """Remove the segments before a position.
+
+        If the log's process is dead and all of it lies before, remove the log.
+        """
         place = _parsed(until)[0]
         with self._opened(name) as opened:
             if opened is None:

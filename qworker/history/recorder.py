@@ -1,7 +1,8 @@
 """What a worker tells the history: gathered from its loops for a moment, made into batches, and handed to the backend.
 
-A message that ends soon after its lease is told once, when it ends. One that runs for longer is told when it is leased as well, so
-that the history of a worker that dies shows what it was at. What was gathered for less than `_EVERY` seconds dies with the worker.
+A message that ends soon after its lease is told once, when it ends. One that runs for longer is told when it is leased
+as well, so that the history of a worker that dies shows what it was at. What was gathered for less than `_EVERY`
+seconds dies with the worker.
 """
 
 from __future__ import annotations
@@ -201,7 +202,10 @@ class Recorder:
 
 
 class _UnlessBroken:
-    """Around everything that is told: whoever watches must not stop the work. After an error nothing is told any more."""
+    """Around everything that is told: whoever watches must not stop the work.
+
+    After an error nothing is told any more.
+    """
 
     def __init__(self, log: Any) -> None:
         self._log = log

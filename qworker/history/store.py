@@ -47,9 +47,9 @@ class HistoryStore(abc.ABC):
     def append(self, batches: Sequence[EventBatch]) -> None:
         """Keep events.
 
-        The worker's loops call it on the loop's thread, so it must be cheap: events are buffered and not synced. No message depends on
-        them. It never raises because of the store. If the store is full or broken, that is logged once, and events are dropped until
-        the store works again.
+        The worker's loops call it on the loop's thread, so it must be cheap: events are buffered and not synced. No
+        message depends on them. It never raises because of the store. If the store is full or broken, that is logged
+        once, and events are dropped until the store works again.
         """
 
     @abc.abstractmethod
@@ -60,8 +60,8 @@ class HistoryStore(abc.ABC):
     async def read(self, log: str, after: str | None, limit: int) -> tuple[list[Event], str | None]:
         """Read events of one log, starting after a position.
 
-        The events of one message are in order within a log. If several workers had a message, its events are in several logs.
-        Damaged records are skipped.
+        The events of one message are in order within a log. If several workers had a message, its events are in several
+        logs. Damaged records are skipped.
 
         Args:
             log: One of `logs`. A log that does not exist has no events.
@@ -69,8 +69,8 @@ class HistoryStore(abc.ABC):
             limit: The largest number of events to return, at least 1.
 
         Returns:
-            The events (none if there are no more at present), and the position to continue from. Positions are opaque and stable.
-            Within a log they are ordered as text.
+            The events (none if there are no more at present), and the position to continue from. Positions are opaque
+            and stable. Within a log they are ordered as text.
 
         Raises:
             UsageError: `after` is not a position.
@@ -78,7 +78,9 @@ class HistoryStore(abc.ABC):
 
     @abc.abstractmethod
     async def delete_before(self, log: str, position: str) -> None:
-        """Allow the store to remove what lies before a position. The store decides when, and whether it removes all of it.
+        """Allow the store to remove what lies before a position.
+
+        The store decides when, and whether it removes all of it.
 
         Raises:
             UsageError: `position` is not a position.

@@ -5,9 +5,9 @@
         .qworker/writer        flocked while a process writes the log; it contains the id of the boot
         .qworker/lock          the topic's lock, as the sq backend takes it: held for each append
 
-When its process has ended, a process of the same host and boot continues the log. So there are never more logs than there were processes
-at the same time. Nothing is synced. The write position moves after the records. If a process dies between the two, no reader looks at the
-rest. After a power failure a record can be damaged, which its crc shows.
+When its process has ended, a process of the same host and boot continues the log. So there are never more logs than
+there were processes at the same time. Nothing is synced. The write position moves after the records. If a process dies
+between the two, no reader looks at the rest. After a power failure a record can be damaged, which its crc shows.
 """
 
 from __future__ import annotations
