@@ -1,6 +1,7 @@
 """The blocks of the pages, and what proves each kind of them.
 
-A `python`, `toml` or `ini` block that begins with `# NAME` is that file. A `console` block is a session: each line after `$ ` is run by a
+A `python`, `toml` or `ini` block that begins with `# NAME` is that file; one that begins with `# NAME, continued` is what follows in it.
+A `console` block is a session: each line after `$ ` is run by a
 shell, and the lines under it must appear in what it prints, in their order, where `...` stands for anything. `sh` and `bash` blocks are
 commands to type: each must be known, and those of qworker are parsed by the command line itself.
 """
@@ -21,7 +22,7 @@ from tests.e2e.processes import PYTHON
 __all__ = ["ROOT", "Block", "blocks", "commands", "environment", "pages", "parsed", "sessions", "shown"]
 
 ROOT = Path(__file__).parents[1]
-_FILE = re.compile(r"# ([\w-]+(?:/[\w-]+)*\.(?:py|toml|ini))\n")
+_FILE = re.compile(r"# ([\w-]+(?:/[\w-]+)*\.(?:py|toml|ini))(, continued)?\n")
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
 _SUBSTITUTION = re.compile(r"\$\(([^()]*)\)")
 
@@ -45,6 +46,12 @@ class Block:
         """The name of the file that it is, if it is one."""
         found = _FILE.match(self.text)
         return None if found is None else found[1]
+
+    @property
+    def continues(self) -> bool:
+        """Whether it follows what an earlier block has put into its file."""
+        found = _FILE.match(self.text)
+        return found is not None and found[2] is not None
 
 
 def pages() -> list[str]:

@@ -9,12 +9,15 @@ import asyncio
 import configparser
 import json
 import re
+import shlex
 import shutil
 import signal
 import subprocess
 import sys
+import sysconfig
 import time
 import tomllib
+import venv
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -28,7 +31,6 @@ from qworker.cli.run import command as run_command
 from qworker.message import Draft, SettleAction, Settlement
 from qworker.registry import open_backend
 from tests import cli_page
-from tests.e2e.processes import PYTHON
 from tests.pages import ROOT, Block, blocks, commands, environment, pages, parsed, sessions, shown
 from tests.servers import RedisServer
 
@@ -37,6 +39,8 @@ PATIENCE = 120.0
 BESIDE = {"docs/howto/services.md": "examples/django_service"} | {
     page: str(Path(page).parent) for page in pages() if page.startswith("examples/")
 }
+# Pages that install a package.
+INSTALL = {"docs/howto/backend.md"}
 # Pages whose Python needs Spark: tests/spark runs it.
 SPARK = "docs/pipeline/"
 # Programs of others.
@@ -76,10 +80,26 @@ class Reader:
     def __init__(self, page: str, folder: Path) -> None:
         self.page = page
         self.folder = folder
+        self.environment = environment()
+        if page in INSTALL:
+            self._install_elsewhere()
         if page in BESIDE:
             # What a developer's own runs have left there is not part of the example.
             made = shutil.ignore_patterns("__pycache__", "spool", "archive", "*.sqlite*")
             shutil.copytree(ROOT / BESIDE[page], folder, dirs_exist_ok=True, ignore=made)
+
+    def _install_elsewhere(self) -> None:
+        """Take an environment of its own, with what is installed in this one; packages are built from what is here."""
+        own = self.folder.with_name(f"{self.folder.name}-environment")
+        venv.create(own, with_pip=False)
+        packages = own / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages"
+        (packages / "this.pth").write_text(f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n")
+        for name in ("pip", "pytest", "qworker"):
+            program = own / "bin" / name
+            program.write_text(f'#!/bin/sh\nexec {shlex.quote(str(own / "bin" / "python"))} -m {name} "$@"\n')
+            program.chmod(0o755)
+        path = f"{own / 'bin'}:{self.environment['PATH']}"
+        self.environment |= {"PATH": path, "PIP_NO_BUILD_ISOLATION": "0", "PIP_NO_INDEX": "1"}
 
     def do(self, block: Block) -> None:
         """Do what a block shows, and check what is to be seen."""
@@ -88,7 +108,8 @@ class Reader:
         if block.file is not None:
             path = self.folder / block.file
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(block.text)
+            with path.open("a" if block.continues else "w") as file:
+                file.write(block.text)
         try:
             do(block)
         except Exception as error:
@@ -97,11 +118,13 @@ class Reader:
 
     def _python(self, block: Block) -> None:
         assert block.file is not None, "a Python block begins with `# NAME.py`, because it is run as that file"
-        compile(block.text, block.file, "exec", dont_inherit=True)
+        compile((self.folder / block.file).read_text(), block.file, "exec", dont_inherit=True)
         if not self.page.startswith(SPARK):
             module = block.file.removesuffix(".py").replace("/", ".")
             first = DJANGO if (self.folder / "manage.py").exists() else ""
-            self._run([PYTHON, "-W", "error", "-c", f"{first}import {module}"])
+            python = shutil.which("python", path=self.environment["PATH"])
+            assert python is not None
+            self._run([python, "-W", "error", "-c", f"{first}import {module}"])
 
     def _console(self, block: Block) -> None:
         for command, expected in sessions(block.text):
@@ -152,7 +175,7 @@ class Reader:
         done = subprocess.run(
             command,
             cwd=self.folder,
-            env=environment(),
+            env=self.environment,
             capture_output=True,
             text=True,
             timeout=PATIENCE,
@@ -168,7 +191,7 @@ class Reader:
             started = subprocess.Popen(
                 command.split(),
                 cwd=self.folder,
-                env=environment(),
+                env=self.environment,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
