@@ -214,8 +214,7 @@ class OldFace:
     # -- consuming ---------------------------------------------------------------------------------------------------
 
     async def lease(self, queue: str, limit: int, visibility: float) -> list[View]:
-        # It was no error.
-        return [View(lease) for lease in await self.new.lease(queue, limit, visibility)] if limit > 0 else []
+        return [View(lease) for lease in await self.new.lease(queue, limit, visibility)]
 
     async def wait_and_lease(self, queue: str, limit: int, visibility: float, timeout: float) -> list[View]:
         return [View(lease) for lease in await self.new.lease(queue, limit, visibility, timeout)]
