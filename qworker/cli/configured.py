@@ -37,7 +37,7 @@ PREFIX = "QWORKER_"
 # than most commands do; a test compares.
 _WRITTEN_DOWN = """
     add_host all all_hosts app archive arg batch body burst compact concurrency conf delay delete destination down
-    dry_run due_at empty_ok env event fail_perm_code fail_tmp_code file follow force format from_file front full
+    dry_run due_at empty_ok env error event fail_perm_code fail_tmp_code file follow force format from_file front full
     grace_period group health history host html id id_map ignore_down ignore_exists ignore_listener include_done
     include_failed insecure interval json keep kwargs limit lines link lock log_format log_level loop master
     max_body_size max_connections max_memory max_messages max_rate max_tries message messages mode msgid name no_done

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+
 import click
 
-from qworker.cli.common import URLCommand, json_option, opened, run
+from qworker.backend import Backend
+from qworker.cli.common import URLCommand, batches, duration_type, json_option, opened, run
 from qworker.cli.output import print_json, say
-from qworker.message import Selection, State
+from qworker.envelope import Envelope, open_envelope
+from qworker.errors import UsageError
+from qworker.message import FinishedMessage, Selection, State, StoredMessage
 from qworker.names import check_id, check_queue, counted
+from qworker.parcel import unpack
 
 __all__ = ["command"]
 
@@ -20,24 +27,40 @@ _NAMED = 100
 @click.argument("url")
 @click.argument("queue", type=check_queue)
 @click.argument("ids", nargs=-1, type=check_id, metavar="[ID]...")
+@click.option("--task", "tasks", multiple=True, metavar="NAME", help="Requeue only calls of this task; repeatable.")
+@click.option("--error", metavar="TEXT", help="Requeue only messages whose error contains this text, in any case.")
+@click.option("--since", type=duration_type(), help="Requeue only messages that have failed in this time, such as 2h.")
 @json_option
-def command(url: str, queue: str, ids: tuple[str, ...], json: bool) -> int:
-    r"""Make failed messages of QUEUE ready again with tries 0: those with the IDs given, or all.
+def command(
+    url: str,
+    queue: str,
+    ids: tuple[str, ...],
+    tasks: tuple[str, ...],
+    error: str | None,
+    since: float | None,
+    json: bool,
+) -> int:
+    r"""Make failed messages of a queue ready again, with tries 0.
 
-    Exit status 1: a message with one of the IDs is not there, or has not failed; it is named, and the others are requeued.
+    Requeues the failed messages with the given IDs, those that match all filters, or every one. Exit status 1: there is
+    no message with one of the IDs, or it has not failed. It is named, and the others are requeued.
 
     \b
     Examples:
       qworker requeue file://./spool thumbs 20261121071038_123456789_4242_host-7f3a9b21
+      qworker requeue file://./spool thumbs --task thumbnail --error TimeoutError --since 2h
       qworker requeue file://./spool thumbs
     """
-    wanted = list(dict.fromkeys(ids)) or None
-    done, missed = run(_requeue(url, queue, wanted))
+    wanted = list(dict.fromkeys(ids))
+    chosen = _filter(tasks, error, since)
+    if wanted and chosen is not None:
+        raise UsageError("requeue takes IDs, or --task, --error and --since: leave one of them out")
+    done, missed = run(_requeue(url, queue, wanted, chosen))
     if json:
         print_json({"queue": queue, "requeued": done} | ({"missed": missed} if ids else {}))
     else:
         say(f"requeued {counted(done, 'message')} of {queue}")
-    if wanted is None or done == len(wanted):
+    if not wanted or done == len(wanted):
         return 0
     named = ", ".join(f"{message_id} ({why})" for message_id, why in missed.items())
     rest = f"{len(wanted) - done:,} of {len(wanted):,} ids, which are not there or have not failed"
@@ -45,10 +68,37 @@ def command(url: str, queue: str, ids: tuple[str, ...], json: bool) -> int:
     return _EXIT_MISSED
 
 
-async def _requeue(url: str, queue: str, ids: list[str] | None) -> tuple[int, dict[str, str]]:
+_Filter = Callable[[StoredMessage], bool]
+
+
+def _filter(tasks: tuple[str, ...], error: str | None, since: float | None) -> _Filter | None:
+    """Whether a failed message matches every filter that is given; None: none is given."""
+    if not tasks and error is None and since is None:
+        return None
+    first = None if since is None else time.time() - since
+
+    def matches(stored: StoredMessage) -> bool:
+        return (
+            (first is None or (stored.finished_at is not None and stored.finished_at >= first))
+            and (error is None or error.casefold() in (stored.error or "").casefold())
+            and (not tasks or _task(stored) in tasks)
+        )
+
+    return matches
+
+
+def _task(stored: StoredMessage) -> str | None:
+    """The task that a message calls; None: it calls none."""
+    found = open_envelope(unpack(stored.message).body)
+    return found.task if isinstance(found, Envelope) else None
+
+
+async def _requeue(url: str, queue: str, ids: list[str], matches: _Filter | None) -> tuple[int, dict[str, str]]:
     """How many were requeued; and which were not, with the reason, where not too many were asked for."""
     async with opened(url) as backend:
-        if ids is None:
+        if matches is not None:
+            return await _requeue_matching(backend, queue, matches), {}
+        if not ids:
             return await backend.requeue(queue, Selection(state=State.FAILED)), {}
         if len(ids) > _NAMED:
             return await backend.requeue(queue, Selection(ids=ids)), {}
@@ -57,3 +107,18 @@ async def _requeue(url: str, queue: str, ids: list[str] | None) -> tuple[int, di
         for stored in await backend.find(queue, left):
             missed[stored.message.id] = f"it is {stored.state.word}, not failed"
         return len(ids) - len(missed), missed
+
+
+async def _requeue_matching(backend: Backend, queue: str, matches: _Filter) -> int:
+    # All are found before the first is requeued: one that fails again at once is not requeued twice.
+    found: list[FinishedMessage] = []
+    for part in await backend.parts(queue, State.FAILED, 1):
+        async for page in backend.browse_part(queue, State.FAILED, part):
+            found += [_finished(stored) for stored in page if matches(stored)]
+    return sum([await backend.requeue(queue, Selection(unchanged=batch)) for batch in batches(found)])
+
+
+def _finished(stored: StoredMessage) -> FinishedMessage:
+    return FinishedMessage(
+        id=stored.message.id, state=stored.state, finished_at=stored.finished_at, location=stored.location
+    )
