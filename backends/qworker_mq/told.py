@@ -1,4 +1,4 @@
-"""The history of a qworker server, over HTTP: what a worker here tells is kept there."""
+"""The history of a qworker server, over HTTP: the server keeps what a worker here records."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ __all__ = ["HttpHistory"]
 
 T = TypeVar("T")
 
-# Batches that wait to be sent; the oldest are dropped.
+# Batches that wait to be sent. If there are more, the oldest are dropped.
 _MOST_WAITING = 200
 # Batches in one request.
 _MOST_SENT = 20
-# Seconds until a server that refused is tried again, and for which a close waits.
+# Seconds until a server that refused is tried again, and for which `aclose` waits.
 _PAUSE, _CLOSE = 30.0, 2.0
 
 
@@ -37,11 +37,11 @@ class _Page(msgspec.Struct):
 
 
 class HttpHistory(HistoryStore):
-    """See the module.
+    """A history that a server keeps.
 
     Args:
-        ask: sends a request, and checks the answer.
-        server: its URL, for logs.
+        ask: Sends a request, and checks the answer.
+        server: The server's URL, for logs.
     """
 
     def __init__(self, ask: Callable[..., Awaitable[Answer]], server: str) -> None:
@@ -90,7 +90,7 @@ class HttpHistory(HistoryStore):
             self._log.warning(events.HISTORY_RESUMED, server=self._server)
 
     async def aclose(self) -> None:
-        """Wait a moment for what is being sent."""
+        """Wait up to 2 s for what is being sent."""
         if self._sender is not None:
             sender = self._sender
             if not self._paused:

@@ -1,6 +1,6 @@
-"""The history in Redis: one capped stream per queue, `{qworker:Q}:history`, with a record of events in each entry.
+"""The history in Redis: one capped stream for each queue, `{qworker:Q}:history`. An entry holds one record of events.
 
-Records are sent behind the batches of the worker's own connection, and nobody waits for their answers.
+Records are sent on the worker's own connection, after its batches. The worker does not wait for their answers.
 """
 
 from __future__ import annotations
@@ -28,29 +28,29 @@ from qworker_redis.wire import Argument
 __all__ = ["RedisHistory"]
 
 _FIELD = b"b"
-# Of a record that was given whole.
+# In a position: all events of the entry were given.
 _ALL = 999_999
-# Entries per XRANGE.
+# Entries in one XRANGE.
 _ENTRIES = 16
-# Entries that a stream has at least, and at most, however large they are.
+# The fewest and the most entries of a stream, whatever their size.
 _FEWEST, _MOST = 200, 200_000
-# Records that wait for a connection; the oldest are dropped.
+# Records that wait for a connection. If there are more, the oldest are dropped.
 _MOST_WAITING = 100
-# Seconds: between two looks at what is too old, until a store that refused is tried again, and for which a close waits.
+# Seconds between two trims by age, until a store that refused is tried again, and for which `aclose` waits.
 _TRIMMING, _PAUSE, _CLOSE = 60.0, 30.0, 1.0
 
 Command = Callable[..., Awaitable[Reply]]
 
 
 class RedisHistory(HistoryStore):
-    """Streams; see the module.
+    """A history of streams.
 
     Args:
-        links: the backend's connections.
-        options: how long events are kept.
-        clock: the backend's.
-        command: sends a command to the server of a slot, and waits for its answer.
-        queues: the names of all queues.
+        links: The backend's connections.
+        options: How long events are kept.
+        clock: The backend's clock.
+        command: Sends a command to the server of a slot, and waits for its answer.
+        queues: Returns the names of all queues.
     """
 
     def __init__(
@@ -70,10 +70,10 @@ class RedisHistory(HistoryStore):
         self._queues = queues
         self._sent: set[asyncio.Future[Reply]] = set()
         self._waiting: deque[tuple[str, bytes]] = deque(maxlen=_MOST_WAITING)
-        # Bytes of a usual record: what a number of entries is reckoned from.
+        # Bytes of an average record, from which the number of entries is computed.
         self._usual = 1000.0
         self._trimmed_at: dict[str, float] = {}
-        # Monotonic seconds: nothing is sent before; 0: all is well.
+        # Monotonic seconds: nothing is sent before this time. 0: the store works.
         self._paused_until = 0.0
         self._log: Any = structlog.get_logger("qworker.redis")
 
@@ -124,14 +124,14 @@ class RedisHistory(HistoryStore):
                 self._paused_until = 0.0
                 self._log.warning(events.HISTORY_RESUMED)
         elif not isinstance(error, ConnectionLost | Redirected):
-            # No memory, or no right to. A connection that is lost is told by whoever needs it.
+            # No memory or no permission. Other users of a lost connection report it.
             if not self._paused_until:
                 fields = {events.ERROR_TYPE: type(error).__name__, events.ERROR: printable(str(error))}
                 self._log.warning(events.HISTORY_PAUSED, **fields)
             self._paused_until = self._clock.monotonic() + _PAUSE
 
     async def aclose(self) -> None:
-        """Wait a moment for the answers."""
+        """Wait up to 1 s for the answers."""
         if self._sent:
             await asyncio.wait(tuple(self._sent), timeout=_CLOSE)
 
@@ -184,7 +184,7 @@ class RedisHistory(HistoryStore):
         return sort_by_time(found)
 
     async def _entries(self, queue: str, place: tuple[int, int], given: int) -> list[tuple[tuple[int, int], bytes]]:
-        """Some entries of a stream, from a place on."""
+        """Read some entries of a stream, starting at a place."""
         start = f"{'(' if given == _ALL else ''}{place[0]}-{place[1]}"
         key = queue_key(check_queue(queue), "history")
         reply = await self._command(slot_of(queue), "XRANGE", key, start, "+", "COUNT", _ENTRIES)
@@ -199,7 +199,7 @@ class RedisHistory(HistoryStore):
 
 
 def _forget(future: asyncio.Future[Reply]) -> None:
-    # What is too old stays for another minute: the next trim may do better.
+    # The next trim, a minute later, tries again.
     if not future.cancelled():
         future.exception()
 
@@ -222,10 +222,10 @@ def _position(place: tuple[int, int], given: int) -> str:
 
 
 def _parsed(text: str | None) -> tuple[tuple[int, int], int]:
-    """The place of an entry, and how many of its events were given.
+    """Return the place of an entry, and how many of its events were given.
 
     Raises:
-        UsageError: it is no position.
+        UsageError: It is not a position.
     """
     if text is None:
         return (0, 0), 0

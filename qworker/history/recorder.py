@@ -1,8 +1,8 @@
-"""What a worker tells the history: gathered from its loops for a moment, made into batches, and handed to the backend.
+"""The recorder of a worker: it collects the transitions of its loops, makes batches, and appends them to the history.
 
-A message that ends soon after its lease is told once, when it ends. One that runs for longer is told when it is leased
-as well, so that the history of a worker that dies shows what it was at. What was gathered for less than `_EVERY`
-seconds dies with the worker.
+A message that ends soon after its lease is recorded once, when it ends. One that runs longer is also recorded when it
+is leased, so that the history of a dead worker shows what it worked on. Transitions of the last `_EVERY` seconds are
+lost if the worker is killed.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from qworker.run import Run
 
 __all__ = ["Recorder"]
 
-# Seconds between two hand-overs, and messages after which there is one at once.
+# Seconds between two appends, and the number of messages that are appended at once.
 _EVERY = 0.25
 _ENOUGH = 512
-# Messages in one record, and in one with whole errors.
+# Messages in one record, and in one with complete errors.
 _MOST = 512
 _MOST_WITH_TEXT = 16
-# Characters of an error.
+# Characters that are kept of an error.
 _MOST_ERROR = 300
 
 _WITH_ERROR = frozenset({"retried", "failed", "lost"})
@@ -43,16 +43,16 @@ _KINDS: dict[SettleAction, Kind] = {
 
 
 class Recorder:
-    """A worker's `Transitions`, for the history.
+    """The `Transitions` of a worker, recorded in the history.
 
     Args:
-        append: The history's, which keeps batches.
-        held: the worker's leases.
-        queues: what it works on.
-        worker: its name.
-        clock: the wall clock.
-        log: the worker's logger.
-        texts: whether the whole error of a message that is retried is told.
+        append: Appends batches to the history.
+        held: The worker's leases.
+        queues: The queues of the worker.
+        worker: Its name.
+        clock: The wall clock.
+        log: The worker's logger.
+        texts: Whether the complete error of a retried message is recorded.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Recorder:
         self._worker = worker
         self._clock = clock
         self._log = log
-        # Those whose lease the history knows of.
+        # The runs whose lease is recorded.
         self._told: set[Run] = set()
         self._ready: list[EventBatch] = []
         # By queue.
@@ -82,36 +82,36 @@ class Recorder:
         self._loop = asyncio.get_running_loop()
         self._unless_broken = _UnlessBroken(log)
 
-    # -- what the loops tell -----------------------------------------------------------------------------------------
+    # -- called by the loops -----------------------------------------------------------------------------------------
 
     def leased(self) -> None:
-        """See to it that what is held for long is told."""
+        """Start the timer that records leases which are held longer."""
         if self._timer is None:
             self._timer = self._loop.call_later(_EVERY, self._tick)
 
     def extended(self, runs: Sequence[Run]) -> None:
-        """Tell the renewals, and before them the leases."""
+        """Record that leases were extended, and before it that they were taken."""
         with self._unless_broken:
             self._tell_leases([run for run in runs if run in self._held])
             self._tell("extended", self._clock.time(), [run for run in runs if run in self._told])
 
     def settled(self, runs: Sequence[Run], at: float, acked: bool) -> None:
-        """Tell ends."""
+        """Record the outcomes of settled runs."""
         with self._unless_broken:
             if not acked or (self._told and not self._told.isdisjoint(runs)):
                 self._end(runs, at, None)
                 return
-            # The usual end. Its columns are taken now: what is kept for later has left the processor's cache by then.
+            # The usual end. Its columns are taken now, while the runs are in the processor's cache.
             for queue, some in [(self._one_queue, runs)] if self._one_queue else by_queue(runs):
                 self._add_acks(some, at, queue)
 
     def lost(self, run: Run, why: str) -> None:
-        """Tell an end."""
+        """Record that a run's lease was lost."""
         with self._unless_broken:
             self._end((run,), self._clock.time(), why)
 
     def close(self) -> None:
-        """Hand over everything; nothing is told afterwards."""
+        """Append everything. Nothing is recorded afterwards."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -140,7 +140,7 @@ class Recorder:
         self._told.difference_update(runs)
 
     def _tell_leases(self, runs: Sequence[Run]) -> None:
-        """Those that were not told yet, and whose task is known."""
+        """Record the leases that are not recorded yet, of runs whose task is known."""
         untold = [run for run in runs if run.task and run not in self._told]
         self._told.update(untold)
         self._tell("leased", None, untold, begins=True)
@@ -148,8 +148,8 @@ class Recorder:
     def _tell(
         self, kind: Kind, at: float | None, runs: Sequence[Run], *, begins: bool = False, why: str | None = None
     ) -> None:
-        """Gather one transition of some runs; `at` is that of their leases where it is None."""
-        # What was gathered before comes first.
+        """Collect one transition of some runs. If `at` is None, it is the time of their leases."""
+        # What was collected before comes first.
         self._move_acks()
         most = _MOST_WITH_TEXT if self._texts and kind == "retried" else _MOST
         for _, some in by_queue(runs):
@@ -180,7 +180,7 @@ class Recorder:
             leased_at=[*leased_at] if begins and ended else None,
         )
 
-    # -- handing over ------------------------------------------------------------------------------------------------
+    # -- appending ---------------------------------------------------------------------------------------------------
 
     def _tick(self) -> None:
         with self._unless_broken:
@@ -190,7 +190,7 @@ class Recorder:
         self._timer = self._loop.call_later(_EVERY, self._tick) if self._held else None
 
     def flush(self) -> None:
-        """Hand over what was gathered."""
+        """Append what was collected."""
         self._move_acks()
         batches, self._ready = self._ready, []
         if batches and not self._unless_broken.broken:
@@ -202,20 +202,17 @@ class Recorder:
 
 
 class _UnlessBroken:
-    """Around everything that is told: whoever watches must not stop the work.
-
-    After an error nothing is told any more.
-    """
+    """A context that keeps an error of the recorder from stopping the worker. After an error nothing is recorded."""
 
     def __init__(self, log: Any) -> None:
         self._log = log
         self.broken = False
 
     def __enter__(self) -> None:
-        """Nothing to prepare."""
+        """Do nothing."""
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, frames: object) -> bool:
-        """Say what went wrong, once."""
+        """Log the first error."""
         if not isinstance(error, Exception):
             return False
         if not self.broken:
@@ -232,7 +229,7 @@ def _why(run: Run, why: str | None) -> str | None:
 
 
 def _text_column(runs: Sequence[Run]) -> str | list[str | None] | None:
-    """The errors that one line does not hold; where many failed of the same, once."""
+    """Return the errors that have several lines. If all are equal, return the error once."""
     errors = [None if run.settlement is None else run.settlement.error for run in runs]
     texts = [error if error and "\n" in error else None for error in errors]
     return texts[0] if len(set(texts)) == 1 else texts

@@ -97,20 +97,22 @@ def _additions() -> dict[str, Any]:
         "/-/extend": {"post": _json("renew leases", _ref("Extended"), takes=_ref("Extension"))},
         "/-/wait": {"post": _operation("wait for work", {204: "there may be some"}, body=_body(_ref("Wish")))},
         "/-/-history": {
-            "get": _json("the history's parts", {"type": "array", "items": {"type": "string"}}),
-            "post": _operation("tell what has happened", {202: "it is kept"}, body=_body(_list("EventBatch"))),
+            "get": _json("the names of the history's logs", {"type": "array", "items": {"type": "string"}}),
+            "post": _operation("record events", {202: "they are kept"}, body=_body(_list("EventBatch"))),
         },
-        "/-/-history/{part}": {
-            "parameters": [_path("part")],
-            "get": _json("read a part, from `after` on", _ref("Page")),
+        "/-/-history/{log}": {
+            "parameters": [_path("log")],
+            "get": _json("read a log, starting at `after`", _ref("Page")),
         },
-        "/-/-history/{part}/forget": {
-            "parameters": [_path("part")],
-            "post": _operation("forget a part up to a position", {204: "done"}, body=_body(_ref("Until"))),
+        "/-/-history/{log}/forget": {
+            "parameters": [_path("log")],
+            "post": _operation(
+                "allow the removal of events before a position", {204: "done"}, body=_body(_ref("Until"))
+            ),
         },
         "/-/{queue}/messages/{id}/history": {
             "parameters": message,
-            "get": _json("what happened to a message", _list("Event")),
+            "get": _json("the events of a message", _list("Event")),
         },
         "/-/{queue}/messages/{id}": {
             "parameters": message,

@@ -1,4 +1,4 @@
-"""The history: what a worker tells, and how it is read."""
+"""The history: what a worker records, and how it is read."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class _App(Tasks):
 
 
 def events_of(queue: str, count: int) -> list[Event]:
-    """Events as workers tell them; the names hold what could be taken for syntax."""
+    """Return events as workers record them. The names contain characters that look like syntax."""
     return [
         Event(
             kind="acked" if number % 2 else "leased",
@@ -57,12 +57,12 @@ def _textual(text: str | None) -> str:
 
 
 async def read_all(backend: Backend, queue: str, limit: int = 1000) -> list[Event]:
-    """A queue's events in every part, each part's in its order."""
+    """Return the events of a queue in all logs. Those of one log are in order."""
     found: list[Event] = []
-    for part in await backend.history.logs():
+    for log in await backend.history.logs():
         after: str | None = None
         while True:
-            page, following = await backend.history.read(part, after, limit)
+            page, following = await backend.history.read(log, after, limit)
             if not page:
                 break
             assert len(page) <= limit
@@ -74,7 +74,7 @@ async def read_all(backend: Backend, queue: str, limit: int = 1000) -> list[Even
 
 
 class HistoryContract(Contract):
-    """Where `history.enabled` is false, nothing is kept, and nobody is told."""
+    """The history. If `history.enabled` is false, nothing is recorded."""
 
     async def test_every_transition_is_told_by_the_history_in_order(self, case: Case) -> None:
         app = _App(case.backend)
@@ -127,7 +127,7 @@ class HistoryContract(Contract):
         ends = {event.kind: event for event in found if event.id in (failed, again)}
         assert (ends["failed"].error, ends["retried"].error) == ("never", "not yet")
         assert all(event.duration_s is not None and event.duration_s >= 0 for event in ends.values() if event.error)
-        # By the worker's clock; the publish is told by the store's.
+        # These times are by the worker's clock. The time of publishing is by the store's.
         leased, ended = [event.at for event in found if event.id == acked][-2:]
         assert leased <= ended
         history = await case.backend.history.for_message(case.queue, again)
@@ -146,7 +146,7 @@ class HistoryContract(Contract):
         return await wait_until(told, what=f"{count} events")
 
     @pytest.mark.parametrize("limit", [1, 7, 1000])
-    async def test_a_part_is_read_in_pages_of_any_size(self, case: Case, limit: int) -> None:
+    async def test_a_log_is_read_in_pages_of_any_size(self, case: Case, limit: int) -> None:
         await case.backend.create(case.queue)
         given = events_of(case.queue, 20)
         case.backend.history.append(to_batches(given[:11]))
@@ -172,12 +172,12 @@ class HistoryContract(Contract):
         reader = await case.open()
         case.backend.history.append(to_batches(events_of(case.queue, 3)))
         assert len(await self._until_told(case, 3)) == 3
-        ends = {part: await reader.history.last_position(part) for part in await reader.history.logs()}
-        assert ends == {part: await self._end(reader, part) for part in ends}
+        ends = {log: await reader.history.last_position(log) for log in await reader.history.logs()}
+        assert ends == {log: await self._end(reader, log) for log in ends}
         case.backend.history.append(to_batches(events_of(case.queue, 5)[3:]))
 
         async def told() -> list[str]:
-            pages = [(await reader.history.read(part, ends.get(part), 100))[0] for part in await reader.history.logs()]
+            pages = [(await reader.history.read(log, ends.get(log), 100))[0] for log in await reader.history.logs()]
             return [event.id for page in pages for event in page if event.queue == case.queue]
 
         assert await wait_until(told) == ["m3", "m4"]
@@ -188,10 +188,10 @@ class HistoryContract(Contract):
         await case.backend.create(case.queue)
         case.backend.history.append(to_batches(events_of(case.queue, 3)))
         await self._until_told(case, 3)
-        for part in await case.backend.history.logs():
-            end = await self._end(case.backend, part)
+        for log in await case.backend.history.logs():
+            end = await self._end(case.backend, log)
             if end is not None:
-                await case.backend.history.delete_before(part, end)
+                await case.backend.history.delete_before(log, end)
         case.backend.history.append(to_batches(events_of(case.queue, 5)[3:]))
 
         async def told() -> list[str]:
@@ -201,16 +201,16 @@ class HistoryContract(Contract):
         assert (await wait_until(told))[-2:] == ["m3", "m4"]
 
     @staticmethod
-    async def _some_part(case: Case) -> str:
+    async def _some_log(case: Case) -> str:
         await case.backend.create(case.queue)
         case.backend.history.append(to_batches(events_of(case.queue, 1)))
         return (await wait_until(case.backend.history.logs))[0]
 
     @staticmethod
-    async def _end(backend: Backend, part: str) -> str | None:
+    async def _end(backend: Backend, log: str) -> str | None:
         after: str | None = None
         while True:
-            page, after = await backend.history.read(part, after, 1000)
+            page, after = await backend.history.read(log, after, 1000)
             if not page:
                 return after
 
@@ -219,5 +219,5 @@ class HistoryContract(Contract):
         if not case.backend.history.enabled:
             return
         with pytest.raises(UsageError, match="not a position"):
-            await case.backend.history.read((await self._some_part(case)), "yesterday", 10)
+            await case.backend.history.read((await self._some_log(case)), "yesterday", 10)
         assert await case.backend.history.for_message(case.queue, "unknown") == []
