@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import ClassVar, Protocol, Self
 
 from qworker.clock import SYSTEM_CLOCK, Clock
-from qworker.errors import NotSupported
 from qworker.history.store import NO_HISTORY, HistoryStore
 from qworker.message import Draft, Lease, QueueStats, Selection, Settlement, State, StoredMessage
 from qworker.parts import pages
@@ -116,26 +115,6 @@ class Backend(abc.ABC):
 
     # -- producing ---------------------------------------------------------------------------------------------------
 
-    def check(self, draft: Draft) -> None:
-        """Refuse what the protocol has no place for, as `publish` does; touches nothing, and the backend need not be open.
-
-        By the deviations, unless a backend says more.
-
-        Raises:
-            NotSupported: says what.
-        """
-        given = {
-            "priority": draft.priority != 0,
-            "unique_key": draft.unique_key is not None,
-            "fields": bool(draft.fields),
-            "argv": bool(draft.argv),
-        }
-        for rule, is_given in given.items():
-            if is_given and rule in self.deviations:
-                raise NotSupported(
-                    f"{self.describe().partition(':')[0]}: has no place for {rule}: {self.deviations[rule]}"
-                )
-
     @abc.abstractmethod
     async def publish(self, queue: str, drafts: Sequence[Draft]) -> list[str]:
         """Store messages and return their ids in the same order.
@@ -152,7 +131,7 @@ class Backend(abc.ABC):
             QueueFull: The queue has reached its capacity.
             StorageFull: The disk or the memory is full. No message is visible in part.
             PublishUncertain: It is unknown whether the messages are stored.
-            NotSupported: The protocol has no place for something in a draft (see `deviations`).
+            NotSupported: A draft asks for what the protocol does not support; `qworker.deviations` refuses it.
         """
 
     # -- consuming ---------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from typing import ClassVar, Self
 from qworker.backend import Backend
 from qworker.backend_waiting import check_limit
 from qworker.clock import SYSTEM_CLOCK, Clock
+from qworker.deviations import refuse_unsupported
 from qworker.directory import is_missing, queue_not_found
 from qworker.errors import BackendUnavailable
 from qworker.files import check_writable, durability_at, store_errors
@@ -20,10 +21,10 @@ from qworker.offers import Check
 from qworker.parts import Share, shares
 from qworker.url import BackendURL
 from qworker_file import admin, looks, parts
+from qworker_file.deviations import DEVIATIONS
 from qworker_file.lease import Expiries, FileLease, extend
 from qworker_file.local import LocalQueue
 from qworker_file.options import FileOptions
-from qworker_file.publish import check
 from qworker_file.remote_leases import RemoteFileLeases
 from qworker_file.settle import settle_all
 from qworker_file.staging import FileBulkStore
@@ -42,12 +43,7 @@ class FileBackend(Backend):
         options: what the URL says.
     """
 
-    deviations: ClassVar[Mapping[str, str]] = {
-        "priority": "a directory is listed in one order: priorities come with redis:",
-        "unique_key": "a directory has no place for keys: give messages ids, or use redis:",
-        "fields": "a file has a name and its contents",
-        "retry_errors": "a file has a name and its contents: the history keeps the error",
-    }
+    deviations: ClassVar[Mapping[str, str]] = DEVIATIONS
 
     def __init__(
         self,
@@ -110,13 +106,10 @@ class FileBackend(Backend):
 
     # -- producing ---------------------------------------------------------------------------------------------------
 
-    def check(self, draft: Draft) -> None:
-        """Refuse what the protocol has no place for."""
-        check(draft)
-
     async def publish(self, queue: str, drafts: Sequence[Draft]) -> list[str]:
         """Store messages."""
         check_queue(queue)
+        refuse_unsupported("file", DEVIATIONS, drafts)
         store = self._opened()
         with store_errors(f"publish to {queue!r}"):
             # One that was deleted is found out by the first step.

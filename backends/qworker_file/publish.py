@@ -31,7 +31,7 @@ from qworker_file.names import (
     stem_for,
 )
 
-__all__ = ["Publisher", "Stored", "check"]
+__all__ = ["Publisher", "Stored"]
 
 # Seconds on the loop before others get their turn.
 _TURN = 0.002
@@ -115,7 +115,6 @@ class Publisher:
         return plans
 
     def _plan_one(self, draft: Draft, stem: str, now: float, ids: list[str]) -> _Plan:
-        check(draft)
         dated = stem if draft.enqueued_at is None else self._stem_at(draft.enqueued_at)
         own = dated
         if draft.id is None:
@@ -340,20 +339,6 @@ def _was_renamed(plan: _Plan, source: int, target: int) -> bool:
             return False
         return True
     return False
-
-
-def check(draft: Draft) -> None:
-    """Refuse what a directory has no place for.
-
-    Raises:
-        NotSupported: says what.
-    """
-    if draft.priority:
-        raise NotSupported("file: has no priorities: publish without one, or use redis:")
-    if draft.unique_key is not None:
-        raise NotSupported("file: has no keys: give the message an id instead, or use redis:")
-    if draft.fields:
-        raise NotSupported("file: has no place for fields: put them into the body, or use rfq:")
 
 
 def _close(plans: list[_Plan]) -> None:

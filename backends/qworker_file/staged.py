@@ -8,9 +8,11 @@ import threading
 from collections.abc import Iterable, Sequence
 
 from qworker.clock import Clock
-from qworker.errors import NotSupported, PublishUncertain
+from qworker.deviations import refuse_unsupported
+from qworker.errors import PublishUncertain
 from qworker.files import CREATE, DIRECTORY, sync_file_system, write_all
 from qworker.message import Draft
+from qworker_file.deviations import DEVIATIONS
 from qworker_file.names import item_name
 
 __all__ = ["BackgroundSync", "write_partition"]
@@ -93,7 +95,7 @@ class _Names:
             NotSupported: A directory cannot keep a field of the draft.
         """
         if draft.priority or draft.unique_key is not None or draft.fields:
-            _refuse(draft)
+            refuse_unsupported("file", DEVIATIONS, [draft])
         kind = (draft.task, draft.tries, draft.argv)
         suffix = self._kinds.get(kind)
         if suffix is None:
@@ -113,14 +115,6 @@ def _suffix(draft: Draft) -> str:
 def _due_ms(draft: Draft, clock: Clock) -> int:
     due = clock.time() + draft.delay if draft.due_at is None else draft.due_at
     return max(0, int(due * 1000))
-
-
-def _refuse(draft: Draft) -> None:
-    if draft.priority:
-        raise NotSupported("file: has no priorities: leave the column out, or use redis:")
-    if draft.unique_key is not None:
-        raise NotSupported("file: has no keys: leave the column out, or use redis:")
-    raise NotSupported("file: has no place for fields: put them into the body, or use rfq:")
 
 
 class BackgroundSync:

@@ -18,6 +18,7 @@ import msgspec
 from qworker.backend import Backend
 from qworker.backend_waiting import wait_for_ready
 from qworker.clock import SYSTEM_CLOCK, Clock
+from qworker.deviations import refuse_unsupported
 from qworker.directory import is_missing, queue_not_found
 from qworker.errors import BackendUnavailable
 from qworker.files import check_writable, durability_at, store_errors
@@ -30,8 +31,9 @@ from qworker.parts import Share, shares
 from qworker.url import BackendURL
 from qworker_mq.admin import Admin
 from qworker_mq.claims import Busy, Claims, MqLease, RemoteMqLeases, Stranger
+from qworker_mq.ids import is_uuid
 from qworker_mq.mover import Mover, Trash, set_aside
-from qworker_mq.publisher import Publisher, check
+from qworker_mq.publisher import Publisher
 from qworker_mq.store import Held, Store
 
 __all__ = ["MqBackend"]
@@ -50,12 +52,15 @@ class MqBackend(Backend):
     deviations: ClassVar[Mapping[str, str]] = {
         "priority": "mq has no priorities",
         "unique_key": "mq has no keys",
-        "given_ids": "an mq id is a UUID: only those can be given",
+        "given_ids": "an mq id is a UUID; only such ids can be given",
         "fields": "a message is its contents alone",
         "retry_errors": "the record of a message has one line of the error: the history keeps all of it",
         "keep_done": "mq has no place for finished messages: its reaper unlinks what was acked",
         "argv": "a message is its contents alone",
     }
+
+    # Found by name: the ids that can be given although they deviate.
+    takes_id = staticmethod(is_uuid)
 
     def __init__(
         self,
@@ -147,12 +152,9 @@ class MqBackend(Backend):
 
     # -- producing ---------------------------------------------------------------------------------------------------
 
-    def check(self, draft: Draft) -> None:
-        """Refuse what the protocol has no place for."""
-        check(draft)
-
     async def publish(self, queue: str, drafts: Sequence[Draft]) -> list[str]:
         """Store messages."""
+        refuse_unsupported("mq", self.deviations, drafts, takes_id=is_uuid)
         with store_errors(self._doing):
             self._opened()
             return await self._whole(self._publisher.publish(queue, drafts))

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar, NoReturn
 from urllib.parse import quote
 
+from qworker.deviations import refuse_unsupported
 from qworker.errors import BackendUnavailable, NotSupported, PublishUncertain
 from qworker.message import Draft, Lease, Message, QueueStats, Selection, SettleAction, Settlement, State, StoredMessage
 from qworker.names import check_queue
@@ -70,19 +71,9 @@ class PlainMqHttpBackend(MqHttpBackend):
     async def _plain(self, method: str, target: str, body: bytes = b"") -> Answer:
         return self._checked(await self._client.request(method, target, body=body, timeout=_PATIENCE))
 
-    def check(self, draft: Draft) -> None:
-        """Refuse what mq has no place for."""
-        if draft.priority or draft.unique_key is not None or draft.id is not None:
-            raise NotSupported("a plain mq server has no priorities, keys or ids of the publisher's")
-        if draft.fields or draft.argv:
-            raise NotSupported("a plain mq server has no place for fields and arguments: put them into the body")
-        if draft.delay > 0 or (draft.due_at or 0) > self._clock.time():
-            raise NotSupported("a plain mq server publishes at once: leave the delay out")
-
     async def publish(self, queue: str, drafts: Sequence[Draft]) -> list[str]:
         """Store messages, one after the other to keep their order."""
-        for draft in drafts:
-            self.check(draft)
+        refuse_unsupported("mq+http", self.deviations, drafts)
         ids: list[str] = []
         for draft in drafts:
             try:

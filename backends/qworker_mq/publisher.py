@@ -10,14 +10,14 @@ from collections.abc import Sequence
 
 import msgspec
 
-from qworker.errors import BackendError, NotSupported, PermissionDenied, PublishUncertain, StorageFull
+from qworker.errors import BackendError, PermissionDenied, PublishUncertain, StorageFull
 from qworker.files import CREATE, files_at_once, store_error, write_all
 from qworker.message import Draft
-from qworker_mq.ids import at_unix, is_uuid, new_uuids, uuid_of
+from qworker_mq.ids import at_unix, new_uuids, uuid_of
 from qworker_mq.record import Record
 from qworker_mq.store import Held, Store
 
-__all__ = ["Publisher", "check"]
+__all__ = ["Publisher"]
 
 _SLICE = 0.002
 
@@ -52,8 +52,6 @@ class Publisher:
 
     async def publish(self, queue: str, drafts: Sequence[Draft]) -> list[str]:
         """See `Backend.publish`."""
-        for draft in drafts:
-            check(draft)
         held = self._store.made(queue)
         ids: list[str] = []
         for start in range(0, len(drafts), self._batch):
@@ -166,22 +164,6 @@ class Publisher:
                 except FileNotFoundError:
                     pass
                 message.tmp = ""
-
-
-def check(draft: Draft) -> None:
-    """Refuse what mq has no place for.
-
-    Raises:
-        NotSupported: says what.
-    """
-    if draft.priority:
-        raise NotSupported("mq: has no priorities: publish without one, or use a queue of its own")
-    if draft.unique_key is not None:
-        raise NotSupported("mq: has no keys: publish with a UUID as the id, which is stored once")
-    if draft.id is not None and not is_uuid(draft.id):
-        raise NotSupported("an id on mq: is a UUID in lower case with hyphens: publish without one")
-    if draft.fields or draft.argv:
-        raise NotSupported("mq: has no place for fields and arguments: put them into the body")
 
 
 def _exists(name: str, directory: int) -> bool:

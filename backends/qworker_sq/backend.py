@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from qworker.backend_waiting import wait_for_ready
-from qworker.errors import NotSupported
+from qworker.deviations import refuse_unsupported
 from qworker.files import store_errors
 from qworker.message import Draft, Lease, SettleAction, Settlement
 from qworker.names import check_id, check_queue
@@ -39,24 +39,13 @@ class SqBackend(SqAdministration):
 
     # -- producing ---------------------------------------------------------------------------------------------------
 
-    def check(self, draft: Draft) -> None:
-        """Refuse what the protocol has no place for."""
-        if draft.priority:
-            raise NotSupported("sq: has no priorities: a log has one order; use another queue for what is urgent")
-        if draft.unique_key is not None:
-            raise NotSupported("sq: has no keys: a log keeps no index of them; give the message an id instead")
-        if not draft.body:
-            raise NotSupported("sq: has no empty messages: a record of length 0 ends the log")
-        if draft.fields or draft.argv:
-            raise NotSupported("sq: has no place for fields and arguments: put them into the body")
-        if draft.id is not None:
-            check_id(draft.id)
-
     async def publish(self, queue: str, drafts: Sequence[Draft]) -> list[str]:
         """Append messages to the topic, for every channel."""
         check_queue(queue)
+        refuse_unsupported("sq", self.deviations, drafts)
         for draft in drafts:
-            self.check(draft)
+            if draft.id is not None:
+                check_id(draft.id)
         if not drafts:
             return []
         held = self._queues.get(queue)

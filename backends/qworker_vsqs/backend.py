@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from qworker.backend_waiting import wait_for_ready
-from qworker.errors import NotSupported
+from qworker.deviations import refuse_unsupported
 from qworker.files import list_names, store_errors
 from qworker.message import Draft, Lease, SettleAction, Settlement
 from qworker.names import check_queue
@@ -35,24 +35,10 @@ class VsqsBackend(VsqsAdministration):
 
     # -- producing ---------------------------------------------------------------------------------------------------
 
-    def check(self, draft: Draft) -> None:
-        """Refuse what the protocol has no place for."""
-        if draft.priority:
-            raise NotSupported(
-                "vsqs: has no priorities: the order is that of the ids; use another queue for what is urgent"
-            )
-        if draft.unique_key is not None:
-            raise NotSupported("vsqs: has no keys")
-        if draft.id is not None:
-            raise NotSupported("vsqs: an id is the time of its making: publish without one")
-        if draft.fields or draft.argv:
-            raise NotSupported("vsqs: has no place for fields and arguments: put them into the body")
-
     async def publish(self, queue: str, drafts: Sequence[Draft]) -> list[str]:
         """Store messages; with a capacity, wait for room."""
         check_queue(queue)
-        for draft in drafts:
-            self.check(draft)
+        refuse_unsupported("vsqs", self.deviations, drafts)
         if not drafts:
             return []
         folder = await self._found(queue, make=True)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -12,6 +13,7 @@ import msgspec
 from qworker.app import Tasks
 from qworker.backend import Backend
 from qworker.clock import SYSTEM_CLOCK, Clock
+from qworker.deviations import refuse_unsupported
 from qworker.envelope import Envelope, open_envelope
 from qworker.errors import UsageError
 from qworker.logs import one_line
@@ -23,6 +25,10 @@ from qworker.worker import Worker, WorkerCounts, WorkerOptions
 __all__ = ["EnqueuedCall", "enqueued_calls", "in_memory", "run_until_idle"]
 
 _PAGE = 1000
+# The attribute of a backend in memory that has what refuses drafts.
+_REFUSAL = "_refuse_as_own"
+
+_Refusal = Callable[[Sequence[Draft]], None]
 
 
 class EnqueuedCall(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,14 +76,12 @@ def in_memory(tasks: Tasks, clock: Clock = SYSTEM_CLOCK) -> Generator[Tasks]:
     # What was given, if anything: not what the environment says today.
     url = tasks._url  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
     before, making = tasks.clock, vars(tasks).get("_make_backend")
-    check = _check_of(tasks)
+    refuse = _refusal_of(tasks)
     memory = f"memory://testing-{secrets.token_hex(8)}"
 
     def make() -> Backend:
         backend = open_backend(memory, clock=clock)
-        if check is not None:
-            vars(backend)["check"] = check
-        return backend
+        return backend if refuse is None else _refusing(backend, refuse)
 
     tasks.clock = clock
     tasks.url = memory
@@ -93,13 +97,30 @@ def in_memory(tasks: Tasks, clock: Clock = SYSTEM_CLOCK) -> Generator[Tasks]:
             vars(tasks)["_make_backend"] = making
 
 
-def _check_of(tasks: Tasks) -> Callable[[Draft], None] | None:
-    """What refuses drafts for the app's own store; None where that cannot be said here."""
+def _refusal_of(tasks: Tasks) -> _Refusal | None:
+    """Return what refuses drafts for the app's own store; None where that cannot be known here."""
     try:
-        return tasks._make_backend().check  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+        own = tasks._make_backend()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
     except UsageError:
         # No URL is given where tests run, or the backend's driver is not installed.
         return None
+    # Queues in memory within queues in memory.
+    outer: _Refusal | None = vars(own).get(_REFUSAL)
+    if outer is not None:
+        return outer
+    scheme = own.describe().partition(":")[0]
+    return partial(refuse_unsupported, scheme, own.deviations, takes_id=getattr(own, "takes_id", None))
+
+
+def _refusing(backend: Backend, refuse: _Refusal) -> Backend:
+    publish = backend.publish
+
+    async def checked(queue: str, drafts: Sequence[Draft]) -> list[str]:
+        refuse(drafts)
+        return await publish(queue, drafts)
+
+    vars(backend).update({"publish": checked, _REFUSAL: refuse})
+    return backend
 
 
 async def run_until_idle(tasks: Tasks, *, concurrency: int = 100, raise_failures: bool = False) -> WorkerCounts:

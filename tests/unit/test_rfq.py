@@ -20,7 +20,7 @@ from qworker.cli.main import main
 from qworker.errors import BackendError, InvalidArguments, InvalidURL, NotSupported
 from qworker.message import Draft, Lease, Selection, SettleAction, Settlement, State
 from qworker.registry import open_backend
-from qworker_redis.rfq.codec import BODY, BODY_BASE64, check, decode, encode
+from qworker_redis.rfq.codec import BODY, BODY_BASE64, decode, encode
 from qworker_redis.rfq.ids import id_of, is_id, new_ids, published_at, ticks_of
 from qworker_redis.rfq.keys import rfq_key, topic_of
 from tests.servers import RedisServer, free_port
@@ -118,9 +118,9 @@ def test_no_key_of_a_stranger_is_a_topic_that_cannot_be_named(key: bytes) -> Non
         Draft(body=b"", argv=("a",)),
     ],
 )
-def test_what_rfq_has_no_place_for_is_refused_in_one_line(draft: Draft) -> None:
-    with pytest.raises(NotSupported, match=r"^[^\n]+$"):
-        check(draft)
+async def test_what_rfq_does_not_support_is_refused_in_one_line(draft: Draft) -> None:
+    with pytest.raises(NotSupported, match=r"^rfq: does not support [^\n]+$"):
+        await open_backend("rfq://nowhere.invalid/0").publish("q", [draft])
 
 
 @pytest.mark.parametrize("fields", [{"k": "\ud800"}, {"\ud800": "v"}, {"k": 1}, {BODY: "x"}, {BODY_BASE64: "x"}])

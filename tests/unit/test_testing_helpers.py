@@ -109,6 +109,18 @@ async def test_memory_refuses_what_the_apps_own_store_refuses_and_says_the_same(
     await own.aclose()
 
 
+@pytest.mark.parametrize(
+    ("url", "own_id"),
+    [("rfq://nowhere.invalid/0", "0" * 32), ("mq:///nowhere", "0" * 8 + "-0000-1000-8000-" + "0" * 12)],
+)
+async def test_memory_takes_the_ids_that_the_apps_own_store_takes(url: str, own_id: str):
+    with in_memory(Tasks(url)) as tasks:
+        memory = await tasks.backend()
+        assert await memory.publish("q", [Draft(body=b"x", id=own_id)]) == [own_id]
+        with pytest.raises(NotSupported, match="given ids"):
+            await memory.publish("q", [Draft(body=b"x", id="chosen")])
+
+
 async def refusal(backend, draft: Draft) -> str | None:
     try:
         await backend.publish("q", [draft])
@@ -122,7 +134,7 @@ async def test_a_call_that_the_directory_has_no_place_for_fails_in_the_test(task
     async def work() -> None: ...
 
     for refused in (work.using(priority=3), work.using(unique_key="x")):
-        with pytest.raises(NotSupported, match="file: has no"):
+        with pytest.raises(NotSupported, match="file: does not support"):
             await refused.enqueue()
     await work.enqueue()
     await tasks.aclose()

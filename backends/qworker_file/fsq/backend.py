@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, ClassVar, Self
 from qworker.backend import Backend
 from qworker.backend_waiting import wait_for_ready
 from qworker.clock import SYSTEM_CLOCK, Clock
+from qworker.deviations import refuse_unsupported
 from qworker.directory import is_missing, queue_not_found
 from qworker.errors import BackendUnavailable
 from qworker.files import check_writable, durability_at, link_file, store_errors
@@ -30,7 +31,7 @@ from qworker_file.fsq.local import LocalQueue
 from qworker_file.fsq.looks import Entry, Look, directory_of
 from qworker_file.fsq.names import Malformed, message_id, parse, with_tries
 from qworker_file.fsq.options import FsqOptions, root_of
-from qworker_file.fsq.publish import check, ids
+from qworker_file.fsq.publish import ids
 from qworker_file.fsq.settle import settle_all
 from qworker_file.fsq.store import ABSENT_PAUSE, Store
 from qworker_file.unchanged import unchanged
@@ -112,15 +113,10 @@ class FsqBackend(Backend):
 
     # -- producing ---------------------------------------------------------------------------------------------------
 
-    def check(self, draft: Draft) -> None:
-        """Refuse what the protocol has no place for."""
-        check(draft)
-
     async def publish(self, queue: str, drafts: Sequence[Draft]) -> list[str]:
         """Store messages."""
         check_queue(queue)
-        for draft in drafts:
-            check(draft)
+        refuse_unsupported("fsq", self.deviations, drafts)
         if not drafts:
             return []
         store = self._opened()

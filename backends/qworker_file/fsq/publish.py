@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from qworker.clock import Clock
-from qworker.errors import NotSupported, PublishUncertain, StorageFull
+from qworker.errors import PublishUncertain, StorageFull
 from qworker.files import CREATE, FULL, GroupCommit, files_at_once, link_file, list_names, write_all
 from qworker.message import Draft
 from qworker_file.fsq.claim import mark_due, write_origin
@@ -265,22 +265,6 @@ def _is_stored(plan: _Plan, stored: Mapping[str, str]) -> bool:
 def _number_of(origin: str) -> int:
     """A number of an id of another store; far beyond any pid."""
     return (1 << 48) + int.from_bytes(hashlib.sha256(origin.encode()).digest()[:6])
-
-
-def check(draft: Draft) -> None:
-    """Refuse what the standard has no place for.
-
-    Raises:
-        NotSupported: says what.
-    """
-    if draft.priority:
-        raise NotSupported("fsq: has no priorities: use another queue for what is urgent, or redis:")
-    if draft.unique_key is not None:
-        raise NotSupported("fsq: has no keys: use redis:")
-    if draft.id is not None:
-        raise NotSupported("fsq: an id is the time, process and host of its making: publish without one")
-    if draft.fields:
-        raise NotSupported("fsq: has no place for fields: put them into the body, or use rfq:")
 
 
 def ids(names: Sequence[str], constants: Constants) -> list[str]:

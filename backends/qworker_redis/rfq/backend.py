@@ -10,6 +10,7 @@ from typing import ClassVar, Self, cast
 
 from qworker.backend import RemoteLeases
 from qworker.clock import SYSTEM_CLOCK, Clock
+from qworker.deviations import refuse_unsupported
 from qworker.errors import BackendError, InvalidName
 from qworker.message import Draft, Lease
 from qworker.names import check_id, check_queue, printable
@@ -19,8 +20,8 @@ from qworker_redis.claims import RedisLease, RemoteRedisLeases
 from qworker_redis.options import Options
 from qworker_redis.replies import Redirected, Reply
 from qworker_redis.rfq.admin import RfqAdministration
-from qworker_redis.rfq.codec import check, decode, encode
-from qworker_redis.rfq.ids import id_of, new_ids, ticks_of
+from qworker_redis.rfq.codec import decode, encode
+from qworker_redis.rfq.ids import id_of, is_id, new_ids, ticks_of
 from qworker_redis.rfq.keys import RFQ
 from qworker_redis.rfq.waiting import PAUSED, RfqWaiting
 from qworker_redis.scripts import ScriptSet
@@ -39,10 +40,12 @@ class RfqBackend(RfqAdministration, RedisBackend):
     deviations: ClassVar[Mapping[str, str]] = {
         "priority": "a list has one order; rfq's own publish --front puts a message first",
         "unique_key": "rfq has no keys",
-        "given_ids": "an rfq id is a UUID: only those can be given",
+        "given_ids": "an rfq id is a UUID of 32 hex digits; only such ids can be given",
         "keep_done": "an ack is rfq's commit, which deletes the message",
         "argv": "a message is a map",
     }
+    # Found by name: the ids that can be given although they deviate.
+    takes_id = staticmethod(is_id)
     # The time in the last id that was made from one of another store.
     _last_origin: int = 0
 
@@ -59,15 +62,10 @@ class RfqBackend(RfqAdministration, RedisBackend):
 
     # -- producing ---------------------------------------------------------------------------------------------------
 
-    def check(self, draft: Draft) -> None:
-        """Refuse what the protocol has no place for."""
-        check(draft)
-
     async def publish(self, queue: str, drafts: Sequence[Draft]) -> list[str]:
         """Store messages; an unknown outcome is resolved by repeating, for `?retry_timeout=` seconds."""
         check_queue(queue)
-        for draft in drafts:
-            check(draft)
+        refuse_unsupported("rfq", self.deviations, drafts, takes_id=is_id)
         if not drafts:
             return []
         fresh = new_ids(len(drafts), self._clock.time())

@@ -12,13 +12,13 @@ import struct
 from collections.abc import Sequence
 from typing import cast
 
-from qworker.errors import BackendError, InvalidArguments, NotSupported
+from qworker.errors import BackendError, InvalidArguments
 from qworker.message import Draft, Message
 from qworker_redis.codec import PlainDraft
 from qworker_redis.replies import Reply
-from qworker_redis.rfq.ids import is_id, published_at
+from qworker_redis.rfq.ids import published_at
 
-__all__ = ["BODY", "BODY_BASE64", "check", "decode", "encode", "fields_of", "packed", "readable"]
+__all__ = ["BODY", "BODY_BASE64", "decode", "encode", "fields_of", "packed", "readable"]
 
 BODY = "qworker"
 BODY_BASE64 = "qworker64"
@@ -29,22 +29,6 @@ _SPECIAL = struct.Struct(">HQQQB")
 # Tries, when it was enqueued (microseconds, or nothing), the list of HGETALL or an error's text, and the id elsewhere.
 _Value = tuple[int, bytes, bytes | list[bytes], bytes]
 _LENGTH = struct.Struct(">I")
-
-
-def check(draft: Draft) -> None:
-    """Refuse what rfq has no place for.
-
-    Raises:
-        NotSupported: says what.
-    """
-    if draft.priority:
-        raise NotSupported("rfq: has no priorities; `qworker rfq publish --front` puts a message first")
-    if draft.unique_key is not None:
-        raise NotSupported("rfq: has no keys: publish with a UUID as the id, which is stored once")
-    if draft.id is not None and not is_id(draft.id):
-        raise NotSupported("an id on rfq: is a UUID of 32 hex digits: publish without one")
-    if draft.argv:
-        raise NotSupported("rfq: has no arguments: use fields")
 
 
 def encode(message_id: str, draft: Draft) -> PlainDraft:

@@ -1,0 +1,62 @@
+"""What a publisher asks for and a protocol does not support is refused here, by the deviations that its backend declares."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+from qworker.errors import NotSupported
+from qworker.message import Draft
+
+__all__ = ["refuse_unsupported"]
+
+# By rule: what a draft asks for, and what to do instead.
+_ASKED = {
+    "priority": ("priorities", "publish without one, or use another queue for what is urgent"),
+    "unique_key": ("unique keys", "publish without one, or use redis:"),
+    "given_ids": ("given ids", "publish without an id"),
+    "fields": ("fields", "put them into the body"),
+    "argv": ("arguments", "put them into the body"),
+    "delay": ("delays", "publish without one"),
+    "empty_bodies": ("empty bodies", "put something into the body"),
+}
+
+
+def refuse_unsupported(
+    scheme: str,
+    deviations: Mapping[str, str],
+    drafts: Iterable[Draft],
+    *,
+    takes_id: Callable[[str], bool] | None = None,
+) -> None:
+    """Refuse drafts that ask for something that a protocol does not support.
+
+    Args:
+        scheme: The backend's scheme, for the error.
+        deviations: `Backend.deviations`.
+        drafts: What is to be published.
+        takes_id: Returns whether an id can be given although the protocol deviates from `given_ids`. None: no id can be given.
+
+    Raises:
+        NotSupported: A draft asks for it; the error says what to do instead.
+    """
+    for draft in drafts:
+        if draft.priority:
+            _refuse("priority", scheme, deviations)
+        if draft.unique_key is not None:
+            _refuse("unique_key", scheme, deviations)
+        if draft.id is not None and (takes_id is None or not takes_id(draft.id)):
+            _refuse("given_ids", scheme, deviations)
+        if draft.fields:
+            _refuse("fields", scheme, deviations)
+        if draft.argv:
+            _refuse("argv", scheme, deviations)
+        if draft.delay > 0 or draft.due_at is not None:
+            _refuse("delay", scheme, deviations)
+        if not draft.body:
+            _refuse("empty_bodies", scheme, deviations)
+
+
+def _refuse(rule: str, scheme: str, deviations: Mapping[str, str]) -> None:
+    if rule in deviations:
+        what, instead = _ASKED[rule]
+        raise NotSupported(f"{scheme}: does not support {what} ({deviations[rule]}): {instead}")
