@@ -301,43 +301,39 @@ class Backend(abc.ABC):
 
     @abc.abstractmethod
     async def requeue(self, queue: str, selection: Selection) -> int:
-        """Make failed messages ready again, with tries 0 and without their error, and count them.
+        """Make failed messages ready again and return their number.
 
-        A message that is not failed any more is left alone, so that a repeated call does no harm.
+        A requeued message has tries 0 and no error. A message that is not failed is left as it is, also if its id is
+        selected. For this reason a repeated call does no harm. To check that a message is unchanged and to requeue it
+        is one step: no other change comes between.
 
         Args:
-            queue: The queue's name.
-            selection: The messages: those with the given ids (of these only failed ones are requeued), every failed
-                message (`state=State.FAILED`), or failed messages that must be unchanged. Each check and its requeue
-                are one step.
-
-        Returns:
-            The number of messages that were requeued.
+            queue: Name of the queue.
+            selection: The failed messages: by their ids, all of them (`state=State.FAILED`), or only those that are
+                unchanged. An empty list of ids selects none.
 
         Raises:
-            QueueNotFound: There is no such queue.
-            UsageError: The selection has another state than failed.
-            NotSupported: The deviation `requeue`.
+            QueueNotFound: The queue does not exist.
+            UsageError: The selection has a state other than failed.
+            NotSupported: The backend deviates from the rule `requeue`.
         """
 
     @abc.abstractmethod
     async def remove(self, queue: str, selection: Selection) -> int:
-        """Delete messages in any state and count them.
+        """Delete messages and return their number.
 
-        A leased message is removed like any other: its worker runs it to its end, and cannot settle it then.
+        The worker of a leased message that is removed runs it to its end, and its settlement is refused. To check that
+        a message is unchanged and to remove it is one step: no requeue comes between. A message that enters the
+        selected state during the call may stay.
 
         Args:
-            queue: The queue's name.
-            selection: The messages: those with the given ids, in whatever state; every message in one state; or done
-                and failed messages that must be unchanged. Each check and its removal are one step: no requeue comes
-                between. Messages that enter the state during the call may stay.
-
-        Returns:
-            The number of messages that were removed.
+            queue: Name of the queue.
+            selection: The messages: by their ids in any state, all messages in one state, or only those done and failed
+                messages that are unchanged. An empty list of ids selects none.
 
         Raises:
-            QueueNotFound: There is no such queue.
-            NotSupported: The deviations `remove`, `remove_leased` and `remove_by_state`.
+            QueueNotFound: The queue does not exist.
+            NotSupported: The backend deviates from the rule `remove`, `remove_leased` or `remove_by_state`.
         """
 
     @abc.abstractmethod

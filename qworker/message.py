@@ -217,12 +217,12 @@ class StoredMessage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class FinishedMessage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A done or failed message as a look found it.
+    """A done or failed message as `browse` or `find` returned it, for `Selection.unchanged`.
 
     Attributes:
         id: The message's id.
         state: `DONE` or `FAILED`.
-        finished_at: Unix seconds.
+        finished_at: Unix seconds at which it finished.
         location: As in `StoredMessage`.
     """
 
@@ -232,7 +232,7 @@ class FinishedMessage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     location: str | None = None
 
     def matches(self, stored: StoredMessage | None) -> bool:
-        """Whether a look finds it still as it was, to the microsecond."""
+        """Return whether `stored` is this message, unchanged to the microsecond."""
         return (
             stored is not None
             and stored.message.id == self.id
@@ -241,18 +241,18 @@ class FinishedMessage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         )
 
     def has_finished_at(self, finished_at: float | None) -> bool:
-        """Whether it was found with this time."""
+        """Return whether it finished at this time, in Unix seconds."""
         return to_microseconds(finished_at) == to_microseconds(self.finished_at)
 
 
 class Selection(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Messages of a queue, selected in exactly one of three ways.
+    """Messages of a queue, for `requeue` and `remove`. Exactly one of the three forms is given.
 
     Attributes:
-        ids: The messages with these ids. An empty list selects nothing.
-        state: Every message in this state.
-        unchanged: Done and failed messages, each only if it is still as it was found. A message that was requeued since,
-            or has finished again, is left alone.
+        ids: The messages with these ids. An empty list selects none.
+        state: All messages in this state.
+        unchanged: Those of these done and failed messages that are still as they were found. A message that was
+            requeued since, or has finished again, is not selected.
 
     Raises:
         UsageError: None of the three is given, or several are.
