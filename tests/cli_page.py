@@ -10,6 +10,7 @@ from pathlib import Path
 
 import click
 
+from qworker.cli.configured import walk
 from qworker.cli.main import COMMANDS, GROUPS, cli
 
 __all__ = ["PAGE", "written"]
@@ -30,7 +31,8 @@ def written() -> str:
             rf"^## `(qworker [^`]+)`\n.*?(?=^{_MORE}\n|^## |\Z)(?:{_MORE}\n(.*?))?(?=^## |\Z)", page, re.S | re.M
         )
     )
-    sections = [_section(name, command, more.get(name, "")) for name, command in _commands(cli, "qworker")]
+    every = ((" ".join(["qworker", *path]), command) for path, command in walk(cli))
+    sections = [_section(name, command, more.get(name, "")) for name, command in every]
     return "\n\n".join([f"{beginning}{_MARK}", _groups(), *sections]) + "\n"
 
 
@@ -42,16 +44,6 @@ def _groups() -> str:
         for title, group in groups.items()
     ]
     return "\n".join(["| group | commands |", "|---|---|", *rows])
-
-
-def _commands(group: click.Group, path: str) -> Iterator[tuple[str, click.Command]]:
-    context = click.Context(group)
-    for name in group.list_commands(context):
-        command = group.get_command(context, name)
-        assert command is not None
-        yield f"{path} {name}", command
-        if isinstance(command, click.Group):
-            yield from _commands(command, f"{path} {name}")
 
 
 def _section(name: str, command: click.Command, more: str) -> str:

@@ -286,28 +286,17 @@ def _word(node: ast.expr) -> str:
 def settings() -> dict[str, list[str]]:
     """Every option that can be a setting, with its commands, as they are typed after `qworker`."""
     found: dict[str, list[str]] = {}
-    for name, command in _commands(cli, ""):
+    for path, command in walk(cli):
         if isinstance(command, click.Group):
             continue
         for key in options_of(command):
-            found.setdefault(key, []).append(name)
+            found.setdefault(key, []).append(" ".join(path))
     return dict(sorted(found.items()))
 
 
 def command_names() -> list[str]:
     """Every command, as it is typed after `qworker`."""
-    assert len([*walk(cli)]) == len([*_commands(cli, "")])
-    return [name for name, _ in _commands(cli, "")]
-
-
-def _commands(group: click.Group, path: str) -> Iterator[tuple[str, click.Command]]:
-    context = click.Context(group)
-    for name in group.list_commands(context):
-        command = group.get_command(context, name)
-        assert command is not None
-        yield f"{path}{name}", command
-        if isinstance(command, click.Group):
-            yield from _commands(command, f"{path}{name} ")
+    return [" ".join(path) for path, _ in walk(cli)]
 
 
 def written_settings() -> str:

@@ -157,7 +157,7 @@ class Command(click.Command):
     ) -> click.Context:
         """Give the context the file's table."""
         warn_of_unknown()
-        extra.setdefault("default_map", file_defaults(self, info_name or ""))
+        extra.setdefault("default_map", file_defaults(self, _typed(info_name, parent)))
         extra.setdefault("max_content_width", 110)
         extra.setdefault("help_option_names", ["-h", "--help"])
         return super().make_context(info_name, args, parent, **extra)
@@ -178,6 +178,15 @@ class Command(click.Command):
             silence_stdout()
             return 0
         return result
+
+
+def _typed(name: str | None, parent: click.Context | None) -> list[str]:
+    """What is typed for a command after `qworker`."""
+    typed = [name or ""]
+    while parent is not None and parent.parent is not None:
+        typed.insert(0, parent.info_name or "")
+        parent = parent.parent
+    return typed
 
 
 class URLCommand(Command):

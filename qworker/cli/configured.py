@@ -7,7 +7,7 @@ and an unknown key of `[tool.qworker]`, which belongs to qworker alone, is an er
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import click
@@ -76,15 +76,15 @@ def options_of(command: click.Command) -> dict[str, click.Option]:
     return {key_of(param): param for param in command.params if isinstance(param, click.Option)}
 
 
-def walk(group: click.Group) -> Iterator[click.Command]:
-    """Every command of a group, and of the groups in it."""
+def walk(group: click.Group, above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    """Every command of a group and of the groups in it, with the words that are typed for it."""
     context = click.Context(group)
     for name in group.list_commands(context):
         command = group.get_command(context, name)
         if command is not None:
-            yield command
+            yield (*above, name), command
         if isinstance(command, click.Group):
-            yield from walk(command)
+            yield from walk(command, (*above, name))
 
 
 # -- the environment ---------------------------------------------------------------------------------------------------
@@ -112,23 +112,29 @@ def all_options() -> set[str]:
     """The options of all commands, those of other packages among them."""
     from qworker.cli.main import cli
 
-    return {key for command in walk(cli) for key in options_of(command)}
+    return {key for _, command in walk(cli) for key in options_of(command)}
 
 
 # -- the file ----------------------------------------------------------------------------------------------------------
 
 
-def file_defaults(command: click.Command, name: str) -> dict[str, Any]:
-    """What `[tool.qworker]`, and over it `[tool.qworker.<name>]`, say for a command's parameters.
+def file_defaults(command: click.Command, path: Sequence[str]) -> dict[str, Any]:
+    """What `[tool.qworker]`, and over it `[tool.qworker.<command>]`, say for a command's parameters.
+
+    Args:
+        command: whose parameters.
+        path: what is typed for it: `[tool.qworker.pipeline.load]` is the table of `qworker pipeline load`.
 
     Raises:
         UsageError: the file has a key that no option has, or a value that cannot be one.
     """
     table = file_settings()
-    found: object = table.get(name)
-    # Else an option of another command has the name of this one, such as `message`.
-    own = cast("dict[str, Any]", found) if isinstance(found, dict) else {}
-    _check_keys(command, name, table, own)
+    own: Mapping[str, Any] = table
+    for name in path:
+        found: object = own.get(name)
+        # Else an option of another command has the name of this one, such as `message`.
+        own = cast("dict[str, Any]", found) if isinstance(found, dict) else {}
+    _check_keys(command, path, table, own)
     given = {key.replace("-", "_"): value for key, value in {**table, **own}.items() if not isinstance(value, dict)}
     # An app's own URL is what everybody else who enqueues there uses: only the command line overrides it.
     given.pop("url", None)
@@ -136,22 +142,36 @@ def file_defaults(command: click.Command, name: str) -> dict[str, Any]:
     return {options[key].name or "": _value(key, value, options[key]) for key, value in given.items() if key in options}
 
 
-def _check_keys(command: click.Command, name: str, table: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+def _check_keys(command: click.Command, path: Sequence[str], table: Mapping[str, Any], own: Mapping[str, Any]) -> None:
     mine = {*options_of(command)} - {"url"}
     for key in own:
         if key.replace("-", "_") not in mine:
-            raise _unknown(f"[tool.qworker.{name}]", key, mine, f"qworker {name} has no such option")
+            why = f"qworker {' '.join(path)} has no such option"
+            raise _unknown(f"[tool.qworker.{'.'.join(path)}]", key, mine, why)
     options = {key for key, value in table.items() if not isinstance(value, dict)}
     for key in sorted(options):
         if key.replace("-", "_") not in OPTIONS and key.replace("-", "_") not in (known := all_options()):
             raise _unknown("[tool.qworker]", key, known, "no command has such an option")
-    tables = table.keys() - options - {name}
-    if tables:
+    if table.keys() - options - {path[0]} or len(path) > 1:
         from qworker.cli.main import cli
 
-        names = {one.name or "" for one in walk(cli) if not isinstance(one, click.Group)}
-        for key in sorted(tables - names):
-            raise _unknown("[tool.qworker]", key, names, "there is no such command")
+        _check_tables(cli, table, "")
+
+
+def _check_tables(group: click.Group, table: Mapping[str, Any], above: str) -> None:
+    """Refuse a table that is no command's, and an option in the table of a group."""
+    context = click.Context(group)
+    names = group.list_commands(context)
+    for key, value in sorted(table.items()):
+        if not isinstance(value, dict):
+            if above:
+                raise _unknown(f"[tool.qworker{above}]", key, (), "it has tables of commands only")
+            continue
+        if key not in names:
+            raise _unknown(f"[tool.qworker{above}]", key, names, "there is no such command")
+        command = group.get_command(context, key)
+        if isinstance(command, click.Group):
+            _check_tables(command, cast("dict[str, Any]", value), f"{above}.{key}")
 
 
 def _unknown(where: str, key: str, known: Iterable[str], why: str) -> UsageError:

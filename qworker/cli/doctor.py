@@ -63,9 +63,9 @@ def _settings() -> Check:
     from qworker.cli.main import cli
 
     try:
-        for one in walk(cli):
-            if not isinstance(one, Unavailable):
-                file_defaults(one, one.name or "")
+        for path, one in walk(cli):
+            if not isinstance(one, Unavailable | click.Group):
+                file_defaults(one, path)
     except UsageError as error:
         return Check("settings", Health.BROKEN, str(error))
     given = file_settings()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import re
 from importlib.metadata import entry_points
@@ -141,7 +142,7 @@ def test_a_variable_that_is_like_an_option_is_warned_of(
 def test_every_option_is_called_in_the_environment_as_on_the_command_line(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for command in walk(cli):
+    for _, command in walk(cli):
         for key, option in options_of(command).items():
             assert option.envvar == PREFIX + key.upper() or not option.allow_from_autoenv
             assert f"--{key.replace('_', '-')}" in option.opts
@@ -158,6 +159,8 @@ def test_every_option_is_called_in_the_environment_as_on_the_command_line(
         ),
         ("[tool.qworker.run]\nxyzzy = 5", "[tool.qworker.run] has 'xyzzy': qworker run has no such option"),
         ("[tool.qworker.runn]\nlimit = 5", "[tool.qworker] has 'runn': did you mean run?"),
+        ("[tool.qworker.fsq.pusch]\nlock = true", "[tool.qworker.fsq] has 'pusch': did you mean push?"),
+        ("[tool.qworker.fsq]\nverbose = true", "[tool.qworker.fsq] has 'verbose': it has tables of commands only"),
         ("[tool.qworker]\nconcurrency = 'many'", "concurrency: 'many' is not a valid integer range."),
         ("[tool.qworker]\nconcurrency = true", "concurrency: 'True' is not a valid integer range."),
         ("[tool.qworker]\nconcurrency = [1, 2]", "concurrency must be one value (got [1, 2])"),
@@ -202,6 +205,17 @@ def test_numbers_and_switches_of_the_file_are_those_of_the_command_line(
     assert history.make_context("history", ["file:x"]).params["event"] == ("acked", "failed")
     monkeypatch.setenv("QWORKER_EVENT", "lost")
     assert history.make_context("history", ["file:x"]).params["event"] == ("lost",)
+
+
+def test_a_command_of_a_group_has_a_table_of_its_own(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = folder / "pyproject.toml"
+    settings.write_text("[tool.qworker.publish]\npriority = 3\n[tool.qworker.fsq.add-host]\nforce = true\n")
+    assert main(["doctor", "--json"]) == 0
+    checks = {check["name"]: check for check in json.loads(capsys.readouterr().out)}
+    assert checks["settings"]["health"] == "ok"
+    settings.write_text("[tool.qworker.fsq.add-host]\nforse = true\n")
+    assert main(["fsq", "add-host", f"fsq://{folder}", "web1", "thumbs"]) == 100
+    assert "[tool.qworker.fsq.add-host] has 'forse': did you mean force?" in capsys.readouterr().err
 
 
 def test_a_bad_value_in_the_environment_is_one_line_with_the_variable(

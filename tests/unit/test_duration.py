@@ -107,7 +107,7 @@ def test_every_url_option_that_is_a_duration_reads_the_same(url: str) -> None:
 def options() -> list[tuple[click.Command, click.Option]]:
     return [
         (command, param)
-        for command in walk(cli)
+        for _, command in walk(cli)
         for param in command.params
         if isinstance(param, click.Option) and param.type.name == "duration"
     ]
@@ -124,7 +124,7 @@ def test_every_option_that_is_a_duration_reads_the_same(command: click.Command, 
 
 
 def test_no_option_has_a_parser_of_its_own_for_seconds() -> None:
-    for command in walk(cli):
+    for _, command in walk(cli):
         for param in command.params:
             assert param.metavar != "SECONDS", f"{command.name} {param.name}"
 

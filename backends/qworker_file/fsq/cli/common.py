@@ -38,6 +38,9 @@ class FsqCommand(URLCommand):
         except click.UsageError as error:
             error.show()
             raise click.exceptions.Exit(EXIT_USAGE) from error
+        except UsageError as error:
+            shout(f"qworker: {error}")
+            raise click.exceptions.Exit(EXIT_USAGE) from error
 
     def invoke(self, ctx: click.Context) -> Any:
         """What goes wrong is one line, and status 100 or 111."""
