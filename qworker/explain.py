@@ -213,7 +213,7 @@ def _leased(stored: StoredMessage, now: float) -> Reason:
         return Reason(
             "expired", f"{holder} leased it, and the lease has expired{_at(expires)}: the next reap makes it ready"
         )
-    left = f" for {expires - now:.1f} s more{_at(expires)}, unless renewed" if expires is not None else ""
+    left = f" for {expires - now:.1f} s more{_at(expires)}, unless extended" if expires is not None else ""
     return Reason("leased", f"{holder} is working on it{left}")
 
 

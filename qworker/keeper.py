@@ -1,7 +1,7 @@
-"""The lease keeper: renews leases from a thread of its own, so that a handler that blocks the event loop keeps its message.
+"""The lease keeper: extends leases from a thread of its own, so that a handler that blocks the event loop keeps its message.
 
-A lease is renewed when a third of its visibility has gone at the latest. What renewal finds lost is cancelled; what could not be
-renewed is cancelled before it expires, by the monotonic clock. Extending and settling one lease never overlap: see `withdraw`.
+A lease is extended when a third of its visibility has gone at the latest. If it is lost, its handler is cancelled. If it could not be
+extended, its handler is cancelled before it expires, by the monotonic clock. Extending and settling one lease never overlap: see `withdraw`.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ __all__ = ["Keeper"]
 
 
 class Keeper:
-    """Renews every lease in `held` until it is settled.
+    """Extends every lease in `held` until it is settled.
 
     Args:
         backend: the store; its `extend` is called from the thread.
         held: the worker's leases: changed on the loop's thread, read here.
         visibility: seconds.
         clock: the monotonic clock for expiries.
-        outage: says once when renewals fail.
-        extended: called on the loop's thread after each round of renewals, with those that were renewed.
+        outage: says once when extensions fail.
+        extended: called on the loop's thread after each round of extensions, with those that were extended.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Keeper:
         self._clock = clock
         self._outage = outage
         self._extended = extended
-        # Half of the third: a lease is renewed between one and two rounds after its start.
+        # Half of the third: a lease is extended between one and two rounds after its start.
         self._round = visibility / 6
         self._lock = threading.Lock()
         self._extending: frozenset[Run] = frozenset()
@@ -57,7 +57,7 @@ class Keeper:
         self._thread = threading.Thread(target=self._work, name="qworker-keeper", daemon=True)
 
     def start(self) -> None:
-        """Begin to renew."""
+        """Begin to extend."""
         self._loop = asyncio.get_running_loop()
         self._thread.start()
 
@@ -112,7 +112,7 @@ class Keeper:
         # The copy is one step under the interpreter's lock; the loop's thread goes on changing the set.
         with self._lock:
             before = self._clock.monotonic() - self._round
-            due = [run for run in list(self._held) if run.renewed <= before and not run.settling]
+            due = [run for run in list(self._held) if run.extended_at <= before and not run.settling]
             self._extending = frozenset(due)
             return due
 
@@ -121,7 +121,7 @@ class Keeper:
             return self._round
         began = self._clock.monotonic()
         lost: set[int] = set()
-        renewed: list[Run] = []
+        extended: list[Run] = []
         pause = self._round
         try:
             lost = {id(lease) for lease in self._backend.extend([run.lease for run in due], self._visibility)}
@@ -129,28 +129,28 @@ class Keeper:
             pause = min(self._outage.failed(error), self._round / 2)
         else:
             self._outage.over()
-            renewed = [run for run in due if id(run.lease) not in lost]
-            for run in renewed:
-                run.renewed = began
+            extended = [run for run in due if id(run.lease) not in lost]
+            for run in extended:
+                run.extended_at = began
                 run.expires = began + self._visibility
         finally:
             with self._lock:
                 self._extending = frozenset()
-        self._tell([run for run in due if id(run.lease) in lost], renewed)
+        self._tell([run for run in due if id(run.lease) in lost], extended)
         return pause
 
-    def _tell(self, lost: list[Run], renewed: list[Run]) -> None:
+    def _tell(self, lost: list[Run], extended: list[Run]) -> None:
         loop = self._loop
         try:
             if loop is not None:
-                loop.call_soon_threadsafe(self._told, lost, renewed)
+                loop.call_soon_threadsafe(self._told, lost, extended)
         except RuntimeError:
             # The loop has closed under a thread that hung in the store: nobody is left to be told.
             if not self._stopping.is_set():
                 raise
 
-    def _told(self, lost: list[Run], renewed: list[Run]) -> None:
+    def _told(self, lost: list[Run], extended: list[Run]) -> None:
         for run in lost:
             if run in self._held:
                 run.cancel(Stop.LOST)
-        self._extended(renewed)
+        self._extended(extended)

@@ -58,7 +58,7 @@ class Stop(StrEnum):
     TIMEOUT = "timeout"
     # Another may have the message.
     LOST = "lost"
-    # The lease could not be renewed and is about to expire.
+    # The lease could not be extended and is about to expire.
     EXPIRING = "expiring"
     # The worker ends.
     SHUTDOWN = "shutdown"
@@ -69,7 +69,7 @@ class Run(msgspec.Struct, eq=False):
 
     lease: Lease
     # Monotonic seconds: when the lease was last known to begin, and when it ends at the earliest.
-    renewed: float
+    extended_at: float
     expires: float
     # Unix seconds: when it was leased.
     leased_at: float = 0.0
@@ -212,7 +212,7 @@ class Transitions(Protocol):
         ...
 
     def extended(self, runs: Sequence[Run]) -> None:
-        """Their leases were renewed."""
+        """Their leases were extended."""
         ...
 
     def settled(self, runs: Sequence[Run], at: float, acked: bool) -> None:

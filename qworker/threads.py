@@ -1,4 +1,4 @@
-"""Running plain functions in threads: one per busy consumer, never shared with commits or renewals."""
+"""Running plain functions in threads: one per busy consumer, never shared with commits or extensions."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
     feeder ──► consumers ──► executor ──► settler ──► the store
     (lease)    (deque)       (handlers)   (batches)      ▲
-                   keeper: renews, in a thread ──────────┤
+                   keeper: extends, in a thread ─────────┤
                    reaper: returns what has expired ─────┘
 
 Each loop is a file of its own and knows none of the others; here they are tied together, started, and stopped in order.
@@ -225,7 +225,7 @@ class Worker:
         self.drain()
         # 2. What is leased and not started goes back, its tries unchanged.
         crew.consumers.release_waiting()
-        # 3. Handlers finish, within the grace period; leases are renewed and outcomes settled all the while.
+        # 3. Handlers finish, within the grace period; leases are extended and outcomes settled all the while.
         finished = await crew.handlers_end(self._options.shutdown_timeout, self._aborting)
         # 4. What still runs is cancelled and released, its tries unchanged.
         ended = await crew.cancel_handlers(_CANCEL_PATIENCE)
@@ -239,7 +239,7 @@ class Worker:
                 await crew.cancel_handlers(_CANCEL_PATIENCE)
             await crew.settler.last_flush(_LAST_PATIENCE)
         finally:
-            # 6. Nobody renews any more; the reaper has stopped with the loops.
+            # 6. No lease is extended from here on; the reaper has stopped with the loops.
             await crew.keeper.stop(_FLUSH_PATIENCE)
             crew.threads.close()
             await crew.processes.close()

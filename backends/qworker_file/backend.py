@@ -197,7 +197,7 @@ class FileBackend(Backend):
         return due, look
 
     def extend(self, leases: Sequence[Lease], visibility: float) -> list[Lease]:
-        """Renew leases, in the caller's thread."""
+        """Extend leases, in the caller's thread."""
         store = self._store
         lost: list[Lease] = []
         for lease in leases:

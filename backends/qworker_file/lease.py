@@ -1,6 +1,6 @@
 """From queue/ and delay/ to lease/, and onwards: each transition is one rename or unlink of one name.
 
-A lease is the file `lease/<item>.<expiry>.<holder>`. Whoever ends or renews it names all three, so a stale holder's call finds no
+A lease is the file `lease/<item>.<expiry>.<holder>`. Whoever ends or extends it names all three, so a stale holder's call finds no
 file. The descriptor stays open, with its flock, until the lease is settled: fsq programs work under that lock, in place.
 """
 
@@ -82,7 +82,7 @@ class Expiries:
 
     def __init__(self) -> None:
         self._used: set[int] = set()
-        # Renewals come from another thread.
+        # Extensions come from another thread.
         self._lock = threading.Lock()
 
     def next(self, wanted: float, now: float) -> int:
@@ -247,11 +247,11 @@ def _rename(name: str, target: str, source: int, destination: int, fd: int) -> b
     return True
 
 
-# -- renewing --------------------------------------------------------------------------------------------------------
+# -- extending -------------------------------------------------------------------------------------------------------
 
 
 def extend(lease: FileLease, visibility: float, expiries: Expiries, clock: Clock) -> bool:
-    """Renew a lease; False when it is lost. Blocks, in any thread.
+    """Extend a lease; False when it is lost. Blocks, in any thread.
 
     Raises:
         OSError: nothing is known to be lost.

@@ -30,7 +30,7 @@ async def read_share(
 
 def _entries(files: QueueDir, state: State, share: Share, now: float) -> Iterator[Entry]:
     if state is State.LEASED:
-        # By the item alone: a renewal gives the lease another name.
+        # By the item alone: an extension gives the lease another name.
         leased = (leased_entry(files, name) for name in _listed(files.lease, _by_item(share, parse_lease, 0)))
         yield from (entry for entry in leased if entry is not None)
         return

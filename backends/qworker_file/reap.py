@@ -1,6 +1,6 @@
 """Leases that ended without their holder's word: its life sign is gone, or its time is over.
 
-Time is measured by this process's monotonic clock from its first sight of a lease's name: every renewal makes another name, so one
+Time is measured by this process's monotonic clock from its first sight of a lease's name: every extension makes another name, so one
 that has not changed for the length of its lease is over, and no step of any wall clock takes a living lease early.
 """
 
@@ -108,7 +108,7 @@ class Reaper:
         if holder == self._holder():
             mine = self._own.get(item)
             if mine is not None:
-                # Its name may have changed since the listing; then the renewal moved the deadline too.
+                # Its name may have changed since the listing; then the extension moved the deadline too.
                 return mine.path == name and now >= mine.deadline
         else:
             if holder not in dead:
@@ -137,7 +137,7 @@ class Reaper:
         mine = self._own.get(item)
         moved = return_lease(self._files, name, item, self._clock.time())
         if mine is not None and mine.path == name:
-            # Ours, and over: its handler is told so by its next renewal or its end.
+            # Ours, and over: its handler is told so by its next extension or its end.
             mine.lost = True
             mine.close()
             del self._own[item]

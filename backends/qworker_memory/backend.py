@@ -308,7 +308,7 @@ class MemoryBackend(Backend):
         return soonest
 
     def extend(self, leases: Sequence[Lease], visibility: float) -> list[Lease]:
-        """Renew leases."""
+        """Extend leases."""
         lost: list[Lease] = []
         with self._store.lock:
             expires_at = self._clock.time() + visibility

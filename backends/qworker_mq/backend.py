@@ -261,7 +261,7 @@ class MqBackend(Backend):
         return soonest, look
 
     def extend(self, leases: Sequence[Lease], visibility: float) -> list[Lease]:
-        """Renew leases, from any thread."""
+        """Extend leases, from any thread."""
         store = self._store
         if store is None:
             raise BackendUnavailable(f"{self.describe()} is closed")

@@ -137,7 +137,7 @@ class Claims:
         )
 
     def extend(self, lease: Lease, visibility: float) -> bool:
-        """Renew a lease; False when it is lost. Waits for a transition that is under way."""
+        """Extend a lease; False when it is lost. Waits for a transition that is under way."""
         return self._patiently(lambda: self._extend(lease, visibility))
 
     def _extend(self, lease: Lease, visibility: float) -> bool:

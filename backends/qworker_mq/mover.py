@@ -90,7 +90,7 @@ class Mover:
         return count
 
     def note(self, lease: MqLease, visibility: float, holder: str) -> None:
-        """Know of a lease that this process took or renewed. Safe to call from any thread."""
+        """Know of a lease that this process took or extended. Safe to call from any thread."""
         name = f"{lease.message.queue}:{lease.message.id}"
         self._seen[name] = _Seen(
             state=(lease.token, lease.expires_at, lease.moved) if lease.recorded else (0, 0.0, lease.moved),

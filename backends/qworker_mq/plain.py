@@ -106,7 +106,7 @@ class PlainMqHttpBackend(MqHttpBackend):
         await asyncio.sleep(min(timeout, _POLL * random.uniform(0.5, 1.0)))
 
     def extend(self, leases: Sequence[Lease], visibility: float) -> list[Lease]:
-        """Renew nothing: a lease is lost when the time that was asked for is over."""
+        """Extend nothing: a lease is lost when the time that was asked for is over."""
         now = time.time()
         return [lease for lease in leases if lease.expires_at <= now]
 

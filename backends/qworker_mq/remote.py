@@ -41,7 +41,7 @@ T = TypeVar("T")
 # Seconds that any answer may take, over what it was asked to wait.
 _PATIENCE = 30.0
 _LONGEST_WAIT = 20.0
-# A renewal must fail while there is time left to cancel the handler.
+# An extension must fail while there is time left to cancel the handler.
 _EXTEND = 5.0
 # Bytes of bodies in one request; base64 makes them a third longer.
 _BATCH = 4 << 20
@@ -223,7 +223,7 @@ class MqHttpBackend(Backend):
                 return
 
     def extend(self, leases: Sequence[Lease], visibility: float) -> list[Lease]:
-        """Renew leases, from any thread."""
+        """Extend leases, from any thread."""
         if not leases:
             return []
         value = {"leases": [_held(lease) for lease in leases], "visibility_timeout": visibility}

@@ -302,7 +302,7 @@ class RedisBackend(BulkReading):
             return
 
     def extend(self, leases: Sequence[Lease], visibility: float) -> list[Lease]:
-        """Renew leases."""
+        """Extend leases."""
         lost: list[Lease] = []
         for queue, ours in grouped(leases, lambda lease: lease.message.queue).items():
             lost += self._renewals.extend(queue, cast("list[RedisLease]", ours), visibility)

@@ -1,4 +1,4 @@
-"""Renewing leases from any thread, on connections that the event loop does not use."""
+"""Extending leases from any thread, on connections that the event loop does not use."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Renewals:
             self._wires.clear()
 
     def extend(self, queue: str, leases: Sequence[RedisLease], visibility: float) -> list[RedisLease]:
-        """Renew leases of one queue; the ones that are lost.
+        """Extend leases of one queue; the ones that are lost.
 
         Raises:
             BackendUnavailable: no answer: nothing is known to be lost.
@@ -84,14 +84,14 @@ class Renewals:
                 asking = target if error.code == "ASK" else None
                 problem = error
             except ConnectionLost as error:
-                # Renewing twice is renewing once: try again on a new connection.
+                # Extending twice is extending once: try again on a new connection.
                 self._wires.pop(address, None)
                 self._places.doubt(slot, address)
                 asking, problem = None, error
                 if time.monotonic() >= deadline:
                     # A silent server: leases end meanwhile, and their holder must hear of it.
                     break
-        raise BackendUnavailable(f"leases of {queue} cannot be renewed now: {problem}") from problem
+        raise BackendUnavailable(f"leases of {queue} cannot be extended now: {problem}") from problem
 
     def _wire(self, address: Address) -> BlockingWire:
         wire = self._wires.get(address)

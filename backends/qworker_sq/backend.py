@@ -115,7 +115,7 @@ class SqBackend(SqAdministration):
             return float("inf") if due is None else max(0.001, due - now)
 
     def extend(self, leases: Sequence[Lease], visibility: float) -> list[Lease]:
-        """Renew leases; from any thread."""
+        """Extend leases; from any thread."""
         lost: list[Lease] = []
         by_queue: dict[str, list[Lease]] = {}
         for lease in leases:
@@ -126,7 +126,7 @@ class SqBackend(SqAdministration):
                 lost += some
                 continue
             with store_errors(f"extend leases of {queue}"), held.channel.blocking_section():
-                lost += consume.renew(held.channel, some, self._clock.time() + visibility)
+                lost += consume.extend(held.channel, some, self._clock.time() + visibility)
         return lost
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[Settlement]:

@@ -14,7 +14,7 @@ from qworker_sq.ledger import Row
 from qworker_sq.notes import Note
 from qworker_sq.topic import position_id
 
-__all__ = ["SqLease", "claim", "expire", "holds", "make_message", "renew", "set_damage_aside", "settle"]
+__all__ = ["SqLease", "claim", "expire", "extend", "holds", "make_message", "set_damage_aside", "settle"]
 
 _log = structlog.get_logger("qworker.sq")
 _DAMAGED = "a damaged record: its length or checksum does not fit; what stands in the log is kept as the body"
@@ -130,7 +130,7 @@ def holds(channel: Channel, lease: Lease) -> bool:
     return entry is not None and entry.state is State.LEASED and entry.token == lease.token
 
 
-def renew(channel: Channel, leases: Sequence[Lease], expires: float) -> list[Lease]:
+def extend(channel: Channel, leases: Sequence[Lease], expires: float) -> list[Lease]:
     """Extend leases; the ones that are lost."""
     kept = [lease for lease in leases if isinstance(lease, SqLease) and holds(channel, lease)]
     if kept:

@@ -116,7 +116,7 @@ class VsqsBackend(VsqsAdministration):
         return float("inf") if expiry is None else max(0.001, self._unit.seconds(expiry) - self._clock.time())
 
     def extend(self, leases: Sequence[Lease], visibility: float) -> list[Lease]:
-        """Renew leases; from any thread."""
+        """Extend leases; from any thread."""
         now = self._clock.time()
         lost: list[Lease] = []
         for lease in leases:

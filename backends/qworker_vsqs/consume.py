@@ -93,7 +93,7 @@ class Consumer:
         os.rename(name, str(number), src_dir_fd=folder.fd, dst_dir_fd=folder.fail)
 
     def extend(self, folder: Folder, lease: VsqsLease, now: float, visibility: float) -> bool:
-        """Renew one lease; False: it is lost."""
+        """Extend one lease; False: it is lost."""
         expiry = self.expiry(now + visibility)
         if not folder.move(leased_name(lease.number, lease.expiry), leased_name(lease.number, expiry)):
             return False

@@ -75,7 +75,7 @@ def command(
 
 
 def _kinds(chosen: tuple[str, ...], everything: bool) -> frozenset[str] | None:
-    """Which events to show; None: all. Those of renewed leases, of which a long task has thousands, only where they are asked for."""
+    """Which events to show; None: all. Those of extended leases, of which a long task has thousands, only where they are asked for."""
     if chosen:
         return frozenset(chosen)
     return None if everything else frozenset(KINDS) - {"extended"}

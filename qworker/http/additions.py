@@ -131,7 +131,7 @@ class Additions:
     # -- single leases -----------------------------------------------------------------------------------------------
 
     async def extend(self, request: Request) -> Response:
-        """Renew one lease."""
+        """Extend one lease."""
         place = _held(request)
         visibility = self._visibility(request)
         lease = await self._app.leases.extend(place.queue, place.id, place.token, visibility)
@@ -198,7 +198,7 @@ class Additions:
         return leases
 
     async def extend_many(self, request: Request) -> Response:
-        """Renew leases."""
+        """Extend leases."""
         wish = await self._read(request, Extension)
         if not 0 < wish.visibility_timeout <= 7 * 86400.0:
             raise UsageError("visibility_timeout must be a number of seconds, at most a week")

@@ -56,7 +56,7 @@ class Leases:
         return None if remote is None else await remote.find(queue, message_id, token)
 
     async def extend(self, queue: str, message_id: str, token: int, visibility: float) -> Lease | None:
-        """Renew a lease; None when it is lost."""
+        """Extend a lease; None when it is lost."""
         lease = await self.find(queue, message_id, token)
         if lease is None:
             return None

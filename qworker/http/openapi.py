@@ -94,7 +94,7 @@ def _additions() -> dict[str, Any]:
         "/-/queues": {"get": _json("the queues", {"type": "array", "items": {"type": "string"}})},
         "/-/stats": {"get": _json("every queue's counts", _list("QueueStats"))},
         "/-/settle": {"post": _json("end leases; the places of the refused", _ints(), takes=_list("SettleRequest"))},
-        "/-/extend": {"post": _json("renew leases", _ref("Extended"), takes=_ref("Extension"))},
+        "/-/extend": {"post": _json("extend leases", _ref("Extended"), takes=_ref("Extension"))},
         "/-/wait": {"post": _operation("wait for work", {204: "there may be some"}, body=_body(_ref("Wish")))},
         "/-/-history": {
             "get": _json("the names of the history's logs", {"type": "array", "items": {"type": "string"}}),
@@ -118,7 +118,7 @@ def _additions() -> dict[str, Any]:
             "parameters": message,
             "get": _json("look at a message", _ref("StoredMessage")),
             "patch": _operation(
-                "renew a lease", {200: "X-Lease-Expires", **lost}, parameters=[token, _query("visibility_timeout")]
+                "extend a lease", {200: "X-Lease-Expires", **lost}, parameters=[token, _query("visibility_timeout")]
             ),
         },
         "/-/{queue}/messages/{id}/{action}": {

@@ -86,7 +86,7 @@ class Until(msgspec.Struct, frozen=True):
 
 
 class Extension(msgspec.Struct, frozen=True):
-    """Leases to renew."""
+    """Leases to extend."""
 
     leases: list[Held]
     visibility_timeout: float

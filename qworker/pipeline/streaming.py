@@ -3,7 +3,7 @@
 Following: Spark's offsets are the log's positions, so that a batch that is planned again after a crash has the same rows. The channel
 moves, and lets the log be deleted, only up to what Spark has committed.
 
-Consuming: the driver's reader leases a batch when Spark asks for the newest offset, hands the messages to the tasks, renews the leases
+Consuming: the driver's reader leases a batch when Spark asks for the newest offset, hands the messages to the tasks, extends the leases
 while the batch runs, and acks them when Spark has committed it. A crash between a batch and its commit, on whichever side of it,
 leaves the messages leased: they expire, and come again in a later batch. So every message is processed at least once, and a batch
 that is planned again after a crash is empty.
@@ -245,14 +245,14 @@ def _exit(number: int, _frame: object) -> None:
 
 
 class _Leases:
-    """The leases of the batches that are not committed, renewed by a thread."""
+    """The leases of the batches that are not committed, extended by a thread."""
 
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
         self._portal = Portal()
         self._backend: Backend = open_backend(options.url)
         self._batches: dict[int, list[Lease]] = {}
-        # Guards the leases against being settled and renewed at once.
+        # Guards the leases against being settled and extended at once.
         self._lock = threading.Lock()
         self._ended = threading.Event()
         self._keeper = threading.Thread(target=self._keep, name="qworker-stream-keeper", daemon=True)
@@ -272,7 +272,7 @@ class _Leases:
                         # A lost one stays listed: its ack is refused, and somebody else has the message.
                         self._backend.extend(leases, self._options.visibility)
                     except QworkerError:
-                        # Tried again in a third of the visibility; the leases outlast one missed renewal.
+                        # Tried again in a third of the visibility; the leases outlast one missed extension.
                         continue
 
     def only_what_is_stored(self) -> None:

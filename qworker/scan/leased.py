@@ -1,4 +1,4 @@
-"""Work from any backend: leased one by one, renewed while the program runs, and settled as it says."""
+"""Work from any backend: leased one by one, extended while the program runs, and settled as it says."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["LeasedSource"]
 
 T = TypeVar("T")
 
-# Seconds that a lease lasts, and after which it is renewed.
+# Seconds that a lease lasts, and after which it is extended.
 _VISIBILITY, _RENEWED = 30.0, 10.0
 _SETTLE = {
     Ended.SUCCESS: SettleAction.ACK,
@@ -184,8 +184,8 @@ async def _renew(backend: Backend, lease: Lease) -> None:
             return
 
 
-async def _end(backend: Backend, renewal: asyncio.Task[None], settlement: Settlement) -> list[Settlement]:
-    # A lease is never renewed while it is being settled.
-    renewal.cancel()
-    await asyncio.wait([renewal])
+async def _end(backend: Backend, extension: asyncio.Task[None], settlement: Settlement) -> list[Settlement]:
+    # A lease is never extended while it is being settled.
+    extension.cancel()
+    await asyncio.wait([extension])
     return await backend.settle([settlement])

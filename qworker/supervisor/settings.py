@@ -34,7 +34,7 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True):
     reload: bool = False
     # Seconds that running handlers get after the first signal.
     shutdown_timeout: float = 30.0
-    # Seconds that a lease lasts unless it is renewed.
+    # Seconds that a lease lasts unless it is extended.
     visibility: float = 30.0
     # A process is replaced by a fresh one after so many messages, or above so much resident memory.
     max_messages: int | None = None

@@ -157,7 +157,7 @@ async def test_written_by_31528ec_leases_of_others_last_as_long_as_they_were_to(
     backend = await written.open()
     await backend.reap("remote")
     assert {one.message.id for one in await backend.browse("remote", State.LEASED)} == leased
-    # One was taken for an hour, the other one renewed for two.
+    # One was taken for an hour, the other one extended for two.
     for hours, left in ((0.9, 2), (0.2, 1), (1.1, 0)):
         written.advance(hours * 3600.0)
         await backend.reap("remote")

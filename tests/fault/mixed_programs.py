@@ -23,7 +23,7 @@ from qworker.worker import Worker, WorkerOptions
 
 QUEUE = "mixed"
 CONCURRENCY = 8
-# Short, for on Redis a killed worker's messages come back by time alone; the living renew theirs.
+# Short, for on Redis a killed worker's messages come back by time alone; the living extend theirs.
 VISIBILITY = 4.0
 
 

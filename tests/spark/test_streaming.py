@@ -185,12 +185,12 @@ def test_leases_are_renewed_while_a_batch_runs(tmp_path: Path) -> None:
     end = one.latestOffset(one.initialOffset())
     expiries: set[float] = set()
 
-    def renewed() -> bool:
+    def extended() -> bool:
         found = one.partitions({"batch": 0}, end)[0].found
         expiries.add(found[0].expires_at)
         return len(expiries) > 2
 
-    asyncio.run(wait_until(renewed))
+    asyncio.run(wait_until(extended))
     one.commit(end)
     one.stop()
     assert count(url, State.READY) == 0

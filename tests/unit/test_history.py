@@ -584,13 +584,13 @@ def test_the_command_prints_the_newest_as_lines_and_as_json(tmp_path: Path, caps
 def test_renewals_are_shown_only_where_they_are_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     url = f"file://{tmp_path}/spool"
 
-    def renewed(number: int) -> EventBatch:
+    def extended(number: int) -> EventBatch:
         return EventBatch(kind="extended", queue=QUEUE, worker="w", at=float(number), id=[f"m{number}"])
 
     async def tell() -> None:
         backend = open_backend(url)
         await backend.open()
-        backend.history.append([batch(1), *(renewed(number) for number in range(2, 100)), batch(100)])
+        backend.history.append([batch(1), *(extended(number) for number in range(2, 100)), batch(100)])
         await backend.aclose()
 
     asyncio.run(tell())

@@ -1,4 +1,4 @@
-"""Leases are renewed whatever a handler does, and a handler whose lease is lost is told."""
+"""Leases are extended whatever a handler does, and a handler whose lease is lost is told."""
 
 import asyncio
 import threading
@@ -17,37 +17,37 @@ from qworker.testing.until import wait_until
 
 
 async def test_a_handler_that_blocks_the_loop_keeps_its_lease(app):
-    renewals = []
-    app.store.hook = lambda call: renewals.append(call) if call == "extend" else None
+    extensions = []
+    app.store.hook = lambda call: extensions.append(call) if call == "extend" else None
 
     @app.task
     async def block() -> None:
         deadline = time.monotonic() + 30
-        # Nothing else runs on the loop until two renewals have been seen.
-        while len(renewals) < 2 and time.monotonic() < deadline:
+        # Nothing else runs on the loop until two extensions have been seen.
+        while len(extensions) < 2 and time.monotonic() < deadline:
             time.sleep(0.01)
 
     await block.enqueue()
     async with app.working(visibility_timeout=3) as (worker, _):
         await wait_until(lambda: worker.counts.acked == 1)
-    assert len(renewals) >= 2
+    assert len(extensions) >= 2
     assert [stored.message.tries for stored in await app.found(State.DONE)] == [0]
 
 
 async def test_a_thread_that_holds_the_interpreter_keeps_its_lease(app):
-    renewals = []
-    app.store.hook = lambda call: renewals.append(call) if call == "extend" else None
+    extensions = []
+    app.store.hook = lambda call: extensions.append(call) if call == "extend" else None
 
     @app.task
     def busy() -> None:
         deadline = time.monotonic() + 30
-        while len(renewals) < 2 and time.monotonic() < deadline:
+        while len(extensions) < 2 and time.monotonic() < deadline:
             sum(range(1000))
 
     await busy.enqueue()
     async with app.working(visibility_timeout=3) as (worker, _):
         await wait_until(lambda: worker.counts.acked == 1)
-    assert len(renewals) >= 2
+    assert len(extensions) >= 2
 
 
 async def test_a_lost_lease_cancels_the_handler_and_its_outcome_does_not_count(app):
@@ -88,7 +88,7 @@ async def test_handlers_are_cancelled_and_released_when_their_leases_cannot_be_r
 
 
 class Store:
-    """A store whose renewals block until they are let go."""
+    """A store whose extensions block until they are let go."""
 
     def __init__(self):
         self.begun = threading.Event()

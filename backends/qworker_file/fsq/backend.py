@@ -189,7 +189,7 @@ class FsqBackend(Backend):
         return due, look
 
     def extend(self, leases: Sequence[Lease], visibility: float) -> list[Lease]:
-        """Look whether the items still are ours: a lock needs no renewal, and a person may have moved a file."""
+        """Look whether the items still are ours: a lock needs no extension, and a person may have moved a file."""
         lost: list[Lease] = []
         for lease in leases:
             assert isinstance(lease, FsqLease)

@@ -1,4 +1,4 @@
--- Renew leases.
+-- Extend leases.
 -- KEYS: leased claims
 -- ARGV: visibility us, then for each lease: id, claim
 -- RETURNS: [expiry us, then the numbers of the leases that are lost]

@@ -1,4 +1,4 @@
-"""A handler that keeps the loop and the interpreter's lock for seconds: the health port answers, and the lease is renewed."""
+"""A handler that keeps the loop and the interpreter's lock for seconds: the health port answers, and the lease is extended."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PAUSE_S = 0.02
 def measure(bench: Bench) -> list[Figure]:
     """The slowest answers while it blocks, and how often the message ran, beside a second worker that would take it."""
     blocked = bench.size(10, 3)
-    # Three times and more would it expire, were it not renewed.
+    # Three times and more would it expire, were it not extended.
     visibility = blocked / 4
     folder = bench.fresh()
     url = bench.url(folder)

@@ -1,4 +1,4 @@
--- Renew leases; one that somebody has harvested is lost.
+-- Extend leases; one that somebody has harvested is lost.
 -- KEYS: leased claims nextlog
 -- ARGV: visibility us, then for each lease: id, claim
 -- RETURNS: [expiry us, then the numbers of the leases that are lost]

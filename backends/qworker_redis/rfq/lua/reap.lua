@@ -27,7 +27,7 @@ local function keep_leases()
   spread('ZADD', leased, moved)
 end
 
--- End our lease of a message that is not ours any more, or was not renewed; whether it is ready by that.
+-- End our lease of a message that is not ours any more, or was not extended; whether it is ready by that.
 local function end_lease(id, why)
   call('ZREM', leased, id)
   call('HDEL', claims, id)
