@@ -64,8 +64,12 @@ class Administration(Backend):
         """Make a queue. Idempotent."""
         check_queue(queue)
         await self._links.script("create", queue, ("create",))
+        await self._list_queue(queue)
+
+    async def _list_queue(self, queue: str) -> None:
+        """Have a queue listed, if it is not."""
         # A full store refuses writes, and a worker that only consumes must be able to start there.
-        if not await self._command(_REGISTER_SLOT, "SISMEMBER", _REGISTER, queue):
+        if queue not in await self.queues():
             await self._register(queue)
 
     async def _register(self, queue: str) -> None:

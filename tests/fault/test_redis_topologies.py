@@ -245,6 +245,7 @@ async def test_a_user_needs_only_what_the_docs_say(monkeypatch: pytest.MonkeyPat
         monkeypatch.setenv("QWORKER_REDIS_PASSWORD", "pass/word")
         backend = open_backend(f"unix://worker@{server.socket}")
         await backend.open()
+        await backend.create(QUEUE)
         await backend.publish(QUEUE, [Draft(body=b"x", delay=0.001), Draft(body=b"y", unique_key="k")])
         await backend.wait([QUEUE], 5)
         leases = await wait_until(lambda: backend.lease(QUEUE, 2, LONG, 1))

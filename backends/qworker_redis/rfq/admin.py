@@ -62,7 +62,7 @@ class RfqAdministration(Administration):
             if cursor == b"0":
                 return topics
 
-    async def _register(self, queue: str) -> None:
+    async def _list_queue(self, queue: str) -> None:
         """Nothing: topics are found by their keys."""
 
     async def delete(self, queue: str) -> None:
