@@ -181,7 +181,7 @@ def instruments() -> dict[str, str]:
 def message_fields() -> set[str]:
     """The fields of an event of one message, outside of a trace."""
     lease = Lease(message=Message(id="1", queue="q", body=b""), token=1, expires_at=0.0)
-    return {*Run(lease=lease, renewed=0.0, expires=0.0).fields()}
+    return {*Run(lease=lease, extended_at=0.0, expires=0.0).fields()}
 
 
 _LEVELS = {"debug", "info", "warning", "error", "exception", "critical"}
