@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -300,14 +300,15 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def _each_stored(values: object) -> object:
-    return [_with_stored_state(value) for value in values] if isinstance(values, list) else values
+    return [_with_stored_state(value) for value in cast("list[object]", values)] if isinstance(values, list) else values
 
 
 def _with_stored_state(value: object) -> object:
-    """What is stored, of a JSON object with the word of a state."""
-    if not isinstance(value, dict) or value.get("state") is None:
+    """Return a JSON object with the value of its state that is stored, in place of the word that is shown."""
+    if not isinstance(value, dict):
         return value
-    return {**value, "state": State.of_word(value["state"]).value}
+    data = cast("dict[str, Any]", value)
+    return data if data.get("state") is None else {**data, "state": State.of_word(data["state"]).value}
 
 
 def to_microseconds(seconds: float | None) -> int | None:
