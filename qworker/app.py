@@ -163,7 +163,9 @@ class Tasks(Generic[State]):
         def register(function: F) -> F:
             _check(function, "@tasks.raw_handler")
             if queue in self.raw_handlers:
-                raise DuplicateTask(f"the queue {queue!r} has a raw handler, {self.raw_handlers[queue].name}: keep one")
+                raise DuplicateTask(
+                    f"the queue {queue!r} already has a raw handler ({self.raw_handlers[queue].name}): a queue can have only one"
+                )
             self.raw_handlers[queue] = RawHandler(function, options)
             return function
 
@@ -185,7 +187,9 @@ class Tasks(Generic[State]):
                 " register its function here, with tasks.task(the_task.function)"
             )
         if task.name in self.registered_tasks:
-            raise DuplicateTask(f"there is a task {task.name!r} already: give one of them name=...")
+            raise DuplicateTask(
+                f"the task name {task.name!r} is already used: give one of the two tasks another name (name=...)"
+            )
         self.registered_tasks[task.name] = task
 
     def __getitem__(self, name: str) -> Task[..., Any]:
@@ -198,7 +202,7 @@ class Tasks(Generic[State]):
             return self.registered_tasks[name]
         except KeyError:
             known = ", ".join(sorted(self.registered_tasks)) or "none"
-            raise UnknownTask(f"no task {name!r} here; registered: {known}") from None
+            raise UnknownTask(f"unknown task {name!r}: this app has {known}") from None
 
     def queue_names(self) -> list[str]:
         """Every queue that a task or handler names, sorted: what `qworker run` works on."""
@@ -398,5 +402,5 @@ def _checked_lifespan(lifespan: Any) -> Any:
 
 def _check(function: Any, decorator: str) -> None:
     if isinstance(function, Task):
-        raise UsageError(f"{decorator}: {function.name!r} is a task already: decorate a function once")
+        raise UsageError(f"{decorator}: {function.name!r} is already a task: decorate a function once")
     check_handler(function, decorator)

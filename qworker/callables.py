@@ -62,7 +62,7 @@ def _problem_of_function(function: Any) -> str | None:
     if inspect.isgeneratorfunction(target) or inspect.isasyncgenfunction(target):
         return f"{name} has `yield`, so calling it runs nothing: remove `yield`, or call it from a handler that iterates over it"
     if _is_method(function):
-        return f"{function.__qualname__} is a method, and nothing passes its `self`: move it out of the class, or register a bound method"
+        return f"{function.__qualname__} is a method, but nothing passes its `self`: move it out of the class, or register a bound method"
     return None
 
 
@@ -93,10 +93,12 @@ def unrun(result: Any) -> TypeError | None:
     if isinstance(result, types.CoroutineType):
         result.close()
         return TypeError(
-            "the handler returned a coroutine that nobody awaits: declare it `async def`, and await what it calls"
+            "the handler returned a coroutine that was never awaited: declare it with `async def`, and await what it calls"
         )
     if isinstance(result, (types.GeneratorType, types.AsyncGeneratorType)):
-        return TypeError("the handler returned a generator that nobody iterates over: iterate over it in the handler")
+        return TypeError(
+            "the handler returned a generator that was never iterated over: iterate over it in the handler"
+        )
     return None
 
 
@@ -111,7 +113,9 @@ def kind_of(function: Any, *, process: bool) -> Kind:
         return "async" if is_async else "thread"
     name = handler_name(function)
     if is_async:
-        raise UsageError(f"task {name!r}: process=True runs plain functions: write `def`, not `async def`")
+        raise UsageError(f"task {name!r}: process=True needs a plain function: use `def`, not `async def`")
     if inspect.ismethod(function) or not hasattr(function, "__qualname__"):
-        raise UsageError(f"task {name!r}: process=True runs functions of a module's top level: write one that calls it")
+        raise UsageError(
+            f"task {name!r}: process=True needs a function at the top level of a module: write one that calls it"
+        )
     return "process"

@@ -256,6 +256,6 @@ class _Handlers:
     def _script(self) -> SimpleNamespace:
         if self._main is None:
             if self._main_path is None:
-                raise UsageError("process=True: the handler lives in a script that has no file: move it to a module")
+                raise UsageError("process=True needs a handler in an importable module: move it to a module")
             self._main = SimpleNamespace(**runpy.run_path(self._main_path, run_name="__qworker_child__"))
         return self._main

@@ -93,7 +93,7 @@ class EnvelopeEncoder:
             if headers:
                 body += b',"headers":' + _encode(headers)
         except (TypeError, ValueError, RecursionError, msgspec.MsgspecError) as error:
-            raise InvalidArguments(f"task {self._task!r}: an argument cannot be written as JSON: {error}") from error
+            raise InvalidArguments(f"task {self._task!r}: an argument cannot be encoded as JSON: {error}") from error
         return body + b"}"
 
     def _check_numbers(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

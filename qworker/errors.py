@@ -119,7 +119,7 @@ class QueueNotFound(BackendError):
     """No such queue."""
 
     def __init__(self, queue: str) -> None:
-        super().__init__(f"there is no queue {queue!r}: create it with `qworker create URL {queue}`")
+        super().__init__(f"queue {queue!r} does not exist: create it with `qworker create URL {queue}`")
         self.queue = queue
 
 
@@ -133,9 +133,9 @@ class StoreNotFound(QueueNotFound):
 
     def __init__(self, directory: str, queue: str = "") -> None:
         what = (
-            f"there is no queue {queue!r}, and no directory {directory}"
+            f"queue {queue!r} does not exist, and neither does the directory {directory}"
             if queue
-            else f"there is no directory {directory}"
+            else f"the directory {directory} does not exist"
         )
         BackendError.__init__(self, f"{what}: check the URL, or create it with `qworker create`, `enqueue` or `run`")
         self.directory = directory

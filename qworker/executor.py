@@ -105,7 +105,7 @@ class Executor:
         if isinstance(opened, tuple) and (opened[0] in self._tasks.registered_tasks or raw is None):
             run.task = opened[0]
             if opened[0] in self._tasks.registered_tasks:
-                run.settle(SettleAction.FAIL_PERM, error=f"damaged envelope: {opened[1]}")
+                run.settle(SettleAction.FAIL_PERM, error=f"invalid envelope: {opened[1]}")
                 return False
         elif raw is not None:
             run.handler = raw
@@ -144,8 +144,8 @@ class Executor:
             return True
         run.settle(
             SettleAction.FAIL_PERM,
-            error=f"tries used up ({tries} of {allowed}): its last holder died or let its lease expire;"
-            " suspected of killing its workers; not run again",
+            error=f"max_tries reached ({tries} of {allowed}). The last worker died or its lease expired, so this message may be"
+            " killing its workers. It was not run again.",
         )
         return False
 

@@ -124,7 +124,7 @@ def _gone(last: Event) -> Reason:
         return Reason("done", f"it finished{_at(last.at)}{ran} on {last.worker}, and is not kept")
     if last.kind == "failed":
         return Reason(
-            "failed", f"it failed for good{_at(last.at)}: {last.error or 'no reason was kept'}; it is not kept"
+            "failed", f"it failed permanently{_at(last.at)}: {last.error or 'no reason was kept'}; it is not kept"
         )
     return Reason(
         "not-found", f"it is not stored any more; the last that is known: {last.kind}{_at(last.at)} by {last.worker}"
@@ -165,7 +165,7 @@ async def _ready(backend: Backend, stored: StoredMessage, stats: QueueStats, now
         reasons.append(
             Reason(
                 "no-worker",
-                "nothing in this queue is leased: it seems that no worker works on it; start `qworker run`",
+                "nothing in this queue is leased, so probably no worker is running: start `qworker run`",
             )
         )
     return reasons
@@ -220,7 +220,9 @@ def _leased(stored: StoredMessage, now: float) -> Reason:
 def _failed(stored: StoredMessage) -> Reason:
     why = one_line(stored.error or "") or "no reason was kept"
     tries = f" after {_times(stored.message.tries)}" if stored.message.tries else ""
-    return Reason("failed", f"it failed for good{_at(stored.finished_at)}{tries}: {why}; `qworker requeue` tries again")
+    return Reason(
+        "failed", f"it failed permanently{_at(stored.finished_at)}{tries}: {why}; `qworker requeue` tries again"
+    )
 
 
 def _by_app(stored: StoredMessage, tasks: Tasks) -> list[Reason]:
@@ -229,7 +231,7 @@ def _by_app(stored: StoredMessage, tasks: Tasks) -> list[Reason]:
     if queue not in tasks.queue_names():
         found.append(
             Reason(
-                "wrong-queue", f"the app names no task or handler for {queue}: run it with `-Q {queue}` to work there"
+                "wrong-queue", f"the app has no task or raw handler for {queue}: run it with `-Q {queue}` to work there"
             )
         )
     opened = open_envelope(unpack(stored.message).body)
@@ -237,16 +239,20 @@ def _by_app(stored: StoredMessage, tasks: Tasks) -> list[Reason]:
         try:
             tasks[opened.task].signature.convert(opened.args, opened.kwargs)
         except InvalidArguments as error:
-            found.append(Reason("bad-arguments", f"it will fail for good: {error}"))
+            found.append(Reason("bad-arguments", f"it will fail permanently: {error}"))
     elif queue in tasks.raw_handlers and not (isinstance(opened, tuple) and opened[0] in tasks.registered_tasks):
         return found
     elif isinstance(opened, Envelope):
         known = ", ".join(sorted(tasks.registered_tasks)) or "none"
-        found.append(Reason("unknown-task", f"the app registers no task {opened.task!r}; it has {known}"))
+        found.append(Reason("unknown-task", f"the app does not register the task {opened.task!r}: it has {known}"))
     elif opened is not None:
-        found.append(Reason("invalid-envelope", f"it names the task {opened[0]!r}, but is damaged: {opened[1]}"))
+        found.append(
+            Reason("invalid-envelope", f"it names the task {opened[0]!r}, but its envelope is not valid: {opened[1]}")
+        )
     else:
-        found.append(Reason("no-handler", f"its body is no call of a task, and the app has no raw handler for {queue}"))
+        found.append(
+            Reason("no-handler", f"its body is not a call of a task, and the app has no raw handler for {queue}")
+        )
     return found
 
 

@@ -130,7 +130,7 @@ def show_standard_logging(json: bool | None = None, level: str = "info") -> None
 def _number(level: str) -> int:
     number = _LEVELS.get(level.lower())
     if number is None:
-        raise UsageError(f"no log level {printable(level)!r}: use one of {', '.join(_LEVELS)}")
+        raise UsageError(f"{printable(level)!r} is not a log level: use one of {', '.join(_LEVELS)}")
     return number
 
 

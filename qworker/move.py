@@ -98,9 +98,7 @@ async def move(
         if not stats.ready:
             await asyncio.sleep(_WAIT_S)
     if stats.paused and stats.ready:
-        raise BackendError(
-            f"{queue} is paused at the source, so that nothing can be leased there: `qworker resume` it first"
-        )
+        raise BackendError(f"queue {queue} is paused at the source: run `qworker resume` for it first")
     return moved
 
 

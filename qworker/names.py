@@ -31,7 +31,7 @@ def check_queue(name: str) -> str:
     """
     if not _QUEUE.fullmatch(name):
         raise InvalidName(
-            f"{printable(name)!r} is no queue name: use 1 to 64 of A-Z a-z 0-9 . _ - and begin with a letter or digit"
+            f"{printable(name)!r} is not a valid queue name: use 1 to 64 of A-Z a-z 0-9 . _ - and start with a letter or digit"
         )
     return name
 
@@ -49,7 +49,7 @@ def check_id(message_id: str) -> str:
     """
     if not _ID.fullmatch(message_id):
         raise InvalidName(
-            f"{printable(message_id)!r} is no message id: use 1 to 120 of A-Z a-z 0-9 . _ : - and begin with a letter or digit"
+            f"{printable(message_id)!r} is not a valid message id: use 1 to 120 of A-Z a-z 0-9 . _ : - and start with a letter or digit"
         )
     return message_id
 
@@ -60,8 +60,9 @@ def check_key(key: str) -> str:
     Raises:
         InvalidName: it is empty or longer than 255 bytes.
     """
-    if not 0 < len(key.encode(errors="surrogateescape")) <= 255:
-        raise InvalidName("a key has 1 to 255 bytes")
+    size = len(key.encode(errors="surrogateescape"))
+    if not 0 < size <= 255:
+        raise InvalidName(f"a unique key must have 1 to 255 bytes (got {size})")
     return key
 
 

@@ -44,7 +44,9 @@ def check_importable(handler: Handler) -> None:
         return
     qualname = getattr(handler.function, "__qualname__", "<nameless>")
     if "<" in qualname or (handler.function.__module__ == "__main__" and _main_path() is None):
-        raise UsageError(f"task {handler.name!r}: process=True runs functions of a module's top level: move it there")
+        raise UsageError(
+            f"task {handler.name!r}: process=True needs a function at the top level of a module: move it there"
+        )
 
 
 def _flags() -> list[str]:

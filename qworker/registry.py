@@ -38,7 +38,9 @@ def backend_class(scheme: str) -> type[Backend]:
     """
     point = _installed().get(scheme)
     if point is None:
-        raise InvalidURL(f"no backend for {scheme}: installed are {', '.join(schemes()) or 'none (reinstall qworker)'}")
+        raise InvalidURL(
+            f"no backend is installed for '{scheme}:'. Installed: {', '.join(schemes()) or 'none (reinstall qworker)'}"
+        )
     try:
         found = point.load()
     except ModuleNotFoundError as error:
@@ -46,7 +48,7 @@ def backend_class(scheme: str) -> type[Backend]:
     except (ImportError, AttributeError) as error:
         raise InvalidURL(f"the backend for {scheme}: {point.value} cannot be imported: {error}") from error
     if not (isinstance(found, type) and issubclass(found, Backend)):
-        raise InvalidURL(f"the entry point {scheme!r} of {GROUP} is no qworker.Backend: {point.value}")
+        raise InvalidURL(f"the entry point {scheme!r} of {GROUP} is not a qworker.Backend: {point.value}")
     return found
 
 

@@ -80,5 +80,7 @@ def backend_url(given: str | None) -> str:
     """
     url = given or setting("url")
     if not url:
-        raise UsageError('no backend URL: write Tasks("file://./spool"), or set QWORKER_URL, or url in [tool.qworker]')
+        raise UsageError(
+            'no backend URL is set: pass one to Tasks("file://./spool"), set QWORKER_URL, or set url in [tool.qworker]'
+        )
     return url

@@ -176,7 +176,20 @@ class Signature:
             made = _with_truth_as_numbers(value, wanted)
             if made is not _NOTHING:
                 return made
-            raise InvalidArguments(f"task {self.name!r}: argument {which}: {error}") from error
+            raise InvalidArguments(f"task {self.name!r}, argument {self._place(which)}: {_plain(error)}") from error
+
+    def _place(self, which: int | str) -> str:
+        """An argument for people: its name, and its number where it was given by position."""
+        if isinstance(which, str):
+            return which
+        names = self._positional_names
+        return f"{which} ({names[which - 1]})" if which <= len(names) else str(which)
+
+
+def _plain(error: msgspec.ValidationError) -> str:
+    """The text of msgspec as a part of a sentence: `expected int, got str`."""
+    text = str(error)
+    return (text[:1].lower() + text[1:]).replace("`", "")
 
 
 def _returns(function: Any) -> Any:

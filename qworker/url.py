@@ -46,11 +46,11 @@ class BackendURL(msgspec.Struct, frozen=True, kw_only=True):
             InvalidURL: it has no scheme, holds control characters, or names an option twice.
         """
         if any(ord(c) < 0x20 or ord(c) == 0x7F for c in text):
-            raise InvalidURL("a backend URL has no control characters: check for a stray line end")
+            raise InvalidURL("a backend URL must not have control characters: check for a stray line end")
         scheme, colon, rest = text.partition(":")
         if not colon or not _SCHEME.fullmatch(scheme):
             raise InvalidURL(
-                f"{mask(text)!r} is no backend URL: write something like file:///var/spool/app or redis://localhost/0"
+                f"{mask(text)!r} is not a valid backend URL: write something like file:///var/spool/app or redis://localhost/0"
             )
         rest, _, query = rest.partition("?")
         authority = ""
@@ -62,7 +62,7 @@ class BackendURL(msgspec.Struct, frozen=True, kw_only=True):
         options: dict[str, str] = {}
         for name, value in parse_qsl(query, keep_blank_values=True):
             if name in options:
-                raise InvalidURL(f"the option {name!r} stands twice in {mask(text)}: keep one")
+                raise InvalidURL(f"the option {name!r} is given twice in {mask(text)}: keep one")
             options[name] = value
         return cls(scheme=scheme, authority=authority, path=unquote(path), options=options, raw=text)
 
@@ -79,14 +79,14 @@ class BackendURL(msgspec.Struct, frozen=True, kw_only=True):
         elif self.authority:
             host = mask(f"//{self.authority}")[2:]
             raise InvalidURL(
-                f"{mask(self.raw)}: {host!r} would be a host: write {self.scheme}:///{host}{self.path}"
+                f"{mask(self.raw)}: {host!r} would be a host name: write {self.scheme}:///{host}{self.path}"
                 f" or {self.scheme}://./{host}{self.path}"
             )
         else:
             named = self.path
         if not named:
             raise InvalidURL(
-                f"{mask(self.raw)} names no directory: write {self.scheme}:///abs/dir or {self.scheme}://./rel"
+                f"{mask(self.raw)} does not name a directory: write {self.scheme}:///abs/dir or {self.scheme}://./rel"
             )
         return Path(working_directory(), named) if self.is_relative else Path(named)
 
@@ -126,7 +126,7 @@ class BackendURL(msgspec.Struct, frozen=True, kw_only=True):
         known = sorted(known)
         for name in self.options:
             if name not in known:
-                raise InvalidURL(f"{self.masked}: unknown option {name!r}; known: {', '.join(known) or 'none'}")
+                raise InvalidURL(f"{self.masked}: unknown option {name!r}: {_meant(name, known)}")
 
     def boolean(self, name: str, default: bool) -> bool:
         """An option that is on or off.
@@ -141,7 +141,7 @@ class BackendURL(msgspec.Struct, frozen=True, kw_only=True):
             return True
         if value.lower() in _FALSE:
             return False
-        raise InvalidURL(f"{self.masked}: {name} is 1 or 0, not {value!r}")
+        raise InvalidURL(f"{self.masked}: {name} must be 1 or 0 (got {value!r})")
 
     def integer(self, name: str, default: int, *, minimum: int = 0) -> int:
         """A whole number.
@@ -153,7 +153,7 @@ class BackendURL(msgspec.Struct, frozen=True, kw_only=True):
         if value is None:
             return default
         if not value.isascii() or not value.isdigit() or int(value) < minimum:
-            raise InvalidURL(f"{self.masked}: {name} is a whole number of at least {minimum}, not {value!r}")
+            raise InvalidURL(f"{self.masked}: {name} must be a whole number of at least {minimum} (got {value!r})")
         return int(value)
 
     def duration(self, name: str, default: float, *, least: float = 0.0, most: float = LONGEST) -> float:
@@ -179,7 +179,7 @@ class BackendURL(msgspec.Struct, frozen=True, kw_only=True):
         value = self.options.get(name, default)
         choices = list(choices)
         if value not in choices:
-            raise InvalidURL(f"{self.masked}: {name} is one of {', '.join(choices)}, not {value!r}")
+            raise InvalidURL(f"{self.masked}: {name} must be one of {', '.join(choices)} (got {value!r})")
         return value
 
 
@@ -198,3 +198,12 @@ def working_directory() -> str:
 def mask(text: str) -> str:
     """`text` with the password of a URL hidden."""
     return _PASSWORD.sub(r"\1***\2", text)
+
+
+def _meant(name: str, known: list[str]) -> str:
+    if not known:
+        return "this URL takes no options"
+    import difflib  # only for this text
+
+    close = difflib.get_close_matches(name, known, 1)
+    return f"{f'did you mean {close[0]!r}? ' if close else ''}Options: {', '.join(known)}"

@@ -70,7 +70,7 @@ class Worker:
         self.observers: list[Observer] = []
         self.queues = options.queues if options.queues is not None else tuple(tasks.queue_names())
         if not self.queues:
-            raise UsageError("nothing to work on: register a task or handler, or name a queue")
+            raise UsageError("there is nothing to run: register a task or a raw handler, or name a queue")
         for handler in (*tasks.registered_tasks.values(), *tasks.raw_handlers.values()):
             check_importable(handler)
         self._tasks = tasks

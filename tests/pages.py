@@ -143,7 +143,7 @@ def parsed(arguments: list[str], group: click.Group = cli) -> None:
         return
     command = group.get_command(context, arguments[0])
     if command is None:
-        raise click.UsageError(f"there is no command {arguments[0]!r}")
+        raise click.UsageError(f"unknown command {arguments[0]!r}")
     if isinstance(command, click.Group):
         parsed(arguments[1:], command)
     else:

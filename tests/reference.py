@@ -90,7 +90,7 @@ def url_options() -> dict[str, set[str]]:
         try:
             open_backend(f"{scheme}:{place if server else '///x'}?no_such_option=1")
         except InvalidURL as error:
-            found[scheme] = {*str(error).partition("known: ")[2].split(", ")}
+            found[scheme] = {*str(error).partition("Options: ")[2].split(", ")}
     return found
 
 

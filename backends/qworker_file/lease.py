@@ -124,7 +124,7 @@ def claim(
         return Claim.GONE
     except OSError as error:
         if error.errno in {errno.ELOOP, errno.ENXIO, errno.EACCES, errno.ENODEV}:
-            return foreign.put_aside(files, source, name, f"it cannot be opened: {error.strerror}")
+            return foreign.put_aside(files, source, name, f"cannot open: {error.strerror}")
         raise
     try:
         lease = _claim_open(files, source, fd, name, item, suffix, now, local)
@@ -141,7 +141,7 @@ def _claim_open(
 ) -> FileLease | Claim:
     status = os.fstat(fd)
     if not stat.S_ISREG(status.st_mode):
-        return foreign.put_aside(files, source, name, "it is no regular file")
+        return foreign.put_aside(files, source, name, "not a regular file")
     parsed = parse_item(item, local=local)
     locked = _lock(fd)
     # A name of our own is given to one file only; any other may be given to the next one.

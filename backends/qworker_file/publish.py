@@ -211,7 +211,7 @@ class Publisher:
         except OSError as error:
             if error.errno in {errno.ENOSPC, errno.EDQUOT}:
                 raise StorageFull(f"cannot publish: {error.strerror}: free some space") from error
-            raise PublishUncertain(f"cannot publish: the disk did not take the data: {error.strerror}") from error
+            raise PublishUncertain(f"cannot publish: the disk could not store the data: {error.strerror}") from error
 
     async def _show(self, files: QueueDir, plans: list[_Plan], stored: Stored) -> None:
         turn_ends = time.perf_counter() + _TURN
@@ -241,7 +241,9 @@ class Publisher:
         try:
             await self._commit.directories(changed)
         except OSError as error:
-            raise PublishUncertain(f"perhaps published: the disk did not take the names: {error.strerror}") from error
+            raise PublishUncertain(
+                f"the message may or may not be stored: the disk could not store the file names: {error.strerror}: publish it again with the same id"
+            ) from error
 
     @staticmethod
     def _discard(files: QueueDir, plans: list[_Plan]) -> None:
@@ -272,7 +274,9 @@ class Publisher:
             try:
                 await self._commit.directories({files.queue, files.delay, files.names})
             except OSError as error:
-                raise PublishUncertain(f"perhaps published: {error.strerror}") from error
+                raise PublishUncertain(
+                    f"the message may or may not be stored: {error.strerror}: publish it again with the same id"
+                ) from error
         return [plan for plan in plans if plan.given not in stored]
 
     async def _reserve(self, files: QueueDir, plans: list[_Plan]) -> set[str]:

@@ -317,7 +317,9 @@ class MqBackend(Backend):
                 return False
             except Busy:
                 if time.monotonic() >= deadline:
-                    raise BackendUnavailable("another process holds a message's lock: is one stopped?") from None
+                    raise BackendUnavailable(
+                        "another process holds a message lock and does not release it: check for a stopped process"
+                    ) from None
                 await asyncio.sleep(0.001)
 
     @staticmethod

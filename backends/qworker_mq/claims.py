@@ -47,7 +47,7 @@ class Busy(Exception):
 
 
 class Stranger(Exception):
-    """What has a message's name is no regular file."""
+    """What has a message's name is not a regular file."""
 
 
 class RemoteMqLeases:
@@ -88,7 +88,7 @@ class Claims:
 
         Raises:
             Busy: somebody else moves it.
-            Stranger: it is no regular file.
+            Stranger: not a regular file.
         """
         fd = _locked(message_id, dirs.ready)
         if fd < 0:

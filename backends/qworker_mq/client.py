@@ -130,8 +130,8 @@ def _unreachable(address: Address, error: OSError) -> BackendUnavailable:
     elif isinstance(error, ssl.SSLError):
         reason = "it does not speak TLS on this port: use mq+http:// there, or the port for TLS"
     else:
-        reason = f"{why(error)}: is it running, and is the URL right?"
-    return BackendUnavailable(f"cannot reach the server at {address.host}:{address.port}: {reason}")
+        reason = f"{why(error)}: check that it is running and that the URL is correct"
+    return BackendUnavailable(f"cannot connect to the server at {address.host}:{address.port}: {reason}")
 
 
 class _Link:

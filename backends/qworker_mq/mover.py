@@ -230,8 +230,8 @@ class Trash:
 
 
 def set_aside(store: Store, name: str, directory: int, held: Held, message_id: str) -> None:
-    """Put what is no regular file where failed messages are, with the reason."""
-    write_reason(store.root.reason, f"{held.name}:{message_id}", "this is no regular file, so it is not a message")
+    """Put what is not a regular file where failed messages are, with the reason."""
+    write_reason(store.root.reason, f"{held.name}:{message_id}", "this is not a regular file, so it is not a message")
     _renamed(name, directory, message_id, held.dirs.fail)
 
 

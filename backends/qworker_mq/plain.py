@@ -79,7 +79,7 @@ class PlainMqHttpBackend(MqHttpBackend):
             try:
                 answer = await self._plain("POST", f"/{check_queue(queue)}/messages", draft.body)
             except BackendUnavailable as error:
-                raise PublishUncertain(f"{error}: perhaps it is stored") from error
+                raise PublishUncertain(f"the message may or may not be stored: {error}") from error
             ids.append(_message_id(answer))
         return ids
 
@@ -169,11 +169,11 @@ class PlainMqHttpBackend(MqHttpBackend):
 
     @staticmethod
     def _refuse(what: str) -> NoReturn:
-        raise NotSupported(f"a plain mq server cannot {what}: use `qworker serve`")
+        raise NotSupported(f"a standard mq server cannot {what}: use `qworker serve`")
 
 
 def _message_id(answer: Answer) -> str:
     message_id = answer.headers.get("x-message-id", "")
     if not message_id:
-        raise BackendUnavailable("the server gave no X-Message-Id: it is no mq server")
+        raise BackendUnavailable("the server sent no X-Message-Id: check that it is an mq server")
     return message_id

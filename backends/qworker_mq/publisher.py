@@ -178,4 +178,4 @@ def _translated(error: OSError) -> BackendError:
     told = store_error(error, "store a message")
     if isinstance(told, StorageFull | PermissionDenied):
         return told
-    return PublishUncertain(f"{told}: perhaps it is stored: publish again with the same id")
+    return PublishUncertain(f"the message may or may not be stored: {told}: publish it again with the same id")

@@ -183,7 +183,9 @@ class MqHttpBackend(Backend):
             try:
                 answer = await self._ask("POST", target, batch, queue=queue)
             except BackendUnavailable as error:
-                raise PublishUncertain(f"{error}: perhaps it is stored: publish again with the same id") from error
+                raise PublishUncertain(
+                    f"the message may or may not be stored: {error}: publish it again with the same id"
+                ) from error
             ids += _decoded(answer, list[str])
         return ids
 

@@ -91,7 +91,7 @@ class BlockingWire:
                 reply = self._reader.gets()
         except (OSError, ProtocolError) as error:
             self.close()
-            raise ConnectionLost(f"the connection to {self.address} is lost: {why(error)}", sent=True) from error
+            raise ConnectionLost(f"the connection to {self.address} was lost: {why(error)}", sent=True) from error
         if isinstance(reply, ReplyError):
             raise meaning(reply)
         return reply

@@ -89,5 +89,5 @@ def refuse(facts: ServerFacts) -> None:
     # volatile-* evicts only keys with a time to live, and queues have none.
     if facts.policy.startswith("allkeys"):
         raise PermissionDenied(
-            f"Redis at {facts.address} may throw queues away (maxmemory-policy {facts.policy}): set it to noeviction"
+            f"Redis at {facts.address} may evict queues (maxmemory-policy {facts.policy}): set maxmemory-policy to noeviction"
         )

@@ -59,7 +59,7 @@ def encode(message_id: str, draft: Draft) -> PlainDraft:
 
 def _special(draft: Draft) -> bytes:
     if not 0 <= draft.priority <= 9:
-        raise NotSupported(f"a priority is 0 to 9, not {draft.priority}")
+        raise NotSupported(f"priority must be from 0 to 9 (got {draft.priority})")
     key = b"" if draft.unique_key is None else check_key(draft.unique_key).encode(errors="surrogateescape")
     # A due time in the past is still a due time; 0 says that there is none.
     due = 0 if draft.due_at is None else max(1, int(draft.due_at * 1e6))

@@ -37,5 +37,5 @@ async def durable(
         seconds = options.timeout / 2
         confirmed = cast("int", await wire.send("WAIT", wanted, int(seconds * 1000), within=seconds))
         if confirmed < wanted:
-            raise ConnectionLost(f"{confirmed} of {wanted} replicas have the write", sent=True)
+            raise ConnectionLost(f"only {confirmed} of {wanted} replicas confirmed the write", sent=True)
     return reply

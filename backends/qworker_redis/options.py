@@ -98,7 +98,9 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
             addresses = parse_hosts(hosts or _default_host(url), 26379 if mode == "sentinel" else 6379, url)
             primary, db = _path(url, mode)
         if mode == "single" and len(addresses) > 1:
-            raise InvalidURL(f"{url.masked}: one host only; several are redis+sentinel:// or redis+cluster://")
+            raise InvalidURL(
+                f"{url.masked}: only one host is possible: for several use redis+sentinel:// or redis+cluster://"
+            )
         secure = secure or (mode != "single" and url.boolean("tls", False))
         if not secure:
             _no_tls(url)
@@ -147,7 +149,9 @@ def parse_hosts(text: str, port: int, url: BackendURL) -> tuple[TcpAddress, ...]
     for part in text.split(","):
         match = re.fullmatch(r"(?:\[([0-9A-Fa-f:.]+(?:%[\w.~%-]+)?)\]|([^:\[\]\s]+))(?::([0-9]{1,5}))?", part)
         if match is None or not 0 < int(match[3] or port) < 65536:
-            raise InvalidURL(f"{url.masked}: {part!r} is no host: write host, host:port or [IPv6 address]:port")
+            raise InvalidURL(
+                f"{url.masked}: {part!r} is not a valid host: write host, host:port or [IPv6 address]:port"
+            )
         found.append(TcpAddress(unquote(match[1] or match[2]), int(match[3] or port)))
     return tuple(found)
 
@@ -167,9 +171,9 @@ def _path(url: BackendURL, mode: str) -> tuple[str, int]:
             raise InvalidURL(f"{url.masked}: name the primary: redis+sentinel://host1,host2/mymaster")
         primary = parts.pop(0)
     if mode == "cluster" and parts not in ([], ["0"]):
-        raise InvalidURL(f"{url.masked}: a cluster has the database 0 only")
+        raise InvalidURL(f"{url.masked}: a cluster has only the database 0")
     if len(parts) > 1 or any(not (p.isascii() and p.isdigit() and len(p) < 10) for p in parts):
-        raise InvalidURL(f"{url.masked}: the database is a number: redis://host:6379/0")
+        raise InvalidURL(f"{url.masked}: the database must be a number: redis://host:6379/0")
     return primary, int(parts[0]) if parts else 0
 
 

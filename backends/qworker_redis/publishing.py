@@ -73,7 +73,9 @@ class Publishing:
         except ConnectionLost as error:
             mark.keep()
             if error.sent:
-                raise PublishUncertain(f"perhaps published, perhaps not: {error}") from error
+                raise PublishUncertain(
+                    f"the message may or may not be stored: {error}: publish it again with the same id"
+                ) from error
             raise
         except BaseException:
             mark.keep()

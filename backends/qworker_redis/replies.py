@@ -59,7 +59,7 @@ def meaning(error: ReplyError) -> BackendError:
     elif (refusal := _refusal(code, text)) is not None:
         found = PermissionDenied(refusal)
     elif code in _FULL:
-        found = StorageFull(f"Redis takes no more: {text}: raise maxmemory or free its disk; consuming goes on")
+        found = StorageFull(f"Redis refuses more data: {text}: raise maxmemory or free disk space; workers continue")
     elif code == "NOSCRIPT":
         found = NoScript(text)
     elif code == "QWTOONEW":

@@ -99,7 +99,7 @@ class _Sentinel(Topology):
                     self._primary = found
                     return found
                 errors.append(f"the sentinel {address} knows no {self._options.primary!r}")
-            raise BackendUnavailable(f"no sentinel tells the primary: {'; '.join(errors)}")
+            raise BackendUnavailable(f"no sentinel knows the primary: {'; '.join(errors)}")
 
     def _ask(self, address: Address) -> Address | None:
         """The primary that one sentinel names, if that server agrees."""
@@ -112,7 +112,7 @@ class _Sentinel(Topology):
         with BlockingWire(self._options, found) as server:
             role = cast("Sequence[Reply]", server.call("ROLE"))[0]
         if role != b"master":
-            raise BackendUnavailable(f"the sentinel {address} names {found}, which is no primary yet")
+            raise BackendUnavailable(f"sentinel {address} points to {found}, which is not a primary yet")
         return found
 
     def doubt(self, slot: int, address: Address) -> None:

@@ -131,7 +131,7 @@ class Waiting:
             answer.add_done_callback(_taken)
         _, late = await asyncio.wait(answers, timeout=seconds + _GRACE)
         if late:
-            raise Overslept("a blocking read took longer than it should")
+            raise Overslept("a blocking read took too long")
 
     def _send_lease(self, wire: Wire, queue: str, lease: Sequence[Argument], seconds: float) -> asyncio.Future[Reply]:
         void, *arguments = lease

@@ -43,8 +43,8 @@ def unreachable(options: Options, address: Address, error: BaseException) -> Bac
     elif options.tls is None and isinstance(error, ConnectionLost) and not isinstance(address, UnixAddress):
         return BackendUnavailable(f"{error}: if it speaks TLS on this port, use rediss:// (or tls=1)")
     else:
-        reason = f"{why(error)}: is it running, and is the URL right?"
-    return BackendUnavailable(f"cannot reach Redis at {address}: {reason}")
+        reason = f"{why(error)}: check that it is running and that the URL is correct"
+    return BackendUnavailable(f"cannot connect to Redis at {address}: {reason}")
 
 
 class Wire(asyncio.Protocol):
@@ -101,7 +101,7 @@ class Wire(asyncio.Protocol):
     def close(self, reason: str = "closed") -> None:
         """End the connection now; whoever waits for an answer gets `ConnectionLost`."""
         if self._lost is None:
-            self._lose(f"the connection to {self.address} is lost: {reason}")
+            self._lose(f"the connection to {self.address} was lost: {reason}")
         if self._transport is not None:
             self._transport.abort()
 
@@ -136,7 +136,7 @@ class Wire(asyncio.Protocol):
         """Tell whoever waits."""
         if self._lost is None:
             reason = why(exc) if exc is not None else "closed by the server"
-            self._lose(f"the connection to {self.address} is lost: {reason}")
+            self._lose(f"the connection to {self.address} was lost: {reason}")
 
     def _lose(self, text: str) -> None:
         self._lost = text
@@ -206,7 +206,7 @@ async def connect(options: Options, address: Address) -> Wire:
                     make, address.host, address.port, ssl=options.tls, ssl_handshake_timeout=patience
                 )
             if wire is None:
-                raise BackendUnavailable(f"cannot reach Redis at {address}")
+                raise BackendUnavailable(f"cannot connect to Redis at {address}")
             replies = await asyncio.gather(*[wire.send(*command) for command in greeting(options)])
             wire.version = greeted(replies[0])
             return wire

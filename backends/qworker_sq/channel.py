@@ -158,7 +158,7 @@ class Channel:
         while not self._enter():
             if time.monotonic() > give_up:
                 raise BackendUnavailable(
-                    f"the channel {self.name} of {self.topic.name} is held by a process that stands still"
+                    f"channel {self.name} of {self.topic.name} is locked by a process that is not responding"
                 )
             time.sleep(0.0005)
         try:

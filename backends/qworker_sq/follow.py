@@ -112,5 +112,5 @@ class SqFollower:
 def _place(text: str) -> int:
     place = place_of_id(text)
     if place is None:
-        raise ValueError(f"no position of a log: {text!r}")
+        raise ValueError(f"not a position of a log: {text!r}")
     return place

@@ -97,11 +97,11 @@ class SqTopics(Backend):
         channel = url.options.get("channel", "default")
         if not _CHANNEL.fullmatch(channel) or len(channel) > NAME_BYTES:
             raise InvalidURL(
-                f"{url.masked}: a channel has 1 to {NAME_BYTES} of A-Z a-z 0-9 . _ - and begins with a letter or digit"
+                f"{url.masked}: a channel must have 1 to {NAME_BYTES} of A-Z a-z 0-9 . _ - and start with a letter or digit"
             )
         size = url.integer("segment_size", 0, minimum=_SMALLEST_SEGMENT)
         if size > _LARGEST_SEGMENT:
-            raise InvalidURL(f"{url.masked}: segment_size is at most {_LARGEST_SEGMENT}")
+            raise InvalidURL(f"{url.masked}: segment_size must be at most {_LARGEST_SEGMENT}")
         return cls(
             url,
             channel=channel,

@@ -89,7 +89,7 @@ class Consumer:
     def _set_aside(self, folder: Folder, number: int, name: str, now: float) -> None:
         """A link, a directory or a device with a message's name: kept, never opened."""
         _log.error("not_a_regular_file", queue=folder.name, id=str(number))
-        os.close(folder.write_note(number, Note(error="it is no regular file", failed_at=now)))
+        os.close(folder.write_note(number, Note(error="not a regular file", failed_at=now)))
         os.rename(name, str(number), src_dir_fd=folder.fd, dst_dir_fd=folder.fail)
 
     def extend(self, folder: Folder, lease: VsqsLease, now: float, visibility: float) -> bool:

@@ -145,7 +145,7 @@ class Folder:
         """A message's body; None when it is gone.
 
         Raises:
-            OSError: what has the name is no regular file (ELOOP, EISDIR, EINVAL), or cannot be read.
+            OSError: what has the name is not a regular file (ELOOP, EISDIR, EINVAL), or cannot be read.
         """
         try:
             fd = os.open(name, _READ, dir_fd=self.fd if directory is None else directory)
@@ -154,7 +154,7 @@ class Folder:
         try:
             found = os.fstat(fd)
             if not stat.S_ISREG(found.st_mode):
-                raise IsADirectoryError(f"{name} is no regular file")
+                raise IsADirectoryError(f"{name} is not a regular file")
             return read_all(fd, found.st_size)
         finally:
             os.close(fd)

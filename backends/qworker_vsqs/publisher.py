@@ -105,7 +105,7 @@ class Publisher:
         left = 1.0 if give_up is None else give_up - time.monotonic()
         if left <= 0:
             raise QueueFull(
-                f"the queue {folder.name} holds its {self._capacity} messages, and {rest} had no room within "
+                f"the queue {folder.name} is full ({self._capacity} messages), and {rest} had no room within "
                 f"{self._timeout:g} s: consume some, or open with a larger ?max_messages="
             )
         await self._changed(min(left, 1.0))

@@ -92,7 +92,7 @@ class Group(click.Group):
             return super().resolve_command(ctx, args)
         meant = self.synonyms.get(name) or self._meant_below(ctx, name) or did_you_mean(name, self.list_commands(ctx))
         path = ctx.command_path
-        raise UsageError(f"there is no command {path} {name}: {meant or f'see {path} --help'}")
+        raise UsageError(f"unknown command {path} {name}: {meant or f'see {path} --help'}")
 
     def _meant_below(self, ctx: click.Context, name: str) -> str:
         """`did you mean GROUP NAME?` where one of its groups has a command of that name."""
@@ -284,7 +284,9 @@ async def opened(url: str, *, make: bool = False) -> AsyncGenerator[Backend]:
         require_directory(backend.directory)
     if not backend.shared:
         await backend.aclose()
-        raise InvalidURL(f"{backend.describe()}: its queues live in one process only, and this is another: use file:")
+        raise InvalidURL(
+            f"{backend.describe()}: queues exist only in the process that created them: use file: or redis:"
+        )
     try:
         await backend.open()
         yield backend

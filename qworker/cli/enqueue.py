@@ -78,9 +78,7 @@ def command(
         jobs = run(_enqueue(tasks, iter([_call(chosen, bound, *_given(arguments, kwargs))])))
     else:
         if arguments or kwargs or unique_key or id:
-            raise UsageError(
-                "--from-file takes every argument from its lines: leave out arguments, --kwargs, --unique-key and --id"
-            )
+            raise UsageError("--from-file cannot be combined with arguments, --kwargs, --unique-key or --id")
         jobs = run(_enqueue(tasks, _calls(chosen, bound, from_file)))
     with reporting("what was enqueued is stored"):
         _report(jobs, chosen, from_file is not None, json)
@@ -107,18 +105,18 @@ def _json(text: str) -> Any:
             name = text.partition("=")[0]
             known = (option for param in command.params for option in param.opts)
             raise InvalidArguments(
-                f"no option {name}: {did_you_mean(name, known) or 'see qworker enqueue --help'}"
+                f"unknown option {name}: {did_you_mean(name, known) or 'see qworker enqueue --help'}"
             ) from error
         quoted = msgspec.json.encode(text).decode()
         raise InvalidArguments(
-            f"{text!r} is not JSON: text is written '{quoted}', with both kinds of quotes"
+            f"{text!r} is not valid JSON: write text as '{quoted}' (double quotes inside single quotes)"
         ) from error
 
 
 def _object(text: str) -> dict[str, Any]:
     value = _json(text)
     if not isinstance(value, dict):
-        raise InvalidArguments(f"--kwargs is a JSON object such as '{{\"width\": 640}}', not {text!r}")
+        raise InvalidArguments(f"--kwargs must be a JSON object such as '{{\"width\": 640}}' (got {text!r})")
     return cast("dict[str, Any]", value)
 
 

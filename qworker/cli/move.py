@@ -47,7 +47,7 @@ def command(
       qworker move file://./spool redis://localhost/0 thumbs --include-failed
     """
     if source == target:
-        raise UsageError("SOURCE and TARGET are the same: there is nothing to move")
+        raise UsageError("SOURCE and TARGET must be different")
     moved = run(_move(source, target, queues, include_failed, id_map))
     with reporting("what was moved is stored"):
         if json:

@@ -63,7 +63,7 @@ def command(
       find /srv -name '*.jpg' | qworker publish file://./spool images --lines -f -
     """
     if file is not None and body is not None:
-        raise UsageError("the body comes from --file or from --body: give one of them")
+        raise UsageError("--file and --body cannot be combined: use one of them")
     if lines and (file is None or unique_key is not None or id is not None):
         raise UsageError("--lines needs --file, and one --unique-key or --id cannot serve many messages")
     if unique_key is not None:

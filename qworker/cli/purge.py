@@ -47,7 +47,7 @@ def command(url: str, queue: str, state: str | None, yes: bool, json: bool) -> N
 
 def _ask(queue: str, state: str | None) -> None:
     if not sys.stdin.isatty():
-        raise UsageError("purge deletes messages permanently: add --yes")
+        raise UsageError("purge deletes messages permanently: add --yes to confirm")
     click.confirm(
         f"Delete the {state or 'ready, delayed and failed'} messages of {queue} permanently?", abort=True, err=True
     )

@@ -202,7 +202,7 @@ def command(
         stall_timeout=stall_timeout,
     )
     if burst and reload:
-        raise UsageError("--burst ends and --reload does not: leave one of them out")
+        raise UsageError("--burst and --reload cannot be combined: leave one of them out")
     if reload:
         # What is to be watched must be there.
         working_directory()

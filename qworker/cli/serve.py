@@ -69,7 +69,7 @@ def command(
         raise not_installed(error, "qworker serve") from error
     token = os.environ.get(_TOKEN)
     if token == "":
-        raise UsageError(f"{_TOKEN} is empty: set a token, or unset it")
+        raise UsageError(f"{_TOKEN} is empty: set a token or unset the variable")
     check_exposure(host, token)
     logs.configure()
 
@@ -77,7 +77,7 @@ def command(
         backend = open_backend(url, remote_leases=True)
         if not backend.shared:
             raise InvalidURL(
-                f"{backend.describe()}: its queues live in one process only, and this is another: use file:"
+                f"{backend.describe()}: queues exist only in the process that created them: use file: or redis:"
             )
         app = create_app(backend, token=token, body_limit=max_body_size, visibility_timeout=visibility_timeout)
         listener = bind(host, port)

@@ -29,7 +29,7 @@ def parse_address(text: str) -> tuple[str, int]:
         colon = ""
     if not colon or not (port.isascii() and port.isdecimal()) or int(port) > 65535:
         raise UsageError(
-            f"{printable(text)!r} is no HOST:PORT: write 127.0.0.1:9090, [::1]:9090, or :9090 for every address"
+            f"{printable(text)!r} is not a valid HOST:PORT: use 127.0.0.1:9090, [::1]:9090, or :9090 for all addresses"
         )
     return host, int(port)
 

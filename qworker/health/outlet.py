@@ -71,5 +71,5 @@ def token() -> str | None:
     """
     given = os.environ.get(TOKEN)
     if given == "":
-        raise UsageError(f"{TOKEN} is empty: set a token, or unset it")
+        raise UsageError(f"{TOKEN} is empty: set a token or unset the variable")
     return given

@@ -33,7 +33,7 @@ def ask(where: str, path: str, timeout: float) -> tuple[int, str]:
     if "://" in where:
         url = urlsplit(where)
         if url.scheme != "http" or not url.netloc or "@" in url.netloc:
-            raise UsageError(f"{where!r} is no health address: write HOST:PORT or http://HOST:PORT/livez")
+            raise UsageError(f"{where!r} is not a valid health address: write HOST:PORT or http://HOST:PORT/livez")
         where, path = url.netloc, url.path.rstrip("/") or path
     host, port = parse_address(where)
     # The token goes only where it is asked for.

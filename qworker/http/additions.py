@@ -271,7 +271,7 @@ class Additions:
         """Look at messages by their ids."""
         ids = (await self._read(request, Ids)).ids
         if len(ids) > _MOST:
-            raise UsageError(f"ids are at most {_MOST} (got {len(ids)})")
+            raise UsageError(f"a request must have at most {_MOST} ids (got {len(ids)})")
         return _json([stored.to_json() for stored in await self._backend.find(_queue(request), ids)])
 
     async def stats(self, request: Request) -> Response:
@@ -373,7 +373,7 @@ def _held(request: Request) -> Held:
     text = request.headers.get("x-lease-token")
     token = parse_token(None if text is None else text.encode())
     if token is None:
-        raise UsageError("X-Lease-Token is missing: it came with the message")
+        raise UsageError("the X-Lease-Token header is missing: send the token that you received with the message")
     return Held(_queue(request), check_id(request.path_params["id"]), token)
 
 

@@ -38,7 +38,7 @@ def open_source(path: Path) -> int:
         try:
             return os.open(path, DIRECTORY)
         except (FileNotFoundError, NotADirectoryError) as error:
-            raise UsageError(f"{path} is no directory: make it first") from error
+            raise UsageError(f"{path} is not a directory: create it first") from error
 
 
 class Mover:

@@ -48,12 +48,12 @@ class Idempotency:
             KeyReused: it came with another body.
         """
         if not 0 < len(key) <= 255:
-            raise InvalidName("an Idempotency-Key has 1 to 255 bytes")
+            raise InvalidName("an Idempotency-Key must have 1 to 255 bytes")
         digest = hashlib.sha256(body).digest()
         known = self._known.get((queue, key))
         if known is not None and self._clock.monotonic() - known[0] < _DAY:
             if known[1] != digest:
-                raise KeyReused("this Idempotency-Key was used for another body")
+                raise KeyReused("this Idempotency-Key was already used with a different body")
             return await asyncio.shield(known[2])
         task = asyncio.ensure_future(self._store(queue, key, body))
         self._known[queue, key] = (self._clock.monotonic(), digest, task)

@@ -111,5 +111,5 @@ def parse_token(text: bytes | None) -> int | None:
     if text is None:
         return None
     if not text.isdigit() or len(text) > 20:
-        raise NotSupported("X-Lease-Token is the whole number that came with the message")
+        raise NotSupported("the X-Lease-Token header must be the whole number that you received with the message")
     return int(text)

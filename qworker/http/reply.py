@@ -88,7 +88,7 @@ def query(scope: Scope) -> dict[str, str]:
     try:
         return dict(parse_qsl(raw.decode("ascii"), keep_blank_values=True, max_num_fields=32))
     except ValueError as error:
-        raise UsageError("the query cannot be read") from error
+        raise UsageError("the query string is not valid") from error
 
 
 def number(given: dict[str, str], name: str, default: float, *, least: float, most: float) -> float:
@@ -105,7 +105,7 @@ def number(given: dict[str, str], name: str, default: float, *, least: float, mo
     except ValueError:
         value = float("nan")
     if not least <= value <= most:
-        raise UsageError(f"{name} is a number from {least:g} to {most:g}")
+        raise UsageError(f"{name} must be a number from {least:g} to {most:g}")
     return value
 
 

@@ -30,11 +30,9 @@ def check_exposure(host: str, token: str | None) -> None:
         UsageError: `host` is no loopback address, and there is no token.
     """
     if token is None and not _is_loopback(host):
-        raise UsageError(
-            f"{host} can be reached from other machines: set a token in QWORKER_HTTP_TOKEN, or listen on 127.0.0.1"
-        )
+        raise UsageError(f"listening on {host} requires a token: set QWORKER_HTTP_TOKEN, or listen on 127.0.0.1")
     if token is not None and (len(token) < 8 or not token.isascii() or not token.isprintable()):
-        raise UsageError("QWORKER_HTTP_TOKEN is at least 8 printable ASCII characters")
+        raise UsageError("QWORKER_HTTP_TOKEN must have at least 8 printable ASCII characters")
 
 
 def _is_loopback(host: str) -> bool:
@@ -54,7 +52,7 @@ def bind(host: str, port: int) -> socket.socket:
         UsageError: the port is none.
     """
     if not 0 <= port <= 65535:
-        raise UsageError(f"a port is 0 to 65535, not {port}")
+        raise UsageError(f"the port must be from 0 to 65535 (got {port})")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # The protocol by its number: asyncio sets TCP_NODELAY only where it sees it, and without that an answer with a body takes 40 ms.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)

@@ -128,7 +128,7 @@ def check_draft(draft: Draft, body_limit: int) -> None:
     if draft.unique_key is not None:
         check_key(draft.unique_key)
     if draft.original_id is not None and len(draft.original_id) > _LONGEST_ORIGIN:
-        raise UsageError(f"original_id has at most {_LONGEST_ORIGIN} characters")
+        raise UsageError(f"original_id must have at most {_LONGEST_ORIGIN} characters")
     for name, value, most in (
         ("delay", draft.delay, _LONGEST_DELAY),
         ("due_at", draft.due_at or 0.0, _LATEST),
@@ -137,7 +137,7 @@ def check_draft(draft: Draft, body_limit: int) -> None:
         ("tries", draft.tries, 1_000_000),
     ):
         if not 0 <= value <= most:
-            raise UsageError(f"{name} is a number from 0 to {most:g}")
+            raise UsageError(f"{name} must be a number from 0 to {most:g} (got {value:g})")
 
 
 def check_selection(selection: Selection) -> None:
@@ -158,7 +158,7 @@ def check_delay(delay: float) -> None:
         UsageError: it is negative, or longer than ten years.
     """
     if not 0 <= delay <= _LONGEST_DELAY:
-        raise UsageError(f"delay is a number from 0 to {_LONGEST_DELAY:g}")
+        raise UsageError(f"delay must be a number from 0 to {_LONGEST_DELAY:g} (got {delay:g})")
 
 
 def checked_lease(held: Held) -> Held:

@@ -66,7 +66,7 @@ class CallMaker:
         try:
             kwargs = _encode(call)
         except (TypeError, ValueError, msgspec.MsgspecError) as error:
-            raise InvalidArguments(f"a column has no form in JSON: {error}") from error
+            raise InvalidArguments(f"a column cannot be encoded as JSON: {error}") from error
         if self._signature is not None:
             _, read = self._signature.convert((), _decode(kwargs), strict=not self._text)
             if self._text:

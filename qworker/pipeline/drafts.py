@@ -46,13 +46,11 @@ def check_columns(types: Mapping[str, str]) -> None:
             continue
         wanted = COLUMNS.get(name)
         if wanted is None:
-            raise UsageError(
-                f"the column {name!r} has no meaning here: there are {', '.join(COLUMNS)}; select those, or use load"
-            )
+            raise UsageError(f"the column {name!r} is not one of {', '.join(COLUMNS)}: select those, or use load")
         if found not in wanted and found != "void":
-            raise UsageError(f"the column {name!r} is {found}, and has to be {' or '.join(wanted[:2])}")
+            raise UsageError(f"the column {name!r} must be {' or '.join(wanted[:2])}")
     if "body" not in types and "task" not in types:
-        raise UsageError("the rows name no task: give a column `task`, or a binary `body`")
+        raise UsageError("the rows do not name a task: add a column `task`, or a binary `body`")
 
 
 class RowReader:
@@ -102,15 +100,15 @@ class RowReader:
         body, task = row.get("body"), task or row.get("task")
         if body is None:
             if not task:
-                raise InvalidArguments("it has neither a task nor a body")
+                raise InvalidArguments("the row has neither a task nor a body")
             body = self._envelope(task, row.get("args"), row.get("kwargs"))
         due_at = row.get("due_at")
         priority = row.get("priority") or 0
         if not 0 <= priority <= 9:
-            raise InvalidArguments(f"a priority is 0 to 9, not {priority}")
+            raise InvalidArguments(f"priority must be from 0 to 9 (got {priority})")
         key = row.get("key")
-        if key is not None and not 0 < len(key.encode()) <= 255:
-            raise InvalidArguments("a key has 1 to 255 bytes")
+        if key is not None and not 0 < (size := len(key.encode())) <= 255:
+            raise InvalidArguments(f"a unique key must have 1 to 255 bytes (got {size})")
         return Draft(
             body=body,
             task=task or None,

@@ -166,7 +166,7 @@ class LocalFolder(Folder):
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise UsageError(f"another run works on {self._root}: wait until it has ended") from None
+                raise UsageError(f"another run is using {self._root}: wait until it has finished") from None
             yield
         finally:
             os.close(fd)

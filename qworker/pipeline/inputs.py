@@ -63,7 +63,7 @@ def evidence(
         events.append(live(spark, url, "events", queues))
         messages.append(live(spark, url, "messages", queues, columns=columns))
     if not events:
-        raise UsageError("name the URL of the queues, or the path of an archive")
+        raise UsageError("give the URL of the queues, or the path of an archive")
     return Evidence(events=reduce(DataFrame.unionByName, events), messages=reduce(DataFrame.unionByName, messages))
 
 
@@ -102,7 +102,7 @@ def archived(spark: SparkSession, archive: str, table: str, queues: Sequence[str
     archive = absolute_path(archive)
     if archive.startswith("file://") and not os.path.isdir(archive.removeprefix("file://")):
         raise UsageError(
-            f"{archive.removeprefix('file://')}: there is no archive: `qworker pipeline archive` makes one"
+            f"{archive.removeprefix('file://')}: there is no archive there: create one with `qworker pipeline archive`"
         )
     schema = {"messages": MESSAGES, "events": EVENTS}[table]
     found = read_table(spark, f"{archive.rstrip('/')}/{table}", schema).select(*column_names(table))

@@ -73,7 +73,7 @@ class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
         texts = {name.lower(): str(value) for name, value in given.items()}
         for name in texts:
             if name not in _KNOWN:
-                raise UsageError(f"unknown option {name!r} of the format qworker: there are {', '.join(_KNOWN)}")
+                raise UsageError(f"unknown option {name!r} of the format qworker. Options: {', '.join(_KNOWN)}")
         table = _choice(texts, "table", tuple(TABLES))
         names = texts.get("columns")
         return cls(
@@ -128,7 +128,7 @@ def checked_url(texts: Mapping[str, str]) -> str:
     parsed = BackendURL.parse(url)
     if not backend_class(parsed.scheme).shared:
         raise NotSupported(
-            f"{parsed.scheme}: lives in one process, and Spark's workers are others: use file: or redis:"
+            f"{parsed.scheme}: queues exist only in the process that created them, and Spark's workers are other processes: use file: or redis:"
         )
     return url
 
@@ -137,7 +137,7 @@ def _positions(text: str) -> dict[str, str]:
     try:
         return msgspec.json.decode(text, type=dict[str, str])
     except msgspec.DecodeError as error:
-        raise UsageError(f"the option 'after' is a JSON object of parts and positions: {error}") from error
+        raise UsageError(f"the option 'after' must be a JSON object of parts and positions: {error}") from error
 
 
 def _list(texts: Mapping[str, str], name: str) -> list[str]:
@@ -150,7 +150,7 @@ def _choice(texts: Mapping[str, str], name: str, words: tuple[str, ...]) -> str:
 
 def _one_of(name: str, word: str, words: tuple[str, ...] | list[str]) -> str:
     if word not in words:
-        raise UsageError(f"the option {name!r} is one of {', '.join(words)}, not {word!r}")
+        raise UsageError(f"the option {name!r} must be one of {', '.join(words)} (got {word!r})")
     return word
 
 
@@ -169,5 +169,5 @@ def _number(texts: Mapping[str, str], name: str, default: int) -> int:
     if text is None:
         return default
     if not (text.isascii() and text.isdigit() and int(text) > 0):
-        raise UsageError(f"the option {name!r} is a whole number of at least 1, not {text!r}")
+        raise UsageError(f"the option {name!r} must be a whole number of at least 1 (got {text!r})")
     return int(text)

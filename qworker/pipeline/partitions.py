@@ -61,7 +61,7 @@ class WriteOptions(msgspec.Struct, frozen=True, kw_only=True):
         for name in texts:
             if name not in _KNOWN:
                 raise UsageError(
-                    f"unknown option {name!r} for writing in the format qworker: there are {', '.join(_KNOWN)}"
+                    f"unknown option {name!r} for writing in the format qworker. Options: {', '.join(_KNOWN)}"
                 )
         url = checked_url(texts)
         if "queue" not in texts:
@@ -189,7 +189,7 @@ class PartWriter:
             await writer.publish(manifest)
         except (BackendError, OSError) as error:
             raise PublishUncertain(
-                f"the load {writer.name} is perhaps incomplete: write again with load={writer.name}: {error}"
+                f"the load {writer.name} may be incomplete: run the same load again (load={writer.name}) to finish it: {error}"
             ) from error
 
     async def give_up(self, load: str, step: int, runs: set[str]) -> None:

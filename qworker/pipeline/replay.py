@@ -88,7 +88,7 @@ def replay(
     """
     if archive is None:
         if state != State.FAILED.word:
-            raise UsageError("what is done is replayed from an archive: name one with --archive")
+            raise UsageError("done messages can be replayed only from an archive: name one with --archive")
         return _replay_queue(spark, url, queue, predicate, dry_run=dry_run)
     stored = State.of_word(state).value
     name = check_load(name or _replay_name(queue, predicate, stored))

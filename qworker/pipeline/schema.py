@@ -49,4 +49,4 @@ def selected(table: str, names: Iterable[str]) -> str:
 def _check(table: str, names: Sequence[str]) -> None:
     for name in names:
         if name not in columns(table):
-            raise UsageError(f"there is no column {name!r} in {table}: there are {', '.join(column_names(table))}")
+            raise UsageError(f"unknown column {name!r} in {table}. Columns: {', '.join(column_names(table))}")

@@ -51,7 +51,7 @@ def stream_reader(options: ReadOptions, names: Sequence[str]) -> DataSourceStrea
         UsageError: it names no queue, or another table than messages.
     """
     if options.table != "messages":
-        raise NotSupported("a stream gives messages: read the events in batches")
+        raise NotSupported("events cannot be streamed: use spark.read")
     if not options.consume and follower_of(options.scheme) is not None:
         return FollowingReader(options, names)
     return ConsumingReader(options, names)

@@ -121,14 +121,14 @@ def stream_writer(given: Mapping[str, object], schema: StructType, overwrite: bo
     options = _checked(given, schema, overwrite)
     if options.load is not None and len(options.load) > 40:
         raise UsageError(
-            f"the name of a stream's load has 40 characters at most, and {options.load!r} has {len(options.load)}"
+            f"the name of a stream's load must have at most 40 characters ({options.load!r} has {len(options.load)})"
         )
     return QworkerStreamWriter(options, schema)
 
 
 def _checked(given: Mapping[str, object], schema: StructType, overwrite: bool, *, made: bool = False) -> WriteOptions:
     if overwrite:
-        raise NotSupported('a queue is only added to: write with .mode("append")')
+        raise NotSupported('only .mode("append") is supported')
     types = {field.name: field.dataType.simpleString() for field in schema.fields}
     if made:
         types.pop(CALL, None)

@@ -89,7 +89,7 @@ class LeasedSource:
 
     def _check_down(self) -> None:
         if self._queue not in self.call(self.backend.queues()):
-            raise ScanError(f"no such queue: {self._queue}")
+            raise ScanError(f"unknown queue: {self._queue}")
         if self.call(self.backend.stats(self._queue)).paused:
             raise ScanDown(f"{self._queue} is paused")
 

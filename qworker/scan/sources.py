@@ -23,11 +23,9 @@ def open_source(url: str, queue: str, options: ScanOptions) -> Source:
     if own is not None:
         return own.open_scan(parsed, queue, options)
     if options.all_hosts or options.hosts:
-        raise NotSupported(f"{parsed.scheme}: has no sub-queues for hosts: -a and -A are for fsq:")
+        raise NotSupported(f"{parsed.scheme}: does not support sub-queues for hosts: use -a and -A with fsq:")
     if options.ignore_down or options.lock is False:
-        raise NotSupported(
-            f"{parsed.scheme}: leases every message, and none from a paused queue: -i and -L are for fsq:"
-        )
+        raise NotSupported(f"{parsed.scheme}: does not support -i and -L: use them with fsq:")
     from qworker.scan.leased import LeasedSource
 
     return LeasedSource(url, queue, options)

@@ -37,12 +37,12 @@ def open_regular(name: str, parent: int, flags: int = os.O_RDWR) -> int:
     """A descriptor of a regular file.
 
     Raises:
-        OSError: it cannot be opened, is a link, or is no regular file.
+        OSError: it cannot be opened, is a link, or is not a regular file.
     """
     fd = os.open(name, flags | _SAFE, 0o600, dir_fd=parent)
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
-        raise OSError(errno.EINVAL, f"{name} is no regular file")
+        raise OSError(errno.EINVAL, f"{name} is not a regular file")
     return fd
 
 

@@ -155,7 +155,7 @@ class _Single:
 
     async def _work(self, backend: Backend) -> bool:
         if self._settings.workers != (1, 1) and not backend.shared:
-            raise UsageError(f"{backend.describe()}: its queues live in one process only: leave --workers out")
+            raise UsageError(f"{backend.describe()}: queues exist only in one process: leave --workers out")
         leave_alone_what_is_loaded()
         if self._control is not None:
             queues = list(self._settings.queues or self._tasks.queue_names())

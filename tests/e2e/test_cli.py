@@ -143,13 +143,13 @@ def test_many_calls_come_from_lines_and_a_bad_line_is_named(ok: Any, qworker: An
 
 def test_arguments_are_checked_before_anything_is_stored(qworker: Any, app: str, folder: Path) -> None:
     for arguments, said in [
-        (["add", "x"], "is not JSON"),
+        (["add", "x"], "is not valid JSON"),
         (["add", '"x"'], "argument 1"),
         (["add"], "missing a required argument"),
-        (["subtract", "1"], "no task 'subtract'"),
+        (["subtract", "1"], "unknown task 'subtract'"),
         (["add", "1", "--kwargs", "[1]"], "JSON object"),
-        (["add", "1", "--dely", "3"], "no option --dely"),
-        (["add", "1", "--id", "../x"], "no message id"),
+        (["add", "1", "--dely", "3"], "unknown option --dely"),
+        (["add", "1", "--id", "../x"], "not a valid message id"),
     ]:
         status, out, err = qworker("enqueue", app, *arguments)
         assert (status, out) == (2, ""), arguments
@@ -163,15 +163,15 @@ def test_arguments_are_checked_before_anything_is_stored(qworker: Any, app: str,
     ("arguments", "said"),
     [
         (["stats"], "Missing argument 'URL'"),
-        (["stats", "nonsense"], "no backend URL"),
-        (["stats", "gopher://x"], "no backend for gopher"),
-        (["stats", URL, "../../etc"], "no queue name"),
-        (["stats", URL, "absent"], "there is no queue 'absent'"),
+        (["stats", "nonsense"], "no backend URL is set"),
+        (["stats", "gopher://x"], "no backend is installed for 'gopher:'"),
+        (["stats", URL, "../../etc"], "not a valid queue name"),
+        (["stats", URL, "absent"], "queue 'absent' does not exist"),
         (["stats", "file://./spool?nope=1"], "unknown option 'nope'"),
         (["browse", URL, "q", "--state", "odd"], "is not one of"),
         (["purge", URL, "q"], "--yes"),
-        (["move", URL, URL], "the same"),
-        (["ls", "memory:"], "one process only"),
+        (["move", URL, URL], "must be different"),
+        (["ls", "memory:"], "exist only in the process"),
         (["publish", URL, "q", "--lines"], "--lines needs --file"),
         (["run", "app"], "MODULE:ATTRIBUTE"),
         (["run", "no_such_module_here:tasks"], "no module 'no_such_module_here'"),
@@ -180,7 +180,7 @@ def test_arguments_are_checked_before_anything_is_stored(qworker: Any, app: str,
         (["run", "x:tasks", "-w", "3:2"], "between two and eight"),
         (["run", "x:tasks", "--burst", "--reload"], "leave one of them out"),
         (["run", "x:tasks", "-c", "0"], "--concurrency"),
-        (["frobnicate"], "there is no command qworker frobnicate"),
+        (["frobnicate"], "unknown command qworker frobnicate"),
     ],
 )
 def test_a_users_mistake_is_told_without_a_traceback(
@@ -219,7 +219,7 @@ def test_a_mistake_in_the_app_that_qworker_refuses_is_one_line_with_its_place(qw
     )
     status, _, err = qworker("run", f"{name}:tasks")
     assert status == 2
-    assert re.fullmatch(rf"qworker: .*{name}\.py:\d+: there is a task 'a' already.*\n", err)
+    assert re.fullmatch(rf"qworker: .*{name}\.py:\d+: the task name 'a' is already used.*\n", err)
 
 
 def test_the_command_line_beats_the_environment_which_beats_the_file(

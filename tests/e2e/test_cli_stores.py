@@ -204,7 +204,7 @@ def test_a_queue_that_is_not_there_is_one_line(
 ) -> None:
     status, out, err = said(*command.replace("URL", "file://./spool").split())
     assert (status, out) == (2, "")
-    assert err.startswith("qworker: there is no queue 'other'")
+    assert err.startswith("qworker: queue 'other' does not exist")
     assert err.count("\n") == 1
 
 

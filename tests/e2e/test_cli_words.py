@@ -61,12 +61,12 @@ def test_a_command_that_is_not_there_names_the_one_that_was_meant(
     word: str, meant: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     line = said(capsys, word)
-    assert f"there is no command qworker {word}: " in line
+    assert f"unknown command qworker {word}: " in line
     assert meant in line
 
 
 def test_a_command_like_no_other_leads_to_the_list(capsys: pytest.CaptureFixture[str]) -> None:
-    assert said(capsys, "xyzzy") == "qworker: there is no command qworker xyzzy: see qworker --help\n"
+    assert said(capsys, "xyzzy") == "qworker: unknown command qworker xyzzy: see qworker --help\n"
     assert "did you mean report?" in said(capsys, "pipeline", "raport")
     assert "did you mean publish?" in said(capsys, "rfq", "publsh")
 
@@ -242,7 +242,7 @@ def test_a_misspelt_option_of_enqueue_is_not_taken_for_an_argument(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     line = said(capsys, "enqueue", "qworker.cli.demo_app:tasks", "short", "--url", "file://./spool", "--dealy", "5")
-    assert "no option --dealy: did you mean --delay?" in line
+    assert "unknown option --dealy: did you mean --delay?" in line
 
 
 def test_a_relative_url_in_the_file_is_relative_to_the_file(

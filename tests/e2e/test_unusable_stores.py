@@ -303,8 +303,8 @@ def servers() -> Iterator[dict[str, int]]:
         ("redis://me:sesame@127.0.0.1:{locked}/0", "Redis refuses the user or the password"),
         ("redis://127.0.0.1:{plain}/99", "Redis has no database of this number: use a lower one"),
         ("rfq://127.0.0.1:{plain}/99", "Redis has no database of this number: use a lower one"),
-        ("redis://127.0.0.1:1/0", "cannot reach Redis at 127.0.0.1:1: Connection refused: is it running"),
-        ("redis://localhost:1/0", "cannot reach Redis at localhost:1: Connection refused: is it running"),
+        ("redis://127.0.0.1:1/0", "cannot connect to Redis at 127.0.0.1:1: Connection refused: is it running"),
+        ("redis://localhost:1/0", "cannot connect to Redis at localhost:1: Connection refused: is it running"),
     ],
 )
 def test_a_redis_that_cannot_be_used_says_why(url: str, words: str, servers: dict[str, int], says: Says) -> None:

@@ -193,7 +193,7 @@ async def test_nobody_is_there_says_so_at_once() -> None:
     with RedisServer() as server:
         url = server.url
     backend = open_backend(url)
-    with pytest.raises(BackendUnavailable, match="cannot reach Redis"):
+    with pytest.raises(BackendUnavailable, match="cannot connect to Redis"):
         await backend.open()
     await backend.aclose()
 

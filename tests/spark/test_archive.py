@@ -201,12 +201,12 @@ def test_a_second_run_at_the_same_time_is_refused_in_one_line(spark: SparkSessio
 
 
 def test_a_mistake_is_told_in_one_line(spark: SparkSession, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="lives in one process") as caught:
+    with pytest.raises(UsageError, match="exist only in the process") as caught:
         archive(spark, "memory:", str(tmp_path / "target"))
     assert "\n" not in str(caught.value)
-    with pytest.raises(QueueNotFound, match="no queue 'absent'"):
+    with pytest.raises(QueueNotFound, match="queue 'absent' does not exist"):
         archive(spark, file_url(tmp_path / "store"), str(tmp_path / "target"), queues=["absent"])
-    with pytest.raises(UsageError, match="only what is finished is archived"):
+    with pytest.raises(UsageError, match="only finished messages are archived"):
         archive(spark, file_url(tmp_path / "store"), str(tmp_path / "target"), states=["ready"])
 
 

@@ -148,7 +148,7 @@ def test_rows_that_do_not_fit_are_set_aside_as_they_are_with_the_reason(
     assert (result.enqueued, result.rejected, result.rejects) == (180, 20, str(rejects))
     found = rejected(spark, rejects)
     assert sorted(row.id for row in found) == [n for n in range(200) if n % 10 == 3]
-    assert {row.reason for row in found} == {"task 'thumb': argument path: Expected `str`, got `null`"}
+    assert {row.reason for row in found} == {"task 'thumb', argument path: expected str, got null"}
     assert {row.label for row in found} == {str(row.id) for row in found}
     work_off(tasks)
     assert len(calls) == 180
@@ -160,8 +160,8 @@ def test_a_type_that_no_row_can_have_is_told_for_each_row(spark: SparkSession, u
     assert (result.enqueued, result.rejected) == (0, 30)
     reasons = Counter(row.reason for row in rejected(spark, tmp_path / "rejects"))
     assert reasons == {
-        "task 'thumb': argument width: Expected `int`, got `str`": 27,
-        "task 'thumb': argument path: Expected `str`, got `null`": 3,
+        "task 'thumb', argument width: expected int, got str": 27,
+        "task 'thumb', argument path: expected str, got null": 3,
     }
 
 

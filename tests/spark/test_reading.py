@@ -152,7 +152,7 @@ def test_a_wrong_option_is_said_in_one_line(options: dict[str, str], said: str) 
 def test_a_machine_without_java_is_told_so_in_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(UsageError, match="needs Java 17 or newer, and none is found: install one"):
+    with pytest.raises(UsageError, match="needs Java 17 or newer, but none is found: install one"):
         check_installation()
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     with pytest.raises(UsageError, match="none is at JAVA_HOME="):

@@ -217,7 +217,7 @@ async def test_observers_whose_errors_have_no_text_harm_nobody(app):
 
     await work.enqueue()
     worker = Worker(app, WorkerOptions(burst=True))
-    worker.observers.append(SimpleNamespace(started=raising, finished=raising))
+    worker.observers.append(SimpleNamespace(handler_started=raising, message_settled=raising))
     with structlog.testing.capture_logs() as logs:
         assert await worker.run()
     assert [line["error"] for line in logs if line["event"] == "observer_failed"] == [

@@ -231,7 +231,7 @@ def test_a_newcomers_page_is_a_session_that_is_run(page: str, least: int) -> Non
     [
         ("```python\nprint(1)\n```\n", "begins with"),
         ("```rust\nfn main() {}\n```\n", "nothing here proves"),
-        ("```sh\nqworker stat file://./spool\n```\n", "there is no command"),
+        ("```sh\nqworker stat file://./spool\n```\n", "unknown command"),
         ("```sh\nqworker stats file://./spool --jsonl\n```\n", "[Nn]o such option"),
         ("```sh\necho a | qwroker publish\n```\n", "does not know it"),
         ("```console\n$ echo a\nb\n```\n", "lacks"),

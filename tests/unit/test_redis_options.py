@@ -86,12 +86,12 @@ def test_tls_verifies_unless_told_otherwise() -> None:
 @pytest.mark.parametrize(
     ("url", "mend"),
     [
-        ("redis://host:0", "is no host"),
-        ("redis://host:70000", "is no host"),
-        ("redis://ho st", "is no host"),
+        ("redis://host:0", "is not a valid host"),
+        ("redis://host:70000", "is not a valid host"),
+        ("redis://ho st", "is not a valid host"),
         ("redis://a,b", "redis+cluster"),
-        ("redis://host/main", "database is a number"),
-        ("redis://host/1/2", "database is a number"),
+        ("redis://host/main", "database must be a number"),
+        ("redis://host/1/2", "database must be a number"),
         ("redis://host?colour=red", "unknown option"),
         ("redis://host?tls_ca=/x", "rediss://"),
         ("redis://host?timeout=soon", "seconds"),

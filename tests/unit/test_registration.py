@@ -277,7 +277,7 @@ class Iterating:
         (Shop, "Shop is a class: decorate a function"),
         (vars(Shop)["static"], "a staticmethod object is not a function: write @staticmethod above @tasks."),
         (vars(Shop)["of_class"], "a classmethod object is not a function: move the function out of its class"),
-        (Shop.method, "Shop.method is a method, and nothing passes its `self`"),
+        (Shop.method, "Shop.method is a method, but nothing passes its `self`"),
         (5, "a handler must be a function (got 5)"),
     ],
     ids=lambda value: value.split()[0] if isinstance(value, str) else None,
@@ -291,8 +291,8 @@ def test_what_cannot_be_run_as_a_handler_is_refused_at_registration(tasks, funct
 
 def test_a_task_is_registered_once_and_by_its_own_app(tasks):
     task = tasks.task(plain)
-    assert refusal(lambda: tasks.task(task)) == "@tasks.task: 'plain' is a task already: decorate a function once"
-    assert "is a task already" in refusal(lambda: tasks.raw_handler()(task))
+    assert refusal(lambda: tasks.task(task)) == "@tasks.task: 'plain' is already a task: decorate a function once"
+    assert "is already a task" in refusal(lambda: tasks.raw_handler()(task))
     other = Tasks("memory://other")
     assert "belongs to another app" in refusal(lambda: other.register(task))
     assert "takes a task (got <function plain" in refusal(lambda: other.register(plain))
@@ -336,7 +336,7 @@ async def test_instances_partials_and_bound_methods_are_handlers(tasks):
 
 def test_a_handler_in_a_process_is_found_by_its_name(tasks):
     for function in (Shop().method, functools.partial(plain, 1), Shop()):
-        assert "process=True runs functions of a module's top level" in refusal(
+        assert "process=True needs a function at the top level of a module" in refusal(
             lambda function=function: tasks.task(process=True)(function)
         )
 

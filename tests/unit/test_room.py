@@ -90,7 +90,7 @@ async def test_an_fsq_queue_that_is_not_whole_is_an_error_and_no_endless_loop(tm
         await backend.create("q")
         await backend.aclose()
         shutil.rmtree(root / "q" / "tmp")
-        with pytest.raises(BackendError, match=r"'q' is not whole: make its missing directory .*tmp"):
+        with pytest.raises(BackendError, match=r"'q' is incomplete: create its missing directory .*tmp"):
             await backend.publish("q", [Draft(body=b"x")])
     finally:
         await backend.aclose()

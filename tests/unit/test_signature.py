@@ -173,7 +173,7 @@ def test_what_is_no_number_does_not_become_one(wanted, given):
     def work(x) -> None: ...
 
     work.__annotations__ = {"x": wanted}
-    with pytest.raises(InvalidArguments, match="argument 1: Expected"):
+    with pytest.raises(InvalidArguments, match=r"argument 1 \(\w+\): expected"):
         Signature(work, Context).convert([given], {})
 
 

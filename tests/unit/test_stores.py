@@ -67,7 +67,7 @@ async def test_looking_into_a_directory_that_is_not_there_makes_none_and_names_i
             with pytest.raises(StoreNotFound) as caught:
                 await look(backend)
             assert isinstance(caught.value, QueueNotFound)
-            assert f"there is no queue 'q', and no directory {place}:" in str(caught.value), name
+            assert f"queue 'q' does not exist, and neither does the directory {place}:" in str(caught.value), name
             assert caught.value.queue == "q"
         assert await backend.queues() == []
         assert await backend.history.logs() == []
@@ -82,7 +82,7 @@ async def test_looking_into_a_directory_that_is_not_there_makes_none_and_names_i
         assert place.is_dir()
         (found,) = await backend.find("q", [message_id])
         assert found.message.body == b"x"
-        with pytest.raises(QueueNotFound, match="there is no queue 'other'"):
+        with pytest.raises(QueueNotFound, match="queue 'other' does not exist"):
             await backend.stats("other")
     finally:
         await backend.aclose()

@@ -75,7 +75,7 @@ async def test_failures_that_are_no_exceptions_of_a_handler_are_raised_too(tasks
     with pytest.raises(InvalidArguments):
         await run_until_idle(tasks, raise_failures=True)
     await backend.publish("default", [Draft(body=b'{"task":"leaving"}', tries=1)])
-    with pytest.raises(RuntimeError, match="tries used up"):
+    with pytest.raises(RuntimeError, match="max_tries reached"):
         await run_until_idle(tasks, raise_failures=True)
 
 

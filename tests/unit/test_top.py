@@ -274,7 +274,7 @@ async def test_the_screen_survives_a_store_that_goes_away(backend: Backend) -> N
     async with app.run_test(size=(140, 20)) as pilot:
         await backend.delete("busy")
         await pilot.press("r")
-        await wait_until(lambda: "no queue 'busy'" in text_of(app, "status"))
+        await wait_until(lambda: "queue 'busy' does not exist" in text_of(app, "status"))
         await backend.publish("busy", [Draft(body=b"x")])
         await pilot.press("r")
         await wait_until(lambda: table_of(app)[0][1] == "1")

@@ -46,7 +46,7 @@ def test_a_password_is_masked_everywhere(password):
 
 def test_options_are_checked_by_name_and_by_kind():
     url = BackendURL.parse("file:a?sync=off&keep=3&on=yes")
-    with pytest.raises(InvalidURL, match="known: keep, on"):
+    with pytest.raises(InvalidURL, match="Options: keep, on"):
         url.only({"keep", "on"})
     assert (url.integer("keep", 0), url.integer("other", 7), url.boolean("on", False)) == (3, 7, True)
     assert url.choice("sync", "full", ["off", "full"]) == "off"

@@ -222,7 +222,7 @@ async def test_what_is_no_regular_file_is_set_aside_unopened(store: Open, tmp_pa
     assert bodies(await take(backend)) == [b"good"]
     failed = await backend.browse("q", State.FAILED)
     assert {one.message.id for one in failed} == {"11", "12", "13", "14"}
-    assert all(one.error is not None and "no regular file" in one.error for one in failed)
+    assert all(one.error is not None and "not a regular file" in one.error for one in failed)
     assert b"secret" not in [one.message.body for one in failed]
     assert outside.read_text() == "secret"
 

@@ -37,7 +37,7 @@ async def test_absent_queues_are_created(app):
 
 
 def test_options_that_cannot_work_are_refused(app):
-    with pytest.raises(UsageError, match="nothing to work on"):
+    with pytest.raises(UsageError, match="there is nothing to run"):
         Worker(app)
     for wrong in ({"concurrency": 0}, {"visibility_timeout": 0}, {"max_messages": 0}, {"queues": ("../x",)}):
         with pytest.raises(UsageError):

@@ -197,7 +197,7 @@ class FsqBackend(Backend):
                 held = lease.ended is None and lease.claimed.fd >= 0 and lease.claimed.is_ours
             except OSError as error:
                 if error.errno != errno.EBADF:
-                    raise BackendUnavailable(f"cannot look at leases: {error.strerror}") from error
+                    raise BackendUnavailable(f"cannot read leases: {error.strerror}") from error
                 # Closed by another thread meanwhile.
                 held = False
             if held:

@@ -197,7 +197,7 @@ def claim(
         return NotClaimed.REFUSED
     except OSError as error:
         if error.errno in {errno.ELOOP, errno.ENXIO, errno.ENODEV}:
-            return _failed(files, name, "it is no regular file")
+            return _failed(files, name, "not a regular file")
         raise
     try:
         claimed = _claim(files, name, fd, now, max_tries, ttl, lock=lock)
@@ -221,7 +221,7 @@ def _claim(
     if _inode(name, files.queue) != status.st_ino:
         return NotClaimed.GONE
     if not stat.S_ISREG(status.st_mode):
-        return _failed(files, name, "it is no regular file")
+        return _failed(files, name, "not a regular file")
     try:
         item = parse(name, files.constants)
     except Malformed as error:

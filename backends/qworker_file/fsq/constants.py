@@ -110,7 +110,7 @@ def _value(name: str, text: str) -> str | int | bool | None:
     variable = f"FSQ_{name.upper()}"
     if name in _NUMBERS or name in _FLAGS:
         if not (text.isascii() and text.isdigit() and len(text) <= 9):
-            raise UsageError(f"{variable} is a number, not {text!r}")
+            raise UsageError(f"{variable} must be a number (got {text!r})")
         return int(text) if name in _NUMBERS else int(text) != 0
     if name in _MODES:
         return _mode(variable, text)
@@ -118,12 +118,12 @@ def _value(name: str, text: str) -> str | int | bool | None:
         return text or None
     if name in _FILES:
         if not text or text in {".", ".."} or "/" in text:
-            raise UsageError(f"{variable} is a file's name, not {text!r}")
+            raise UsageError(f"{variable} must be the name of a file (got {text!r})")
         return text
     if name in _WORDS:
         return _word(variable, text)
     if len(text) != 1 or not text.isascii() or not text.isprintable() or text == "/":
-        raise UsageError(f"{variable} is one ASCII character other than /, not {text!r}")
+        raise UsageError(f"{variable} must be one ASCII character other than / (got {text!r})")
     return text
 
 
@@ -133,18 +133,18 @@ def _mode(variable: str, text: str) -> int:
     except ValueError:
         mode = -1
     if not 0 <= mode <= 0o7777:
-        raise UsageError(f"{variable} is an octal mode such as 00640, not {text!r}")
+        raise UsageError(f"{variable} must be an octal mode such as 00640 (got {text!r})")
     return mode
 
 
 def _word(variable: str, text: str) -> str:
     if not text:
-        raise UsageError(f"{variable} is empty: set it, or unset it")
+        raise UsageError(f"{variable} is empty: set it or unset it")
     if variable == "FSQ_CHARSET":
         try:
             codecs.lookup(text)
         except LookupError:
-            raise UsageError(f"FSQ_CHARSET: {text!r} is no character set") from None
+            raise UsageError(f"FSQ_CHARSET: {text!r} is not a character set") from None
     return text
 
 
@@ -161,7 +161,7 @@ def user_id(user: str | None) -> int:
     try:
         return pwd.getpwnam(user).pw_uid
     except KeyError:
-        raise UsageError(f"there is no user {user!r}") from None
+        raise UsageError(f"unknown user {user!r}") from None
 
 
 def group_id(group: str | None) -> int:
@@ -177,4 +177,4 @@ def group_id(group: str | None) -> int:
     try:
         return grp.getgrnam(group).gr_gid
     except KeyError:
-        raise UsageError(f"there is no group {group!r}") from None
+        raise UsageError(f"unknown group {group!r}") from None

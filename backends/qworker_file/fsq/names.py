@@ -163,13 +163,13 @@ def parse(name: str, constants: Constants) -> Item:
         return Item(stem, entropy, pid, hostname, int(tries), arguments, second + fraction)
     fields = deconstruct(name, constants)
     if len(fields) < 5:
-        raise Malformed(f"a name has at least 5 fields, and this has {len(fields)}")
+        raise Malformed(f"a name must have at least 5 fields (got {len(fields)})")
     stamp, entropy, pid, hostname, tries = fields[:5]
     if not (tries.isascii() and tries.isdigit() and len(tries) <= 9):
-        raise Malformed(f"tries is a number, not {tries!r}")
+        raise Malformed(f"tries must be a number (got {tries!r})")
     second = _second(stamp, constants.timefmt)
     if second is None:
-        raise Malformed(f"{stamp!r} is no time of the form {constants.timefmt}")
+        raise Malformed(f"{stamp!r} is not a time of the form {constants.timefmt}")
     # What we enqueue has nanoseconds for its entropy.
     fraction = int(entropy) / 1e9 if len(entropy) == 9 and entropy.isascii() and entropy.isdigit() else 0.0
     return Item(message_id(name, constants), entropy, pid, hostname, int(tries), tuple(fields[5:]), second + fraction)

@@ -150,7 +150,7 @@ class Publisher:
                 await self._commit.directories({files.queue})
             except OSError as error:
                 raise PublishUncertain(
-                    f"perhaps published: the disk did not take the names: {error.strerror}"
+                    f"the message may or may not be stored: the disk could not store the file names: {error.strerror}: publish it again with the same id"
                 ) from error
 
     async def _write(self, files: QueueDir, plans: list[_Plan]) -> None:
@@ -189,7 +189,7 @@ class Publisher:
         except OSError as error:
             if error.errno in FULL:
                 raise StorageFull(f"cannot publish: {error.strerror}: free some space") from error
-            raise PublishUncertain(f"cannot publish: the disk did not take the data: {error.strerror}") from error
+            raise PublishUncertain(f"cannot publish: the disk could not store the data: {error.strerror}") from error
 
     async def _show(self, files: QueueDir, plans: list[_Plan]) -> None:
         turn_ends = time.perf_counter() + _TURN

@@ -45,11 +45,11 @@ def check_item(name: str, constants: Constants) -> str:
         InvalidName: it is none.
     """
     if "/" in name or "\0" in name or name[:1] in {"", "."} or len(os.fsencode(name)) > MAX_NAME:
-        raise InvalidName(f"{printable(name)[:80]!r} is no item's name")
+        raise InvalidName(f"{printable(name)[:80]!r} is not the name of an item")
     try:
         parse(name, constants)
     except Malformed as error:
-        raise InvalidName(f"{printable(name)[:80]!r} is no item's name: {error}") from error
+        raise InvalidName(f"{printable(name)[:80]!r} is not the name of an item: {error}") from error
     return name
 
 

@@ -67,7 +67,7 @@ class FsqSource:
         try:
             root = os.open(directory, DIRECTORY)
         except OSError as error:
-            raise ScanError(f"no such queue: {queue}: {directory}: {error.strerror}") from error
+            raise ScanError(f"unknown queue: {queue}: {directory}: {error.strerror}") from error
         try:
             if options.all_hosts:
                 hosts = self._all_hosts(root)
@@ -90,7 +90,7 @@ class FsqSource:
         opened = open_queue(root, self._queue, self.constants, None if host is None else check_host(host))
         if opened is None:
             of_host = "" if host is None else f" of host {host}"
-            raise ScanError(f"no such queue: {self._queue}{of_host}")
+            raise ScanError(f"unknown queue: {self._queue}{of_host}")
         return opened
 
     @property
@@ -119,7 +119,7 @@ class FsqSource:
         if self._ignore_down or not files.is_down:
             return True
         if len(self._places) == 1 or files.is_down_with_queue:
-            raise ScanDown(f"{self._queue} is down")
+            raise ScanDown(f"{self._queue} is paused")
         return False
 
     def _claim(self, name: str, files: QueueDir, say: Callable[[str], None]) -> Claimed | None:

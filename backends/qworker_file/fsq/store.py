@@ -117,7 +117,9 @@ class Store:
             parts = " ".join(
                 (options.constants.tmp, options.constants.queue, options.constants.done, options.constants.fail)
             )
-            raise BackendError(f"the queue {name!r} is not whole: make its missing directory ({parts}), or delete it")
+            raise BackendError(
+                f"the queue {name!r} is incomplete: create its missing directory ({parts}), or delete the queue"
+            )
         return local
 
     def queue(self, name: str) -> LocalQueue | None:

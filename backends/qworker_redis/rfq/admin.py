@@ -208,7 +208,7 @@ class RfqAdministration(Administration):
         try:
             return fields_of(raw) or None
         except UnicodeDecodeError as error:
-            raise BackendError(f"the message {printable(message_id)} is no map of text to text: {error}") from error
+            raise BackendError(f"the message {printable(message_id)} is not a map of text to text: {error}") from error
 
     async def server_version(self) -> str:
         """What the server says that it is."""

@@ -67,7 +67,7 @@ async def _opened(url: str) -> AsyncGenerator[RfqBackend]:
     """
     parsed = BackendURL.parse(url)
     if parsed.scheme != "rfq":
-        raise InvalidURL(f"{parsed.masked} is no rfq: URL: write rfq://host:6379/0")
+        raise InvalidURL(f"{parsed.masked} is not a valid rfq: URL: write rfq://host:6379/0")
     backend = RfqBackend.from_url(parsed)
     try:
         await backend.open()
@@ -214,7 +214,7 @@ def _fields(text: str) -> dict[str, str]:
     except (ValueError, RecursionError) as error:
         raise UsageError(f"--message is not valid JSON: {error}") from error
     if not isinstance(found, dict) or not found:
-        raise UsageError('--message must be an object of texts, and not empty: write \'{"name": "text"}\'')
+        raise UsageError('--message must be an object of texts that is not empty: write \'{"name": "text"}\'')
     fields: dict[str, str] = {}
     for name, value in cast("dict[str, object]", found).items():
         if isinstance(value, bool) or not isinstance(value, str | int | float):

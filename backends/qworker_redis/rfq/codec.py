@@ -61,7 +61,7 @@ def packed(fields: Sequence[str | bytes]) -> bytes:
     try:
         parts = [field if isinstance(field, bytes) else field.encode() for field in fields]
     except (UnicodeEncodeError, AttributeError) as error:
-        raise InvalidArguments(f"rfq: fields are text: {error}") from error
+        raise InvalidArguments(f"rfq: fields must be text: {error}") from error
     return b"".join([_LENGTH.pack(len(part)) + part for part in parts])
 
 
@@ -98,11 +98,11 @@ def decode(queue: str, message_id: str, value: Reply) -> Message:
     """
     tries, since, raw, origin = cast("_Value", value)
     if isinstance(raw, bytes):
-        raise BackendError(f"the message {message_id} of {queue} is no hash: {raw.decode(errors='replace')}")
+        raise BackendError(f"the message {message_id} of {queue} is not a hash: {raw.decode(errors='replace')}")
     try:
         fields = fields_of(raw)
     except UnicodeDecodeError as error:
-        raise BackendError(f"the message {message_id} of {queue} is no map of text to text: {error}") from error
+        raise BackendError(f"the message {message_id} of {queue} is not a map of text to text: {error}") from error
     body = _body_of(queue, message_id, fields)
     return Message(
         id=message_id,
@@ -145,7 +145,9 @@ def _body_of(queue: str, message_id: str, fields: dict[str, str]) -> bytes:
         try:
             body = base64.b64decode(fields[BODY_BASE64], validate=True)
         except (binascii.Error, ValueError) as error:
-            raise BackendError(f"the message {message_id} of {queue} has a body that is no base64: {error}") from error
+            raise BackendError(
+                f"the message {message_id} of {queue} has a body that is not valid base64: {error}"
+            ) from error
         del fields[BODY_BASE64]
     return body
 

@@ -72,7 +72,7 @@ def command(
       qworker pipeline reconcile orders.csv orders --on order_id=args[0] --archive ./archive --output verdicts
     """
     if url is None and archive is None:
-        raise UsageError("there is nothing to compare with: add --url, --archive or both")
+        raise UsageError("nothing to compare with: pass --url, --archive, or both")
     place = None if url is None else absolute_url(url)
     if place is not None:
         check_store(place)

@@ -41,7 +41,7 @@ def report(
         UsageError: the period is empty.
     """
     if since is not None and until is not None and since >= until:
-        raise UsageError("the period is empty: --since is before --until")
+        raise UsageError("--since must be before --until")
     now = time.time()
     known = (
         evidence(spark, url=source, queues=queues, columns=MESSAGE_COLUMNS)

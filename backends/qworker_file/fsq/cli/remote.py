@@ -125,7 +125,7 @@ def jsonrpcd_command(
     """
     token = os.environ.get("QWORKER_HTTP_TOKEN") or None
     if token is not None and len(token) < 8:
-        raise UsageError("QWORKER_HTTP_TOKEN must have at least 8 characters")
+        raise UsageError("QWORKER_HTTP_TOKEN must have at least 8 printable ASCII characters")
     check_exposure(host, token, insecure=insecure)
     with placed(url) as place:
         methods = Methods(place.directory, place.constants)

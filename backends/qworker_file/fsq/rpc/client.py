@@ -48,7 +48,9 @@ class Remote:
         except ValueError as error:
             raise InvalidURL(f"{self.address}: {error}") from error
         if parts.scheme not in {"http", "https", "unix"} or not (parts.netloc or parts.path):
-            raise InvalidURL(f"{self.address} is no address of a jsonrpcd: write http://HOST:PORT or unix:///PATH")
+            raise InvalidURL(
+                f"{self.address} is not a valid address of a jsonrpcd: write http://HOST:PORT or unix:///PATH"
+            )
         self._scheme, self._host, self._port = parts.scheme, parts.hostname or "", port
         self._path = re.sub("^/*", "/", f"{parts.netloc}{parts.path}") if parts.scheme == "unix" else parts.path or "/"
         self._headers = {"Content-Type": "application/json-rpc"}
@@ -68,7 +70,7 @@ class Remote:
             text, item = body.decode(charset), name.encode(errors="surrogateescape").decode(charset)
         except UnicodeDecodeError as error:
             raise NotSupported(
-                f"{name}: push carries text ({charset}) only, and this is none: {error.reason}"
+                f"{name}: push sends only text ({charset}), but this file is not text: {error.reason}"
             ) from error
         self.call("enqueue", [item, queue, text])
 
@@ -88,9 +90,9 @@ class Remote:
         try:
             reply: object = msgspec.json.decode(raw)
         except (ValueError, RecursionError) as error:
-            raise BackendError(f"{self.address}: the answer is no JSON") from error
+            raise BackendError(f"{self.address}: the answer is not JSON") from error
         if not isinstance(reply, dict):
-            raise BackendError(f"{self.address}: the answer is no JSON-RPC")
+            raise BackendError(f"{self.address}: the answer is not JSON-RPC")
         answer = cast("dict[str, Any]", reply)
         if answer.get("error") is not None:
             raise BackendError(f"{self.address}: {_message(answer['error'])}")

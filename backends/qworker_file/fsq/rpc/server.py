@@ -32,7 +32,7 @@ def check_exposure(host: str, token: str | None, *, insecure: bool) -> None:
     if token or insecure or _is_loopback(host):
         return
     raise UsageError(
-        f"{host} can be reached from other machines, and everybody there could enqueue: set a token in QWORKER_HTTP_TOKEN"
+        f"listening on {host} requires a token, because other machines could enqueue: set QWORKER_HTTP_TOKEN"
         " (clients push to http://x:TOKEN@HOST:PORT), or say --insecure"
     )
 
