@@ -51,7 +51,7 @@ def finish(url: str, count: int, how: SettleAction, queue: str = QUEUE, error: s
 
 
 def count(url: str, state: State, queue: str = QUEUE) -> int:
-    return getattr(ask(url, lambda backend: backend.stats(queue)), state.value)
+    return getattr(ask(url, lambda backend: backend.stats(queue)), state.word)
 
 
 def bodies(url: str, state: State, queue: str = QUEUE) -> list[bytes]:
