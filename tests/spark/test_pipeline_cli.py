@@ -96,7 +96,7 @@ def test_a_table_goes_through_every_job(spark: SparkSession, qworker: Any, folde
         (["load", URL, "absent.parquet", "--task", "t", "--queue", "q"], "absent.parquet"),
         (["replay", URL, "pictures", "--where", "nothing = 1"], "is refused"),
         (["reconcile", "rows.csv", "q", "--on", "a"], "add --url"),
-        (["report", "nowhere", "--since", "yesterday"], "is no time"),
+        (["report", "nowhere", "--since", "yesterday"], "or a time such as"),
         (["report", "nowhere", "--conf", "nonsense"], "write KEY=VALUE"),
         (["report", "memory:"], "memory:"),
     ],
