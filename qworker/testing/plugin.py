@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -9,7 +10,8 @@ from contextlib import ExitStack
 import pytest
 
 from qworker.app import Tasks
-from qworker.errors import QworkerError
+from qworker.duration import parse_duration
+from qworker.errors import QworkerError, UsageError
 from qworker.registry import open_backend
 from qworker.testing.clock import FakeClock
 from qworker.testing.helpers import in_memory
@@ -31,10 +33,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     group.addoption(
         "--qworker-tick",
-        type=float,
-        metavar="SECONDS",
-        help="what the suite takes for long compared with any one call (default: 60 fake or 2 real seconds)",
+        type=_duration,
+        metavar="DURATION",
+        help="what the suite takes for long compared with any one call (default: 60s fake or 2s real)",
     )
+
+
+def _duration(text: str) -> float:
+    try:
+        return parse_duration(text, least=0.01)
+    except UsageError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def pytest_configure(config: pytest.Config) -> None:

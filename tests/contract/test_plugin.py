@@ -163,5 +163,12 @@ def test_the_suite_finds_a_broken_backend(pytester: pytest.Pytester, backend: st
 def test_a_wrong_url_is_one_line(pytester: pytest.Pytester) -> None:
     result = run(pytester, "-p", "qworker.testing", "--qworker-url", "nowhere://x")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["ERROR: no backend for nowhere: installed are *"])
+    result.stderr.fnmatch_lines(["ERROR: no backend is installed for 'nowhere:'. Installed: *"])
     assert "Traceback" not in result.stderr.str()
+
+
+def test_the_tick_of_the_suite_is_a_duration(pytester: pytest.Pytester) -> None:
+    arguments = ("-p", "qworker.testing", "--qworker-url", "memory://tick", "-k", "test_describe_names_the_store")
+    run(pytester, *arguments, "--qworker-tick", "2s").assert_outcomes(passed=1)
+    result = run(pytester, *arguments, "--qworker-tick", "soon")
+    result.stderr.fnmatch_lines(["*--qworker-tick: 'soon' is not a valid duration: use seconds (90) or 15m, 2h, 7d*"])

@@ -135,7 +135,7 @@ def test_events_are_rows_too(spark: SparkSession, tmp_path: Path) -> None:
     [
         ({}, "needs a store"),
         ({"url": "memory:"}, "lives in one process"),
-        ({"url": "nowhere:///x"}, "no backend for nowhere"),
+        ({"url": "nowhere:///x"}, "no backend is installed for 'nowhere:'"),
         ({"url": "file:///x", "state": "half"}, "'state' is one of"),
         ({"url": "file:///x", "columns": "id,colour"}, "no column 'colour'"),
         ({"url": "file:///x", "partitions": "0"}, "at least 1"),
