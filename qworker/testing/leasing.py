@@ -195,6 +195,14 @@ class LeasingContract(Contract):
         assert await case.backend.settle(case.settlements(held, SettleAction.ACK)) == []
         assert await case.counts() == (0, 0, 0, 0)
 
+    async def test_a_lease_for_a_remote_holder_ends_at_its_expiry(self, case: Case) -> None:
+        server = await case.open(remote_leases=True)
+        await case.publish(b"x")
+        lease = await case.lease_one(visibility=case.tick, by=server)
+        assert await case.expire(case.tick, by=server) == 1
+        assert not await case.settle(lease, SettleAction.ACK, by=server)
+        assert (await case.lease_one(by=server)).message.tries == 1
+
     async def test_a_remote_lease_outlives_the_process_that_took_it(self, case: Case) -> None:
         first, second = [await case.open(remote_leases=True) for _ in range(2)]
         assert case.backend.remote_leases is None
