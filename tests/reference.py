@@ -10,6 +10,7 @@ import io
 import re
 import tokenize
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import click
@@ -81,6 +82,7 @@ def sources() -> Iterator[Path]:
         yield from sorted((ROOT / top).rglob("*.py"))
 
 
+@cache
 def url_options() -> dict[str, set[str]]:
     """The options of every URL scheme, as the scheme itself lists them when it refuses one."""
     found: dict[str, set[str]] = {}
@@ -94,6 +96,7 @@ def url_options() -> dict[str, set[str]]:
     return found
 
 
+@cache
 def variables() -> set[str]:
     """Every variable that the code names and that is not an option of a command."""
     found = {*VARIABLES, *(f"FSQ_{name.upper()}" for name in Constants.__struct_fields__)}
@@ -116,6 +119,7 @@ class LogEvent(msgspec.Struct):
     fields: set[str] = msgspec.field(default_factory=set)
 
 
+@cache
 def log_events() -> dict[str, LogEvent]:
     """Every log event by its name, as the calls of loggers in the code have them.
 
@@ -133,6 +137,7 @@ def log_events() -> dict[str, LogEvent]:
     return found
 
 
+@cache
 def bound_fields() -> set[str]:
     """Every field that a logger is bound to."""
     found: set[str] = set()
@@ -283,6 +288,7 @@ def _word(node: ast.expr) -> str:
     return str(ast.literal_eval(node))
 
 
+@cache
 def settings() -> dict[str, list[str]]:
     """Every option that can be a setting, with its commands, as they are typed after `qworker`."""
     found: dict[str, list[str]] = {}
