@@ -261,9 +261,9 @@ class Tasks(Generic[State]):
         Raises:
             UsageError: an event loop runs in this thread.
         """
-        return self._run_sync(self.enqueue_many(calls), instead="await enqueue() or enqueue_many()")
+        return self._run_sync(self.enqueue_many(calls), instead="`await tasks.enqueue_many(...)`")
 
-    def _run_sync(self, coroutine: Coroutine[Any, Any, R], *, instead: str = "await it") -> R:
+    def _run_sync(self, coroutine: Coroutine[Any, Any, R], *, instead: str = "`await`") -> R:
         """Run a coroutine on the app's background loop and block until it is done.
 
         Args:

@@ -88,24 +88,24 @@ def _tried(name: str, attempt: Attempt, probe: str) -> Check:
     try:
         return attempt(probe)
     except OSError as error:
-        mend = "free some space" if error.errno in FULL else _ELSEWHERE
-        return Check(name, Health.BROKEN, f"{error.strerror or error}", mend)
+        fix = "free some space" if error.errno in FULL else _ELSEWHERE
+        return Check(name, Health.BROKEN, f"{error.strerror or error}", fix)
 
 
 def _permissions(root: str, place: str, status: os.stat_result, *, keeps_modes: bool) -> Check:
     if root != place:
-        return Check("directory", Health.OK, f"{root} is not there yet: it will be made in {place}")
+        return Check("directory", Health.OK, f"{root} does not exist yet: it will be created in {place}")
     mode = stat.S_IMODE(status.st_mode)
     detail = f"{root}, mode {mode:04o}, owner {status.st_uid}, this user {os.geteuid()}"
-    mend = (
+    fix = (
         f"chmod o-rwx {root}"
         if keeps_modes
         else "this file system keeps no modes: mount it with umask=0077, or use another one"
     )
     if mode & stat.S_IWOTH:
-        return Check("directory", Health.BROKEN, detail, f"anybody can put work there: {mend}")
+        return Check("directory", Health.BROKEN, detail, f"every user can enqueue there: {fix}")
     if mode & stat.S_IROTH:
-        return Check("directory", Health.WARN, detail, f"anybody can read the messages: {mend}")
+        return Check("directory", Health.WARN, detail, f"every user can read the messages: {fix}")
     return Check("directory", Health.OK, detail)
 
 
@@ -114,7 +114,7 @@ def _file_system(place: str) -> Check:
     system = FileSystem.of(place)
     found = f"{system.kind} on {system.source}"
     if not system.kind:
-        return Check(name, Health.WARN, _unknown(), "nothing is promised about a loss of power")
+        return Check(name, Health.WARN, _unknown(), "no message is guaranteed to survive a loss of power")
     if system.kind in _MEMORY:
         return Check(name, Health.WARN, f"{system.kind}: memory, empty after a restart of the host", "use a disk")
     if system.kind in NETWORK:
@@ -164,7 +164,7 @@ def _space(place: str) -> Check:
 def _inodes(place: str) -> Check:
     status = os.statvfs(place)
     if status.f_files == 0:
-        return Check("inodes", Health.OK, "made as they are needed")
+        return Check("inodes", Health.OK, "created when they are needed")
     detail = f"{status.f_favail:,} of {status.f_files:,} are free; each message takes one"
     if status.f_favail == 0:
         return Check("inodes", Health.BROKEN, detail, "publishing fails until files are removed")
@@ -272,10 +272,10 @@ def _try_inotify(probe: str) -> Check:
 
 
 def _inotify_refused(error: int) -> Check:
-    mend = "messages of foreign writers are found by rescans only"
+    fix = "messages of foreign writers are found by rescans only"
     if error in {errno.EMFILE, errno.ENOSPC}:
-        mend = "all instances are in use: raise fs.inotify.max_user_instances; until then rescans find foreign messages"
-    return Check("inotify", Health.WARN, os.strerror(error), mend)
+        fix = "all instances are in use: raise fs.inotify.max_user_instances; until then rescans find foreign messages"
+    return Check("inotify", Health.WARN, os.strerror(error), fix)
 
 
 def _try_clock(probe: str) -> Check:

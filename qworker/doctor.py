@@ -58,8 +58,8 @@ def _versions() -> Check:
             # Optional ones may be absent; required ones were imported on the way here.
             continue
     health = Health.OK if sys.platform == "linux" else Health.WARN
-    mend = "" if health is Health.OK else "qworker is made for Linux: leases and wake-ups are untested elsewhere"
-    return Check("versions", health, ", ".join(found), mend)
+    fix = "" if health is Health.OK else "qworker is made for Linux: leases and wake-ups are untested elsewhere"
+    return Check("versions", health, ", ".join(found), fix)
 
 
 def _entry_points() -> Iterable[Check]:
@@ -127,8 +127,8 @@ async def _reachable(url: str) -> list[Check]:
         ]
     except QworkerError as error:
         # Whatever refuses says itself what to do.
-        mend = "check that it runs, and that its URL is right" if isinstance(error, BackendUnavailable) else ""
-        return [Check("reachable", Health.BROKEN, str(error), mend)]
+        fix = "check that it runs, and that its URL is right" if isinstance(error, BackendUnavailable) else ""
+        return [Check("reachable", Health.BROKEN, str(error), fix)]
     finally:
         await backend.aclose()
 

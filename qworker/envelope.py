@@ -103,7 +103,7 @@ class EnvelopeEncoder:
             number = _not_finite(msgspec.to_builtins(value)) if _may_hold_not_finite(value) else None
             if number is not None:
                 raise InvalidArguments(
-                    f"task {self._task!r}: argument {which}: JSON has no {number}: give None or text for it"
+                    f"task {self._task!r}: argument {which}: JSON cannot contain {number}: use None or text instead"
                 )
 
 

@@ -1,7 +1,7 @@
 """One tree of errors.
 
 QworkerError
-├── UsageError               the caller's mistake; one line and the mend (exit status 2)
+├── UsageError               the caller's mistake; one line and the fix (exit status 2)
 │   ├── InvalidURL           a backend URL that cannot be understood
 │   ├── InvalidName          a queue name, message id or key that is not allowed
 │   ├── InvalidArguments     arguments that do not fit a task's signature
@@ -64,7 +64,7 @@ class QworkerError(Exception):
 
 
 class UsageError(QworkerError):
-    """The caller's mistake: the text is one line that says what is wrong and the mend."""
+    """The caller's mistake: the text is one line that says what is wrong and the fix."""
 
 
 class InvalidURL(UsageError):
@@ -213,7 +213,7 @@ class Fail(Decision):
         UsageError: the reason is neither.
     """
 
-    reason = "the handler failed the message for good"
+    reason = "the handler failed the message permanently"
 
     def __init__(self, reason: str | BaseException = reason) -> None:
         super().__init__(reason)

@@ -136,7 +136,7 @@ def _not_found(stats: QueueStats) -> Reason:
     done = f"finished messages here: {kept}" if kept else "finished messages may not be kept here"
     return Reason(
         "not-found",
-        f"{stats.queue} has no message with this id: it is finished ({done}), was purged or removed, or never was here",
+        f"{stats.queue} has no message with this id: it has finished ({done}), was purged or removed, or was never here",
     )
 
 
@@ -211,7 +211,7 @@ def _leased(stored: StoredMessage, now: float) -> Reason:
     expires = stored.expires_at
     if expires is not None and expires <= now:
         return Reason(
-            "expired", f"{holder} leased it, and the lease has expired{_at(expires)}: the next reap makes it ready"
+            "expired", f"{holder} leased it, but the lease has expired{_at(expires)}: the next reap makes it ready"
         )
     left = f" for {expires - now:.1f} s more{_at(expires)}, unless extended" if expires is not None else ""
     return Reason("leased", f"{holder} is working on it{left}")

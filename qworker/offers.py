@@ -50,7 +50,7 @@ class Check(msgspec.Struct, frozen=True):
     # What was found.
     detail: str
     # What to do about it; empty where nothing is to be done.
-    mend: str = ""
+    fix: str = ""
 
 
 class Follower(Protocol):

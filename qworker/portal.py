@@ -69,7 +69,7 @@ def _problem(instead: str) -> str | None:
     if gevent is not None and gevent.is_module_patched("select"):
         # Then the loop's thread is a real one, in which gevent finds nothing to wait for.
         return "gevent has replaced select, and this call needs the real one: use threads (gunicorn -k gthread)"
-    return f"an event loop runs in this thread: {instead}" if _has_running_loop() else None
+    return f"an event loop is running in this thread: use {instead}" if _has_running_loop() else None
 
 
 def _has_running_loop() -> bool:

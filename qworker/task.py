@@ -266,7 +266,7 @@ class ConfiguredTask(OtherMethods, Generic[P, R]):
             # Made in this thread: sources of headers may look at what belongs to it.
             draft = self._drafted(args, kwargs)
             _run_sync = self._tasks._run_sync  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
-            return _run_sync(self._publish(draft, span), instead="await enqueue()")
+            return _run_sync(self._publish(draft, span), instead="`await task.enqueue(...)`")
 
     async def _publish(self, draft: Draft, span: Any) -> Job:
         backend = await self._tasks.backend()

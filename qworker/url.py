@@ -192,7 +192,7 @@ def working_directory() -> str:
     try:
         return os.getcwd()
     except FileNotFoundError:
-        raise UsageError("the working directory does not exist any more: change to one that does") from None
+        raise UsageError("the working directory was deleted: change to one that exists") from None
 
 
 def mask(text: str) -> str:

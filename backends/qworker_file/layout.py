@@ -240,5 +240,5 @@ def _check_format(opened: QueueDir) -> None:
         )
     if int(version) > FORMAT:
         raise FormatTooNew(
-            f"the queue {opened.name!r} has format {int(version)}, and this release knows {FORMAT}: upgrade qworker"
+            f"the queue {opened.name!r} has format {int(version)}, but this release knows only {FORMAT}: upgrade qworker"
         )

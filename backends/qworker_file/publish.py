@@ -137,7 +137,7 @@ class Publisher:
         if size_of(name) <= MAX_OWN:
             return name
         if draft.argv:
-            raise NotSupported("file: keeps arguments in the file's name, which has no room for these: use the body")
+            raise NotSupported("file: argv must fit into the name of a file: put long texts into the body")
         # A label only: the envelope in the body has the task's whole name.
         return item_name(stem, draft.tries)
 

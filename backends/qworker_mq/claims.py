@@ -284,7 +284,7 @@ class Claims:
                 return step()
             except Busy:
                 if time.monotonic() >= deadline:
-                    raise TimeoutError(errno.ETIMEDOUT, "another process holds a message's lock") from None
+                    raise TimeoutError(errno.ETIMEDOUT, "another process holds a message lock") from None
                 time.sleep(0.001)
 
 

@@ -42,14 +42,14 @@ class Address(msgspec.Struct, frozen=True):
         """
         user, _, place = url.authority.rpartition("@")
         if url.path not in {"", "/"}:
-            raise InvalidURL(f"{url.masked}: a server has no path: write {url.scheme}://HOST:PORT")
+            raise InvalidURL(f"{url.masked}: the URL of a server must not have a path: write {url.scheme}://HOST:PORT")
         given = unquote(user.partition(":")[2]) or token
         secure = url.scheme.endswith("s")
         host, colon, port = place.rpartition(":")
         if not colon or place.endswith("]"):
             host, port = place, "443" if secure else "80"
         if not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
-            raise InvalidURL(f"{url.masked} names no server: write {url.scheme}://HOST:PORT")
+            raise InvalidURL(f"{url.masked} does not name a server: write {url.scheme}://HOST:PORT")
         return cls(host.strip("[]"), int(port), secure, given)
 
 
@@ -98,7 +98,7 @@ class _Exchange:
             self._connection.receive_data(data)
             return self._next()
         except h11.RemoteProtocolError as error:
-            raise BackendUnavailable(f"the server's answer cannot be read: {error}") from error
+            raise BackendUnavailable(f"the answer of the server is not valid: {error}") from error
 
     def _next(self) -> Answer | None:
         while True:

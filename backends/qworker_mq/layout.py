@@ -130,7 +130,7 @@ class Root:
         # Empty: another process makes it at this moment.
         if text and (not text.isdigit() or int(text) > _FORMAT):
             raise FormatTooNew(
-                f"{self.path} has format {text.decode(errors='replace')!r}, and this release reads up to {_FORMAT}: upgrade qworker"
+                f"{self.path} has format {text.decode(errors='replace')!r}, but this release reads only up to {_FORMAT}: upgrade qworker"
             )
 
     def queue(self, queue: str, *, create: bool) -> QueueDirs | None:

@@ -342,14 +342,14 @@ def _decoded(answer: Answer, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(answer.body, type=kind)
     except ValueError as error:
-        raise BackendUnavailable(f"the server's answer cannot be used: {error}") from error
+        raise BackendUnavailable(f"the answer of the server is not valid: {error}") from error
 
 
 def _stored(answer: Answer) -> list[StoredMessage]:
     try:
         return [StoredMessage.from_json(each) for each in _decoded(answer, list[dict[str, Any]])]
     except (errors.UsageError, ValueError, KeyError) as error:
-        raise BackendUnavailable(f"the server's answer cannot be used: {error}") from error
+        raise BackendUnavailable(f"the answer of the server is not valid: {error}") from error
 
 
 def _raise_named(name: str, text: str) -> None:

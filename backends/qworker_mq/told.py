@@ -124,4 +124,4 @@ def _decoded(answer: Answer, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(answer.body, type=kind)
     except ValueError as error:
-        raise BackendUnavailable(f"the server's answer cannot be used: {error}") from error
+        raise BackendUnavailable(f"the answer of the server is not valid: {error}") from error

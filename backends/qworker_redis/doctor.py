@@ -54,14 +54,14 @@ def _version(facts: ServerFacts) -> Check:
     version = f"{facts.product} {'.'.join(map(str, facts.version))}"
     if (0, 0) < facts.version < (6, 2):
         return Check("redis version", Health.BROKEN, version, "upgrade to 6.2 or newer")
-    return Check("redis version", Health.OK, f"{version} at {facts.address}, {facts.role or 'role not told'}")
+    return Check("redis version", Health.OK, f"{version} at {facts.address}, {facts.role or 'unknown role'}")
 
 
 def _policy(facts: ServerFacts) -> Check:
     name = "redis memory"
     if not facts.policy:
         return Check(
-            name, Health.WARN, "maxmemory-policy not told", "see that it is noeviction; this user may not run INFO"
+            name, Health.WARN, "maxmemory-policy unknown", "check that it is noeviction: this user cannot run INFO"
         )
     limit = f"of {facts.max_memory:,} bytes" if facts.max_memory else "bytes, no limit"
     detail = f"maxmemory-policy {facts.policy}, used {facts.used_memory:,} {limit}"
@@ -75,13 +75,13 @@ def _policy(facts: ServerFacts) -> Check:
 def _persistence(facts: ServerFacts, options: Options) -> Check:
     name = "redis persistence"
     level = "replicated" if options.min_replicas else facts.durability
-    detail = f"{level}: appendonly {'yes' if facts.append_only else 'no'}, appendfsync {facts.fsync or 'not told'}"
+    detail = f"{level}: appendonly {'yes' if facts.append_only else 'no'}, appendfsync {facts.fsync or 'unknown'}"
     if facts.durability == "disk":
         return Check(name, Health.OK, detail)
-    mend = "appendonly yes and appendfsync always survive a loss of power"
+    fix = "appendonly yes and appendfsync always survive a loss of power"
     if not facts.append_only:
-        mend += "; without appendonly a restart of Redis loses what came after its last snapshot"
-    return Check(name, Health.WARN, detail, mend)
+        fix += "; without appendonly a restart of Redis loses what came after its last snapshot"
+    return Check(name, Health.WARN, detail, fix)
 
 
 def _replicas(facts: ServerFacts, options: Options) -> Check:
@@ -111,10 +111,10 @@ async def _clock(wire: Wire) -> Check:
     seconds, microseconds = cast("list[bytes]", await wire.send("TIME"))
     here = (began + time.time()) / 2
     ahead = int(seconds) + int(microseconds) / 1e6 - here
-    detail = f"{ahead:+.3f} s beside this host's"
+    detail = f"{ahead:+.3f} s apart from this host's clock"
     if abs(ahead) > _SKEW:
-        mend = "set both clocks (NTP): leases go by the server's, and due_at= by the publisher's"
-        return Check("redis clock", Health.WARN, detail, mend)
+        fix = "set both clocks (NTP): leases go by the server's, and due_at= by the publisher's"
+        return Check("redis clock", Health.WARN, detail, fix)
     return Check("redis clock", Health.OK, detail)
 
 

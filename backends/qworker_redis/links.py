@@ -194,7 +194,7 @@ class Links:
         target = self._places.moved(error, wire.address)
         if error.code == "READONLY":
             self._places.doubt(slot, wire.address)
-            wire.close("it is no primary any more")
+            wire.close("it is not the primary any more")
             self._failed(error, slot, wire)
         return target if error.code == "ASK" else None
 

@@ -63,7 +63,7 @@ def meaning(error: ReplyError) -> BackendError:
     elif code == "NOSCRIPT":
         found = NoScript(text)
     elif code == "QWTOONEW":
-        found = FormatTooNew(f"{rest}, and this release reads 1: upgrade qworker")
+        found = FormatTooNew(f"{rest}, but this release reads only 1: upgrade qworker")
     else:
         found = BackendError(f"Redis: {text}")
     found.__cause__ = error

@@ -145,7 +145,7 @@ class _Cluster(Topology):
                 found = self._slots.get(slot)
                 if found is not None:
                     return found
-                errors.append(f"nobody has the slot {slot}")
+                errors.append(f"no server has the slot {slot}")
             raise BackendUnavailable(f"the cluster does not answer: {'; '.join(dict.fromkeys(errors))}")
 
     def _learn(self, ranges: list[list[Reply]], asked: Address) -> None:

@@ -120,7 +120,7 @@ class Wire(asyncio.Protocol):
             reply: Reply = reader.gets()
             while reply is not False:
                 if not pending:
-                    self.close("it said something that nobody asked for")
+                    self.close("it sent an answer without a request")
                     return
                 future = pending.popleft()[0]
                 if not future.done():

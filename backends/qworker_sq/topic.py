@@ -255,7 +255,7 @@ class Topic:
         longest = max([len(draft.body) for draft in drafts])
         if longest > self._room:
             raise NotSupported(
-                f"a message of {longest} bytes does not fit a segment, which has room for {self._room}: "
+                f"a message must have at most {self._room} bytes to fit into a segment (got {longest}): "
                 "open with a larger ?segment_size="
             )
         request = _Request(drafts, asyncio.get_running_loop().create_future())
@@ -277,7 +277,7 @@ class Topic:
                     _refuse(requests, store_error(error, f"publish to {self.name}"))
         finally:
             self._writer = None
-            _refuse(self._waiting, BackendUnavailable(f"the writer of {self.name} was stopped"))
+            _refuse(self._waiting, BackendUnavailable(f"the writer of {self.name} has stopped"))
 
     def _take(self) -> list[_Request]:
         size = 0
@@ -372,7 +372,7 @@ class Topic:
         except OSError as error:
             self.state.move(0, self.log.abandon(at))
             raise PublishUncertain(
-                f"the disk did not confirm what was published to {self.name} ({error.strerror}): publish again with the same id"
+                f"the message may or may not be stored: the disk did not confirm it ({self.name}: {error.strerror}): publish it again with the same id"
             ) from error
 
     async def _sync_notes(self) -> None:

@@ -177,7 +177,7 @@ class Publisher:
             await self._commit.data([new.fd for new in news])
         except OSError as error:
             known = store_error(error, f"publish to {folder.name}")
-            raise PublishUncertain(f"{known}: nothing of this batch is stored; publish it again") from error
+            raise PublishUncertain(f"nothing of this batch was stored: {known}: publish it again") from error
 
     def _show(self, folder: Folder, news: list[_New]) -> bool:
         """Give the messages their names; whether something had to be noted of one."""

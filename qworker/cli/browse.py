@@ -71,7 +71,7 @@ def _note(stored: StoredMessage) -> str:
     if stored.state is State.DELAYED and stored.due_at is not None:
         return f"due in {span(max(0.0, stored.due_at - time.time()))}"
     if stored.state is State.LEASED:
-        return f"by {stored.holder or 'somebody'} until {clock_time(stored.expires_at)}"
+        return f"by {stored.holder or 'another process'} until {clock_time(stored.expires_at)}"
     if stored.state is State.FAILED:
         return one_line(stored.error or "")[:80]
     return ""

@@ -146,10 +146,10 @@ class _Demo:
             raise _DemoError("`clip` should have failed once and then succeeded")
         failed = await backend.browse(_QUEUE, State.FAILED)
         reasons = [one_line(stored.error or "") for stored in failed]
-        if len(failed) != 1 or "is no picture" not in str(reasons):
-            raise _DemoError(f"exactly one message should have failed for good, not {len(failed)}: {reasons}")
+        if len(failed) != 1 or "is not a picture" not in str(reasons):
+            raise _DemoError(f"exactly one message should have failed permanently, not {len(failed)}: {reasons}")
         self._say("`clip` failed once (the other side hung up) and succeeded when it ran again")
-        self._say(f"`text` failed for good and is kept with its reason: {reasons[0]}")
+        self._say(f"`text` failed permanently and is kept with its reason: {reasons[0]}")
         twice = sum(n.event == "begin" for n in notes) - len(ended) - 2
         self._say(
             f"all {len(ended)} others ended; {twice} had been in the killed worker's hands and began twice. All as promised."

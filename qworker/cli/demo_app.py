@@ -45,9 +45,9 @@ async def stumbling(context: Context, name: str) -> None:
 
 @tasks.task(queue="demo")
 async def hopeless(context: Context, name: str) -> None:
-    """Work that no retry can mend."""
+    """Work that no retry can fix."""
     _note(context, "begin", name)
-    raise Fail(f"{name} is no picture")
+    raise Fail(f"{name} is not a picture")
 
 
 def _note(context: Context, event: str, name: str) -> None:

@@ -45,8 +45,8 @@ def command(url: str | None, json: bool) -> int:
     else:
         for check in checks:
             say(f"{_MARKS[check.health]}{check.name}: {check.detail}")
-            if check.mend:
-                say(f"       {check.mend}")
+            if check.fix:
+                say(f"       {check.fix}")
     broken = {check.name for check in checks if check.health is Health.BROKEN}
     if broken & _UNUSABLE:
         return _EXIT_UNUSABLE

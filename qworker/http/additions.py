@@ -300,7 +300,7 @@ class Additions:
         try:
             selection = Selection.from_json(data)
         except msgspec.ValidationError as error:
-            raise UsageError(f"the body cannot be used: {error}") from error
+            raise UsageError(f"the body is not valid: {error}") from error
         check_selection(selection)
         return selection
 
@@ -329,7 +329,7 @@ class Additions:
         try:
             return msgspec.json.decode(body or b"{}", type=kind)
         except (msgspec.DecodeError, msgspec.ValidationError) as error:
-            raise UsageError(f"the body cannot be used: {error}") from error
+            raise UsageError(f"the body is not valid: {error}") from error
 
 
 def make_additions(app: MqApp) -> Starlette:
@@ -381,7 +381,7 @@ def _converted(value: Mapping[str, Any], kind: type[T]) -> T:
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
-        raise UsageError(f"the body cannot be used: {error}") from error
+        raise UsageError(f"the body is not valid: {error}") from error
 
 
 async def _left(request: Request) -> None:

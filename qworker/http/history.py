@@ -41,7 +41,7 @@ class _History:
         try:
             batches = _batches.decode(body)
         except msgspec.DecodeError as error:
-            raise UsageError(f"the body cannot be used: {error}") from error
+            raise UsageError(f"the body is not valid: {error}") from error
         for batch in batches:
             check_queue(batch.queue)
         self._backend.history.append(batches)
@@ -60,7 +60,7 @@ class _History:
         try:
             until = _until.decode(body).until
         except msgspec.DecodeError as error:
-            raise UsageError(f"the body cannot be used: {error}") from error
+            raise UsageError(f"the body is not valid: {error}") from error
         await self._backend.history.delete_before(_log(request), until)
         return Response(status_code=204)
 

@@ -91,7 +91,7 @@ def load(  # noqa: PLR0913 - each is one thing that a load is told
     signature = None if found is None else found.signature
     columns = _mapping(source_df, signature, args)
     if signature is not None:
-        # Before Spark reads anything: what no row could mend.
+        # Before Spark reads anything: what no row could fix.
         signature.check((), dict.fromkeys(columns))
     if priority is None and found is not None and found.options.priority:
         priority = str(found.options.priority)
@@ -116,7 +116,7 @@ def load(  # noqa: PLR0913 - each is one thing that a load is told
 
 
 def _no_queue() -> str:
-    raise UsageError("name the queue to load into, or an app whose task names it")
+    raise UsageError("no queue is given: pass a queue, or an app whose task has one")
 
 
 def _mapping(source: DataFrame, signature: Signature | None, args: Mapping[str, str] | None) -> dict[str, str]:

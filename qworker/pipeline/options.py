@@ -112,7 +112,7 @@ class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
             UsageError: none or several are named.
         """
         if len(self.queues) != 1:
-            raise UsageError('a stream reads one queue: name it with .option("queue", "NAME")')
+            raise UsageError('a stream must have exactly one queue: pass .option("queue", "NAME")')
         return self.queues[0]
 
 
@@ -124,7 +124,7 @@ def checked_url(texts: Mapping[str, str]) -> str:
     """
     url = texts.get("url")
     if url is None:
-        raise UsageError('the format qworker needs a store: .option("url", "file:///var/spool/app")')
+        raise UsageError('the format qworker needs a URL: pass .option("url", "file:///var/spool/app")')
     parsed = BackendURL.parse(url)
     if not backend_class(parsed.scheme).shared:
         raise NotSupported(

@@ -65,7 +65,7 @@ class WriteOptions(msgspec.Struct, frozen=True, kw_only=True):
                 )
         url = checked_url(texts)
         if "queue" not in texts:
-            raise UsageError('name the queue to write to: .option("queue", "NAME")')
+            raise UsageError('no queue is given: pass .option("queue", "NAME")')
         load = texts.get("load")
         return cls(
             url=url,

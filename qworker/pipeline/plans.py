@@ -105,7 +105,7 @@ def matching(messages: DataFrame, predicate: str) -> DataFrame:
     try:
         return messages.where(predicate)
     except AnalysisException as error:
-        raise UsageError(f"the predicate {predicate!r} is refused: {plain_error(error)}") from error
+        raise UsageError(f"the predicate {predicate!r} is not valid: {plain_error(error)}") from error
 
 
 def _newest(messages: DataFrame) -> DataFrame:

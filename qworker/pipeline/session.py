@@ -71,14 +71,14 @@ def check_installation() -> None:
 def _check_java() -> None:
     home = os.environ.get("JAVA_HOME")
     java = f"{home}/bin/java" if home else shutil.which("java")
-    mend = f"install one (on Debian: apt-get install openjdk-{_OLDEST_JAVA}-jre-headless), or set JAVA_HOME"
+    fix = f"install one (on Debian: apt-get install openjdk-{_OLDEST_JAVA}-jre-headless), or set JAVA_HOME"
     if java is None or not os.access(java, os.X_OK):
         where = f"none is at JAVA_HOME={home}" if home else "none is found"
-        raise UsageError(f"Spark needs Java {_OLDEST_JAVA} or newer, but {where}: {mend}")
+        raise UsageError(f"Spark needs Java {_OLDEST_JAVA} or newer, but {where}: {fix}")
     told = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
     found = _VERSION.search(told)
     if found is not None and int(found[1]) < _OLDEST_JAVA:
-        raise UsageError(f"Spark needs Java {_OLDEST_JAVA} or newer, but {java} is {found[1]}: {mend}")
+        raise UsageError(f"Spark needs Java {_OLDEST_JAVA} or newer, but {java} is {found[1]}: {fix}")
 
 
 def start_session(

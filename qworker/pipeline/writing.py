@@ -97,7 +97,7 @@ class QworkerStreamWriter(DataSourceStreamArrowWriter):
     def _load(self, query: str | None) -> str:
         """A name for each stream: a new one, without the checkpoint of the old one, counts its batches from 0 again."""
         if query is None:
-            raise UsageError("Spark does not tell the id of the stream: use foreachBatch, and a load for each batch")
+            raise UsageError("Spark does not give the id of the stream: use foreachBatch, and one load for each batch")
         return f"{self._writer.options.load or 'stream'}.{hashlib.sha256(query.encode()).hexdigest()[:16]}"
 
 

@@ -160,7 +160,7 @@ class LeasedWork:
         error = None if how is Ended.SUCCESS else reason
         settlement = Settlement(lease=self._lease, action=_SETTLE[how], error=error)
         if self._settle(settlement):
-            return f"{self.name}: its lease was lost meanwhile: somebody else has it"
+            return f"{self.name}: its lease was lost: another process may run it"
         return None if why is None else f"{why} for item {self.name}; failed permanently"
 
     def leave(self) -> None:

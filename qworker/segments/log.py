@@ -149,7 +149,7 @@ class Log:
     def plan(self, lengths: list[int], at: int) -> tuple[list[int], int]:
         """Where records will stand that are written from the position `at` on; under the topic's lock.
 
-        New segments are made as they are needed. An empty one that a crash leaves behind is found by the next recovery.
+        New segments are created when they are needed. An empty one that a crash leaves behind is found by the next recovery.
 
         Returns:
             The position of each record, and the position behind the last.

@@ -90,7 +90,7 @@ class StateFile:
         taken = self.read()[1]
         index = next((index for index in range(1, CHANNELS + 1) if index not in taken), None)
         if index is None:
-            raise NotSupported(f"a topic has at most {CHANNELS} channels: delete one first")
+            raise NotSupported(f"a topic can have at most {CHANNELS} channels: delete one first")
         os.pwrite(self.fd, _encode(Entry(name=name, place=place)), index * ENTRY_SIZE)
         return index
 

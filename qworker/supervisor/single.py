@@ -67,7 +67,7 @@ def run_single(load: Callable[[], Tasks], settings: RunSettings, control: Contro
         CLEAN or DRAIN_TIMED_OUT. A recycled worker does not return: a fresh process takes its place.
 
     Raises:
-        AppImportError: the app cannot be imported; with `reload`, only under a supervisor, which waits for the mend.
+        AppImportError: the app cannot be imported; with `reload`, only under a supervisor, which waits for the fix.
         BackendError: the backend cannot be reached at the start, and nobody waits for it.
     """
     deliver_signals(early=True)

@@ -212,7 +212,7 @@ class Supervisor:
             self._status = Exit.CRASH
 
     def _give_up(self, slot: Slot, status: Exit) -> None:
-        """What keeps a process from its first start keeps the others from theirs: end, unless a change of the source may mend it."""
+        """What keeps a process from its first start keeps the others from theirs: end, unless a change of the source may fix it."""
         if status is Exit.USAGE and self._settings.reload:
             slot.not_before = float("inf")
             self._log.info("waiting_for_source_change", slot=slot.number)

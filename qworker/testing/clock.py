@@ -43,7 +43,7 @@ class FakeClock:
             ValueError: `seconds` is negative; see `step`.
         """
         if seconds < 0:
-            raise ValueError("time passes forwards only: use step() to set the wall clock back")
+            raise ValueError("time can only go forward: use step() to set the wall clock back")
         with self._lock:
             self._wall += seconds
             self._monotonic += seconds

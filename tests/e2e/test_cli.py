@@ -163,7 +163,7 @@ def test_arguments_are_checked_before_anything_is_stored(qworker: Any, app: str,
     ("arguments", "said"),
     [
         (["stats"], "Missing argument 'URL'"),
-        (["stats", "nonsense"], "no backend URL is set"),
+        (["stats", "nonsense"], "is not a valid backend URL"),
         (["stats", "gopher://x"], "no backend is installed for 'gopher:'"),
         (["stats", URL, "../../etc"], "not a valid queue name"),
         (["stats", URL, "absent"], "queue 'absent' does not exist"),

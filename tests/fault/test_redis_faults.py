@@ -427,7 +427,7 @@ async def test_the_doctor_tells_what_is_in_force(server: RedisServer) -> None:
         client.config_set("appendfsync", "always")
     checks = {check.name: check for check in await examine_server(BackendURL.parse(server.url + "?min_replicas=2"))}
     assert checks["redis memory"].health is Health.BROKEN
-    assert "noeviction" in checks["redis memory"].mend
+    assert "noeviction" in checks["redis memory"].fix
     assert checks["redis persistence"].health is Health.OK
     assert checks["redis replicas"].health is Health.BROKEN
     server.stop(signal.SIGKILL)

@@ -109,7 +109,7 @@ async def test_blocking_where_a_loop_runs_is_refused_with_the_mend(tasks):
     @tasks.task
     async def work() -> None: ...
 
-    with pytest.raises(UsageError, match="await enqueue"):
+    with pytest.raises(UsageError, match=r"use `await task\.enqueue"):
         work.enqueue_sync()
 
 
@@ -231,9 +231,9 @@ def test_a_number_that_json_does_not_have_is_refused_where_it_is_given(tasks, nu
     @tasks.task
     async def work(a: Any, b: Any = None, *, c: Any = None) -> None: ...
 
-    with pytest.raises(InvalidArguments, match=rf"task 'work': argument 2: JSON has no {number}: give None"):
+    with pytest.raises(InvalidArguments, match=rf"task 'work': argument 2: JSON cannot contain {number}: use None"):
         work.call(None, around(number))
-    with pytest.raises(InvalidArguments, match=rf"task 'work': argument c: JSON has no {number}: give None"):
+    with pytest.raises(InvalidArguments, match=rf"task 'work': argument c: JSON cannot contain {number}: use None"):
         work.call(None, c=around(number))
 
 

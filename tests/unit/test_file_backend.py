@@ -155,7 +155,7 @@ async def test_nobody_else_may_look_into_a_queue(root: Path, backend: FileBacken
 async def test_a_long_label_is_left_out_and_long_arguments_are_refused(root: Path, backend: FileBackend) -> None:
     await backend.publish("q", [Draft(body=b"x", task="t" * 200)])
     assert len(names(root, "queue")[0]) < 100
-    with pytest.raises(NotSupported, match="arguments"):
+    with pytest.raises(NotSupported, match="argv"):
         await backend.publish("q", [Draft(body=b"x", argv=("a" * 200,))])
     assert names(root, "tmp") == []
 

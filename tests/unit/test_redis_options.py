@@ -84,7 +84,7 @@ def test_tls_verifies_unless_told_otherwise() -> None:
 
 
 @pytest.mark.parametrize(
-    ("url", "mend"),
+    ("url", "fix"),
     [
         ("redis://host:0", "is not a valid host"),
         ("redis://host:70000", "is not a valid host"),
@@ -105,8 +105,8 @@ def test_tls_verifies_unless_told_otherwise() -> None:
         ("redis+cluster://host/1", "database 0"),
     ],
 )
-def test_a_wrong_url_says_what_to_write(url: str, mend: str) -> None:
-    with pytest.raises(InvalidURL, match=mend.replace("+", r"\+")) as caught:
+def test_a_wrong_url_says_what_to_write(url: str, fix: str) -> None:
+    with pytest.raises(InvalidURL, match=fix.replace("+", r"\+")) as caught:
         parsed(url)
     assert "\n" not in str(caught.value)
 

@@ -244,7 +244,7 @@ async def test_a_failed_sync_is_never_called_good(store: Open, tmp_path: Path, m
         real(fd)
 
     monkeypatch.setattr(os, "fdatasync", failing)
-    with pytest.raises(PublishUncertain, match="publish again"):
+    with pytest.raises(PublishUncertain, match="publish it again"):
         await publish(backend, b"unknown")
     await publish(backend, b"after")
     assert failed

@@ -250,8 +250,8 @@ async def test_the_doctor_names_a_file_system_without_links_pipes_and_modes(
         "link", Health.BROKEN, "this file system has no hard links", "put the queues on another file system"
     )
     assert found["fifo"].detail == "this file system has no named pipes"
-    assert "chmod" not in found["directory"].mend
-    assert "mount it with umask=0077" in found["directory"].mend
+    assert "chmod" not in found["directory"].fix
+    assert "mount it with umask=0077" in found["directory"].fix
 
 
 async def test_the_doctor_names_a_file_where_the_directory_should_be(tmp_path: Path) -> None:

@@ -63,21 +63,23 @@ def construct(fields: Sequence[str], constants: Constants) -> str:
     name = "".join([delimiter + _encode(field, delimiter, escape, constants.charset) for field in fields])
     if (len(name) if name.isascii() else len(os.fsencode(name))) > MAX_NAME:
         raise NotSupported(
-            f"fsq: keeps arguments in the file's name, which has {MAX_NAME} bytes: put these into the body"
+            f"fsq: argv must fit into the name of a file ({MAX_NAME} bytes): put long texts into the body"
         )
     return name
 
 
 def _encode(field: str, delimiter: str, escape: str, charset: str) -> str:
     if "\0" in field:
-        raise NotSupported("fsq: an argument becomes part of a file's name, which has no NUL: put it into the body")
+        raise NotSupported(
+            "fsq: argv must not contain NUL, because it becomes part of a file name: put it into the body"
+        )
     field = field.translate(_escapes(delimiter, escape))
     if field.isascii() or charset in _UTF8:
         return field
     try:
         return os.fsdecode(field.encode(charset, "surrogateescape"))
     except UnicodeEncodeError as error:
-        raise NotSupported(f"fsq: an argument has characters that FSQ_CHARSET={charset} has not") from error
+        raise NotSupported(f"fsq: argv has characters that FSQ_CHARSET={charset} cannot encode") from error
 
 
 @lru_cache(maxsize=16)

@@ -218,7 +218,7 @@ class FsqWork:
         else:
             self._source.linger(claimed)
         if not ended:
-            return f"{name}: somebody has moved it meanwhile; left as it is"
+            return f"{name}: another process has moved it: it is left as it is"
         return None if why is None else f"{why} for item {name}; failed permanently"
 
     def leave(self) -> None:

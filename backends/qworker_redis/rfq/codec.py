@@ -45,7 +45,7 @@ def encode(message_id: str, draft: Draft) -> PlainDraft:
     if draft.fields:
         for name, value in draft.fields.items():
             if name in _RESERVED:
-                raise InvalidArguments(f"rfq: the field {name!r} is where qworker keeps the body: give it as the body")
+                raise InvalidArguments(f"rfq: the field {name!r} is reserved for the body: give the text as the body")
             fields += [name, value]
     if draft.body or not fields:
         fields += _body(draft.body)

@@ -100,7 +100,7 @@ def source_format(place: str, form: str | None) -> str:
     stem = place.rstrip("/").removesuffix(".gz")
     found = form or next((kind for ending, kind in _FORMATS.items() if stem.endswith(ending)), None)
     if found not in {*_FORMATS.values(), "table"}:
-        told = "its ending does not tell the format" if found is None else f"{found} is no format that is known here"
+        told = "the file extension does not name a format" if found is None else f"{found} is not a known format"
         raise UsageError(f"{place}: {told}: add --format parquet, csv, json, orc or table")
     return found
 

@@ -84,7 +84,9 @@ def _plots(report: Report) -> str:
         shown.append(plots.range_chart("Run time by task: median, 90 %, 99 %", runs, span))
     failures = [plots.Bar(_name(f.task or f.queue, f.error), (f.failed, f.retried)) for f in report.failures[:15]]
     if failures:
-        shown.append(plots.bar_chart("Failures by task and error", ["failed for good", "tried again"], failures, count))
+        shown.append(
+            plots.bar_chart("Failures by task and error", ["failed permanently", "tried again"], failures, count)
+        )
     return element("div", *shown, class_="plots")
 
 

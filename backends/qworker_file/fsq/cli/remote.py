@@ -80,7 +80,7 @@ def push_command(
 def _push(files: QueueDir, item: str, target: str, there: Remote, *, lock: bool) -> None:
     claimed = claim(files, item, now=float("inf"), max_tries=0, ttl=0, lock=lock)
     if not isinstance(claimed, Claimed):
-        why = "somebody works on it" if claimed is NotClaimed.BUSY else "there is no such item"
+        why = "another process is working on it" if claimed is NotClaimed.BUSY else "there is no such item"
         raise BackendError(f"{item}: {why}")
     try:
         there.enqueue(item, target, claimed.read(), files.constants.charset)

@@ -33,7 +33,7 @@ def check_exposure(host: str, token: str | None, *, insecure: bool) -> None:
         return
     raise UsageError(
         f"listening on {host} requires a token, because other machines could enqueue: set QWORKER_HTTP_TOKEN"
-        " (clients push to http://x:TOKEN@HOST:PORT), or say --insecure"
+        " (clients push to http://x:TOKEN@HOST:PORT), or add --insecure"
     )
 
 
