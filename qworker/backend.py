@@ -6,15 +6,13 @@ No member is optional. `qworker.testing` proves that a backend keeps the contrac
 from __future__ import annotations
 
 import abc
-import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar, Protocol, Self
 
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.history.store import NO_HISTORY, HistoryStore
-from qworker.message import Draft, Lease, QueueStats, Selection, Settlement, State, StoredMessage
-from qworker.parts import pages
+from qworker.message import Draft, Lease, Query, QueueStats, Selection, Settlement, State, StoredMessage
 from qworker.url import BackendURL
 
 __all__ = ["Backend", "RemoteLeases"]
@@ -240,14 +238,29 @@ class Backend(abc.ABC):
         """
 
     @abc.abstractmethod
-    async def browse(self, queue: str, state: State, limit: int = 100, offset: int = 0) -> list[StoredMessage]:
-        """Look at up to `limit` messages in one state, after the first `offset`.
+    def browse(self, queue: str, query: Query) -> AsyncIterator[list[StoredMessage]]:
+        """Look at the messages in one state, page after page; `qworker.browsing.list_messages` gives one list.
 
-        In the order in which they would be leased (ready), become due (delayed), expire (leased) or were finished
-        (done, fail).
+        Without a part they come in the order in which they will be leased (ready), become due (delayed), expire (leased) or were
+        finished (done, fail). A message that stays in the state all the time is given exactly once; what comes or goes meanwhile
+        may be given or not. So is a message that keeps its state and changes its place in the order, but never twice.
+
+        With a part, all messages of that part come, in any order. A message that stays in the state while all parts are read is
+        in exactly one of them, once.
+
+        It costs what it gives: no message is read that the query does not want. Listing what there is may cost more.
+
+        Args:
+            queue: where the messages are.
+            query: which of them; see `Query`. `after` is a `position` of this queue and state, also of a message that is gone
+                meanwhile.
+
+        Yields:
+            The messages in lists of bounded size, each with at least one message, and with a `position` where there is no part.
 
         Raises:
-            QueueNotFound: there is none.
+            QueueNotFound: there is no such queue.
+            UsageError: `after` or `part` is nothing that this store gave.
         """
 
     @abc.abstractmethod
@@ -270,7 +283,7 @@ class Backend(abc.ABC):
 
     @abc.abstractmethod
     async def parts(self, queue: str, state: State, count: int) -> list[str]:
-        """Divide what is in a state into parts, which other processes read side by side with `browse_part`.
+        """Divide what is in a state into parts, which other processes read side by side with `browse`.
 
         Neither names nor bodies pass through the caller, however many messages there are.
 
@@ -286,18 +299,6 @@ class Backend(abc.ABC):
         Raises:
             QueueNotFound: there is no such queue.
         """
-
-    async def browse_part(self, queue: str, state: State, part: str) -> AsyncIterator[list[StoredMessage]]:
-        """Look at the messages of one part, in lists of bounded size and in any order.
-
-        A message that stays in the state while all parts are read is in exactly one of them, once; what comes or goes
-        meanwhile may be in one or in none. Reads everything at once, unless a backend can do with less memory.
-
-        Raises:
-            QueueNotFound: there is none.
-        """
-        async for page in pages(await self.browse(queue, state, limit=sys.maxsize)):
-            yield page
 
     @abc.abstractmethod
     async def requeue(self, queue: str, selection: Selection) -> int:

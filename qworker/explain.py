@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from typing import Literal
 
@@ -15,7 +14,7 @@ from qworker.envelope import Envelope, open_envelope
 from qworker.errors import BackendError, InvalidArguments
 from qworker.history.event import Event
 from qworker.logs import one_line
-from qworker.message import QueueStats, State, StoredMessage
+from qworker.message import Query, QueueStats, State, StoredMessage
 from qworker.names import counted
 from qworker.parcel import unpack
 
@@ -23,7 +22,6 @@ __all__ = ["Code", "Explanation", "Reason", "explain"]
 
 # A position beyond so many is not counted out.
 _FURTHEST = 20_000
-_PAGE = 1000
 # Ready for longer than this while nobody leases anything: it seems that nobody works on the queue.
 _ABANDONED_S = 5.0
 
@@ -180,21 +178,13 @@ def _ahead(count: int | None) -> str:
 async def _position(backend: Backend, stored: StoredMessage) -> int | None:
     """How many ready messages are taken before this one; None: too many to count."""
     position = 0
-    async for other in _browse_ready(backend, stored.message.queue):
-        if other == stored.message.id:
-            return position
-        position += 1
+    async for page in backend.browse(stored.message.queue, Query(State.READY, limit=_FURTHEST)):
+        for other in page:
+            if other.message.id == stored.message.id:
+                return position
+            position += 1
     # Taken meanwhile, or beyond the limit.
     return None if position >= _FURTHEST else position
-
-
-async def _browse_ready(backend: Backend, queue: str) -> AsyncIterator[str]:
-    for offset in range(0, _FURTHEST, _PAGE):
-        page = await backend.browse(queue, State.READY, _PAGE, offset)
-        for other in page:
-            yield other.message.id
-        if len(page) < _PAGE:
-            return
 
 
 def _delayed(stored: StoredMessage, error: str | None, now: float) -> Reason:

@@ -22,7 +22,7 @@ import signal
 import stat
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from typing import Self
 
 from qworker.errors import BackendError, BackendUnavailable, PermissionDenied, StorageFull
@@ -49,6 +49,7 @@ __all__ = [
     "link_file",
     "list_names",
     "make_fifo",
+    "name_slices",
     "raise_file_limit",
     "read_all",
     "read_file",
@@ -314,20 +315,27 @@ async def list_names(directory: int) -> list[str]:
     A directory in which others rename may be shown without some of its files: never conclude from an absence.
     """
     names: list[str] = []
+    async for some in name_slices(directory):
+        names += some
+    return names
+
+
+async def name_slices(directory: int) -> AsyncIterator[list[str]]:
+    """The names of `list_names`, in lists of bounded size."""
+    names: list[str] = []
     # A descriptor of its own: a listing in slices would share its position with every other listing of the same one.
     fd = os.open(".", DIRECTORY, dir_fd=directory)
     try:
         with os.scandir(fd) as entries:
-            count = 0
             for entry in entries:
                 names.append(entry.name)
-                count += 1
-                if count == _SLICE:
-                    count = 0
+                if len(names) == _SLICE:
+                    yield names
+                    names = []
                     await asyncio.sleep(0)
+            yield names
     finally:
         os.close(fd)
-    return names
 
 
 def has_writer(fd: int) -> bool | None:

@@ -28,6 +28,7 @@ __all__ = [
     "FinishedMessage",
     "Lease",
     "Message",
+    "Query",
     "QueueStats",
     "Selection",
     "SettleAction",
@@ -178,6 +179,34 @@ class Settlement(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     error: str | None = None
 
 
+class Query(msgspec.Struct, frozen=True):
+    """What `browse` is to give: the messages in one state, or some of them.
+
+    Attributes:
+        state: Where they are.
+        part: One of `parts`: what is in it, in any order. None: everything, in the order of the state.
+        after: The `position` of a message that was given before: what follows it in the order. None: from the beginning.
+        limit: At most so many, at least 1; None: all.
+        newest: Whether the order is reversed: the last come first.
+
+    Raises:
+        UsageError: The limit is less than 1, or a part comes with `after` or `newest`.
+    """
+
+    state: State
+    part: str | None = None
+    after: str | None = None
+    limit: int | None = None
+    newest: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be answered."""
+        if self.limit is not None and self.limit < 1:
+            raise UsageError(f"limit must be at least 1 (got {self.limit})")
+        if self.part is not None and (self.newest or self.after is not None):
+            raise UsageError("a part has no order: ask for a part, or for `after` and `newest`")
+
+
 class StoredMessage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A message as `browse` sees it: a look, not a claim.
 
@@ -190,6 +219,8 @@ class StoredMessage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         holder: The worker that leases it.
         error: Why it failed.
         location: Where the store has a finished message, for `Selection.unchanged`; it means nothing elsewhere.
+        position: Where it stands in the order of its state, for `Query.after`: short plain text that means nothing elsewhere.
+            None where it was not found in that order: by its id, or in a part.
     """
 
     message: Message
@@ -200,6 +231,7 @@ class StoredMessage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     holder: str | None = None
     error: str | None = None
     location: str | None = None
+    position: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return what JSON shows: the body in base64, and the word of the state."""

@@ -22,7 +22,7 @@ from qworker.backend import Backend
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.envelope import Envelope, open_envelope
 from qworker.errors import BackendError, InvalidName, NotSupported
-from qworker.message import Draft, Lease, Message, Selection, SettleAction, Settlement, State, StoredMessage
+from qworker.message import Draft, Lease, Message, Query, Selection, SettleAction, Settlement, State, StoredMessage
 from qworker.names import check_id
 from qworker.parcel import pack, unpack
 
@@ -133,17 +133,15 @@ async def _copy_away(
 ) -> int:
     """Move what is delayed or failed; count it. Delayed ones that are nearly due stay for `_lease_away`."""
     count = 0
-    skipped = 0
-    while page := await source.browse(queue, state, _BATCH, skipped):
+    async for page in source.browse(queue, Query(state)):
         chosen = [stored for stored in page if state is State.FAILED or (stored.due_at or 0.0) > clock.time() + _NEAR_S]
-        skipped += len(page) - len(chosen)
-        if not chosen:
-            continue
-        await target.store([_copy(stored) for stored in chosen])
-        removed = await source.remove(queue, Selection(ids=[stored.message.id for stored in chosen]))
-        # Somebody requeued or removed the others meanwhile: they are not where this loop looks.
-        count += len(chosen)
-        progress(removed)
+        for start in range(0, len(chosen), _BATCH):
+            batch = chosen[start : start + _BATCH]
+            await target.store([_copy(stored) for stored in batch])
+            removed = await source.remove(queue, Selection(ids=[stored.message.id for stored in batch]))
+            # What somebody requeued or removed meanwhile is not removed here.
+            count += len(batch)
+            progress(removed)
     return count
 
 

@@ -11,9 +11,11 @@ from zlib import crc32
 
 import msgspec
 
+from qworker.errors import UsageError
 from qworker.message import StoredMessage
+from qworker.names import printable
 
-__all__ = ["PAGE_BYTES", "PAGE_MESSAGES", "WHOLE", "Share", "pages", "shares"]
+__all__ = ["PAGE_BYTES", "PAGE_MESSAGES", "WHOLE", "Share", "bad_part", "pages", "shares"]
 
 # The one part of a store that cannot divide.
 WHOLE = "whole"
@@ -36,13 +38,26 @@ class Share(msgspec.Struct, frozen=True):
 
     @classmethod
     def parse(cls, text: str) -> Share:
-        """The share that `str` named."""
+        """The share that `str` named.
+
+        Raises:
+            UsageError: it is not one of them.
+        """
         number, _, of = text.partition("/")
+        if not (number.isdecimal() and of.isdecimal() and len(of) < 10 and int(number) < int(of)):
+            raise bad_part(text)
         return cls(int(number), int(of))
 
     def has(self, name: str) -> bool:
         """Whether a name is in this share; of the shares of one number, exactly one has it."""
         return self.of == 1 or crc32(name.encode(errors="surrogateescape")) % self.of == self.number
+
+
+def bad_part(text: str) -> UsageError:
+    """The error of what is not one of the parts of a state."""
+    return UsageError(
+        f"{printable(text[:60])!r} is not a valid part: use one that `parts` gave for the same queue and state"
+    )
 
 
 def shares(count: int) -> list[str]:

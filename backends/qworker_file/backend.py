@@ -9,13 +9,23 @@ from typing import ClassVar, Self
 
 from qworker.backend import Backend
 from qworker.backend_waiting import check_limit
+from qworker.browsing import at_most
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.deviations import refuse_unsupported
 from qworker.directory import is_missing, queue_not_found
 from qworker.errors import BackendUnavailable
 from qworker.files import check_writable, durability_at, store_errors
 from qworker.history.directory import DirectoryHistory
-from qworker.message import Draft, Lease, QueueStats, Selection, Settlement, State, StoredMessage
+from qworker.message import (
+    Draft,
+    Lease,
+    Query,
+    QueueStats,
+    Selection,
+    Settlement,
+    State,
+    StoredMessage,
+)
 from qworker.names import check_queue
 from qworker.offers import Check
 from qworker.parts import Share, shares
@@ -274,12 +284,17 @@ class FileBackend(Backend):
                 local.files, self._clock.time(), local=self._options.local_time, retention=self._options.retention
             )
 
-    async def browse(self, queue: str, state: State, limit: int = 100, offset: int = 0) -> list[StoredMessage]:
+    async def browse(self, queue: str, query: Query) -> AsyncIterator[list[StoredMessage]]:
         """Look at messages."""
         with store_errors(f"browse {queue!r}"):
-            local = self._found(queue)
-            now = self._clock.time()
-            return await looks.browse(local.files, state, limit, offset, now, local=self._options.local_time)
+            files, now, local = self._found(queue).files, self._clock.time(), self._options.local_time
+            if query.part is None:
+                found = looks.browse(files, query, now, local=local)
+            else:
+                share = parts.read_share(files, query.state, Share.parse(query.part), now, local=local)
+                found = at_most(query.limit, share)
+            async for page in found:
+                yield page
 
     async def find(self, queue: str, ids: Sequence[str]) -> list[StoredMessage]:
         """Look at messages."""
@@ -292,14 +307,6 @@ class FileBackend(Backend):
         with store_errors(f"browse {queue!r}"):
             self._found(queue)
         return shares(count)
-
-    async def browse_part(self, queue: str, state: State, part: str) -> AsyncIterator[list[StoredMessage]]:
-        """Look at one share."""
-        with store_errors(f"browse {queue!r}"):
-            files, now = self._found(queue).files, self._clock.time()
-            found = parts.read_share(files, state, Share.parse(part), now, local=self._options.local_time)
-            async for page in found:
-                yield page
 
     async def requeue(self, queue: str, selection: Selection) -> int:
         """Make failed messages ready."""

@@ -11,9 +11,10 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
 import msgspec
 
-from qworker.files import READ, list_names, read_all
+from qworker.browsing import Chosen, Place, browse_rows
+from qworker.files import READ, name_slices, read_all
 from qworker.finding import find_each, stamp
-from qworker.message import Message, QueueStats, State, StoredMessage
+from qworker.message import Message, Query, QueueStats, State, StoredMessage
 from qworker_file.foreign import arguments
 from qworker_file.layout import QueueDir
 from qworker_file.names import id_of, parse_delay, parse_item, parse_lease, reason_name
@@ -49,16 +50,29 @@ async def entries(files: QueueDir, state: State, now: float) -> list[Entry]:
     Raises:
         OSError: it cannot be listed.
     """
+    found: list[Entry] = []
+    async for some in _slices(files, state, now):
+        found += some
+    return found
+
+
+async def _slices(files: QueueDir, state: State, now: float) -> AsyncIterator[list[Entry]]:
+    """The same, in lists of bounded size."""
     if state is State.LEASED:
-        return [entry for name in await list_names(files.lease) if (entry := leased_entry(files, name)) is not None]
+        async for names in name_slices(files.lease):
+            yield [entry for name in names if (entry := leased_entry(files, name)) is not None]
+        return
     if state is State.DONE or state is State.FAILED:
         directory = files.done if state is State.DONE else files.fail
-        return [Entry(state, directory, name, name) for name in await list_names(directory) if name[0] != "."]
-    found = [entry for name in await list_names(files.delay) if (entry := delayed_entry(files, name, now)) is not None]
-    found = [entry for entry in found if entry.state is state]
+        async for names in name_slices(directory):
+            yield [Entry(state, directory, name, name) for name in names if name[0] != "."]
+        return
+    async for names in name_slices(files.delay):
+        found = [entry for name in names if (entry := delayed_entry(files, name, now)) is not None]
+        yield [entry for entry in found if entry.state is state]
     if state is State.READY:
-        found += [Entry(state, files.queue, name, name) for name in await list_names(files.queue) if name[0] != "."]
-    return found
+        async for names in name_slices(files.queue):
+            yield [Entry(state, files.queue, name, name) for name in names if name[0] != "."]
 
 
 def leased_entry(files: QueueDir, name: str) -> Entry | None:
@@ -103,42 +117,41 @@ async def count(files: QueueDir, now: float, *, local: bool, retention: Mapping[
     )
 
 
-async def browse(
-    files: QueueDir, state: State, limit: int, offset: int, now: float, *, local: bool
-) -> list[StoredMessage]:
-    """A page of a state, in the contract's order.
+async def browse(files: QueueDir, query: Query, now: float, *, local: bool) -> AsyncIterator[list[StoredMessage]]:
+    """What a query wants, in the contract's order: names are listed, and only the wanted files opened.
 
     Raises:
-        OSError: it cannot be listed.
+        OSError: the state cannot be listed, or a file cannot be read.
+        UsageError: `after` is no position.
     """
-    found = await entries(files, state, now)
-    if state is State.READY:
-        found.sort(key=lambda entry: entry.item)
-    elif state in {State.DONE, State.FAILED}:
-        await _finished_at(found)
-        found.sort(key=lambda entry: (entry.at, entry.item))
-    else:
-        found.sort(key=lambda entry: (entry.at, entry.item))
-    page: list[StoredMessage] = []
-    for entry in found[offset:]:
-        if len(page) >= limit:
-            break
-        if (stored := look(files, entry, local=local)) is not None:
-            page.append(stored)
-        if len(page) % 50 == 0:
-            await asyncio.sleep(0)
-    return page
+
+    async def choose(after: Place | None, limit: int | None) -> list[Entry]:
+        chosen = Chosen(_place, after, limit, newest=query.newest)
+        async for some in _slices(files, query.state, now):
+            if query.state in {State.DONE, State.FAILED}:
+                _set_times(some)
+            chosen.add(some)
+        return chosen.rows()
+
+    # Extending a lease gives it another name.
+    identity = (lambda entry: message_id(entry.item)) if query.state is State.LEASED else None
+    async for page in browse_rows(
+        query, choose, _place, lambda entry: look(files, entry, local=local), identity=identity
+    ):
+        yield page
 
 
-async def _finished_at(found: list[Entry]) -> None:
-    for number, entry in enumerate(found):
+def _place(entry: Entry) -> Place:
+    return (0 if entry.state is State.READY else entry.at), entry.item
+
+
+def _set_times(found: list[Entry]) -> None:
+    for entry in found:
         try:
             entry.at = os.stat(entry.name, dir_fd=entry.directory, follow_symlinks=False).st_mtime
         except FileNotFoundError:
             # Removed meanwhile; the look at it will find out.
             continue
-        if number % 500 == 499:
-            await asyncio.sleep(0)
 
 
 async def find(files: QueueDir, ids: Sequence[str], now: Callable[[], float], *, local: bool) -> list[StoredMessage]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator, Callable, Iterator
 
+from qworker.browsing import PASSES
 from qworker.files import DIRECTORY
 from qworker.message import State, StoredMessage
 from qworker.parts import Share, pages
 from qworker_file.layout import QueueDir
-from qworker_file.looks import Entry, delayed_entry, leased_entry, look
+from qworker_file.looks import Entry, delayed_entry, leased_entry, look, message_id
 from qworker_file.names import parse_delay, parse_lease
 
 __all__ = ["read_share"]
@@ -23,9 +24,17 @@ async def read_share(
     Raises:
         OSError: the state cannot be listed, or a file cannot be read.
     """
-    found = list(_entries(files, state, share, now))
-    async for page in pages(look(files, entry, local=local) for entry in found):
-        yield page
+    given: set[str] = set()
+    # A lease that is extended meanwhile is found under its new name.
+    for _ in range(PASSES if state is State.LEASED else 1):
+        found = [entry for entry in _entries(files, state, share, now) if message_id(entry.item) not in given]
+        before = len(given)
+        async for page in pages(look(files, entry, local=local) for entry in found):
+            if state is State.LEASED:
+                given.update([stored.message.id for stored in page])
+            yield page
+        if len(given) == before:
+            return
 
 
 def _entries(files: QueueDir, state: State, share: Share, now: float) -> Iterator[Entry]:

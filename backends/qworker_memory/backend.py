@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 import heapq
 import threading
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import ClassVar, Self
 
 import msgspec
 
 from qworker.backend import Backend
 from qworker.backend_waiting import wait_for_ready
+from qworker.browsing import Chosen, Place, browse_rows
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.errors import QueueNotFound
 from qworker.history.memory import MemoryHistory
@@ -24,6 +25,7 @@ from qworker.message import (
     Draft,
     Lease,
     Message,
+    Query,
     QueueStats,
     Selection,
     SettleAction,
@@ -32,7 +34,7 @@ from qworker.message import (
     StoredMessage,
 )
 from qworker.names import check_id, check_queue, new_id
-from qworker.parts import WHOLE
+from qworker.parts import WHOLE, bad_part
 from qworker.retention import KEEP_ALL, KEEP_NONE, KEEP_OPTIONS, Retention, keep_done, keep_failed
 from qworker.url import BackendURL
 
@@ -63,6 +65,15 @@ class _Entry(msgspec.Struct, kw_only=True, eq=False):
         """Where the entry stands in the order of its state."""
         first = -self.message.priority if self.state is State.READY else self.at
         return first, self.order, self.message.id
+
+    def place(self) -> Place:
+        """The same, as `browse` compares it."""
+        first, order, _ = self.row()
+        return first, f"{order:020}"
+
+    def id(self) -> str:
+        """The message's id."""
+        return self.message.id
 
 
 class _Queue:
@@ -446,12 +457,28 @@ class MemoryBackend(Backend):
                 },
             )
 
-    async def browse(self, queue: str, state: State, limit: int = 100, offset: int = 0) -> list[StoredMessage]:
+    async def browse(self, queue: str, query: Query) -> AsyncIterator[list[StoredMessage]]:
         """Look at messages."""
+        if query.part not in {None, WHOLE}:
+            raise bad_part(query.part or "")
         with self._store.lock:
             held = self._found(queue)
             held.make_ready(State.DELAYED, self._clock.time())
-            return [_stored(entry) for entry in held.in_state(state)[offset : offset + limit]]
+
+        async def choose(after: Place | None, limit: int | None) -> list[_Entry]:
+            chosen = Chosen(_Entry.place, after, limit, newest=query.newest)
+            with self._store.lock:
+                chosen.add(entry for entry in held.entries.values() if entry.state is query.state)
+                return chosen.rows()
+
+        def read(entry: _Entry) -> StoredMessage | None:
+            with self._store.lock:
+                there = held.entries.get(entry.message.id) is entry and entry.state is query.state
+                return _stored(entry) if there else None
+
+        moving = query.state is State.LEASED
+        async for page in browse_rows(query, choose, _Entry.place, read, identity=_Entry.id if moving else None):
+            yield page
 
     async def parts(self, queue: str, state: State, count: int) -> list[str]:
         """One: whoever reads it is in this process."""

@@ -9,9 +9,10 @@ import shutil
 import stat
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 
+from qworker.browsing import Chosen, Place, at_most, browse_rows
 from qworker.files import read_all
 from qworker.finding import find_each
-from qworker.message import FinishedMessage, Message, QueueStats, Selection, State, StoredMessage
+from qworker.message import FinishedMessage, Message, Query, QueueStats, Selection, State, StoredMessage
 from qworker.names import check_queue, is_queue_name
 from qworker.parts import Share, pages
 from qworker_mq.layout import split_name, usable_id
@@ -23,6 +24,8 @@ __all__ = ["Admin"]
 
 # Where a file is: its name there, and the directory's descriptor.
 _Place = tuple[str, int]
+# Where a message stands in the order of its state (its id is the second), and where its file is.
+_Row = tuple[Place, _Place]
 
 
 class Admin:
@@ -86,30 +89,52 @@ class Admin:
             paused=self._store.is_down(queue),
         )
 
-    async def browse(self, queue: str, state: State, limit: int, offset: int) -> list[StoredMessage]:
-        """List a state in its order, and read what was asked for."""
+    async def browse(self, queue: str, query: Query) -> AsyncIterator[list[StoredMessage]]:
+        """List a state, and read what is wanted of it."""
         held = self._fresh(queue)
-        rows = [
-            (self._order(held, state, place), _id_of(held, place), place) async for place in self._in_state(held, state)
-        ]
-        rows.sort()
-        found = [self._look(held, state, message_id, place) for _, message_id, place in rows[offset : offset + limit]]
-        return [stored for stored in found if stored is not None]
+        found = (
+            self._browse_rows(held, query)
+            if query.part is None
+            else at_most(query.limit, self._browse_share(held, query.state, Share.parse(query.part)))
+        )
+        async for page in found:
+            yield page
+
+    async def _browse_rows(self, held: Held, query: Query) -> AsyncIterator[list[StoredMessage]]:
+        state = query.state
+
+        async def choose(after: Place | None, limit: int | None) -> list[_Row]:
+            chosen = Chosen(_place_of, after, limit, newest=query.newest)
+            rows = await self._rows(held, state)
+            chosen.add(((self._order(held, state, place), message_id), place) for message_id, place in rows.items())
+            return chosen.rows()
+
+        def read(row: _Row) -> StoredMessage | None:
+            return self._look_again(held, state, _id_of_row(row), row[1])
+
+        # Extending a lease changes its expiry.
+        identity = _id_of_row if state is State.LEASED else None
+        async for page in browse_rows(query, choose, _place_of, read, identity=identity):
+            yield page
+
+    async def _browse_share(self, held: Held, state: State, share: Share) -> AsyncIterator[list[StoredMessage]]:
+        rows = [row for row in (await self._rows(held, state)).items() if share.has(row[0])]
+        async for page in pages(self._look_again(held, state, *row) for row in rows):
+            yield page
+
+    async def _rows(self, held: Held, state: State) -> dict[str, _Place]:
+        """The messages in a state by their ids; one that moves from new/ meanwhile is listed twice, and taken once."""
+        return {_id_of(held, place): place async for place in self._in_state(held, state)}
+
+    def _look_again(self, held: Held, state: State, message_id: str, place: _Place) -> StoredMessage | None:
+        stored = self._look(held, state, message_id, place)
+        if stored is None and state is State.READY and place[1] == self._store.root.new:
+            return self._look(held, state, message_id, (message_id, held.dirs.ready))
+        return stored
 
     def check(self, queue: str) -> None:
         """See that there is such a queue."""
         self._store.found(queue)
-
-    async def browse_share(self, queue: str, state: State, share: Share) -> AsyncIterator[list[StoredMessage]]:
-        """Read what of a state is in a share, in pages."""
-        held = self._fresh(queue)
-        rows = [
-            (message_id, place)
-            async for place in self._in_state(held, state)
-            if share.has(message_id := _id_of(held, place))
-        ]
-        async for page in pages(self._look(held, state, *row) for row in rows):
-            yield page
 
     def _order(self, held: Held, state: State, place: _Place) -> float:
         name = place[0]
@@ -320,7 +345,8 @@ class Admin:
             return parts is not None and parts[0] == held.name
 
         if state is State.READY:
-            return [(held.dirs.ready, usable_id), (root.new, belongs)]
+            # In the order in which they go from one to the other.
+            return [(root.new, belongs), (held.dirs.ready, usable_id)]
         if state is State.LEASED:
             return [(root.delay, belongs)]
         if state is State.FAILED:
@@ -336,6 +362,14 @@ def _id_of(held: Held, place: _Place) -> str:
     if directory in {held.dirs.ready, held.dirs.fail}:
         return name
     return name.partition(":")[2]
+
+
+def _place_of(row: _Row) -> Place:
+    return row[0]
+
+
+def _id_of_row(row: _Row) -> str:
+    return row[0][1]
 
 
 def _renamed(name: str, source: int, target: str, destination: int) -> bool:

@@ -24,10 +24,20 @@ from qworker.errors import BackendUnavailable
 from qworker.files import check_writable, durability_at, store_errors
 from qworker.history.directory import directory_history
 from qworker.history.store import HISTORY_OPTIONS
-from qworker.message import Draft, Lease, QueueStats, Selection, SettleAction, Settlement, State, StoredMessage
+from qworker.message import (
+    Draft,
+    Lease,
+    Query,
+    QueueStats,
+    Selection,
+    SettleAction,
+    Settlement,
+    State,
+    StoredMessage,
+)
 from qworker.names import check_queue
 from qworker.offers import Check
-from qworker.parts import Share, shares
+from qworker.parts import shares
 from qworker.url import BackendURL
 from qworker_mq.admin import Admin
 from qworker_mq.claims import Busy, Claims, MqLease, RemoteMqLeases, Stranger
@@ -382,11 +392,12 @@ class MqBackend(Backend):
             found = await self._admin.stats(queue)
         return msgspec.structs.replace(found, retention=self.history.retention)
 
-    async def browse(self, queue: str, state: State, limit: int = 100, offset: int = 0) -> list[StoredMessage]:
+    async def browse(self, queue: str, query: Query) -> AsyncIterator[list[StoredMessage]]:
         """Look at messages."""
         with store_errors(self._doing):
             self._existing(queue)
-            return await self._admin.browse(queue, state, limit, offset)
+            async for page in self._admin.browse(queue, query):
+                yield page
 
     async def find(self, queue: str, ids: Sequence[str]) -> list[StoredMessage]:
         """Look at messages."""
@@ -400,13 +411,6 @@ class MqBackend(Backend):
             self._existing(queue)
             self._admin.check(queue)
         return shares(count)
-
-    async def browse_part(self, queue: str, state: State, part: str) -> AsyncIterator[list[StoredMessage]]:
-        """Look at one share."""
-        with store_errors(self._doing):
-            self._existing(queue)
-            async for page in self._admin.browse_share(queue, state, Share.parse(part)):
-                yield page
 
     async def requeue(self, queue: str, selection: Selection) -> int:
         """Make failed messages ready."""

@@ -10,13 +10,24 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import ClassVar, NoReturn
 from urllib.parse import quote
 
 from qworker.deviations import refuse_unsupported
 from qworker.errors import BackendUnavailable, NotSupported, PublishUncertain
-from qworker.message import Draft, Lease, Message, QueueStats, Selection, SettleAction, Settlement, State, StoredMessage
+from qworker.message import (
+    Draft,
+    Lease,
+    Message,
+    Query,
+    QueueStats,
+    Selection,
+    SettleAction,
+    Settlement,
+    State,
+    StoredMessage,
+)
 from qworker.names import check_queue
 from qworker_mq.client import Answer
 from qworker_mq.remote import MqHttpBackend
@@ -132,7 +143,7 @@ class PlainMqHttpBackend(MqHttpBackend):
         """Not known."""
         self._refuse("count")
 
-    async def browse(self, queue: str, state: State, limit: int = 100, offset: int = 0) -> list[StoredMessage]:
+    def browse(self, queue: str, query: Query) -> AsyncIterator[list[StoredMessage]]:
         """Not known."""
         self._refuse("list messages")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Self, TypeVar, cast
 from urllib.parse import urlencode
 
@@ -27,9 +27,20 @@ from qworker.errors import (
     PublishUncertain,
     QueueNotFound,
 )
-from qworker.message import Draft, Lease, Message, QueueStats, Selection, SettleAction, Settlement, State, StoredMessage
+from qworker.message import (
+    Draft,
+    Lease,
+    Message,
+    Query,
+    QueueStats,
+    Selection,
+    SettleAction,
+    Settlement,
+    State,
+    StoredMessage,
+)
 from qworker.names import check_queue
-from qworker.parts import WHOLE
+from qworker.parts import WHOLE, bad_part
 from qworker.url import BackendURL
 from qworker_mq.client import Address, Answer, BlockingClient, Client
 from qworker_mq.told import HttpHistory
@@ -45,8 +56,9 @@ _LONGEST_WAIT = 20.0
 _EXTEND = 5.0
 # Bytes of bodies in one request; base64 makes them a third longer.
 _BATCH = 4 << 20
-# Messages that one answer holds.
+# Messages that one answer holds: by their ids, and in a state.
 _FOUND = 100
+_PAGE = 1000
 _JSON = {"content-type": "application/json"}
 _ACTIONS = {
     SettleAction.ACK: "ack",
@@ -275,18 +287,27 @@ class MqHttpBackend(Backend):
         """Count."""
         return _decoded(await self._ask("GET", self._path(queue, "stats"), queue=queue), QueueStats)
 
-    async def browse(self, queue: str, state: State, limit: int = 100, offset: int = 0) -> list[StoredMessage]:
-        """Look at messages."""
-        found: list[StoredMessage] = []
-        while limit > 0:
-            target = self._path(queue, "browse", state=state.word, limit=min(limit, 1000), offset=offset)
-            page = _stored(await self._ask("GET", target, queue=queue))
-            found += page
-            if len(page) < min(limit, 1000):
-                break
-            limit -= len(page)
-            offset += len(page)
-        return found
+    async def browse(self, queue: str, query: Query) -> AsyncIterator[list[StoredMessage]]:
+        """Look at messages: a page is a request, and begins where the one before it has ended."""
+        if query.part not in {None, WHOLE}:
+            raise bad_part(query.part or "")
+        left, after = query.limit, query.after
+        # A lease that is extended is seen twice.
+        given: set[str] = set()
+        while left is None or left > 0:
+            wish: dict[str, object] = {"state": query.state.word, "limit": _PAGE if left is None else min(left, _PAGE)}
+            wish |= {"newest": 1} if query.newest else {}
+            wish |= {} if after is None else {"after": after}
+            answer = await self._ask("GET", self._path(queue, "browse", **wish), queue=queue)
+            seen = _stored(answer)
+            page = [stored for stored in seen if stored.message.id not in given]
+            given.update([stored.message.id for stored in page] if query.state is State.LEASED else [])
+            left = None if left is None else left - len(page)
+            if page:
+                yield page
+            if "x-more" not in answer.headers:
+                return
+            after = seen[-1].position
 
     async def parts(self, queue: str, state: State, count: int) -> list[str]:
         """One: everything passes through the server."""

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TypeVar, cast
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from typing import ClassVar, TypeVar, cast
 
 from qworker.backend import Backend
+from qworker.browsing import bad_position, place_of, position_of
 from qworker.errors import BackendError, QueueNotFound
-from qworker.message import FinishedMessage, Message, QueueStats, Selection, State, StoredMessage, to_microseconds
+from qworker.message import (
+    FinishedMessage,
+    Message,
+    Query,
+    QueueStats,
+    Selection,
+    State,
+    StoredMessage,
+    to_microseconds,
+)
 from qworker.names import check_queue
+from qworker.parts import PAGE_BYTES, pages
 from qworker_redis.codec import decode, enqueued_at
 from qworker_redis.links import Links
 from qworker_redis.options import Options
@@ -18,12 +29,16 @@ from qworker_redis.staging import staged_keys
 from qworker_redis.topology import slot_of
 from qworker_redis.wire import Argument, Wire
 
-__all__ = ["Administration", "batches", "stored_of", "timed"]
+__all__ = ["Administration", "batches", "encoded", "stored_of", "timed"]
 
 T = TypeVar("T")
 
 # Messages per script call: a server does nothing else meanwhile.
 _BATCH = 500
+# As many before it is known how large they are.
+_FIRST = 100
+# What a list can have.
+_MOST_ROWS = 1 << 48
 # The key with the names of all queues is `qworker:queues`: its slot is that of a queue of this name.
 _REGISTER = b"qworker:queues"
 _REGISTER_SLOT = slot_of("queues")
@@ -52,6 +67,8 @@ class Administration(Backend):
 
     _links: Links
     _options: Options
+    # States in which a page can show again what an earlier one has shown.
+    _moving: ClassVar[frozenset[State]] = frozenset({State.LEASED})
     # Queues that this instance has put into the register.
     _registered: set[str]
 
@@ -138,15 +155,47 @@ class Administration(Backend):
             },
         )
 
-    async def browse(self, queue: str, state: State, limit: int = 100, offset: int = 0) -> list[StoredMessage]:
-        """Look at messages of a state."""
-        found: list[StoredMessage] = []
+    async def browse(self, queue: str, query: Query) -> AsyncIterator[list[StoredMessage]]:
+        """Look at messages of a state in its order. A page is one call, and begins where the one before it has ended."""
+        left, count = query.limit, _FIRST
+        after = self._place(query)
+        # A lease that is extended is seen twice.
+        given: set[str] = set()
         while True:
-            page = min(_BATCH, limit - len(found))
-            reply = await self._found("look", queue, (state.value, offset + len(found), max(page, 0)))
-            found += stored_of(queue, reply)
-            if page <= 0 or len(reply) < 1 + 6 * page:
-                return found
+            wanted = count if left is None else min(count, left)
+            reply = await self._found("look", queue, (query.state.value, wanted, int(query.newest), *after))
+            seen = [stored for stored in self._stored(queue, reply) if stored.message.id not in given]
+            given.update([stored.message.id for stored in seen] if query.state in self._moving else [])
+            async for page in pages(seen):
+                yield page
+            left = None if left is None else left - len(seen)
+            if reply[0] == 1 or left == 0:
+                return
+            after = tuple(cast("list[bytes | int]", reply[0]))
+            # No more at once than a page holds, as far as can be told from the last ones.
+            size = sum(len(stored.message.body) for stored in seen) // max(1, len(seen))
+            count = max(1, min(_BATCH, PAGE_BYTES // max(1, size)))
+
+    def _place(self, query: Query) -> tuple[Argument, ...]:
+        """Where to go on, as `look` takes it.
+
+        Raises:
+            UsageError: `after` is no position.
+        """
+        place = place_of(query.after)
+        if place is None:
+            return ("e", "", "", "") if query.state is State.READY else ()
+        number, text = place
+        if query.state is not State.READY:
+            return _decimal(number), encoded(text)
+        kind, *rest = text.split(",")
+        if kind not in {"l", "s"} or len(rest) != 2 or (number >= 0) != bool(rest[0]) or number > _MOST_ROWS:
+            raise bad_position(query.after or "")
+        return kind, (_decimal(number) if rest[0] else ""), *map(encoded, rest)
+
+    def _stored(self, queue: str, reply: Sequence[Reply]) -> Iterator[StoredMessage]:
+        """What `look` has answered for a state, with positions."""
+        return stored_of(queue, reply, positions=True)
 
     async def find(self, queue: str, ids: Sequence[str]) -> list[StoredMessage]:
         """Look at messages."""
@@ -227,12 +276,22 @@ def timed(found: Iterable[FinishedMessage]) -> list[Argument]:
     return [argument for one in found for argument in (one.id, to_microseconds(one.finished_at) or 0)]
 
 
-def stored_of(queue: str, reply: Sequence[Reply]) -> Iterator[StoredMessage]:
-    """What `look` has answered: [1, then for each message: id, value, state, time us, claim, error]."""
+def encoded(text: str) -> bytes:
+    """A text of `place_of` as it was in the store."""
+    return text.encode(errors="surrogateescape")
+
+
+def _decimal(number: float) -> str:
+    return f"{number:.0f}"
+
+
+def stored_of(queue: str, reply: Sequence[Reply], *, positions: bool = False) -> Iterator[StoredMessage]:
+    """What `look` has answered: [1, then for each message: id, value, state, place, claim, error]."""
     rows = cast("Sequence[bytes]", reply)
     for at in range(1, len(rows), 6):
-        name, value, state, time, claim, error = rows[at : at + 6]
-        message_id, where, when = name.decode(), State(state.decode()), float(time) / 1e6
+        name, value, state, place, claim, error = rows[at : at + 6]
+        message_id, where = name.decode(), State(state.decode())
+        when = 0.0 if where is State.READY else float(place) / 1e6
         try:
             message = decode(queue, message_id, value)
         except BackendError:
@@ -246,4 +305,12 @@ def stored_of(queue: str, reply: Sequence[Reply]) -> Iterator[StoredMessage]:
             finished_at=when if where in {State.DONE, State.FAILED} else None,
             holder=claim.decode().partition(" ")[2].rpartition("/")[0] or None,
             error=error.decode(errors="replace") or None,
+            position=_position(where, message_id, place.decode()) if positions else None,
         )
+
+
+def _position(state: State, message_id: str, place: str) -> str:
+    if state is not State.READY:
+        return position_of((int(float(place)), message_id))
+    kind, number, rest = place.split(",", 2)
+    return position_of((int(number or -1), f"{kind},{rest}"))

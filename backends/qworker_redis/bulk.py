@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from typing import cast
 
-from qworker.message import State, StoredMessage
+from qworker.browsing import at_most
+from qworker.message import Query, State, StoredMessage
 from qworker.names import check_queue
 from qworker.parts import PAGE_BYTES, PAGE_MESSAGES, Share, shares
 from qworker_redis.admin import Administration, stored_of
@@ -37,11 +38,18 @@ class BulkReading(Administration):
         await self._found("stats", queue, ())
         return shares(count)
 
-    async def browse_part(self, queue: str, state: State, part: str) -> AsyncIterator[list[StoredMessage]]:
-        """Look at one share."""
-        share = Share.parse(part)
+    async def browse(self, queue: str, query: Query) -> AsyncIterator[list[StoredMessage]]:
+        """Look at messages of a state, in its order or in a share."""
+        if query.part is None:
+            found = super().browse(queue, query)
+        else:
+            found = at_most(query.limit, self._share(queue, query.state, Share.parse(query.part)))
+        async for page in found:
+            yield page
+
+    async def _share(self, queue: str, state: State, share: Share) -> AsyncIterator[list[StoredMessage]]:
         # Moves what is due, and says where there is no queue.
-        await self._found("look", queue, (state.value, 0, 0))
+        await self._found("look", queue, ("id",))
         rewritten = await self._rewritten(queue) if state is State.READY else frozenset[bytes]()
         seen: set[bytes] = set()
         page: list[StoredMessage] = []

@@ -18,6 +18,9 @@ _KEYS = re.compile(r"^-- KEYS: (.+)$", re.MULTILINE)
 # Scripts that do without what the others share, whose making takes as long as a call or two.
 _ALONE = frozenset({"publish_one"})
 
+# Scripts that give pages of a state, which have lua/order.lua too.
+_ORDERED = frozenset({"look"})
+
 # Scripts, and whether Redis may refuse them when its memory is full: whatever only drains must go on.
 _DENIED_WHEN_FULL = frozenset({"publish", "publish_one", "publish_staged", "stage"})
 
@@ -81,6 +84,8 @@ class ScriptSet:
 
     def _read(self, name: str, *, flags: bool) -> Script:
         common, text = ((self._folder / f"{part}.lua").read_text("utf-8") for part in ("common", name))
+        if name in _ORDERED:
+            common += files("qworker_redis").joinpath("lua", "order.lua").read_text("utf-8")
         return Script(name, common, text, flags=flags)
 
 

@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import shutil
 from collections.abc import AsyncIterator, Sequence
 
+import msgspec
+
+from qworker.browsing import Chosen, Place, at_most, browse_rows, first, place_of, position_of
 from qworker.files import hide_directory, store_errors
-from qworker.message import QueueStats, Selection, State, StoredMessage
+from qworker.message import Query, QueueStats, Selection, State, StoredMessage
 from qworker.names import check_queue, is_queue_name
-from qworker_sq import consume, contents, parts
+from qworker.parts import pages
+from qworker_sq import contents, parts
 from qworker_sq.channel import Channel
+from qworker_sq.consume import make_message
 from qworker_sq.ledger import Row
 from qworker_sq.topics import SqTopics
 
 __all__ = ["SqAdministration"]
+
+# The time that orders a message in its state, and its place in the log.
+_Row = tuple[float, int]
 
 
 class SqAdministration(SqTopics):
@@ -82,57 +91,47 @@ class SqAdministration(SqTopics):
                 counts = {state: sum(1 for entry in ledger.open.values() if entry.state is state) for state in State}
                 ready = counts[State.READY] + max(0, ahead - waiting - len(ledger.skipped))
                 down, failed = ledger.down, len(ledger.failed)
-            first = await self._first_ready(channel) if ready else None
+            page = await anext(_browse_ready(channel, Query(State.READY, limit=1), now), None) if ready else None
         return QueueStats(
             queue=queue,
             ready=ready,
             leased=counts[State.LEASED],
             delayed=counts[State.DELAYED] + waiting,
             failed=failed,
-            oldest_age_s=None if first is None else max(0.0, now - first.message.enqueued_at),
+            oldest_age_s=None if page is None else max(0.0, now - page[0].message.enqueued_at),
             paused=down,
             retention=self.history.retention,
         )
 
-    async def _first_ready(self, channel: Channel) -> StoredMessage | None:
-        return next(iter(await self._browse_ready(channel, 1, 0)), None)
-
-    async def browse(self, queue: str, state: State, limit: int = 100, offset: int = 0) -> list[StoredMessage]:
-        """Look at messages."""
+    async def browse(self, queue: str, query: Query) -> AsyncIterator[list[StoredMessage]]:
+        """Look at messages. The channel is not held meanwhile."""
         now = self._clock.time()
         async with self.channel(queue) as channel:
             channel.ledger.make_due(now)
-            if state is State.FAILED:
-                failed = channel.ledger.failed
-                places = sorted(failed, key=lambda place: (failed[place].at, place))
-            elif state is State.DELAYED:
-                places = [*channel.ledger.in_state(state), *contents.ahead_delayed(channel, now)]
+        with store_errors(f"use the queue {queue}"):
+            if query.part is not None:
+                found = at_most(query.limit, parts.read(channel, query.state, query.part, now))
+            elif query.state is not State.READY:
+                found = self._browse_timed(channel, query, now)
             else:
-                places = list(channel.ledger.in_state(state))
-            if state is not State.READY:
-                found = [contents.stored(channel, place, now) for place in places]
-                seen = [one for one in found if one is not None]
-                if state is State.DELAYED:
-                    seen.sort(key=lambda one: one.due_at or 0.0)
-                return seen[offset : offset + limit]
-        return await self._browse_ready(channel, limit, offset)
+                found = (_browse_from_the_end if query.newest else _browse_ready)(channel, query, now)
+            async for page in found:
+                yield page
 
-    async def _browse_ready(self, channel: Channel, limit: int, offset: int) -> list[StoredMessage]:
-        now = self._clock.time()
-        returned = channel.ledger.in_state(State.READY)
-        found = [one for place in returned if (one := contents.stored(channel, place, now)) is not None]
-        passed = len(found)
-        found = found[offset : offset + limit]
-        if len(found) < limit:
-            async for place, payload in contents.ready_ahead(channel, now):
-                passed += 1
-                if passed > offset:
-                    found.append(
-                        StoredMessage(message=consume.make_message(channel, place, payload), state=State.READY)
-                    )
-                    if len(found) >= limit:
-                        break
-        return found
+    async def _browse_timed(self, channel: Channel, query: Query, now: float) -> AsyncIterator[list[StoredMessage]]:
+        async def choose(after: Place | None, limit: int | None) -> list[_Row]:
+            chosen = Chosen(_place, after, limit, newest=query.newest)
+            async with self.channel(channel.topic.name):
+                chosen.add(contents.timed(channel, query.state, now))
+            return chosen.rows()
+
+        def read(row: _Row) -> StoredMessage | None:
+            return _in_state(channel, row[1], query.state, now)
+
+        # Extending a lease changes its expiry.
+        identity = _log_place if query.state is State.LEASED else None
+        async for page in browse_rows(query, choose, _place, read, identity=identity):
+            yield page
 
     async def find(self, queue: str, ids: Sequence[str]) -> list[StoredMessage]:
         """Look at messages."""
@@ -147,20 +146,6 @@ class SqAdministration(SqTopics):
         """Stretches of the log, and what was handed out."""
         async with self.channel(queue) as channel:
             return parts.divide(channel, state, count)
-
-    async def browse_part(self, queue: str, state: State, part: str) -> AsyncIterator[list[StoredMessage]]:
-        """Look at one stretch, or at what was handed out. The channel is not held meanwhile."""
-        now = self._clock.time()
-        async with self.channel(queue) as channel:
-            channel.ledger.make_due(now)
-        with store_errors(f"use the queue {queue}"):
-            found = (
-                parts.held(channel, state, now)
-                if part == parts.HELD
-                else parts.ready_in(channel, parts.Stretch.parse(part), now)
-            )
-            async for page in found:
-                yield page
 
     async def requeue(self, queue: str, selection: Selection) -> int:
         """Make failed messages ready."""
@@ -204,3 +189,62 @@ class SqAdministration(SqTopics):
             if channel.ledger.down != down:
                 channel.append([[Row.PAUSE, down]])
         await self._commit(channel, wake=True)
+
+
+def _place(row: _Row) -> Place:
+    return row[0], f"{row[1]:030}"
+
+
+def _log_place(row: _Row) -> int:
+    return row[1]
+
+
+def _in_state(channel: Channel, place: int, state: State, now: float) -> StoredMessage | None:
+    """The message at a place, if it is in a state."""
+    stored = contents.stored(channel, place, now)
+    return stored if stored is not None and stored.state is state else None
+
+
+def _ready(channel: Channel, place: int, now: float) -> StoredMessage | None:
+    stored = _in_state(channel, place, State.READY, now)
+    return None if stored is None else msgspec.structs.replace(stored, position=position_of((place, "")))
+
+
+def _log_place_after(query: Query) -> int | None:
+    after = place_of(query.after)
+    return None if after is None else int(after[0])
+
+
+async def _browse_ready(channel: Channel, query: Query, now: float) -> AsyncIterator[list[StoredMessage]]:
+    """What came back, and then what lies ahead in the log: all of it in the log's order."""
+    after = _log_place_after(query) or 0
+    returned = [place for place in channel.ledger.in_state(State.READY) if place > after]
+    ahead = contents.ready_ahead(channel, now, after)
+    found = itertools.chain(
+        (_ready(channel, place, now) for place in returned),
+        (
+            StoredMessage(
+                message=make_message(channel, place, payload), state=State.READY, position=position_of((place, ""))
+            )
+            for place, payload in ahead
+        ),
+    )
+    async for page in pages(first(query.limit, found)):
+        yield page
+
+
+async def _browse_from_the_end(channel: Channel, query: Query, now: float) -> AsyncIterator[list[StoredMessage]]:
+    before, left = _log_place_after(query), query.limit
+
+    async def stretches() -> AsyncIterator[list[int]]:
+        async for places in contents.ready_from_the_end(channel, now, before):
+            yield places
+        returned = [place for place in channel.ledger.in_state(State.READY) if before is None or place < before]
+        yield returned[::-1]
+
+    async for places in stretches():
+        async for page in pages(first(left, (_ready(channel, place, now) for place in places))):
+            yield page
+            left = None if left is None else left - len(page)
+        if left == 0:
+            return

@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 from qworker.message import Selection, State, StoredMessage
+from qworker.segments.format import HEADER_SIZE, position
 from qworker.segments.log import Damaged
 from qworker_sq.channel import Channel
 from qworker_sq.consume import make_message
 from qworker_sq.ledger import Row
 from qworker_sq.topic import place_of_id
 
-__all__ = ["Ahead", "ahead_delayed", "locate", "ready_ahead", "remove", "remove_state", "requeue", "stored"]
+__all__ = [
+    "Ahead",
+    "ahead_delayed",
+    "locate",
+    "ready_ahead",
+    "ready_from_the_end",
+    "remove",
+    "remove_state",
+    "requeue",
+    "stored",
+    "timed",
+]
 
 # Records that are walked in one loop turn.
 _SLICE = 1000
@@ -67,18 +79,49 @@ def _fits(channel: Channel, place: int) -> bool:
     return payload is not None and channel.topic.notes.get(place, payload) is not None
 
 
-async def ready_ahead(channel: Channel, now: float) -> AsyncIterator[tuple[int, bytes]]:
-    """The ready records that are not handed out, in order. The channel is not held meanwhile."""
+def ready_ahead(channel: Channel, now: float, after: int = 0) -> Iterator[tuple[int, bytes]]:
+    """The ready records that are not handed out and stand behind a place, in order. The channel need not be held."""
     waiting = set(ahead_delayed(channel, now))
-    place = channel.ledger.cursor
+    log, place = channel.topic.log, channel.ledger.cursor
+    if after > place and log.read_one(after, channel.end()) is not None:
+        # A record certainly begins there.
+        place = after
     while place < channel.end():
-        found, place = channel.topic.log.read(place, _SLICE, channel.end())
+        found, place = log.read(place, _SLICE, channel.end())
         if not found:
             return
         for at, payload in found:
-            if not isinstance(payload, Damaged) and at not in channel.ledger.skipped and at not in waiting:
+            skipped = at <= after or at in channel.ledger.skipped or at in waiting
+            if not skipped and not isinstance(payload, Damaged):
                 yield at, payload
-        await asyncio.sleep(0)
+
+
+async def ready_from_the_end(channel: Channel, now: float, before: int | None) -> AsyncIterator[list[int]]:
+    """The places of the same records, the last first, and only of those before a place: a log is read forwards, segment by segment."""
+    waiting = set(ahead_delayed(channel, now))
+    log, end = channel.topic.log, channel.end()
+    for segment in reversed(log.segments()):
+        place = max(channel.ledger.cursor, position(segment, HEADER_SIZE))
+        stop = min(end, position(segment + 1, 0), end if before is None else before)
+        places: list[int] = []
+        while place < stop:
+            found, place = log.read(place, _SLICE, end)
+            if not found:
+                break
+            places += [at for at, payload in found if at < stop and not isinstance(payload, Damaged)]
+            await asyncio.sleep(0)
+        yield [at for at in reversed(places) if at not in channel.ledger.skipped and at not in waiting]
+
+
+def timed(channel: Channel, state: State, now: float) -> list[tuple[float, int]]:
+    """What is delayed, leased or failed: the time that orders it, and the place."""
+    if state is State.FAILED:
+        return [(failed.at, place) for place, failed in channel.ledger.failed.items()]
+    found = [(entry.at, place) for place, entry in channel.ledger.open.items() if entry.state is state]
+    if state is State.DELAYED:
+        due = channel.topic.notes.due
+        found += [(due[place], place) for place in ahead_delayed(channel, now)]
+    return found
 
 
 def locate(channel: Channel, message_id: str) -> int | None:

@@ -7,14 +7,14 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 import msgspec
 
 from qworker.message import State, StoredMessage
-from qworker.parts import PAGE_MESSAGES, pages
+from qworker.parts import PAGE_MESSAGES, bad_part, pages
 from qworker.segments.format import HEADER_SIZE, position, split
 from qworker.segments.log import Damaged, Log
 from qworker_sq import contents
 from qworker_sq.channel import Channel
 from qworker_sq.consume import make_message
 
-__all__ = ["HELD", "Stretch", "divide", "held", "ready_in", "stretches"]
+__all__ = ["HELD", "Stretch", "divide", "read", "stretches"]
 
 # What was handed out: the ledger has it.
 HELD = "held"
@@ -35,8 +35,15 @@ class Stretch(msgspec.Struct, frozen=True):
 
     @classmethod
     def parse(cls, text: str) -> Stretch:
-        """The stretch that `str` named."""
-        return cls(*map(int, text.split(" ")))
+        """The stretch that `str` named.
+
+        Raises:
+            UsageError: it is not one of them.
+        """
+        numbers = text.split(" ")
+        if len(numbers) != 3 or not all(number.isdecimal() and len(number) < 40 for number in numbers):
+            raise bad_part(text)
+        return cls(*map(int, numbers))
 
     def records(self, log: Log, end: int) -> Iterator[list[tuple[int, bytes]]]:
         """The place and payload of each, as `Log.read` gives them, up to the write position `end`."""
@@ -84,13 +91,18 @@ def divide(channel: Channel, state: State, wanted: int) -> list[str]:
     return [HELD, *map(str, ahead)]
 
 
+def read(channel: Channel, state: State, part: str, now: float) -> AsyncIterator[list[StoredMessage]]:
+    """What is in a part."""
+    return held(channel, state, now) if part == HELD else ready_in(channel, Stretch.parse(part), now)
+
+
 async def held(channel: Channel, state: State, now: float) -> AsyncIterator[list[StoredMessage]]:
     """What the ledger has in a state, and what waits for its time ahead of it."""
-    ledger = channel.ledger
-    ledger.make_due(now)
-    places = list(ledger.failed) if state is State.FAILED else list(ledger.in_state(state))
-    if state is State.DELAYED:
-        places += contents.ahead_delayed(channel, now)
+    channel.ledger.make_due(now)
+    if state is State.READY:
+        places = list(channel.ledger.in_state(state))
+    else:
+        places = [place for _, place in contents.timed(channel, state, now)]
     async for page in pages(contents.stored(channel, place, now) for place in places):
         yield [one for one in page if one.state is state]
 

@@ -6,11 +6,12 @@ import asyncio
 import contextlib
 import os
 import shutil
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 
+from qworker.browsing import Chosen, Place, at_most, browse_rows
 from qworker.files import hide_directory, store_errors
 from qworker.finding import find_each, stamp
-from qworker.message import QueueStats, Selection, State, StoredMessage
+from qworker.message import Query, QueueStats, Selection, State, StoredMessage
 from qworker.names import check_queue, is_queue_name
 from qworker.parts import Share, pages, shares
 from qworker_vsqs import contents
@@ -78,13 +79,39 @@ class VsqsAdministration(VsqsFolders):
             retention=self.history.retention,
         )
 
-    async def browse(self, queue: str, state: State, limit: int = 100, offset: int = 0) -> list[StoredMessage]:
+    async def browse(self, queue: str, query: Query) -> AsyncIterator[list[StoredMessage]]:
         """Look at messages."""
         folder = await self._existing(queue)
         with store_errors(f"browse {queue}"):
-            rows = (await self._look(folder))[state]
-            seen = (contents.stored(folder, self._unit, state, row) for row in rows[offset : offset + limit])
-            return [one for one in seen if one is not None]
+            found = (
+                self._browse_rows(folder, query)
+                if query.part is None
+                else at_most(query.limit, self._browse_share(folder, query.state, Share.parse(query.part)))
+            )
+            async for page in found:
+                yield page
+
+    async def _browse_rows(self, folder: Folder, query: Query) -> AsyncIterator[list[StoredMessage]]:
+        async def choose(after: Place | None, limit: int | None) -> list[Row]:
+            chosen = Chosen(place, after, limit, newest=query.newest)
+            chosen.add((await self._look(folder))[query.state])
+            return chosen.rows()
+
+        def place(row: Row) -> Place:
+            return contents.place(query.state, row)
+
+        # Extending a lease gives it another name.
+        identity = contents.id_of if query.state is State.LEASED else None
+        async for page in browse_rows(query, choose, place, self._reader(folder, query.state), identity=identity):
+            yield page
+
+    async def _browse_share(self, folder: Folder, state: State, share: Share) -> AsyncIterator[list[StoredMessage]]:
+        rows = [row for row in (await self._look(folder))[state] if share.has(contents.id_of(row))]
+        async for page in pages(map(self._reader(folder, state), rows)):
+            yield page
+
+    def _reader(self, folder: Folder, state: State) -> Callable[[Row], StoredMessage | None]:
+        return lambda row: contents.stored(folder, self._unit, state, row)
 
     async def find(self, queue: str, ids: Sequence[str]) -> list[StoredMessage]:
         """Look at messages."""
@@ -105,15 +132,6 @@ class VsqsAdministration(VsqsFolders):
         """Shares of the ids."""
         await self._existing(queue)
         return shares(count)
-
-    async def browse_part(self, queue: str, state: State, part: str) -> AsyncIterator[list[StoredMessage]]:
-        """Look at one share."""
-        folder = await self._existing(queue)
-        share = Share.parse(part)
-        with store_errors(f"browse {queue}"):
-            rows = [row for row in (await self._look(folder))[state] if share.has(str(row[0]))]
-            async for page in pages(contents.stored(folder, self._unit, state, row) for row in rows):
-                yield page
 
     async def requeue(self, queue: str, selection: Selection) -> int:
         """Make failed messages ready."""

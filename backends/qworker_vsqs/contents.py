@@ -5,20 +5,21 @@ from __future__ import annotations
 import os
 from collections.abc import Container, Iterable, Iterator
 
+from qworker.browsing import Place
 from qworker.files import list_names
 from qworker.message import FinishedMessage, State, StoredMessage
 from qworker_vsqs.consume import make_message
 from qworker_vsqs.folder import Folder, Note
 from qworker_vsqs.names import Unit, leased_name, parse
 
-__all__ = ["Row", "look", "requeue", "stored", "unchanged", "unlink"]
+__all__ = ["Row", "id_of", "look", "place", "requeue", "stored", "unchanged", "unlink"]
 
 # Id, expiry in ticks, note.
 Row = tuple[int, int | None, Note]
 
 
 async def look(folder: Folder, now: int, wanted: Container[int] | None = None) -> dict[State, list[Row]]:
-    """Everything stored, or what is wanted of it by its number, by state, in the order of `browse`; `now` is in ticks.
+    """Everything stored, or what is wanted of it by its number, by state; `now` is in ticks.
 
     Raises:
         OSError: a directory cannot be listed.
@@ -41,11 +42,20 @@ async def look(folder: Folder, now: int, wanted: Container[int] | None = None) -
     for name in await list_names(folder.fail):
         if (parsed := parse(name)) is not None and parsed[1] is None and (wanted is None or parsed[0] in wanted):
             found[State.FAILED].append((parsed[0], None, folder.note(parsed[0])))
-    found[State.READY].sort(key=lambda one: one[0])
-    for state in (State.LEASED, State.DELAYED):
-        found[state].sort(key=lambda one: (one[1], one[0]))
-    found[State.FAILED].sort(key=lambda one: (one[2].failed_at or 0.0, one[0]))
     return found
+
+
+def id_of(row: Row) -> str:
+    """The id of a row's message."""
+    return str(row[0])
+
+
+def place(state: State, row: Row) -> Place:
+    """Where a row stands in the order of its state."""
+    number, expiry, note = row
+    if state is State.READY:
+        return number, ""
+    return (note.failed_at or 0.0) if state is State.FAILED else (expiry or 0), f"{number:020}"
 
 
 def stored(folder: Folder, unit: Unit, state: State, row: Row) -> StoredMessage | None:
@@ -57,6 +67,9 @@ def stored(folder: Folder, unit: Unit, state: State, row: Row) -> StoredMessage 
     number, expiry, note = row
     try:
         body = folder.read(_name(row), folder.fail if state is State.FAILED else None)
+        if body is None and state is State.READY and expiry is not None:
+            # It was due, and has got its old name back.
+            body = folder.read(str(number))
     except OSError as error:
         # What was set aside is no file that may be opened.
         if state is not State.FAILED or note.error is None:

@@ -7,10 +7,12 @@ import time
 import click
 import msgspec
 
+from qworker.browsing import list_messages
 from qworker.cli.common import URLCommand, json_option, opened, run, state_option
 from qworker.cli.output import as_data, body_preview, clock_time, print_json, print_table, say, span
+from qworker.errors import UsageError
 from qworker.logs import one_line
-from qworker.message import State, StoredMessage
+from qworker.message import Query, State, StoredMessage
 from qworker.names import check_queue
 
 __all__ = ["command"]
@@ -21,20 +23,35 @@ __all__ = ["command"]
 @click.argument("queue", type=check_queue)
 @state_option("Only messages in this state.")
 @click.option(
-    "--limit", type=click.IntRange(1), metavar="N", default=20, show_default=True, help="At most so many of each state."
+    "-n",
+    "--limit",
+    type=click.IntRange(1),
+    metavar="N",
+    default=20,
+    show_default=True,
+    help="At most so many of each state.",
 )
-@click.option("--offset", type=click.IntRange(0), metavar="N", default=0, help="After the first so many of each state.")
+@click.option(
+    "--after",
+    metavar="POSITION",
+    help="Show what follows this position: the `position` of a message in --json. Needs --state.",
+)
+@click.option("--newest", is_flag=True, help="Reverse the order: show the last messages first.")
 @json_option
-def command(url: str, queue: str, state: str | None, limit: int, offset: int, json: bool) -> None:
+def command(url: str, queue: str, state: str | None, limit: int, after: str | None, newest: bool, json: bool) -> None:
     r"""Look at the messages of QUEUE, in the order in which they will be taken, become due, expire, or were finished.
 
     \b
     Examples:
       qworker browse file://./spool thumbs
+      qworker browse file://./spool thumbs --state failed --newest --limit 5
       qworker browse file://./spool thumbs --state failed --json
     """
     states = list(State) if state is None else [State.of_word(state)]
-    found = run(_browse(url, queue, states, limit, offset))
+    if after is not None and state is None:
+        raise UsageError("--after needs --state: a position belongs to the order of one state")
+    queries = [Query(each, after=after, limit=limit, newest=newest) for each in states]
+    found = run(_browse(url, queue, queries))
     if json:
         print_json([as_data(stored) for stored in found])
     elif found:
@@ -43,12 +60,9 @@ def command(url: str, queue: str, state: str | None, limit: int, offset: int, js
         say(f"nothing {state or 'stored'} in {queue}")
 
 
-async def _browse(url: str, queue: str, states: list[State], limit: int, offset: int) -> list[StoredMessage]:
+async def _browse(url: str, queue: str, queries: list[Query]) -> list[StoredMessage]:
     async with opened(url) as backend:
-        found: list[StoredMessage] = []
-        for state in states:
-            found += await backend.browse(queue, state, limit, offset)
-        return found
+        return [stored for query in queries for stored in await list_messages(backend, queue, query)]
 
 
 def _show(found: list[StoredMessage]) -> None:

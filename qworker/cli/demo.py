@@ -17,12 +17,13 @@ import click
 import msgspec
 
 from qworker.backend import Backend
+from qworker.browsing import list_messages
 from qworker.cli.common import Command, run
 from qworker.cli.demo_app import DEMO_LOG, hopeless, long, short, stumbling, tasks
 from qworker.cli.output import say
 from qworker.errors import QworkerError
 from qworker.logs import one_line
-from qworker.message import QueueStats, State
+from qworker.message import Query, QueueStats, State
 from qworker.registry import open_backend
 
 __all__ = ["command"]
@@ -144,7 +145,7 @@ class _Demo:
         clip = [n.tries for n in notes if n.name == "clip" and n.event == "end"]
         if not clip or min(clip) < 1:
             raise _DemoError("`clip` should have failed once and then succeeded")
-        failed = await backend.browse(_QUEUE, State.FAILED)
+        failed = await list_messages(backend, _QUEUE, Query(State.FAILED))
         reasons = [one_line(stored.error or "") for stored in failed]
         if len(failed) != 1 or "is not a picture" not in str(reasons):
             raise _DemoError(f"exactly one message should have failed permanently, not {len(failed)}: {reasons}")

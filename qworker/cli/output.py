@@ -212,7 +212,7 @@ def as_data(stored: StoredMessage) -> dict[str, Any]:
     data["original_id"] = message.original_id
     data["fields"] = dict(message.fields) if message.fields is not None else None
     data |= {"due_at": stored.due_at, "expires_at": stored.expires_at, "finished_at": stored.finished_at}
-    data |= {"holder": stored.holder, "error": stored.error}
+    data |= {"holder": stored.holder, "error": stored.error, "position": stored.position}
     try:
         data["body"] = message.body.decode()
     except UnicodeDecodeError:

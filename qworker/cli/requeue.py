@@ -12,7 +12,7 @@ from qworker.cli.common import URLCommand, batches, duration_type, json_option, 
 from qworker.cli.output import print_json, say
 from qworker.envelope import Envelope, open_envelope
 from qworker.errors import UsageError
-from qworker.message import FinishedMessage, Selection, State, StoredMessage
+from qworker.message import FinishedMessage, Query, Selection, State, StoredMessage
 from qworker.names import check_id, check_queue, counted
 from qworker.parcel import unpack
 
@@ -112,9 +112,8 @@ async def _requeue(url: str, queue: str, ids: list[str], matches: _Filter | None
 async def _requeue_matching(backend: Backend, queue: str, matches: _Filter) -> int:
     # All are found before the first is requeued: one that fails again at once is not requeued twice.
     found: list[FinishedMessage] = []
-    for part in await backend.parts(queue, State.FAILED, 1):
-        async for page in backend.browse_part(queue, State.FAILED, part):
-            found += [_finished(stored) for stored in page if matches(stored)]
+    async for page in backend.browse(queue, Query(State.FAILED)):
+        found += [_finished(stored) for stored in page if matches(stored)]
     return sum([await backend.requeue(queue, Selection(unchanged=batch)) for batch in batches(found)])
 
 

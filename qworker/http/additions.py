@@ -36,8 +36,9 @@ from qworker.http.wire import (
     check_selection,
     checked_lease,
 )
-from qworker.message import Draft, Lease, Selection, Settlement, State
+from qworker.message import Draft, Lease, Query, Selection, Settlement, State, StoredMessage
 from qworker.names import check_id, check_queue
+from qworker.parts import PAGE_BYTES
 
 if TYPE_CHECKING:
     from qworker.http.app import MqApp
@@ -279,13 +280,23 @@ class Additions:
         return _json(await self._backend.stats(_queue(request)))
 
     async def browse(self, request: Request) -> Response:
-        """Look at messages."""
+        """Look at messages: up to `limit`, fewer where they are large; with X-More where others may follow the last of them."""
         given = dict(request.query_params)
         state = State.of_word(given.get("state", "ready"))
-        limit = int(number(given, "limit", 100, least=0, most=_MOST))
-        offset = int(number(given, "offset", 0, least=0, most=1e12))
-        found = await self._backend.browse(_queue(request), state, limit, offset)
-        return _json([stored.to_json() for stored in found])
+        limit = int(number(given, "limit", 100, least=1, most=_MOST))
+        newest = bool(number(given, "newest", 0, least=0, most=1))
+        query = Query(state, after=given.get("after"), limit=limit, newest=newest)
+        found: list[StoredMessage] = []
+        size = 0
+        async for page in self._backend.browse(_queue(request), query):
+            found += page
+            size += sum(len(stored.message.body) for stored in page)
+            if size >= PAGE_BYTES:
+                break
+        response = _json([stored.to_json() for stored in found])
+        if size >= PAGE_BYTES or len(found) == limit:
+            response.headers["x-more"] = "1"
+        return response
 
     async def requeue(self, request: Request) -> Response:
         """Make failed messages ready."""

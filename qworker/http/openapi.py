@@ -140,11 +140,19 @@ def _additions() -> dict[str, Any]:
         ("reap", "return what expired", number, None),
     ):
         paths[f"/-/{{queue}}/{name}"] = {"parameters": [_path("queue")], "post": _json(summary, given, takes=takes)}
-    for name, summary, schema in (
-        ("stats", "count a queue", _ref("QueueStats")),
-        ("browse", "look at messages", _list("StoredMessage")),
-    ):
-        paths[f"/-/{{queue}}/{name}"] = {"parameters": [_path("queue")], "get": _json(summary, schema)}
+    paths["/-/{queue}/stats"] = {"parameters": [_path("queue")], "get": _json("count a queue", _ref("QueueStats"))}
+    paths["/-/{queue}/browse"] = {
+        "parameters": [
+            _path("queue"),
+            _parameter(
+                "state", {"type": "string", "enum": [state.word for state in State]}, "ready if it is not given"
+            ),
+            _parameter("limit", {"type": "integer"}, "1 to 1000; 100 if it is not given"),
+            _parameter("after", {"type": "string"}, "the position of a message: what follows it"),
+            _parameter("newest", {"type": "integer", "enum": [0, 1]}, "1 reverses the order"),
+        ],
+        "get": _json("look at messages; X-More says that others may follow", _list("StoredMessage")),
+    }
     for name in ("pause", "resume"):
         paths[f"/-/{{queue}}/{name}"] = {
             "parameters": [_path("queue")],
@@ -201,7 +209,11 @@ def _path(name: str, choices: list[str] | None = None) -> dict[str, Any]:
 
 
 def _query(name: str) -> dict[str, Any]:
-    return {"name": name, "in": "query", "schema": {"type": "number"}, "description": "seconds"}
+    return _parameter(name, {"type": "number"}, "seconds")
+
+
+def _parameter(name: str, schema: dict[str, Any], description: str) -> dict[str, Any]:
+    return {"name": name, "in": "query", "schema": schema, "description": description}
 
 
 def _header(name: str, kind: str, *, required: bool = False) -> dict[str, Any]:

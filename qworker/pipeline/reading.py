@@ -12,7 +12,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from qworker.backend import Backend
 from qworker.directory import is_missing
-from qworker.message import State
+from qworker.message import Query, State
 from qworker.pipeline.filters import Condition, chosen, condition, kept
 from qworker.pipeline.options import ReadOptions
 from qworker.pipeline.rows import events_batch, messages_batch
@@ -72,7 +72,7 @@ class MessagesReader(DataSourceReader):
 
     async def _pages(self, part: MessagesPart) -> AsyncIterator[pa.RecordBatch]:
         async with opened(self._options.url) as backend:
-            async for page in backend.browse_part(part.queue, part.state, part.part):
+            async for page in backend.browse(part.queue, Query(part.state, part=part.part)):
                 yield kept(messages_batch(page, self._names), self._conditions)
 
 

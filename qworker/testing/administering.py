@@ -7,8 +7,9 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from qworker.browsing import list_messages
 from qworker.errors import InvalidName, QueueNotFound, UsageError
-from qworker.message import FinishedMessage, Selection, SettleAction, State
+from qworker.message import FinishedMessage, Query, Selection, SettleAction, State
 from qworker.testing.base import Contract
 from qworker.testing.harness import Case
 from qworker.testing.publishing import HOSTILE_NAMES
@@ -23,20 +24,6 @@ async def the_total_is_right(case: Case) -> None:
     await case.publish(b"1", b"2", b"3")
     await case.lease_one()
     assert sum(await case.counts()) == 3
-
-
-async def delayed_are_listed_in_any_order(case: Case) -> None:
-    """How a deviation from `browse_delayed` shows."""
-    for number in (2, 1):
-        await case.publish(b"%d" % number, delay=case.tick * number)
-    assert sorted(await case.browse(State.DELAYED)) == [b"1", b"2"]
-
-
-async def leased_are_not_listed(case: Case) -> None:
-    """How a deviation from `browse_leased` shows."""
-    await case.publish(b"x")
-    await case.lease_one()
-    assert await case.browse(State.LEASED) == []
 
 
 async def one_of_each(case: Case) -> dict[State, str]:
@@ -118,7 +105,7 @@ class AdministeringContract(Contract):
         backend = case.backend
         calls: dict[str, Callable[[], Awaitable[object]]] = {
             "stats": lambda: backend.stats(case.queue),
-            "browse": lambda: backend.browse(case.queue, State.READY),
+            "browse": lambda: case.messages(State.READY),
             "find": lambda: backend.find(case.queue, ["x"]),
             "pause": lambda: backend.pause(case.queue),
             "resume": lambda: backend.resume(case.queue),
@@ -138,7 +125,7 @@ class AdministeringContract(Contract):
         for name in HOSTILE_NAMES:
             for call in (
                 backend.stats(name),
-                backend.browse(name, State.READY),
+                list_messages(backend, name, Query(State.READY)),
                 backend.find(name, ["x"]),
                 *(backend.requeue(name, selection) for selection in every_selection(State.FAILED)),
                 *(backend.remove(name, selection) for selection in every_selection(State.READY)),
@@ -186,50 +173,6 @@ class AdministeringContract(Contract):
         age = (await case.stats()).oldest_age_s
         assert age is not None
         assert case.tick * 0.5 < age < case.tick + 60
-
-    @rule("fifo", otherwise=the_total_is_right)
-    async def test_browse_shows_ready_messages_in_order_and_in_pages(self, case: Case) -> None:
-        bodies = [b"%d" % number for number in range(25)]
-        ids = await case.publish(*bodies)
-        assert await case.browse(State.READY) == bodies
-        pages = [await case.browse(State.READY, 10, offset) for offset in (0, 10, 20, 30)]
-        assert pages == [bodies[:10], bodies[10:20], bodies[20:], []]
-        (first,) = await case.backend.browse(case.queue, State.READY, 1)
-        assert (first.message.id, first.state, first.message.queue) == (ids[0], State.READY, case.queue)
-        assert await case.leased_bodies() == bodies
-
-    @rule("browse_delayed", otherwise=delayed_are_listed_in_any_order)
-    async def test_browse_shows_delayed_messages_as_they_become_due(self, case: Case) -> None:
-        for number in (3, 1, 2):
-            await case.publish(b"%d" % number)
-            (lease,) = await case.lease(1)
-            await case.settle(lease, SettleAction.RELEASE, delay=case.tick * 100 * number)
-        assert await case.browse(State.DELAYED) == [b"1", b"2", b"3"]
-        stored = await case.backend.browse(case.queue, State.DELAYED)
-        due = [one.due_at for one in stored if one.due_at is not None]
-        assert len(due) == 3
-        assert due == sorted(due)
-        assert await case.browse(State.DELAYED, 1, 1) == [b"2"]
-
-    @rule("browse_leased", otherwise=leased_are_not_listed)
-    async def test_browse_shows_leased_messages_with_their_expiry(self, case: Case) -> None:
-        await case.publish(b"1", b"2")
-        later = await case.lease_one(visibility=case.long * 2)
-        sooner = await case.lease_one(visibility=case.long)
-        stored = await case.backend.browse(case.queue, State.LEASED)
-        assert [one.message.id for one in stored] == [sooner.message.id, later.message.id]
-        assert [one.state for one in stored] == [State.LEASED] * 2
-        for one, lease in zip(stored, (sooner, later), strict=True):
-            assert one.expires_at is not None
-            assert abs(one.expires_at - lease.expires_at) < case.tick
-
-    @rule("fail_kept", otherwise=leased_are_not_listed)
-    async def test_browse_shows_failed_messages(self, case: Case) -> None:
-        await case.fail(b"1")
-        await case.harness.advance(case.tick * 0.1)
-        await case.fail(b"2")
-        assert await case.browse(State.FAILED) == [b"1", b"2"]
-        assert await case.browse(State.FAILED, 1, 1) == [b"2"]
 
     async def test_a_look_claims_nothing(self, case: Case) -> None:
         (message_id,) = await case.publish(b"x")
@@ -445,7 +388,7 @@ class AdministeringContract(Contract):
         backend = case.backend
         calls: list[Callable[[], Awaitable[object]]] = [
             lambda: backend.stats(case.queue),
-            lambda: backend.browse(case.queue, State.READY),
+            lambda: case.messages(State.READY),
             lambda: backend.find(case.queue, ["x"]),
             lambda: backend.create(case.queue),
             backend.queues,

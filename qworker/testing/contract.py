@@ -18,6 +18,7 @@ The classes have no `Test` prefix, so that only subclasses are collected. What a
 from __future__ import annotations
 
 from qworker.testing.administering import AdministeringContract
+from qworker.testing.browsing import BrowsingContract
 from qworker.testing.bulk import BulkContract
 from qworker.testing.history import HistoryContract
 from qworker.testing.keeping import KeepingContract
@@ -38,6 +39,7 @@ class BackendContract(
     ReapingContract,
     KeepingContract,
     AdministeringContract,
+    BrowsingContract,
     PartingContract,
     WaitingContract,
     BulkContract,

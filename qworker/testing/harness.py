@@ -9,8 +9,9 @@ from types import TracebackType
 from typing import Any, Self
 
 from qworker.backend import Backend
+from qworker.browsing import list_messages
 from qworker.clock import SYSTEM_CLOCK
-from qworker.message import Draft, Lease, QueueStats, SettleAction, Settlement, State, StoredMessage
+from qworker.message import Draft, Lease, Query, QueueStats, SettleAction, Settlement, State, StoredMessage
 from qworker.registry import open_backend
 from qworker.testing.clock import FakeClock
 from qworker.url import BackendURL
@@ -172,9 +173,13 @@ class Case:
         found = await self.find(message_id)
         return None if found is None else found.state
 
-    async def browse(self, state: State, limit: int = 100, offset: int = 0) -> list[bytes]:
-        """The bodies of the messages in a state, in the order of `Backend.browse`."""
-        return [stored.message.body for stored in await self.backend.browse(self.queue, state, limit, offset)]
+    async def messages(self, state: State, by: Backend | None = None, **options: Any) -> list[StoredMessage]:
+        """The messages that a query with these options of `Query` gives."""
+        return await list_messages(by or self.backend, self.queue, Query(state, **options))
+
+    async def browse(self, state: State, **options: Any) -> list[bytes]:
+        """Their bodies."""
+        return [stored.message.body for stored in await self.messages(state, **options)]
 
     def settlements(self, leases: Sequence[Lease], action: SettleAction, **options: Any) -> list[Settlement]:
         """The same end for several leases."""

@@ -17,14 +17,13 @@ from qworker.deviations import refuse_unsupported
 from qworker.envelope import Envelope, open_envelope
 from qworker.errors import UsageError
 from qworker.logs import one_line
-from qworker.message import Draft, State, StoredMessage
+from qworker.message import Draft, Query, State, StoredMessage
 from qworker.registry import open_backend
 from qworker.run import Outcome, Run
 from qworker.worker import Worker, WorkerCounts, WorkerOptions
 
 __all__ = ["EnqueuedCall", "enqueued_calls", "in_memory", "run_until_idle"]
 
-_PAGE = 1000
 # The attribute of a backend in memory that has what refuses drafts.
 _REFUSAL = "_refuse_as_own"
 
@@ -181,10 +180,8 @@ async def enqueued_calls(tasks: Tasks, queue: str | None = None) -> list[Enqueue
         if name not in present:
             continue
         for state in (State.READY, State.DELAYED):
-            offset = 0
-            while page := await backend.browse(name, state, _PAGE, offset):
+            async for page in backend.browse(name, Query(state)):
                 calls.extend(map(_call, page))
-                offset += len(page)
     return calls
 
 

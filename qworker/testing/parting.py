@@ -16,9 +16,8 @@ __all__ = ["PartingContract"]
 
 async def read_all(case: Case, state: State, wanted: int = 3, by: Backend | None = None) -> list[StoredMessage]:
     """Everything in a state, part after part."""
-    backend = by or case.backend
     parts = await case.backend.parts(case.queue, state, wanted)
-    return [stored for part in parts async for page in backend.browse_part(case.queue, state, part) for stored in page]
+    return [stored for part in parts for stored in await case.messages(state, by, part=part)]
 
 
 def as_found(stored: StoredMessage) -> FinishedMessage:
@@ -49,7 +48,7 @@ async def in_parts(case: Case, state: State, bodies: list[bytes]) -> None:
 
 
 class PartingContract(Contract):
-    """`parts`, `browse_part` and what must be unchanged."""
+    """`parts`, `browse` of a part, and what must be unchanged."""
 
     async def test_each_ready_message_is_in_one_part(self, case: Case) -> None:
         bodies = [b"%d" % number for number in range(50)]
@@ -88,13 +87,17 @@ class PartingContract(Contract):
         ids = await case.publish(b"1", b"2", b"3")
         parts = await case.backend.parts(case.queue, State.READY, 2)
         assert await case.backend.remove(case.queue, Selection(ids=[ids[1]])) == 1
-        found = [
-            stored.message.body
-            for part in parts
-            async for page in case.backend.browse_part(case.queue, State.READY, part)
-            for stored in page
-        ]
+        found = [body for part in parts for body in await case.browse(State.READY, part=part)]
         assert sorted(found) == [b"1", b"3"]
+
+    async def test_a_part_gives_no_more_than_its_limit(self, case: Case) -> None:
+        await case.publish(*[b"%d" % number for number in range(30)])
+        parts = await case.backend.parts(case.queue, State.READY, 2)
+        whole = {part: await case.browse(State.READY, part=part) for part in parts}
+        for part, bodies in whole.items():
+            found = await case.browse(State.READY, part=part, limit=4)
+            assert len(found) == min(4, len(bodies))
+            assert set(found) <= set(bodies)
 
     async def test_an_absent_queue_has_no_parts(self, case: Case) -> None:
         with pytest.raises(QueueNotFound):

@@ -45,6 +45,7 @@ RULES: dict[str, str] = {
     "exact_counts": "stats counts each state exactly; otherwise: its total is right",
     "browse_delayed": "delayed messages are listed in the order in which they become due; otherwise: in any order",
     "browse_leased": "leased messages are listed; otherwise: the list is empty",
+    "after_removed": "what follows a removed message in line is given; otherwise: it is taken for leased, and the whole line follows",
     "binary_bodies": "a body is any bytes",
     "empty_bodies": "a body may be empty",
     "big_bodies": "a body may have 1 MiB",

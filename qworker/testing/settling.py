@@ -135,7 +135,7 @@ class SettlingContract(Contract):
         found = await case.find(message_id)
         assert found is not None
         assert found.error == REASON
-        (listed,) = await case.backend.browse(case.queue, State.FAILED)
+        (listed,) = await case.messages(State.FAILED)
         assert listed.error == REASON
 
     @rule("retry_errors", otherwise=retry_errors_are_not_kept)

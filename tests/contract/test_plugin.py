@@ -50,6 +50,8 @@ import asyncio
 
 import shop
 from qworker import State
+from qworker.browsing import list_messages
+from qworker.message import Query
 from qworker.testing import enqueued_calls, run_until_idle
 
 async def test_signing_up_enqueues_a_welcome():
@@ -82,7 +84,7 @@ async def test_a_failure_is_kept():
     await shop.welcome.enqueue("nobody")
     counts = await run_until_idle(shop.tasks)
     backend = await shop.tasks.backend()
-    (failed,) = await backend.browse("mail", State.FAILED)
+    (failed,) = await list_messages(backend, "mail", Query(State.FAILED))
     assert "no such user" in failed.error
 
 def test_plain_functions_need_no_loop():

@@ -6,11 +6,14 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 import pytest_asyncio
 
+from qworker.browsing import list_messages
 from qworker.errors import FormatTooNew
-from qworker.message import Draft, SettleAction, Settlement, State
+from qworker.message import Draft, Query, Selection, SettleAction, Settlement, State
 from qworker.registry import open_backend
+from qworker.testing.browsing import in_order
 from qworker.testing.contract import BackendContract
-from qworker.testing.harness import Harness
+from qworker.testing.harness import Case, Harness
+from qworker_redis import admin
 from tests.servers import PROGRAMS, RedisHarness, RedisServer
 
 
@@ -26,6 +29,49 @@ class TestRedis(BackendContract):
     async def harness(self, server: RedisServer) -> AsyncIterator[Harness]:
         async with RedisHarness(server) as harness:
             yield harness
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+async def test_pages_of_the_ready_messages_join_two_orders(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    monkeypatch.setattr(admin, "_FIRST", size)
+    monkeypatch.setattr(admin, "_BATCH", size)
+    async with RedisHarness(server) as harness:
+        case = Case(harness, await harness.open())
+        for number in range(12):
+            await case.publish(b"%d" % number, priority=5 if number % 3 == 2 else 0)
+        released = await case.lease(6)
+        assert await case.backend.settle(case.settlements(released, SettleAction.RELEASE)) == []
+        await in_order(case, State.READY, [b"%d" % number for number in (2, 5, 8, 11, 0, 1, 3, 4, 6, 7, 9, 10)])
+        ids = await case.publish(*[b"%d" % number for number in range(12, 20)])
+        assert await case.backend.remove(case.queue, Selection(ids=[ids[0], ids[3], ids[4], ids[7]])) == 4
+        left = [b"%d" % number for number in (2, 5, 8, 11, 0, 1, 3, 4, 6, 7, 9, 10, 13, 14, 17, 18)]
+        await in_order(case, State.READY, left)
+        await case.publish(b"again", id=ids[3])
+        await in_order(case, State.READY, [*left, b"again"])
+        await case.backend.delete(case.queue)
+
+
+async def test_a_page_costs_as_little_when_others_have_taken_from_the_front(server: RedisServer) -> None:
+    """`LPOS` walks the list: where few were taken meanwhile, it is not needed."""
+    async with RedisHarness(server) as harness:
+        case = Case(harness, await harness.open())
+        ids = await case.publish(*[b"x"] * 3000)
+        last = (await case.messages(State.READY, limit=2000))[-1].position
+        with server.client() as client:
+            client.config_resetstat()
+            for taken in (0, 900):
+                await case.lease(max(1, taken))
+                found = await case.messages(State.READY, after=last, limit=2)
+                assert [stored.message.id for stored in found] == ids[2000:2002]
+                assert "cmdstat_lpos" not in client.info("commandstats")
+            await case.lease(500)
+            found = await case.messages(State.READY, after=last, limit=2)
+            assert [stored.message.id for stored in found] == ids[2000:2002]
+            assert client.info("commandstats")["cmdstat_lpos"]["calls"] == 1
+            assert client.info("commandstats")["cmdstat_evalsha"]["calls"] < 10
+        await case.backend.delete(case.queue)
 
 
 async def test_what_is_kept_no_longer_leaves_nothing_behind(server: RedisServer) -> None:
@@ -61,7 +107,7 @@ async def test_a_damaged_message_is_set_aside_and_the_others_flow(server: RedisS
     with server.client() as client:
         client.hset("{qworker:damage}:msg", first, b"\x00\x00" + b"\x00" * 8 + b"\x00\x02\xff\xff\xff\xff")
     assert [lease.message.id for lease in await backend.lease("damage", 2, 60.0)] == [second]
-    (failed,) = await backend.browse("damage", State.FAILED)
+    (failed,) = await list_messages(backend, "damage", Query(State.FAILED))
     assert failed.message.id == first
     assert failed.error is not None
     assert "damaged" in failed.error

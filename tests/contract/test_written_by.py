@@ -17,10 +17,11 @@ import pytest_asyncio
 
 from qworker import Context, Message, Tasks, bulk
 from qworker.backend import Backend
+from qworker.browsing import list_messages
 from qworker.bulk import StagedPartition
 from qworker.envelope import Envelope, open_envelope
 from qworker.explain import explain
-from qworker.message import Draft, Lease, Selection, SettleAction, Settlement, State
+from qworker.message import Draft, Lease, Query, Selection, SettleAction, Settlement, State
 from qworker.parcel import unpack
 from qworker.run import WorkerOptions
 from qworker.worker import Worker
@@ -72,7 +73,7 @@ async def test_written_by_31528ec_each_message_is_listed_as_it_was(anywhere: Wri
         assert {word: getattr(stats, state.word) for word, state in STATES.items()} == facts["counts"], queue
         assert stats.paused is facts["down"]
         for word, state in STATES.items():
-            found = [described(one) for one in await backend.browse(queue, state, limit=1000)]
+            found = [described(one) for one in await list_messages(backend, queue, Query(state))]
             assert without(found, unkept) == without(written.messages(queue, word), unkept), (queue, word)
         for one in written.messages(queue):
             (stored,) = await backend.find(queue, [one["id"]])
@@ -156,7 +157,7 @@ async def test_written_by_31528ec_leases_of_others_last_as_long_as_they_were_to(
     leased = {one["id"] for one in written.messages("remote", "leased")}
     backend = await written.open()
     await backend.reap("remote")
-    assert {one.message.id for one in await backend.browse("remote", State.LEASED)} == leased
+    assert {one.message.id for one in await list_messages(backend, "remote", Query(State.LEASED))} == leased
     # One was taken for an hour, the other one extended for two.
     for hours, left in ((0.9, 2), (0.2, 1), (1.1, 0)):
         written.advance(hours * 3600.0)
@@ -239,9 +240,9 @@ async def test_written_by_31528ec_a_load_goes_on_where_it_was(anywhere: Written)
         assert (published.name, published.step, published.rows) == (load["job"], 0, 9)
         if queue == "loaded":
             assert published.at == load["at"]
-        found = [one for state in State for one in await backend.browse(queue, state, limit=100)]
+        found = [one for state in State for one in await list_messages(backend, queue, Query(state))]
         assert Counter(one.message.body.decode() for one in found) == Counter(load["bodies"])
-        delayed = await backend.browse(queue, State.DELAYED)
+        delayed = await list_messages(backend, queue, Query(State.DELAYED))
         assert sorted(one.message.body.decode() for one in delayed) == sorted(load["bodies"][2::3])
         if "given_ids" not in backend.deviations:
             ids = {one.message.id: one.message.body.decode() for one in found}
@@ -335,7 +336,7 @@ async def test_written_by_31528ec_everything_is_worked_off_once(anywhere: Writte
         assert (stats.ready, stats.leased, stats.delayed) == (0, 0, 0), queue
         assert stats.failed == len(written.messages(queue, "fail"))
         if written.kind in KEEPS_DONE:
-            done = {one.message.id for one in await backend.browse(queue, State.DONE, limit=1000)}
+            done = {one.message.id for one in await list_messages(backend, queue, Query(State.DONE))}
             assert done >= {one["id"] for one in written.messages(queue, "done")}
             assert len(done) == len(written.messages(queue, "done")) + sum(run.queue == queue for run in ran + paused)
 
@@ -371,7 +372,7 @@ async def failures_run_again(written: Written, backend: Backend, crew: Crew) -> 
         run for queue, rows in failed.items() for run in runs_of(queue, [r for r in rows if r not in never], tries=0)
     ]
     assert ran == sorted(wanted)
-    left = [one for queue in written.queues for one in await backend.browse(queue, State.FAILED)]
+    left = [one for queue in written.queues for one in await list_messages(backend, queue, Query(State.FAILED))]
     assert [(one.error or "").endswith(was["error"]) for one, was in zip(left, never, strict=True)] == [True] * len(
         never
     )

@@ -130,6 +130,19 @@ def test_bodies_come_from_a_file_from_lines_and_from_the_command_line(ok: Any, f
     assert lines[2]["body_base64"] == "/w=="
 
 
+def test_browse_goes_on_after_a_position_and_shows_the_last_first(ok: Any, folder: Path) -> None:
+    (folder / "data").write_bytes(b"one\ntwo\nthree\nfour\n")
+    ok("publish", URL, "lines", "--lines", "-f", "data")
+
+    def seen(*options: str) -> list[dict[str, Any]]:
+        return json.loads(ok("browse", URL, "lines", "--state", "ready", "--json", *options))
+
+    first = seen("-n", "2")
+    assert [line["body"] for line in first] == ["one", "two"]
+    assert [line["body"] for line in seen("--after", first[1]["position"])] == ["three", "four"]
+    assert [line["body"] for line in seen("--newest", "--limit", "1")] == ["four"]
+
+
 def test_many_calls_come_from_lines_and_a_bad_line_is_named(ok: Any, qworker: Any, app: str, folder: Path) -> None:
     (folder / "calls").write_text('[1, 2]\n\n{"a": 3}\n')
     assert "2 calls of add" in ok("enqueue", app, "add", "--from-file", "calls")
@@ -169,6 +182,8 @@ def test_arguments_are_checked_before_anything_is_stored(qworker: Any, app: str,
         (["stats", URL, "absent"], "queue 'absent' does not exist"),
         (["stats", "file://./spool?nope=1"], "unknown option 'nope'"),
         (["browse", URL, "q", "--state", "odd"], "is not one of"),
+        (["browse", URL, "q", "--after", "1:x"], "--after needs --state"),
+        (["browse", URL, "q", "--state", "ready", "--after", "garbage"], "'garbage' is not a valid position"),
         (["purge", URL, "q"], "--yes"),
         (["move", URL, URL], "must be different"),
         (["ls", "memory:"], "exist only in the process"),

@@ -109,7 +109,7 @@ def test_golden_json_of_the_queue_commands(folder: Path, capsys: pytest.CaptureF
     (folder / "lines").write_text("one\ntwo\n")
     app = f"{module}:tasks"
     words = {str(folder): "<folder>", module: "<app>", qworker.__version__: "<version>"}
-    ends = ("_at", "_age", "_rate", "_s")
+    ends = ("_at", "_age", "_rate", "_s", "position")
     normal = Normal(words, lambda key: key.endswith(ends) or key in ("at", "token", "worker"))
     found: list[Any] = []
     for line in STORY.format(app=app, url=f"'{URL}'").strip().splitlines():
@@ -252,7 +252,7 @@ def test_golden_answers_over_http() -> None:
     with served(MemoryBackend("golden", clock=FakeClock(), history=True)) as server:
         normal = Normal(
             {server.url: "<server>", qworker.__version__: "<version>"},
-            lambda key: key.endswith(("_at", "_age", "-expires", "token")),
+            lambda key: key.endswith(("_at", "_age", "-expires", "position", "token")),
         )
         for method, path, body, headers in REQUESTS:
             given = body if isinstance(body, bytes | None) else _with_token(body, token)

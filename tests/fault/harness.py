@@ -13,7 +13,8 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from qworker.message import Lease, SettleAction, Settlement, State
+from qworker.browsing import list_messages
+from qworker.message import Lease, Query, SettleAction, Settlement, State
 from qworker.registry import open_backend
 
 HERE = Path(__file__).parent
@@ -137,7 +138,7 @@ async def _stored(url: str) -> set[str]:
     try:
         if QUEUE in await backend.queues():
             for state in (State.READY, State.DELAYED, State.LEASED, State.FAILED):
-                found |= {each.message.body.decode() for each in await backend.browse(QUEUE, state, limit=1_000_000)}
+                found |= {each.message.body.decode() for each in await list_messages(backend, QUEUE, Query(state))}
     finally:
         await backend.aclose()
     return found

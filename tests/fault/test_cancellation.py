@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from qworker.backend import Backend
-from qworker.message import Draft, State
+from qworker.browsing import list_messages
+from qworker.message import Draft, Query, State
 from qworker.registry import open_backend
 from tests.fault import harness
 from tests.fault.harness import QUEUE
@@ -54,8 +55,8 @@ async def test_2000_cancelled_calls_lose_no_message_and_hold_none(tmp_path: Path
         else:
             call = asyncio.ensure_future(backend.lease(QUEUE, 3, 1000.0))
             await _settle_some(backend, await _cancelled(call, turns), turns, acked)
-    stored = {each.message.id for each in await backend.browse(QUEUE, State.READY, limit=10_000)}
-    assert await backend.browse(QUEUE, State.LEASED) == [], "a cancelled call holds a lease"
+    stored = {each.message.id for each in await list_messages(backend, QUEUE, Query(State.READY))}
+    assert await list_messages(backend, QUEUE, Query(State.LEASED)) == [], "a cancelled call holds a lease"
     assert stored | acked <= published
     certain = f"certain-{len(published)}"
     assert await backend.publish(QUEUE, [Draft(body=b"x", id=certain)]) == [certain]

@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from qworker.browsing import list_messages
 from qworker.errors import StorageFull
-from qworker.message import Draft, State
+from qworker.message import Draft, Query, State
 from qworker.registry import open_backend
 from tests.depth import DEEP
 from tests.fault.harness import (
@@ -105,7 +106,7 @@ async def test_full_storage_is_one_clear_error_and_everything_stored_can_be_drai
     with pytest.raises(StorageFull):
         await fill()
     assert stored
-    seen = await backend.browse(QUEUE, State.READY, limit=10_000)
+    seen = await list_messages(backend, QUEUE, Query(State.READY))
     assert [each.message.id for each in seen] == stored
     assert all(len(each.message.body) == 2000 for each in seen), "a partial message is visible"
     drained: list[str] = []

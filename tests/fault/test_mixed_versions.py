@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from qworker.message import State
+from qworker.browsing import list_messages
+from qworker.message import Query, State
 from qworker.registry import open_backend
 from tests.depth import DEPTH
 from tests.fault import mixed_programs
@@ -155,7 +156,7 @@ async def until_idle(url: str) -> None:
 async def ended(url: str, state: State) -> dict[str, str]:
     """Names of the messages that ended so, by their ids."""
     backend = open_backend(url)
-    found = await backend.browse(mixed_programs.QUEUE, state, limit=100_000)
+    found = await list_messages(backend, mixed_programs.QUEUE, Query(state))
     await backend.aclose()
     names = [each.message.body.decode().partition('"args":["')[2].partition('"')[0] for each in found]
     names = [name or each.message.body.decode() for name, each in zip(names, found, strict=True)]

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from qworker.browsing import list_messages
 from qworker.errors import BackendError, BackendUnavailable, PublishUncertain, StorageFull
-from qworker.message import Draft, Lease, Selection, SettleAction, Settlement, State
+from qworker.message import Draft, Lease, Query, Selection, SettleAction, Settlement, State
 from qworker.offers import Health
 from qworker.registry import open_backend
 from qworker.testing.until import wait_until
@@ -56,7 +57,7 @@ async def test_500_publishes_store_500_when_answers_are_lost(server: RedisServer
         await backend.aclose()
         assert proxy.resets > 10
     direct = open_backend(server.url)
-    stored = await direct.browse(QUEUE, State.READY, 1000)
+    stored = await list_messages(direct, QUEUE, Query(State.READY))
     await direct.aclose()
     assert sorted(s.message.id for s in stored) == sorted(ids)
     assert sorted(int(s.message.body) for s in stored) == list(range(500))
@@ -91,10 +92,10 @@ async def test_what_ran_before_its_publish_is_repeated_is_not_stored_again(
             ids = await backend.publish(QUEUE, drafts)
             assert proxy.resets == 1
             assert len(ids) == len(drafts)
-            assert await backend.browse(QUEUE, State.READY) == []
+            assert await list_messages(backend, QUEUE, Query(State.READY)) == []
             # The next ones are stored.
             assert len(await backend.publish(QUEUE, drafts)) == len(drafts)
-            assert len(await backend.browse(QUEUE, State.READY)) == len(drafts)
+            assert len(await list_messages(backend, QUEUE, Query(State.READY))) == len(drafts)
             await backend.aclose()
 
 
@@ -155,7 +156,7 @@ async def test_a_settlement_whose_answer_was_lost_may_be_repeated_by_its_caller(
         assert (again.message.body, again.message.tries) == (b"3", 1)
         assert await backend.settle(acks([again])) == []
         assert await backend.settle(ends) == [ends[1]]
-        (last,) = await direct.browse(QUEUE, State.READY)
+        (last,) = await list_messages(direct, QUEUE, Query(State.READY))
         assert last.message.body == b"4"
         await backend.aclose()
         await direct.aclose()
@@ -308,7 +309,7 @@ async def test_2000_cancelled_calls_lose_nothing_and_mix_nothing_up(server: Redi
     await backend.aclose()
     with server.client() as client:
         await wait_until(lambda: len(client.client_list()) <= 2)
-    stored = {s.message.id: s.state for state in State for s in await other.browse(QUEUE, state, 5000)}
+    stored = {s.message.id: s.state for state in State for s in await list_messages(other, QUEUE, Query(state))}
     assert stored.keys() <= set(asked)
     assert acked & stored.keys() == set()
     assert confirmed - stored.keys() - held == set()

@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 
 from qworker.backend import Backend
-from qworker.message import Draft, SettleAction, Settlement, State
+from qworker.browsing import list_messages
+from qworker.message import Draft, Query, SettleAction, Settlement, State
 from qworker.registry import open_backend
 from qworker.testing.until import wait_until
 from tests.depth import DEPTH
@@ -53,7 +54,7 @@ def lines(folder: Path, book: str) -> list[str]:
 
 
 async def stored(backend: Backend) -> set[str]:
-    return {row.message.id for state in State for row in await backend.browse(QUEUE, state, 1_000_000)}
+    return {row.message.id for state in State for row in await list_messages(backend, QUEUE, Query(state))}
 
 
 async def check_invariant(backend: Backend, folder: Path) -> Counter[str]:
@@ -175,7 +176,9 @@ async def test_a_server_clock_that_jumps_an_hour_takes_no_live_lease_and_prolong
             await rounds()
             assert lines(tmp_path, "finished") == []
             assert await asyncio.to_thread(backend.extend, [held], 1000.0) == []
-        left = {row.message.id: row for row in await backend.browse(QUEUE, State.LEASED)}[dead.message.id]
+        left = {row.message.id: row for row in await list_messages(backend, QUEUE, Query(State.LEASED))}[
+            dead.message.id
+        ]
         with server.client() as client:
             now, _ = client.time()
         assert left.expires_at is not None

@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 from qworker.backend import Backend
+from qworker.browsing import list_messages
 from qworker.errors import BackendUnavailable
-from qworker.message import Draft, Lease, SettleAction, Settlement, State
+from qworker.message import Draft, Lease, Query, SettleAction, Settlement, State
 from qworker.offers import Health
 from qworker.registry import open_backend
 from qworker.testing.until import wait_until
@@ -82,7 +83,7 @@ async def test_200_publishes_store_200_when_answers_are_lost(server: RedisServer
         ids = [(await backend.publish(TOPIC, [Draft(body=b"%d" % n)]))[0] for n in range(200)]
         await backend.aclose()
         assert proxy.resets > 5
-    stored = await direct.browse(TOPIC, State.READY, 1000)
+    stored = await list_messages(direct, TOPIC, Query(State.READY))
     assert [row.message.id for row in stored] == ids
     assert [int(row.message.body) for row in stored] == list(range(200))
 
@@ -137,7 +138,7 @@ async def test_cancelled_calls_lose_nothing(direct: Backend, server: RedisServer
         return (await direct.stats(TOPIC)).ready == len(ids)
 
     await wait_until(all_are_back)
-    assert {row.message.id for row in await direct.browse(TOPIC, State.READY)} == set(ids)
+    assert {row.message.id for row in await list_messages(direct, TOPIC, Query(State.READY))} == set(ids)
     with server.client() as client:
         assert client.hlen("rfq:work:qworker:claims") == client.zcard("rfq:work:qworker:leased") == 0
     await other.aclose()

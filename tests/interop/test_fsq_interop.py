@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from qworker.backend import Backend
-from qworker.message import Draft, SettleAction, Settlement, State
+from qworker.browsing import list_messages
+from qworker.message import Draft, Query, SettleAction, Settlement, State
 from qworker.registry import open_backend
 from tests.interop.fsq_peer import PATIENCE, Fsq
 
@@ -56,8 +57,8 @@ async def test_what_qworker_publishes_is_scanned_by_fsq(backend: Backend, peer: 
     status, output = await peer.run("scan", QUEUE, "/bin/sh", "-c", script, "sh")
     assert status == 0, output
     assert out.read_text() == "".join(f"body {n}\narg|{n}|0\n" for n in range(5))
-    assert await backend.browse(QUEUE, State.READY) == []
-    assert len(await backend.browse(QUEUE, State.DONE)) == 5
+    assert await list_messages(backend, QUEUE, Query(State.READY)) == []
+    assert len(await list_messages(backend, QUEUE, Query(State.DONE))) == 5
 
 
 async def test_fsq_and_qworker_work_on_one_queue_and_each_item_runs_once(

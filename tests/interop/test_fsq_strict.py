@@ -19,8 +19,9 @@ from pathlib import Path
 import pytest
 
 from qworker.backend import Backend
+from qworker.browsing import list_messages
 from qworker.cli.main import main
-from qworker.message import Draft, Lease, Selection, SettleAction, Settlement, State
+from qworker.message import Draft, Lease, Query, Selection, SettleAction, Settlement, State
 from qworker.registry import open_backend
 from qworker.testing.until import wait_until
 from tests.archives import unpack
@@ -137,7 +138,7 @@ async def test_what_qworker_publishes_is_scanned_by_fsq(backend: Backend, peer: 
     assert status == 0, output
     assert out.read_text() == "".join(f"body {n}\na_b|c/d|%|{n}|0\n" for n in range(5))
     assert len(names(root, "done")) == 5
-    assert [stored.message.id for stored in await backend.browse(QUEUE, State.DONE)] == ids
+    assert [stored.message.id for stored in await list_messages(backend, QUEUE, Query(State.DONE))] == ids
 
 
 # -- one lock --------------------------------------------------------------------------------------------------------
@@ -274,7 +275,7 @@ async def test_tries_are_counted_by_both_in_the_name(backend: Backend, peer: Fsq
     script = f"echo $FSQ_ITEM_TRIES > {out}; exit 100"
     assert (await peer.run("scan", "-m", "9", QUEUE, "/bin/sh", "-c", script))[0] == 0
     assert out.read_text() == "2\n"
-    (stored,) = await backend.browse(QUEUE, State.FAILED)
+    (stored,) = await list_messages(backend, QUEUE, Query(State.FAILED))
     assert (stored.message.tries, stored.message.argv, stored.error) == (2, ("a",), None)
     assert await backend.requeue(QUEUE, Selection(state=State.FAILED)) == 1
     assert (await peer.run("scan", QUEUE, "/bin/true"))[0] == 0
@@ -466,10 +467,10 @@ async def test_a_queue_that_fsq_wrote_is_read_as_it_is(tmp_path: Path) -> None:
     backend = open_backend(f"fsq://{root}")
     try:
         assert await backend.queues() == ["a_queue", "downed", "hosted", "trig"]
-        (done,) = await backend.browse("a_queue", State.DONE)
-        (failed,) = await backend.browse("a_queue", State.FAILED)
+        (done,) = await list_messages(backend, "a_queue", Query(State.DONE))
+        (failed,) = await list_messages(backend, "a_queue", Query(State.FAILED))
         assert (done.message.argv, failed.message.argv) == (("d",), ("f",))
-        ready = await backend.browse("a_queue", State.READY)
+        ready = await list_messages(backend, "a_queue", Query(State.READY))
         assert [stored.message.id.split("_")[1] for stored in ready] == ["0", "10", "1", "2", "3", "4", "5", "6", "7"]
         assert set(tree(root)) == before
         leases = await backend.lease("a_queue", 20, 30.0)

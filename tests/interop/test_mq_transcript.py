@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from qworker.message import SettleAction, Settlement, State
+from qworker.browsing import list_messages
+from qworker.message import Query, SettleAction, Settlement, State
 from qworker.registry import open_backend
 from qworker.testing.clock import FakeClock
 from tests.archives import unpack
@@ -75,7 +76,7 @@ async def test_a_root_that_the_released_server_wrote_is_taken_over(unpacked: Pat
         again = await backend.lease("alpha", 10, 1000.0)
         assert [lease.message.body.strip() for lease in again] == [b"body 1", b"body 2"]
         assert [lease.message.tries for lease in again] == [1, 1]
-        assert len(await backend.browse("alpha", State.LEASED)) == 2
+        assert len(await list_messages(backend, "alpha", Query(State.LEASED))) == 2
     finally:
         await backend.aclose()
     # The reaper takes what was there before it started, too.

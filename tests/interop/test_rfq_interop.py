@@ -18,8 +18,9 @@ import pytest
 from click.testing import CliRunner
 
 from qworker.backend import Backend
+from qworker.browsing import list_messages
 from qworker.cli.main import cli
-from qworker.message import Draft, Lease, SettleAction, Settlement, State
+from qworker.message import Draft, Lease, Query, SettleAction, Settlement, State
 from qworker.registry import open_backend
 from qworker.testing.until import wait_until
 from tests.installed import environment
@@ -346,7 +347,7 @@ async def test_a_keyspace_that_the_package_wrote_is_read_in_its_order(both: Both
     assert await backend.queues() == ["ndvi", "tiles"]
     counts = [(s.ready, s.leased) for s in [await backend.stats("ndvi"), await backend.stats("tiles")]]
     assert counts == [(3, 2), (6, 0)]
-    held = await backend.browse("ndvi", State.LEASED)
+    held = await list_messages(backend, "ndvi", Query(State.LEASED))
     assert {row.message.id for row in held} == set(stored["rfq:ndvi:nextlog"])
     assert await backend.reap("ndvi") == 0
     leases = await backend.lease("ndvi", 10, 60.0)

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from qworker.backend import Backend
-from qworker.message import Draft, Selection, SettleAction, Settlement, State
+from qworker.browsing import list_messages
+from qworker.message import Draft, Query, Selection, SettleAction, Settlement, State
 from qworker.registry import open_backend
 from qworker.testing.until import wait_until
 from tests.archives import unpack
@@ -138,7 +139,7 @@ async def test_a_queue_that_the_package_wrote_is_read_in_its_order(tmp_path: Pat
         assert await backend.queues() == ["work"]
         stats = await backend.stats("work")
         assert (stats.ready, stats.leased) == (6, 1)
-        assert [one.message.body for one in await backend.browse("work", State.LEASED)] == [b"body 0"]
+        assert [one.message.body for one in await list_messages(backend, "work", Query(State.LEASED))] == [b"body 0"]
         leases = await backend.lease("work", 100, 60.0)
         assert [lease.message.body for lease in leases] == [b"body 1", *(b"body %d" % n for n in range(3, 8))]
         assert await backend.settle([Settlement(lease=lease, action=SettleAction.ACK) for lease in leases]) == []

@@ -24,7 +24,8 @@ from hypothesis.stateful import (
 )
 
 from qworker.backend import Backend
-from qworker.message import Draft, Lease, Selection, SettleAction, Settlement, State
+from qworker.browsing import list_messages
+from qworker.message import Draft, Lease, Query, Selection, SettleAction, Settlement, State
 from qworker.names import new_ids
 from qworker.registry import open_backend
 from qworker.testing.clock import FakeClock
@@ -157,7 +158,7 @@ class Lifecycle(RuleBasedStateMachine):
     # -- consuming ---------------------------------------------------------------------------------------------------
 
     def lease(self, worker: int, number: int, delay: float) -> None:
-        ready = {one.message.id: one for one in self.do(self.model.browse(self.queue, State.READY, 1000))}
+        ready = {one.message.id: one for one in self.do(list_messages(self.model, self.queue, Query(State.READY)))}
         limit = 1 + number % 5
         wanted = 0 if self.do(self.model.stats(self.queue)).paused else min(limit, len(ready))
         leases = self.do(self.lease_all(self.workers[worker], limit, wanted))
@@ -231,7 +232,7 @@ class Lifecycle(RuleBasedStateMachine):
         self.gone(set(chosen))
 
     def requeue(self, worker: int, number: int, delay: float) -> None:
-        failed = [one.message.id for one in self.do(self.model.browse(self.queue, State.FAILED, 1000))]
+        failed = [one.message.id for one in self.do(list_messages(self.model, self.queue, Query(State.FAILED)))]
         model, real = self.both("requeue", Selection(ids=failed[:1]) if number % 2 else Selection(state=State.FAILED))
         assert model == real
 
@@ -240,7 +241,7 @@ class Lifecycle(RuleBasedStateMachine):
             if state is not State.LEASED or number % 5:
                 model, real = self.both("remove", Selection(state=state))
                 assert model == real
-        left = {one.message.id for one in self.do(self.model.browse(self.queue, State.READY, 1000))}
+        left = {one.message.id for one in self.do(list_messages(self.model, self.queue, Query(State.READY)))}
         self.gone(set(self.ids) - left)
 
     def gone(self, ids: set[str]) -> None:
@@ -257,7 +258,9 @@ class Lifecycle(RuleBasedStateMachine):
         if not hasattr(self, "model"):
             return
         for state in LIVE:
-            model, real = self.both("browse", state, 1000)
+            model, real = [
+                self.do(list_messages(store, self.queue, Query(state))) for store in (self.model, self.workers[0])
+            ]
             expected = {one.message.id: (one.message.tries, one.message.body) for one in model}
             found = {one.message.id: (one.message.tries, one.message.body) for one in real}
             assert found == expected, f"{state}: the store has {found}, the model {expected}"

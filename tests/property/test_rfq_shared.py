@@ -11,7 +11,8 @@ import pytest
 from redis import Redis
 
 from qworker.backend import Backend
-from qworker.message import Draft, Lease, Selection, SettleAction, Settlement, State
+from qworker.browsing import list_messages
+from qworker.message import Draft, Lease, Query, Selection, SettleAction, Settlement, State
 from qworker.registry import open_backend
 from tests.depth import DEPTH
 from tests.servers import RedisServer, free_port
@@ -163,7 +164,7 @@ class Shared:
                 self.finished.update(lease.message.id for lease in leases)
         assert self.published - self.finished == set(), "stuck"
         for state in State:
-            assert await worker.browse(TOPIC, state) == []
+            assert await list_messages(worker, TOPIC, Query(state)) == []
 
     async def aclose(self) -> None:
         for worker in self.workers:

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from qworker.backend import Backend
-from qworker.message import Draft, Lease, SettleAction, Settlement, State
+from qworker.browsing import list_messages
+from qworker.message import Draft, Lease, Query, SettleAction, Settlement, State
 from qworker.registry import open_backend
 
 T = TypeVar("T")
@@ -55,7 +56,7 @@ def count(url: str, state: State, queue: str = QUEUE) -> int:
 
 
 def bodies(url: str, state: State, queue: str = QUEUE) -> list[bytes]:
-    found = ask(url, lambda backend: backend.browse(queue, state, limit=100_000))
+    found = ask(url, lambda backend: list_messages(backend, queue, Query(state)))
     return sorted(stored.message.body for stored in found)
 
 

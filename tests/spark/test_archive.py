@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from qworker.backend import Backend
+from qworker.browsing import list_messages
 from qworker.errors import QueueNotFound, UsageError
 from qworker.history.event import Event
-from qworker.message import Selection, SettleAction, State
+from qworker.message import Query, Selection, SettleAction, State
 from qworker.pipeline import intent as intents
 from qworker.pipeline.archive import ArchiveResult, archive, read_archive
 from qworker.pipeline.folder import HadoopFolder, LocalFolder
@@ -88,7 +89,9 @@ def test_a_message_that_fails_again_is_another_row_and_what_is_live_is_never_del
     def requeued_meanwhile(folder: LocalFolder, intent: intents.Intent) -> None:
         carry_out(folder, intent)
         # Between the archiving and the deletion somebody mends two of them, and one fails anew.
-        ids = [stored.message.id for stored in ask(url, lambda backend: backend.browse(QUEUE, State.FAILED))]
+        ids = [
+            stored.message.id for stored in ask(url, lambda backend: list_messages(backend, QUEUE, Query(State.FAILED)))
+        ]
         ask(url, lambda backend: backend.requeue(QUEUE, Selection(ids=ids[:2])))
         finish(url, 1, SettleAction.FAIL_PERM, error="second")
 

@@ -14,8 +14,9 @@ import msgspec
 import pytest
 
 from qworker import Tasks
+from qworker.browsing import list_messages
 from qworker.errors import InvalidArguments, QworkerError, UnknownTask, UsageError
-from qworker.message import State, StoredMessage
+from qworker.message import Query, State, StoredMessage
 from qworker.pipeline.load import load
 from qworker.registry import open_backend
 from qworker.worker import Worker, WorkerOptions
@@ -59,7 +60,7 @@ async def _look(url: str) -> list[StoredMessage]:
             each
             for queue in await backend.queues()
             for state in (State.READY, State.DELAYED)
-            for each in await backend.browse(queue, state, limit=1_000_000)
+            for each in await list_messages(backend, queue, Query(state))
         ]
     finally:
         await backend.aclose()

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from qworker.backend import Backend
+from qworker.browsing import list_messages
 from qworker.errors import UsageError
-from qworker.message import Draft, SettleAction, Settlement, State, StoredMessage
+from qworker.message import Draft, Query, SettleAction, Settlement, State, StoredMessage
 from qworker.pipeline import hands
 from qworker.pipeline.dedupe import dedupe
 from qworker.pipeline.keys import Match, parse_match
@@ -60,7 +61,7 @@ def end(url: str, ids: set[str], how: SettleAction, error: str | None = None) ->
 
 
 def stored(url: str, state: State) -> list[StoredMessage]:
-    return ask(url, lambda backend: backend.browse(QUEUE, state, 1000))
+    return ask(url, lambda backend: list_messages(backend, QUEUE, Query(state)))
 
 
 def ids(url: str, state: State) -> set[str]:

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
+from qworker.browsing import list_messages
 from qworker.errors import BackendError, InvalidArguments, NotSupported, QworkerError, UsageError
-from qworker.message import SettleAction, Settlement, State, StoredMessage
+from qworker.message import Query, SettleAction, Settlement, State, StoredMessage
 from qworker.pipeline.session import map_in_arrow
 from qworker.pipeline.told import plain
 from qworker.registry import open_backend
@@ -59,7 +60,7 @@ def bodies(spark: SparkSession, rows: int, partitions: int = 4) -> DataFrame:
 async def _look(url: str, state: State) -> list[StoredMessage]:
     backend = open_backend(url)
     try:
-        return await backend.browse("q", state, limit=1_000_000) if "q" in await backend.queues() else []
+        return await list_messages(backend, "q", Query(state)) if "q" in await backend.queues() else []
     finally:
         await backend.aclose()
 

@@ -13,7 +13,8 @@ import pytest
 
 from qworker import Context, Tasks
 from qworker.backend import Backend
-from qworker.message import State
+from qworker.browsing import list_messages
+from qworker.message import Query, State
 from qworker.pipeline.archive import archive, read_archive
 from qworker.pipeline.keys import parse_match
 from qworker.pipeline.load import load
@@ -55,7 +56,7 @@ class Left:
         """The arguments of the calls that wait."""
 
         async def found(backend: Backend) -> list[dict[str, Any]]:
-            waiting = await backend.browse(queue, state, limit=1000)
+            waiting = await list_messages(backend, queue, Query(state))
             return [json.loads(one.message.body)["kwargs"] for one in waiting]
 
         return ask(self.url, found)
@@ -209,6 +210,8 @@ def in_state(url: str, state: State) -> Counter[bytes]:
 
     async def found(backend: Backend) -> Counter[bytes]:
         queues = await backend.queues()
-        return Counter([one.message.body for queue in queues for one in await backend.browse(queue, state, limit=1000)])
+        return Counter(
+            [one.message.body for queue in queues for one in await list_messages(backend, queue, Query(state))]
+        )
 
     return ask(url, found)

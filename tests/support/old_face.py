@@ -14,6 +14,7 @@ from typing import Any
 from qworker import bulk, message, worker
 from qworker.app import Tasks as NewTasks
 from qworker.backend import Backend as NewBackend
+from qworker.browsing import list_messages
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.context import Context
 from qworker.errors import Fail, NotSupported, QueueNotFound, Retry, UsageError
@@ -83,7 +84,7 @@ NAMES = {
 _OLD_NAMES = {new: old for old, new in NAMES.items()} | {"pause": "down"}
 
 # Deviations that the suite does not know: it has no test of their rules.
-NEW_RULES = frozenset({"keep_done", "retry_errors"})
+NEW_RULES = frozenset({"after_removed", "keep_done", "retry_errors"})
 
 
 class State(StrEnum):
@@ -253,7 +254,8 @@ class OldFace:
         return View(await self.new.stats(queue))
 
     async def browse(self, queue: str, state: State, limit: int = 100, offset: int = 0) -> list[View]:
-        return [View(stored) for stored in await self.new.browse(queue, _new(state), limit, offset)]
+        found = await list_messages(self.new, queue, message.Query(_new(state), limit=max(1, limit + offset)))
+        return [View(stored) for stored in found[offset : offset + limit]]
 
     async def find(self, queue: str, message_id: str) -> View | None:
         found = await self.new.find(queue, [message_id])
@@ -263,7 +265,7 @@ class OldFace:
         return await self.new.parts(queue, _new(state), wanted)
 
     async def browse_part(self, queue: str, state: State, part: str) -> Any:
-        async for page in self.new.browse_part(queue, _new(state), part):
+        async for page in self.new.browse(queue, message.Query(_new(state), part=part)):
             yield [View(stored) for stored in page]
 
     async def discard(self, queue: str, found: Sequence[Finished]) -> int:

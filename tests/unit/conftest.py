@@ -10,7 +10,9 @@ import hypothesis
 import pytest
 
 from qworker import State, Tasks
+from qworker.browsing import list_messages
 from qworker.errors import BackendUnavailable
+from qworker.message import Query
 from qworker.retention import KEEP_ALL
 from qworker.worker import Worker, WorkerOptions
 from qworker_memory import MemoryBackend
@@ -77,7 +79,7 @@ class App(Tasks):
 
     async def found(self, state: State, queue: str = "default") -> list[Any]:
         """What is stored in a state."""
-        return await self.store.browse(queue, state)
+        return await list_messages(self.store, queue, Query(state))
 
     async def burst(self, **options: Any) -> Worker:
         """Work until nothing is left; the worker that did."""

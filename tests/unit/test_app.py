@@ -13,8 +13,9 @@ import pytest
 
 import qworker
 from qworker import Backoff, Call, Context, Draft, Fail, Job, State, Tasks
+from qworker.browsing import list_messages
 from qworker.errors import DuplicateTask, InvalidArguments, InvalidName, InvalidURL, UnknownTask, UsageError
-from qworker.message import Message, QueueStats, StoredMessage
+from qworker.message import Message, Query, QueueStats, StoredMessage
 from qworker.task import TaskOptions
 from qworker.testing import run_until_idle
 from qworker.worker import Worker, WorkerCounts, WorkerOptions
@@ -28,7 +29,7 @@ def tasks(request):
 
 def stored(tasks, state=State.READY):
     async def browse():
-        return await (await tasks.backend()).browse("default", state)
+        return await list_messages(await tasks.backend(), "default", Query(state))
 
     return asyncio.run(browse())
 
@@ -158,7 +159,7 @@ def test_many_calls_keep_their_order_over_queues_and_batches(tasks):
         calls = [work.using(queue="other" if i % 1500 == 7 else "default").call(i) for i in range(3000)]
         jobs = await tasks.enqueue_many(iter(calls))
         backend = await tasks.backend()
-        return jobs, await backend.browse("default", State.READY, 5000)
+        return jobs, await list_messages(backend, "default", Query(State.READY))
 
     jobs, ready = asyncio.run(publish())
     assert len({job.id for job in jobs}) == 3000

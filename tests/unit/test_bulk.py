@@ -13,10 +13,11 @@ import pytest
 
 from qworker import bulk
 from qworker.backend import Backend
+from qworker.browsing import list_messages
 from qworker.bulk import BulkWriter, StagedPartition, check_load, message_id
 from qworker.bulk.spool import BATCH, SpooledBulkWriter
 from qworker.errors import BackendError, BackendUnavailable, InvalidName, NotSupported, UsageError
-from qworker.message import Draft, SettleAction, Settlement, State
+from qworker.message import Draft, Query, SettleAction, Settlement, State
 from qworker.registry import open_backend
 from qworker_file.staging import FileBulkWriter
 from qworker_redis.staging import RedisBulkWriter
@@ -52,7 +53,7 @@ class Store:
         backend = self.backend()
         if "q" not in await backend.queues():
             return []
-        found = [each for state in State for each in await backend.browse("q", state, limit=10_000)]
+        found = [each for state in State for each in await list_messages(backend, "q", Query(state))]
         return [each.message.body.decode() for each in found]
 
     async def take(self, limit: int = 10_000) -> list[str]:
@@ -252,7 +253,7 @@ async def test_ids_say_job_step_partition_and_row(native: Store) -> None:
     staging = native.staging("orders.2026")
     await staging.commit(0, await stage(staging, "r1", parts=2, rows=3))
     backend = native.backend()
-    ids = [each.message.id for each in await backend.browse("q", State.READY)]
+    ids = [each.message.id for each in await list_messages(backend, "q", Query(State.READY))]
     assert ids == [message_id("orders.2026", 0, part, row) for part in range(2) for row in range(3)]
     (found,) = await backend.find("q", ["orders.2026:0:1:2"])
     assert found.message.body == b"1.2"
@@ -278,7 +279,7 @@ async def test_rows_may_be_due_later(native: Store) -> None:
     ]
     await staging.commit(0, [await staging.stage("r1", 0, "a", [batch])])
     backend = native.backend()
-    delayed = await backend.browse("q", State.DELAYED)
+    delayed = await list_messages(backend, "q", Query(State.DELAYED))
     assert [each.message.body for each in delayed] == [b"delay", b"later"]
     assert delayed[1].due_at == pytest.approx(due, abs=0.01)
     assert await native.take() == ["now", "past"]

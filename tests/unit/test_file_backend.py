@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from qworker.browsing import list_messages
 from qworker.errors import (
     BackendError,
     FormatTooNew,
@@ -27,7 +28,7 @@ from qworker.errors import (
     StorageFull,
 )
 from qworker.files import GroupCommit, read_all
-from qworker.message import Draft, Lease, Selection, SettleAction, Settlement, State
+from qworker.message import Draft, Lease, Query, Selection, SettleAction, Settlement, State
 from qworker.names import new_id
 from qworker.registry import open_backend
 from qworker.testing.clock import FakeClock
@@ -136,7 +137,7 @@ async def test_what_is_done_is_kept_as_long_as_was_asked(root: Path, clock: Fake
         await settle(backend, await lease(backend, 1), SettleAction.FAIL_PERM, error="no")
         assert (await backend.stats("q")).done == 4
         await backend.reap("q")
-        assert [stored.message.body for stored in await backend.browse("q", State.DONE)] == [b"2", b"3"]
+        assert [stored.message.body for stored in await list_messages(backend, "q", Query(State.DONE))] == [b"2", b"3"]
         assert (await backend.stats("q")).failed == 1
         clock.advance(7200)
         await backend.reap("q")
@@ -219,7 +220,7 @@ async def test_the_longest_names_find_room_for_a_lease(root: Path, backend: File
     again = await lease(backend)
     assert {one.message.argv[0] for one in again} == {"a" * 226, stranger}
     await settle(backend, again, SettleAction.FAIL_PERM, error="no")
-    failed = await backend.browse("q", State.FAILED)
+    failed = await list_messages(backend, "q", Query(State.FAILED))
     assert [one.error for one in failed] == ["no", "no"]
 
 
@@ -234,7 +235,7 @@ async def test_what_is_no_regular_file_is_put_aside_with_a_reason(root: Path, ba
     drop(root, "good", b"good")
     leases = await lease(backend)
     assert [one.message.body for one in leases] == [b"good"]
-    failed = await backend.browse("q", State.FAILED)
+    failed = await list_messages(backend, "q", Query(State.FAILED))
     assert {one.message.argv[0] for one in failed} == {
         "_20261121082028_0_1_vm_0_link",
         "dangling",

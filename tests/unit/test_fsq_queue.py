@@ -23,8 +23,9 @@ from hypothesis import strategies as st
 
 from qworker import Retry, Tasks
 from qworker.backend import Backend
+from qworker.browsing import list_messages
 from qworker.cli.main import main
-from qworker.message import Draft, Message, Selection, SettleAction, Settlement, State
+from qworker.message import Draft, Message, Query, Selection, SettleAction, Settlement, State
 from qworker.registry import open_backend
 from qworker.testing import FakeClock, run_until_idle, wait_until
 from qworker_file.fsq.constants import Constants
@@ -106,7 +107,7 @@ async def test_hostile_files_fail_with_a_reason_and_everything_else_flows(
     assert [lease.message.body for lease in leases] == [b"odd"] * len(odd) + [b"good"]
     assert "../../secret/file" in {lease.message.argv[0] for lease in leases[:-1]}
     assert await backend.settle([Settlement(lease=lease, action=SettleAction.ACK) for lease in leases]) == []
-    failed = await backend.browse(QUEUE, State.FAILED)
+    failed = await list_messages(backend, QUEUE, Query(State.FAILED))
     assert len(failed) == planted
     assert all(stored.error for stored in failed)
     assert b"secret" not in {stored.message.body for stored in failed}
@@ -120,7 +121,7 @@ async def test_a_name_without_room_for_a_try_fails_and_is_not_lost(backend: Back
     (root / QUEUE / "queue" / name).write_bytes(b"long")
     (lease,) = await backend.lease(QUEUE, 1, 30.0)
     assert await backend.settle([Settlement(lease=lease, action=SettleAction.FAIL_TMP, error="again")]) == []
-    (stored,) = await backend.browse(QUEUE, State.FAILED)
+    (stored,) = await list_messages(backend, QUEUE, Query(State.FAILED))
     assert (stored.message.body, stored.error) == (b"long", "its name has no room for one more try")
 
 
@@ -136,7 +137,7 @@ async def test_a_copy_of_an_item_is_never_overwritten(backend: Backend, root: Pa
     (lease,) = await wait_until(lambda: backend.lease(QUEUE, 1, 30.0))
     ends = [Settlement(lease=one, action=SettleAction.FAIL_PERM) for one in (lease, again, second)]
     assert await backend.settle(ends) == []
-    failed = {stored.message.body for stored in await backend.browse(QUEUE, State.FAILED)}
+    failed = {stored.message.body for stored in await list_messages(backend, QUEUE, Query(State.FAILED))}
     assert failed == {b"fail 0", b"new", b"queue 0", b"queue 1"}
 
 
@@ -218,7 +219,7 @@ async def test_an_item_that_is_put_off_is_taken_when_it_is_due_by_another_proces
     try:
         await backend.publish(QUEUE, [Draft(body=b"later", delay=60.0)])
         assert await other.lease(QUEUE, 1, 30.0) == []
-        (stored,) = await other.browse(QUEUE, State.DELAYED)
+        (stored,) = await list_messages(other, QUEUE, Query(State.DELAYED))
         assert stored.due_at is not None
         assert abs(stored.due_at - clock.time() - 60) < 0.01
         clock.advance(61)
@@ -239,7 +240,9 @@ async def test_limits_of_the_url_fail_what_used_them_up(root: Path) -> None:
         await backend.aclose()
         clock.advance(200)
         assert await backend.lease(QUEUE, 9, 30.0) == []
-        failed = {stored.message.body: stored.error for stored in await backend.browse(QUEUE, State.FAILED)}
+        failed = {
+            stored.message.body: stored.error for stored in await list_messages(backend, QUEUE, Query(State.FAILED))
+        }
         assert failed == {b"tries": "no\n\nMax tries exceeded: 2 (2)", b"ttl": "TTL Expired: 600"}
     finally:
         await backend.aclose()
@@ -458,7 +461,7 @@ async def test_a_message_that_is_moved_here_twice_is_stored_once_and_keeps_its_o
     assert await backend.publish(QUEUE, drafts) == ids
     stats = await backend.stats(QUEUE)
     assert (stats.ready, stats.failed, stats.done) == (1, 1, 1)
-    (failed,) = await backend.browse(QUEUE, State.FAILED)
+    (failed,) = await list_messages(backend, QUEUE, Query(State.FAILED))
     assert failed.message.original_id == third.message.original_id
 
 

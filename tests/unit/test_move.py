@@ -8,8 +8,9 @@ from collections.abc import Sequence
 import pytest
 
 from qworker import Draft, State
+from qworker.browsing import list_messages
 from qworker.errors import BackendError, BackendUnavailable, QueueNotFound
-from qworker.message import Selection, SettleAction, Settlement
+from qworker.message import Query, Selection, SettleAction, Settlement
 from qworker.move import move
 from qworker.testing import FakeClock
 from qworker_memory import MemoryBackend
@@ -61,7 +62,7 @@ def target(clock: FakeClock) -> Fragile:
 
 
 async def everything(backend: MemoryBackend) -> dict[str, State]:
-    return {s.message.id: state for state in State for s in await backend.browse(QUEUE, state, 10_000)}
+    return {s.message.id: state for state in State for s in await list_messages(backend, QUEUE, Query(state))}
 
 
 async def test_a_message_keeps_its_id_tries_times_priority_and_key(
@@ -74,11 +75,11 @@ async def test_a_message_keeps_its_id_tries_times_priority_and_key(
     moved = await move(source, target, QUEUE, clock=clock)
     assert (moved.ready, moved.delayed, moved.failed, moved.left_leased) == (1, 1, 0, 0)
     assert await everything(source) == {}
-    [found] = await target.browse(QUEUE, State.READY)
+    [found] = await list_messages(target, QUEUE, Query(State.READY))
     message = found.message
     assert (message.id, message.tries, message.enqueued_at, message.priority) == ("a", 3, 5.0, 7)
     assert (message.unique_key, message.argv, message.body) == ("k", ("x",), b"a")
-    [later] = await target.browse(QUEUE, State.DELAYED)
+    [later] = await list_messages(target, QUEUE, Query(State.DELAYED))
     assert later.due_at == clock.time() + 500
 
 
@@ -87,7 +88,7 @@ async def test_thousands_move_in_order(source: Fragile, target: Fragile, clock: 
     counts: list[int] = []
     moved = await move(source, target, QUEUE, progress=counts.append, clock=clock)
     assert moved.total == sum(counts) == 1500
-    assert [s.message.id for s in await target.browse(QUEUE, State.READY, 2000)] == ids
+    assert [s.message.id for s in await list_messages(target, QUEUE, Query(State.READY))] == ids
 
 
 @pytest.mark.parametrize(
@@ -132,7 +133,7 @@ async def test_failed_messages_move_when_asked_and_get_another_chance(
     await source.settle([Settlement(lease=lease, action=SettleAction.FAIL_PERM, error="no")])
     assert (await move(source, target, QUEUE, clock=clock)).total == 0
     assert (await move(source, target, QUEUE, failed=True, clock=clock)).failed == 1
-    [found] = await target.browse(QUEUE, State.READY)
+    [found] = await list_messages(target, QUEUE, Query(State.READY))
     assert (found.message.id, found.message.tries) == ("f", 0)
 
 

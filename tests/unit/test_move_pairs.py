@@ -10,7 +10,8 @@ import pytest
 
 from qworker import Tasks
 from qworker.backend import Backend
-from qworker.message import Draft, Message, SettleAction, Settlement, State
+from qworker.browsing import list_messages
+from qworker.message import Draft, Message, Query, SettleAction, Settlement, State
 from qworker.move import Moved, move
 from qworker.parcel import pack, unpack
 from qworker.registry import open_backend
@@ -79,7 +80,7 @@ def content(message: Message) -> tuple[object, ...]:
 
 
 async def stored(backend: Backend) -> list[Message]:
-    rows = [row for state in (State.READY, State.DELAYED) for row in await backend.browse(QUEUE, state)]
+    rows = [row for state in (State.READY, State.DELAYED) for row in await list_messages(backend, QUEUE, Query(state))]
     return [row.message for row in rows]
 
 

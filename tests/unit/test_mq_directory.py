@@ -12,9 +12,10 @@ import pytest
 import pytest_asyncio
 
 from qworker.backend import Backend
+from qworker.browsing import list_messages
 from qworker.errors import FormatTooNew
 from qworker.files import boot_id
-from qworker.message import Draft, Lease, SettleAction, Settlement, State
+from qworker.message import Draft, Lease, Query, SettleAction, Settlement, State
 from qworker.registry import open_backend
 from qworker.testing.clock import FakeClock
 from qworker.testing.until import wait_until
@@ -174,7 +175,7 @@ async def test_links_pipes_and_directories_are_no_messages(backend: Backend, roo
     await backend.publish("q", [Draft(body=b"good")])
     leases = await backend.lease("q", 10, LONG)
     assert [lease.message.body for lease in leases] == [b"good"]
-    failed = await backend.browse("q", State.FAILED)
+    failed = await list_messages(backend, "q", Query(State.FAILED))
     assert {stored.message.id for stored in failed} == {link, pipe, folder}
     assert all(stored.error and stored.message.body == b"" for stored in failed)
     assert secret.read_bytes() == b"not for the queue"

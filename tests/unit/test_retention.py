@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qworker.backend import Backend
+from qworker.browsing import list_messages
 from qworker.errors import InvalidURL
-from qworker.message import Draft, SettleAction, Settlement, State
+from qworker.message import Draft, Query, SettleAction, Settlement, State
 from qworker.registry import open_backend
 from qworker.retention import Retention, keep_done
 from qworker.testing.harness import Harness
@@ -77,7 +78,7 @@ async def end(backend: Backend, state: State, *bodies: bytes) -> None:
 async def kept(backend: Backend, state: State) -> list[bytes]:
     """The bodies of the messages of a state, after a reap."""
     await backend.reap(QUEUE)
-    bodies = [stored.message.body for stored in await backend.browse(QUEUE, state)]
+    bodies = [stored.message.body for stored in await list_messages(backend, QUEUE, Query(state))]
     stats = await backend.stats(QUEUE)
     assert {State.DONE: stats.done, State.FAILED: stats.failed}[state] == len(bodies)
     return bodies
@@ -130,7 +131,7 @@ async def test_done_and_failed_messages_are_kept_apart(store: Store) -> None:
     assert (await kept(backend, State.DONE), len(await kept(backend, State.FAILED))) == ([b"done"], 2)
     await store.advance(2 * DAY)
     assert (await kept(backend, State.DONE), await kept(backend, State.FAILED)) == ([b"done"], [])
-    assert [stored.message.body for stored in await backend.browse(QUEUE, State.READY)] == [b"ready"]
+    assert [stored.message.body for stored in await list_messages(backend, QUEUE, Query(State.READY))] == [b"ready"]
 
 
 async def test_a_worker_that_keeps_nothing_leaves_what_another_one_keeps(store: Store) -> None:

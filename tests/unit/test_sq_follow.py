@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from qworker.backend import Backend
-from qworker.message import Draft, State
+from qworker.browsing import list_messages
+from qworker.message import Draft, Query, State
 from qworker.offers import follower_of
 from qworker.registry import open_backend
 from qworker.url import BackendURL
@@ -61,7 +62,7 @@ async def test_a_stretch_is_the_same_until_it_is_committed(tmp_path: Path) -> No
         await follower.commit(end)
         assert await follower.begin("channel") == end
         assert await read(follower, end, await follower.end()) == [b"4"]
-        assert [stored.message.body for stored in await backend.browse(QUEUE, State.READY)] == [b"4"]
+        assert [stored.message.body for stored in await list_messages(backend, QUEUE, Query(State.READY))] == [b"4"]
 
 
 async def test_positions_ahead_are_those_of_so_many_messages(tmp_path: Path) -> None:
@@ -115,7 +116,7 @@ async def test_a_damaged_record_is_passed_over_and_kept_with_the_failed_ones(tmp
     async with opened(tmp_path) as (backend, follower):
         assert await read(follower, begin, end) == [b"first", b"third"]
         await follower.commit(end)
-        (failed,) = await backend.browse(QUEUE, State.FAILED)
+        (failed,) = await list_messages(backend, QUEUE, Query(State.FAILED))
         assert b"sECond" in failed.message.body
         assert failed.error is not None
         assert "damaged" in failed.error

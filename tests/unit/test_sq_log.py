@@ -13,8 +13,9 @@ import pytest
 import pytest_asyncio
 
 from qworker.backend import Backend
+from qworker.browsing import list_messages
 from qworker.errors import InvalidURL, NotSupported, PublishUncertain, StorageFull
-from qworker.message import Draft, Lease, Selection, SettleAction, Settlement, State
+from qworker.message import Draft, Lease, Query, Selection, SettleAction, Settlement, State
 from qworker.registry import open_backend
 from qworker.segments.state import decode_state
 from qworker.testing.until import wait_until
@@ -119,7 +120,7 @@ async def test_a_failed_message_holds_neither_position_nor_segment(store: Open, 
         await publish(backend, b"x" * 3000)
         await end(backend, await take(backend))
     await wait_until(lambda: len(segments(tmp_path)) == 1)
-    (failed,) = await backend.browse("q", State.FAILED)
+    (failed,) = await list_messages(backend, "q", Query(State.FAILED))
     assert (failed.message.body, failed.error) == (b"bad" * 100, "no")
     assert await backend.requeue("q", Selection(state=State.FAILED)) == 1
     await end(backend, await take(backend))
@@ -173,7 +174,7 @@ async def test_a_temporary_channel_keeps_no_position(store: Open, tmp_path: Path
     assert bodies(leases) == [b"2", b"3"]
     await end(watching, leases[:1])
     await end(watching, leases[1:], SettleAction.FAIL_PERM, error="no")
-    assert [one.error for one in await watching.browse("q", State.FAILED)] == ["no"]
+    assert [one.error for one in await list_messages(watching, "q", Query(State.FAILED))] == ["no"]
     assert list(state(tmp_path)[1]) == ["default"]
     await watching.aclose()
     assert await take(watching) == []
@@ -410,7 +411,7 @@ async def test_a_damaged_record_is_kept_with_its_reason_and_all_others_flow(stor
         file.seek(offset + 9)
         file.write(b"E")
     assert bodies(await take(backend)) == [b"first", b"third"]
-    (damaged,) = await backend.browse("q", State.FAILED)
+    (damaged,) = await list_messages(backend, "q", Query(State.FAILED))
     assert damaged.message.id == ids[1]
     assert damaged.message.body.endswith(b"sEcond")
     assert damaged.error is not None

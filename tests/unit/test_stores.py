@@ -14,6 +14,7 @@ import structlog
 
 from qworker import Draft, State, bulk
 from qworker.backend import Backend
+from qworker.browsing import list_messages
 from qworker.doctor import examine
 from qworker.errors import (
     BackendError,
@@ -28,7 +29,7 @@ from qworker.history import writer
 from qworker.history.batch import EventBatch
 from qworker.history.directory import DirectoryHistory
 from qworker.history.store import HistoryOptions
-from qworker.message import Selection
+from qworker.message import Query, Selection
 from qworker.offers import Check, Health
 from qworker.parts import shares
 from qworker.registry import _installed, open_backend, schemes
@@ -36,17 +37,12 @@ from qworker.registry import _installed, open_backend, schemes
 SCHEMES = ["file", "fsq", "mq", "sq", "vsqs"]
 
 
-async def _parts(backend: Backend) -> None:
-    async for _ in backend.browse_part("q", State.READY, shares(2)[0]):
-        pass
-
-
 LOOKS: dict[str, Callable[[Backend], Awaitable[object]]] = {
     "stats": lambda backend: backend.stats("q"),
-    "browse": lambda backend: backend.browse("q", State.READY),
+    "browse": lambda backend: list_messages(backend, "q", Query(State.READY)),
     "find": lambda backend: backend.find("q", ["x"]),
     "parts": lambda backend: backend.parts("q", State.READY, 2),
-    "browse_part": _parts,
+    "browse a part": lambda backend: list_messages(backend, "q", Query(State.READY, part=shares(2)[0])),
     "requeue": lambda backend: backend.requeue("q", Selection(ids=["x"])),
     "requeue by state": lambda backend: backend.requeue("q", Selection(state=State.FAILED)),
     "requeue unchanged": lambda backend: backend.requeue("q", Selection(unchanged=[])),

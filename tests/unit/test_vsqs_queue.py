@@ -11,9 +11,10 @@ import pytest_asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
+from qworker.browsing import list_messages
 from qworker.errors import InvalidURL, NotSupported, PublishUncertain, QueueFull
 from qworker.files import GroupCommit
-from qworker.message import Draft, Lease, SettleAction, Settlement, State
+from qworker.message import Draft, Lease, Query, SettleAction, Settlement, State
 from qworker.registry import open_backend
 from qworker.testing.clock import FakeClock
 from qworker.testing.until import wait_until
@@ -220,7 +221,7 @@ async def test_what_is_no_regular_file_is_set_aside_unopened(store: Open, tmp_pa
     os.mkfifo(folder / "13")
     (folder / "14").symlink_to("nowhere")
     assert bodies(await take(backend)) == [b"good"]
-    failed = await backend.browse("q", State.FAILED)
+    failed = await list_messages(backend, "q", Query(State.FAILED))
     assert {one.message.id for one in failed} == {"11", "12", "13", "14"}
     assert all(one.error is not None and "not a regular file" in one.error for one in failed)
     assert b"secret" not in [one.message.body for one in failed]
@@ -249,7 +250,7 @@ async def test_an_unreadable_note_says_nothing_and_breaks_nothing(store: Open, t
     (lease,) = await take(backend)
     assert (lease.message.body, lease.message.tries) == (b"1", 0)
     await end(backend, [lease], SettleAction.FAIL_PERM, "no")
-    assert [one.error for one in await backend.browse("q", State.FAILED)] == ["no"]
+    assert [one.error for one in await list_messages(backend, "q", Query(State.FAILED))] == ["no"]
 
 
 async def test_options_that_are_wrong_are_told_in_one_line(tmp_path: Path) -> None:

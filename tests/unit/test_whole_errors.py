@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from qworker import Backoff, Fail, Retry, Tasks
+from qworker.browsing import list_messages
 from qworker.cli.main import main
-from qworker.message import State
+from qworker.message import Query, State
 from qworker.task import Job
 from qworker.testing import run_until_idle
 
@@ -67,7 +68,7 @@ async def _failed(tasks: Tasks, task: str) -> Job:
     counts = await run_until_idle(tasks)
     assert counts.retried + counts.failed == 1
     if task == "never":
-        (found,) = await (await tasks.backend()).browse("default", State.FAILED)
+        (found,) = await list_messages(await tasks.backend(), "default", Query(State.FAILED))
         assert found.error.startswith("bad order\n\nTraceback (most recent call last):\n")
     return job
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, ClassVar, Self
 
 from qworker.backend import Backend
 from qworker.backend_waiting import wait_for_ready
+from qworker.browsing import at_most
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.deviations import refuse_unsupported
 from qworker.directory import is_missing, queue_not_found
@@ -19,17 +20,26 @@ from qworker.errors import BackendUnavailable
 from qworker.files import check_writable, durability_at, link_file, store_errors
 from qworker.finding import find_each, stamp
 from qworker.history.directory import directory_history
-from qworker.message import Draft, Lease, QueueStats, Selection, Settlement, State, StoredMessage
+from qworker.message import (
+    Draft,
+    Lease,
+    Query,
+    QueueStats,
+    Selection,
+    Settlement,
+    State,
+    StoredMessage,
+)
 from qworker.names import check_queue
 from qworker.offers import Check
-from qworker.parts import Share, pages, shares
+from qworker.parts import shares
 from qworker.url import BackendURL
 from qworker_file.fsq.claim import reason_name
 from qworker_file.fsq.layout import place
 from qworker_file.fsq.lease import FsqLease
 from qworker_file.fsq.local import LocalQueue
 from qworker_file.fsq.looks import Entry, Look, directory_of
-from qworker_file.fsq.names import Malformed, message_id, parse, with_tries
+from qworker_file.fsq.names import Malformed, parse, with_tries
 from qworker_file.fsq.options import FsqOptions, root_of
 from qworker_file.fsq.publish import ids
 from qworker_file.fsq.settle import settle_all
@@ -285,10 +295,15 @@ class FsqBackend(Backend):
             retention = {**kept, **self.history.retention}
             return await self._look(self._found(queue)).count(retention)
 
-    async def browse(self, queue: str, state: State, limit: int = 100, offset: int = 0) -> list[StoredMessage]:
+    async def browse(self, queue: str, query: Query) -> AsyncIterator[list[StoredMessage]]:
         """Look at messages."""
         with store_errors(f"browse {queue!r}"):
-            return await self._look(self._found(queue)).page(state, limit, offset)
+            look = self._look(self._found(queue))
+            found = (
+                look.browse(query) if query.part is None else at_most(query.limit, look.share(query.state, query.part))
+            )
+            async for page in found:
+                yield page
 
     async def find(self, queue: str, ids: Sequence[str]) -> list[StoredMessage]:
         """Look at messages."""
@@ -308,15 +323,6 @@ class FsqBackend(Backend):
         with store_errors(f"browse {queue!r}"):
             self._found(queue)
         return shares(count)
-
-    async def browse_part(self, queue: str, state: State, part: str) -> AsyncIterator[list[StoredMessage]]:
-        """Look at one share."""
-        share, constants = Share.parse(part), self._options.constants
-        with store_errors(f"browse {queue!r}"):
-            look = self._look(self._found(queue))
-            entries = [entry for entry in await look.entries(state) if share.has(message_id(entry.name, constants))]
-            async for page in pages(look.read(entry) for entry in entries):
-                yield page
 
     async def _selected(self, local: LocalQueue, selection: Selection, *states: State) -> Iterable[Entry]:
         """What is selected; by ids, in some states only."""

@@ -6,12 +6,15 @@ import asyncio
 import errno
 import os
 import stat
-from collections.abc import Mapping
+import sys
+from collections.abc import AsyncIterator, Mapping
 
 import msgspec
 
+from qworker.browsing import Chosen, Place, browse_rows
 from qworker.files import READ, list_names, read_all
-from qworker.message import Message, QueueStats, State, StoredMessage
+from qworker.message import Message, Query, QueueStats, State, StoredMessage
+from qworker.parts import Share, pages
 from qworker_file.fsq.claim import due_at, read_origin, reason_name
 from qworker_file.fsq.layout import QueueDir
 from qworker_file.fsq.lease import FsqLease
@@ -60,7 +63,7 @@ class Look:
         self._kind = kind
 
     async def entries(self, *states: State) -> list[Entry]:
-        """What is in some states, in the contract's order within each."""
+        """What is in some states; ready ones in the contract's order."""
         found: list[Entry] = []
         if {State.READY, State.LEASED, State.DELAYED} & set(states):
             found += [entry for entry in await self._queued() if entry.state in states]
@@ -78,11 +81,7 @@ class Look:
                 found.append(entry)
             if number % _SLICE == _SLICE - 1:
                 await asyncio.sleep(0)
-        ready = [entry for entry in found if entry.state is State.READY]
-        timed = [entry for entry in found if entry.state is not State.READY]
-        # What another holds has no expiry: last.
-        timed.sort(key=lambda entry: (entry.at == 0.0, entry.at, entry.name))
-        return ready + timed
+        return found
 
     def _queued_one(self, name: str, held: Mapping[int, int]) -> Entry | None:
         lease = self._own.get(name)
@@ -112,7 +111,6 @@ class Look:
             found.append(Entry(state, name, moment))
             if number % _SLICE == _SLICE - 1:
                 await asyncio.sleep(0)
-        found.sort(key=lambda entry: (entry.at, entry.name))
         return found
 
     async def count(self, retention: Mapping[str, str]) -> QueueStats:
@@ -144,17 +142,28 @@ class Look:
         except Malformed:
             return 0.0
 
-    async def page(self, state: State, limit: int, offset: int) -> list[StoredMessage]:
-        """A page of a state."""
-        page: list[StoredMessage] = []
-        for entry in (await self.entries(state))[offset:]:
-            if len(page) >= limit:
-                break
-            if (stored := self.read(entry)) is not None:
-                page.append(stored)
-            if len(page) % 50 == 49:
-                await asyncio.sleep(0)
-        return page
+    async def browse(self, query: Query) -> AsyncIterator[list[StoredMessage]]:
+        """What a query wants."""
+
+        async def choose(after: Place | None, limit: int | None) -> list[Entry]:
+            chosen = Chosen(_place, after, limit, newest=query.newest)
+            chosen.add(await self.entries(query.state))
+            return chosen.rows()
+
+        # Extending a lease of this process changes its expiry.
+        identity = self._id if query.state is State.LEASED else None
+        async for page in browse_rows(query, choose, _place, self.read, identity=identity):
+            yield page
+
+    def _id(self, entry: Entry) -> str:
+        return message_id(entry.name, self._files.constants)
+
+    async def share(self, state: State, part: str) -> AsyncIterator[list[StoredMessage]]:
+        """What is in one share of a state."""
+        share, constants = Share.parse(part), self._files.constants
+        entries = [entry for entry in await self.entries(state) if share.has(message_id(entry.name, constants))]
+        async for page in pages(self.read(entry) for entry in entries):
+            yield page
 
     async def matching(self, wanted: frozenset[str], *states: State) -> list[Entry]:
         """The files of some ids."""
@@ -193,6 +202,13 @@ class Look:
             error=read_reason(self._files.fail, reason_name(entry.name)) if state is State.FAILED else None,
             location=entry.name if state in {State.DONE, State.FAILED} else None,
         )
+
+
+def _place(entry: Entry) -> Place:
+    if entry.state is State.READY:
+        return 0, entry.name
+    # What another holds has no expiry: last.
+    return (entry.at or sys.float_info.max), entry.name
 
 
 def _read(name: str, directory: int) -> tuple[os.stat_result, bytes, str | None]:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Literal, cast
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from typing import ClassVar, Literal, cast
 
-from qworker.backend import Backend
+from qworker.browsing import bad_position, place_of, position_of
 from qworker.clock import Clock
 from qworker.errors import BackendError
-from qworker.message import FinishedMessage, Message, QueueStats, State, StoredMessage
+from qworker.message import FinishedMessage, Message, Query, QueueStats, State, StoredMessage
 from qworker.names import check_queue, printable
-from qworker.parts import WHOLE
-from qworker_redis.admin import Administration, batches, timed
+from qworker.parts import WHOLE, bad_part
+from qworker_redis.admin import Administration, batches, encoded, timed
 from qworker_redis.replies import Reply
 from qworker_redis.rfq.codec import fields_of, packed, readable
 from qworker_redis.rfq.ids import new_ids, published_at
@@ -28,15 +28,18 @@ List = Literal["backlog", "nextlog"]
 
 _BATCH = 500
 _SCAN = 1000
+# More than any time in microseconds, and than a list can have.
+_MOST = 1 << 60
 
 
 class RfqAdministration(Administration):
     """Topics as administrators see them."""
 
     _clock: Clock
+    # A page begins again with the next in line where its place is not known any more.
+    _moving: ClassVar[frozenset[State]] = frozenset({State.LEASED, State.READY})
 
     # The keys of topics are others than those that are read in shares.
-    browse_part = Backend.browse_part
 
     async def queues(self) -> list[str]:
         """The names of all topics: those with a list of rfq's, and those that qworker made."""
@@ -96,17 +99,26 @@ class RfqAdministration(Administration):
             retention={"failed": self._options.keep_failed.describe()},
         )
 
-    async def browse(self, queue: str, state: State, limit: int = 100, offset: int = 0) -> list[StoredMessage]:
-        """Look at messages of a state."""
-        found: list[StoredMessage] = []
-        seen = offset
-        while True:
-            page = min(_BATCH, limit - len(found))
-            reply = await self._found("look", queue, (state.value, seen, max(page, 0)))
-            found += _stored(queue, reply)
-            seen += page
-            if page <= 0 or len(reply) < 1 + 6 * page:
-                return found
+    async def browse(self, queue: str, query: Query) -> AsyncIterator[list[StoredMessage]]:
+        """Look at messages of a state.
+
+        After a message that is not in line any more, those that are in line begin with the next one: it is taken for leased.
+        """
+        if query.part not in {None, WHOLE}:
+            raise bad_part(query.part or "")
+        async for page in Administration.browse(self, queue, query):
+            yield page
+
+    def _place(self, query: Query) -> tuple[Argument, ...]:
+        place = place_of(query.after)
+        if place is None:
+            return ()
+        if not 0 <= place[0] < _MOST:
+            raise bad_position(query.after or "")
+        return f"{place[0]:.0f}", encoded(place[1])
+
+    def _stored(self, queue: str, reply: Sequence[Reply]) -> Iterator[StoredMessage]:
+        return _stored(queue, reply, positions=True)
 
     async def parts(self, queue: str, state: State, count: int) -> list[str]:
         """One: the keys of a topic are others than those that are read in shares."""
@@ -231,12 +243,13 @@ def _text(name: bytes) -> str:
     return name.decode(errors="surrogateescape")
 
 
-def _stored(queue: str, reply: Sequence[Reply]) -> Iterator[StoredMessage]:
+def _stored(queue: str, reply: Sequence[Reply], *, positions: bool = False) -> Iterator[StoredMessage]:
     for at in range(1, len(reply), 6):
-        name, value, state, time, claim, error = cast(
-            "tuple[bytes, list[Reply], bytes, bytes, bytes, bytes]", tuple(reply[at : at + 6])
+        name, value, state, place, claim, error = cast(
+            "tuple[bytes, list[Reply], bytes, bytes | int, bytes, bytes]", tuple(reply[at : at + 6])
         )
-        where, when = State(state.decode()), float(time) / 1e6
+        where, number = State(state.decode()), float(place)
+        when = number / 1e6
         message: Message = readable(queue, _text(name), value)
         yield StoredMessage(
             message=message,
@@ -246,4 +259,5 @@ def _stored(queue: str, reply: Sequence[Reply]) -> Iterator[StoredMessage]:
             finished_at=when if where is State.FAILED else None,
             holder=claim.decode().partition(" ")[2].rpartition("/")[0] or None,
             error=error.decode(errors="replace") or None,
+            position=position_of((int(number), message.id)) if positions else None,
         )

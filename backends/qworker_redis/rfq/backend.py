@@ -43,6 +43,7 @@ class RfqBackend(RfqAdministration, RedisBackend):
         "given_ids": "an rfq id is a UUID of 32 hex digits; only such ids can be given",
         "keep_done": "an ack is rfq's commit, which deletes the message",
         "argv": "a message is a map",
+        "after_removed": "a message that is removed leaves no trace in the list: it is taken for leased, and the whole line follows",
     }
     # Found by name: the ids that can be given although they deviate.
     takes_id = staticmethod(is_id)

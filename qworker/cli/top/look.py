@@ -9,12 +9,13 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from qworker.backend import Backend
+from qworker.browsing import list_messages
 from qworker.cli.top.told import Told
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.errors import QueueNotFound
 from qworker.health.probe import ask
 from qworker.logs import one_line
-from qworker.message import QueueStats, State
+from qworker.message import Query, QueueStats, State
 from qworker.outage import BACKEND_ERRORS
 from qworker.url import mask
 
@@ -170,7 +171,7 @@ class Looker:
     async def _holders(self, stats: QueueStats) -> int:
         if not stats.leased:
             return 0
-        leases = await self._backend.browse(stats.queue, State.LEASED, _MOST_LEASES)
+        leases = await list_messages(self._backend, stats.queue, Query(State.LEASED, limit=_MOST_LEASES))
         return len({lease.holder for lease in leases if lease.holder is not None})
 
     def _row(self, stats: QueueStats, workers: int, counted: _Counted, now: float) -> Row:

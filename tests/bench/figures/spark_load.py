@@ -170,7 +170,7 @@ def kill(given: dict[str, Any]) -> dict[str, int]:
     """Load again and again, each time with one task process killed at a random moment; then count what is there."""
     from harness.work import QUEUE, noop_app, run_loop
     from qworker.errors import QworkerError
-    from qworker.message import State
+    from qworker.message import Query, State
     from qworker.pipeline.load import load
     from qworker.pipeline.session import start_session
     from qworker.registry import open_backend
@@ -200,7 +200,8 @@ def kill(given: dict[str, Any]) -> dict[str, int]:
 
     async def look() -> Counter[bytes]:
         backend = open_backend(url)
-        found = Counter(each.message.body for each in await backend.browse(QUEUE, State.READY, limit=sys.maxsize))
+        pages = backend.browse(QUEUE, Query(State.READY))
+        found = Counter([stored.message.body async for page in pages for stored in page])
         await backend.aclose()
         return found
 

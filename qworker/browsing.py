@@ -1,0 +1,201 @@
+"""Looking at what is in a state: the public `list_messages`, and what backends share to answer a `Query`."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Generic, TypeVar
+from urllib.parse import quote, unquote
+
+import msgspec
+
+from qworker.errors import UsageError
+from qworker.message import Query, StoredMessage
+from qworker.names import printable
+from qworker.parts import pages
+
+if TYPE_CHECKING:
+    from qworker.backend import Backend
+
+__all__ = [
+    "PASSES",
+    "Chosen",
+    "Place",
+    "at_most",
+    "bad_position",
+    "browse_rows",
+    "first",
+    "list_messages",
+    "place_of",
+    "position_of",
+]
+
+Row = TypeVar("Row")
+
+# What orders a state: a number (a time or a rank), then a text for those with the same.
+Place = tuple[float, str]
+
+_POSITION = re.compile(r"(-?[0-9]{1,40}(?:\.[0-9]{1,20})?(?:e[-+][0-9]{1,3})?):([A-Za-z0-9_.~%+-]{0,800})")
+# Rows that are held beyond a limit before they are cut: sorting is rare then.
+_SPARE = 4000
+# Passes over a state whose messages change their places meanwhile.
+PASSES = 4
+
+
+async def list_messages(backend: Backend, queue: str, query: Query) -> list[StoredMessage]:
+    """Everything that a query gives, in one list: for a state that is known to be small, or a query with a limit.
+
+    Args:
+        backend: where the queue is.
+        queue: its name.
+        query: what is wanted.
+
+    Raises:
+        QueueNotFound: there is no such queue.
+    """
+    return [stored async for page in backend.browse(queue, query) for stored in page]
+
+
+async def at_most(limit: int | None, found: AsyncIterator[list[StoredMessage]]) -> AsyncIterator[list[StoredMessage]]:
+    """Pages up to a limit of messages."""
+    async for page in found:
+        yield page if limit is None else page[:limit]
+        limit = None if limit is None else limit - len(page)
+        if limit is not None and limit <= 0:
+            return
+
+
+# -- positions ---------------------------------------------------------------------------------------------------------
+
+
+def position_of(place: Place) -> str:
+    """A place as plain text."""
+    number, text = place
+    return f"{number!r}:{quote(text, safe='', errors='surrogateescape')}"
+
+
+def place_of(position: str | None) -> Place | None:
+    """What `position_of` made a text of; None for none.
+
+    Raises:
+        UsageError: it is something else.
+    """
+    if position is None:
+        return None
+    found = _POSITION.fullmatch(position)
+    number = 0.0 if found is None else int(found[1]) if found[1].isdigit() else float(found[1])
+    if found is None or not math.isfinite(number):
+        raise bad_position(position)
+    return number, unquote(found[2], errors="surrogateescape")
+
+
+def bad_position(position: str) -> UsageError:
+    """The error of an `after` that no message was given with."""
+    shown = printable(position[:60])
+    return UsageError(f"{shown!r} is not a valid position: use the `position` of a message of the same queue and state")
+
+
+# -- choosing ----------------------------------------------------------------------------------------------------------
+
+
+class Chosen(Generic[Row]):
+    """The rows that a query wants: only so many are held, however many are added.
+
+    Args:
+        place: where a row stands; no two rows stand at the same place.
+        after: where to begin; None: at the end of the order.
+        limit: how many are wanted; None: all.
+        newest: whether the order is reversed.
+    """
+
+    def __init__(self, place: Callable[[Row], Place], after: Place | None, limit: int | None, *, newest: bool) -> None:
+        self._place = place
+        self._after = after
+        self._limit = limit
+        self._newest = newest
+        self._rows: list[Row] = []
+
+    def add(self, rows: Iterable[Row]) -> None:
+        """Add what is wanted of some rows, in any order."""
+        place, after = self._place, self._after
+        if after is None:
+            self._rows.extend(rows)
+        elif self._newest:
+            self._rows.extend([row for row in rows if place(row) < after])
+        else:
+            self._rows.extend([row for row in rows if place(row) > after])
+        if self._limit is not None and len(self._rows) > self._limit + _SPARE:
+            self._rows = self._first(self._limit)
+
+    def _first(self, limit: int) -> list[Row]:
+        choose = heapq.nlargest if self._newest else heapq.nsmallest
+        return choose(limit, self._rows, key=self._place)
+
+    def rows(self) -> list[Row]:
+        """What was chosen, in the order of the query."""
+        if self._limit is not None:
+            return self._first(self._limit)
+        self._rows.sort(key=self._place, reverse=self._newest)
+        return self._rows
+
+
+# Rows in the order of a query: those behind a place, and at most so many.
+_Choose = Callable[[Place | None, int | None], Awaitable[Sequence[Row]]]
+
+
+async def browse_rows(
+    query: Query,
+    choose: _Choose[Row],
+    place: Callable[[Row], Place],
+    read: Callable[[Row], StoredMessage | None],
+    *,
+    identity: Callable[[Row], Hashable] | None = None,
+) -> AsyncIterator[list[StoredMessage]]:
+    """Answer a query from rows that are cheap to list, of which only the wanted ones are read.
+
+    Args:
+        query: what is wanted.
+        choose: lists the state.
+        place: where a row stands.
+        read: gives the message of a row; None when it is not there any more.
+        identity: of a row's message, for a state in which messages change their places, as leases do that are extended. The
+            state is listed again until nothing new is seen, and no message is given twice.
+    """
+    after, left = place_of(query.after), query.limit
+    given: set[Hashable] = set()
+
+    def message(row: Row) -> StoredMessage | None:
+        stored = read(row)
+        if stored is None:
+            return None
+        if identity is not None:
+            given.add(identity(row))
+        return msgspec.structs.replace(stored, position=position_of(place(row)))
+
+    for _ in range(PASSES) if identity else itertools.count():
+        asked = None if identity else left
+        rows = await choose(after, asked)
+        wanted = rows if identity is None else [row for row in rows if identity(row) not in given]
+        seen = 0
+        async for page in pages(first(left, map(message, wanted))):
+            seen += len(page)
+            yield page
+        if left is not None:
+            left -= seen
+        if left == 0 or (not seen if identity else asked is None or len(rows) < asked):
+            return
+        # Of those that were chosen some are gone: as many others take their place.
+        after = after if identity else place(rows[-1])
+
+
+def first(limit: int | None, found: Iterable[StoredMessage | None]) -> Iterator[StoredMessage | None]:
+    """So much of what is found that it holds as many messages as the limit says; no more is read."""
+    count = 0
+    for stored in found:
+        yield stored
+        count += stored is not None
+        if count == limit:
+            return
