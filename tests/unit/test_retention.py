@@ -20,7 +20,7 @@ from qworker.registry import open_backend
 from qworker.retention import Retention, keep_done
 from qworker.testing.harness import Harness
 from qworker.url import BackendURL
-from tests.servers import RedisHarness, RedisServer
+from tests.servers import RedisHarness, RedisServer, free_port
 
 QUEUE = "jobs"
 DAY = 86_400.0
@@ -30,41 +30,34 @@ ENDS = {
     State.DONE: ("keep_done", SettleAction.ACK),
     State.FAILED: ("keep_failed", SettleAction.FAIL_PERM),
 }
-finished = pytest.mark.parametrize("state", ENDS)
-
-
-class Store:
-    """A store that is opened again and again, each time with other options."""
-
-    def __init__(self, harness: Harness) -> None:
-        self._harness = harness
-
-    async def open(self, **options: str) -> Backend:
-        return await self._harness.open(**options)
-
-    async def advance(self, seconds: float) -> None:
-        await self._harness.advance(seconds)
+STORES = ["memory", "file", "fsq", "redis"]
+# rfq: has no place for acked messages.
+KEPT = [*((store, state) for store in STORES for state in ENDS), ("rfq", State.FAILED)]
+finished = pytest.mark.parametrize(("store", "state"), KEPT, indirect=["store"])
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[RedisServer]:
-    with RedisServer(moved_clock=True) as server:
+    with RedisServer(port=free_port(), moved_clock=True) as server:
         yield server
 
 
-@pytest_asyncio.fixture(params=["memory", "file", "fsq", "redis"])
-async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
+@pytest_asyncio.fixture(params=STORES)
+async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Harness]:
+    """A store that is opened again and again, each time with other options."""
     async with AsyncExitStack() as stack:
         harness: Harness
-        if request.param == "redis":
-            harness = RedisHarness(request.getfixturevalue("server"))
+        if request.param in {"redis", "rfq"}:
+            redis: RedisServer = request.getfixturevalue("server")
+            url = f"rfq://127.0.0.1:{redis.port}/0" if request.param == "rfq" else None
+            harness = RedisHarness(redis, url=url)
         elif request.param == "memory":
             harness = Harness.fake(f"memory://retention-{secrets.token_hex(4)}")
         else:
             harness = Harness.fake(f"{request.param}://{tmp_path}/root")
-        store = Store(await stack.enter_async_context(harness))
-        yield store
-        await (await store.open()).delete(QUEUE)
+        await stack.enter_async_context(harness)
+        yield harness
+        await (await harness.open()).delete(QUEUE)
 
 
 async def end(backend: Backend, state: State, *bodies: bytes) -> None:
@@ -85,7 +78,7 @@ async def kept(backend: Backend, state: State) -> list[bytes]:
 
 
 @finished
-async def test_all_keeps_every_message(store: Store, state: State) -> None:
+async def test_all_keeps_every_message(store: Harness, state: State) -> None:
     backend = await store.open(**{ENDS[state][0]: "all"})
     await end(backend, state, b"1", b"2")
     await store.advance(3000 * DAY)
@@ -93,7 +86,7 @@ async def test_all_keeps_every_message(store: Store, state: State) -> None:
 
 
 @finished
-async def test_none_keeps_no_message(store: Store, state: State) -> None:
+async def test_none_keeps_no_message(store: Harness, state: State) -> None:
     backend = await store.open(**{ENDS[state][0]: "none"})
     await end(backend, state, b"1", b"2")
     await store.advance(100.0)
@@ -101,7 +94,7 @@ async def test_none_keeps_no_message(store: Store, state: State) -> None:
 
 
 @finished
-async def test_an_age_removes_what_is_older(store: Store, state: State) -> None:
+async def test_an_age_removes_what_is_older(store: Harness, state: State) -> None:
     backend = await store.open(**{ENDS[state][0]: "2d"})
     await end(backend, state, b"old")
     await store.advance(1.5 * DAY)
@@ -111,7 +104,7 @@ async def test_an_age_removes_what_is_older(store: Store, state: State) -> None:
 
 
 @finished
-async def test_a_number_keeps_the_newest(store: Store, state: State) -> None:
+async def test_a_number_keeps_the_newest(store: Harness, state: State) -> None:
     backend = await store.open(**{ENDS[state][0]: "2-messages"})
     for number in range(5):
         await end(backend, state, b"%d" % number)
@@ -122,7 +115,7 @@ async def test_a_number_keeps_the_newest(store: Store, state: State) -> None:
     assert await kept(backend, state) == [b"3", b"4"]
 
 
-async def test_done_and_failed_messages_are_kept_apart(store: Store) -> None:
+async def test_done_and_failed_messages_are_kept_apart(store: Harness) -> None:
     backend = await store.open(keep_done="1-messages", keep_failed="3d")
     await end(backend, State.DONE, b"done")
     await end(backend, State.FAILED, b"failed", b"failed too")
@@ -134,14 +127,25 @@ async def test_done_and_failed_messages_are_kept_apart(store: Store) -> None:
     assert [stored.message.body for stored in await list_messages(backend, QUEUE, Query(State.READY))] == [b"ready"]
 
 
-async def test_a_worker_that_keeps_nothing_leaves_what_another_one_keeps(store: Store) -> None:
+@pytest.mark.parametrize("store", ["file", "fsq"], indirect=True)
+async def test_the_reason_of_a_failure_goes_with_it(store: Harness) -> None:
+    backend = await store.open(keep_failed="1-messages")
+    await end(backend, State.FAILED, b"1", b"2", b"3")
+    await store.advance(100.0)
+    assert await kept(backend, State.FAILED) == [b"3"]
+    assert backend.directory is not None
+    # The message and its reason.
+    assert len(list((backend.directory / QUEUE / "fail").iterdir())) == 2
+
+
+async def test_a_worker_that_keeps_nothing_leaves_what_another_one_keeps(store: Harness) -> None:
     keeping, other = await store.open(keep_done="all"), await store.open(keep_done="none")
     await end(keeping, State.DONE, b"kept")
     await store.advance(100.0)
     assert await kept(other, State.DONE) == [b"kept"]
 
 
-async def test_failed_messages_are_kept_unless_the_url_says_otherwise(store: Store) -> None:
+async def test_failed_messages_are_kept_unless_the_url_says_otherwise(store: Harness) -> None:
     backend = await store.open()
     await end(backend, State.FAILED, b"failed")
     await store.advance(3000 * DAY)
@@ -158,14 +162,14 @@ async def test_failed_messages_are_kept_unless_the_url_says_otherwise(store: Sto
         ("1000-messages", "the newest 1000 are kept"),
     ],
 )
-async def test_stats_say_what_is_kept(store: Store, text: str, words: str) -> None:
+async def test_stats_say_what_is_kept(store: Harness, text: str, words: str) -> None:
     backend = await store.open(keep_done=text, keep_failed=text)
     await backend.create(QUEUE)
     retention = (await backend.stats(QUEUE)).retention
     assert (retention["done"], retention["failed"]) == (words, words)
 
 
-async def test_acked_messages_are_gone_by_default_except_where_the_standard_keeps_them(store: Store) -> None:
+async def test_acked_messages_are_gone_by_default_except_where_the_standard_keeps_them(store: Harness) -> None:
     backend = await store.open()
     await end(backend, State.DONE, b"done")
     expected = ([b"done"], "kept") if backend.describe().startswith("fsq:") else ([], "not kept")
