@@ -12,6 +12,8 @@ __all__ = ["refusal_of"]
 
 log = structlog.get_logger()
 
+_TEXT = (b"content-type", b"text/plain; charset=utf-8")
+
 
 def refusal_of(error: Exception) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
     """The status, headers and body for an error.
@@ -20,11 +22,11 @@ def refusal_of(error: Exception) -> tuple[int, list[tuple[bytes, bytes]], bytes]
     """
     if isinstance(error, BodyTooLarge):
         # The rest of the body is not read.
-        return 413, [(b"connection", b"close")], b""
+        return 413, [(b"connection", b"close"), _TEXT], b"the body is too large: send less, or raise --max-body-size"
     if isinstance(error, Disconnected):
         return 400, [(b"connection", b"close")], b""
     headers = [
-        (b"content-type", b"text/plain; charset=utf-8"),
+        _TEXT,
         # By name, for `mq+http:`, which raises the same.
         (b"x-qworker-error", type(error).__name__.encode()),
     ]
