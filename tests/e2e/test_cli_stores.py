@@ -87,7 +87,7 @@ def test_looking_into_a_directory_that_is_not_there_makes_none_and_names_it(
 ) -> None:
     status, out, err = said(*command.replace("URL", f"{scheme}://./nowhere").split())
     assert (status, out) == (1, "")
-    assert err.startswith(f"qworker: there is no directory {folder}/nowhere: ")
+    assert err.startswith(f"qworker: the directory {folder}/nowhere does not exist: ")
     assert err.count("\n") == 1
     assert sorted(path.name for path in folder.iterdir()) == ["app.py"]
 
@@ -244,3 +244,23 @@ def test_one_message_is_not_called_many(failed: list[str], said: Callable[..., t
         "it is ready. There is 1 message ahead of it.\n"
     )
     assert said("purge", "file://./spool", "inbox", "--state", "ready", "--yes")[1] == "purged 2 messages of inbox\n"
+
+
+def test_purge_without_a_state_leaves_what_is_leased_and_what_is_done(
+    said: Callable[..., tuple[int, str, str]],
+) -> None:
+    url = "file://./spool?keep_done=all"
+    with asyncio.Runner() as runner:
+        backend = open_backend(url)
+        drafts = [Draft(body=b"%d" % number) for number in range(5)]
+        runner.run(backend.publish("inbox", [*drafts, Draft(body=b"later", delay=1000.0)]))
+        done, failed, _ = runner.run(backend.lease("inbox", 3, 1000.0))
+        ends = [
+            Settlement(lease=done, action=SettleAction.ACK),
+            Settlement(lease=failed, action=SettleAction.FAIL_PERM, error="no"),
+        ]
+        assert runner.run(backend.settle(ends)) == []
+        assert said("purge", url, "inbox", "--yes") == (0, "purged 4 messages of inbox\n", "")
+        left = runner.run(backend.stats("inbox"))
+        runner.run(backend.aclose())
+    assert (left.ready, left.delayed, left.failed, left.leased, left.done) == (0, 0, 0, 1, 1)

@@ -1,15 +1,39 @@
-"""What the contract's values promise."""
+"""The members of the contract, and what its values promise."""
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import pytest
 
+from qworker.backend import Backend
 from qworker.errors import UsageError
 from qworker.message import FinishedMessage, Selection, State
 
+# What a backend must do; each is abstract.
+MEMBERS = {
+    *("from_url", "open", "aclose", "describe", "durability"),
+    "publish",
+    *("lease", "wait", "extend", "settle", "reap"),
+    *("queues", "create", "delete", "stats", "pause", "resume"),
+    *("browse", "parts", "find", "requeue", "remove"),
+}
+# What it may set; each has a value for a store that has nothing to say.
+ATTRIBUTES = {"deviations", "shared", "directory", "remote_leases", "history"}
+
 ONE = FinishedMessage(id="x", state=State.FAILED, finished_at=1.0)
+
+
+def test_the_contract_has_22_members_and_none_has_a_default() -> None:
+    public = {name for name in vars(Backend) if not name.startswith("_")}
+    assert public == MEMBERS | ATTRIBUTES
+    assert len(MEMBERS) == 22
+    assert Backend.__abstractmethods__ == MEMBERS
+
+
+def test_each_member_says_what_it_does() -> None:
+    assert all(inspect.getdoc(vars(Backend)[name]) for name in MEMBERS)
 
 
 @pytest.mark.parametrize(
