@@ -21,7 +21,7 @@ __all__ = ["command"]
 @click.command("browse", cls=URLCommand)
 @click.argument("url")
 @click.argument("queue", type=check_queue)
-@state_option("Only messages in this state.")
+@state_option("List only messages in this state.")
 @click.option(
     "-n",
     "--limit",
@@ -29,17 +29,20 @@ __all__ = ["command"]
     metavar="N",
     default=20,
     show_default=True,
-    help="At most so many of each state.",
+    help="Maximum number of messages in each state.",
 )
 @click.option(
     "--after",
     metavar="POSITION",
-    help="Show what follows this position: the `position` of a message in --json. Needs --state.",
+    help="Start after the message with this `position`, from --json, even if it is gone. Needs --state.",
 )
-@click.option("--newest", is_flag=True, help="Reverse the order: show the last messages first.")
+@click.option("--newest", is_flag=True, help="List each state in reverse order, the last message first.")
 @json_option
 def command(url: str, queue: str, state: str | None, limit: int, after: str | None, newest: bool, json: bool) -> None:
-    r"""Look at the messages of QUEUE, in the order in which they will be taken, become due, expire, or were finished.
+    r"""List the messages of a queue without changing them.
+
+    Each state is listed in its order: ready messages as they will be leased, delayed ones as they become due, leased
+    ones as their leases expire, done and failed ones as they have finished.
 
     \b
     Examples:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import subprocess
 from collections.abc import Iterator
@@ -11,6 +12,8 @@ from pathlib import Path
 import click
 import pytest
 
+from qworker.cli.common import Unavailable
+from qworker.cli.configured import options_of, walk
 from qworker.cli.main import cli
 from tests.e2e.processes import PATIENCE, PYTHON, environment, without_extras
 
@@ -25,6 +28,20 @@ def commands(group: click.Group, *above: str) -> Iterator[tuple[str, ...]]:
         yield (*above, name)
         if isinstance(command, click.Group):
             yield from commands(command, *above, name)
+
+
+def test_help_begins_with_one_short_sentence_and_every_option_says_what_it_is() -> None:
+    wrong = []
+    for path, command in walk(cli):
+        if isinstance(command, Unavailable):
+            continue
+        name = " ".join(path)
+        first = inspect.cleandoc(command.help or "").partition("\n\n")[0]
+        if not re.fullmatch(r"[A-Z][^.:;]+\.", first) or len(first) > 72:
+            wrong.append(f"{name}: {first}")
+        helps = {key: option.help or "" for key, option in options_of(command).items()}
+        wrong += [f"{name} {key}: {text}" for key, text in helps.items() if not re.fullmatch(r"[A-Z].*[.)]", text)]
+    assert not wrong, "\n".join(wrong)
 
 
 def test_every_command_has_help_or_names_the_extra_that_it_lacks(tmp_path: Path) -> None:
