@@ -1,7 +1,10 @@
-"""`memory:` and `memory://NAME`: queues in this process's memory.
+"""`memory:` and `memory://NAME`: queues in the memory of this process.
 
-The reference model: the shortest code that keeps the contract, against which every other backend is compared. Instances with the
-same name share one store, across threads and event loops; the store lives as long as the process.
+This is the reference implementation: the shortest code that keeps the contract, with its methods in the order of the contract. Each of
+them is one step under one lock, so that it happens completely or not at all. The docstrings of `qworker.backend.Backend` say what a
+method promises.
+
+Backends with the same name share one store, across threads and event loops. The store lives as long as the process.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ import asyncio
 import heapq
 import threading
 from collections.abc import AsyncIterator, Sequence
+from operator import attrgetter
 from typing import ClassVar, Self
 
 import msgspec
@@ -41,73 +45,104 @@ from qworker.url import BackendURL
 __all__ = ["MemoryBackend"]
 
 
-# Seconds between two searches of a queue for messages that are kept no longer.
+# Seconds between two searches of a queue for finished messages that are too old or too many.
 _PRUNING = 60.0
 
-# What a state is ordered by, the order of publishing, and the id.
+# The order within a state, the order of publishing, and the id.
 _Row = tuple[float, int, str]
 
 
 class _Entry(msgspec.Struct, kw_only=True, eq=False):
-    """One stored message and its state."""
+    """One stored message.
+
+    Attributes:
+        message: The message.
+        state: Its state.
+        order: Its number in the order of publishing.
+        token: The fencing token of its last lease. It rises with each lease.
+        at: When it is due (delayed), when its lease expires (leased), or when it finished (done, failed); Unix seconds.
+        holder: The worker that leases it.
+        error: Why it failed last.
+    """
 
     message: Message
     state: State
     order: int
-    # Rises with each lease.
     token: int = 0
-    # Due (delayed), expiry (leased) or finish (done, fail); Unix seconds.
     at: float = 0.0
     holder: str | None = None
     error: str | None = None
 
     def row(self) -> _Row:
-        """Where the entry stands in the order of its state."""
+        """Return its row in the heap of its state."""
         first = -self.message.priority if self.state is State.READY else self.at
         return first, self.order, self.message.id
 
     def place(self) -> Place:
-        """The same, as `browse` compares it."""
+        """Return its place in the order of its state, as `browse` compares places."""
         first, order, _ = self.row()
         return first, f"{order:020}"
 
-    def id(self) -> str:
-        """The message's id."""
-        return self.message.id
+    def to_stored(self) -> StoredMessage:
+        """Return what `browse` and `find` show of it."""
+        return StoredMessage(
+            message=self.message,
+            state=self.state,
+            due_at=self.at if self.state is State.DELAYED else None,
+            expires_at=self.at if self.state is State.LEASED else None,
+            finished_at=self.at if self.state in {State.DONE, State.FAILED} else None,
+            holder=self.holder,
+            error=self.error,
+        )
+
+    def count_try(self, error: str | None) -> None:
+        """Count a failed attempt."""
+        self.error = error
+        self.message = msgspec.structs.replace(self.message, tries=self.message.tries + 1)
 
 
 class _Queue:
-    """One queue: its messages by id, and for each state that is taken from in an order, a heap.
+    """The messages of one queue: all of them by id, and a heap for each state whose first message is looked for.
 
-    An entry that leaves a state leaves its row behind: a row counts only while the entry is still as the row says.
+    An entry that leaves a state leaves its row in the heap. A row counts only if the entry still has that row.
     """
 
     def __init__(self) -> None:
         self.entries: dict[str, _Entry] = {}
+        # The ids of the ready, delayed and leased messages that have a unique key, by the key.
         self.pending_keys: dict[str, str] = {}
-        # (-priority, order, id) of ready messages; (at, order, id) of delayed and leased ones.
         self.heaps: dict[State, list[_Row]] = {State.READY: [], State.DELAYED: [], State.LEASED: []}
-        self.down = False
+        self.paused = False
         self.next_order = 0
 
     def put(self, entry: _Entry, state: State, at: float = 0.0) -> None:
-        """Move an entry to a state, and to the order that the state has."""
+        """Move an entry to a state."""
         entry.state = state
         entry.at = at
-        key = entry.message.unique_key
         heap = self.heaps.get(state)
         if heap is None:
             self._free_key(entry)
             return
         heapq.heappush(heap, entry.row())
         if len(heap) > 2 * len(self.entries) + 64:
+            # Most rows are old. Without this step, a heap would grow with each extension of a lease.
             self.heaps[state] = [other.row() for other in self.entries.values() if other.state is state]
             heapq.heapify(self.heaps[state])
-        if key is not None:
-            self.pending_keys.setdefault(key, entry.message.id)
+        if entry.message.unique_key is not None:
+            self.pending_keys.setdefault(entry.message.unique_key, entry.message.id)
+
+    def remove(self, entry: _Entry) -> None:
+        """Delete an entry."""
+        del self.entries[entry.message.id]
+        self._free_key(entry)
+
+    def _free_key(self, entry: _Entry) -> None:
+        key = entry.message.unique_key
+        if key is not None and self.pending_keys.get(key) == entry.message.id:
+            del self.pending_keys[key]
 
     def first(self, state: State) -> _Entry | None:
-        """The entry that a state's order puts first."""
+        """Return the first entry of a state; None if there is none."""
         heap = self.heaps[state]
         while heap:
             entry = self.entries.get(heap[0][2])
@@ -117,31 +152,20 @@ class _Queue:
         return None
 
     def make_ready(self, state: State, now: float) -> list[_Entry]:
-        """Move the delayed that are due, or the leased that have expired, to ready."""
+        """Move the delayed messages that are due, or the leased ones that have expired, to ready; return them."""
         moved: list[_Entry] = []
         while (entry := self.first(state)) is not None and entry.at <= now:
             self.put(entry, State.READY)
             moved.append(entry)
         return moved
 
-    def drop(self, entry: _Entry) -> None:
-        """Forget an entry."""
-        del self.entries[entry.message.id]
-        self._free_key(entry)
-
-    def _free_key(self, entry: _Entry) -> None:
-        key = entry.message.unique_key
-        if key is not None and self.pending_keys.get(key) == entry.message.id:
-            del self.pending_keys[key]
-
     def in_state(self, state: State) -> list[_Entry]:
-        """The entries of a state in the order that `browse` promises."""
-        found = [entry for entry in self.entries.values() if entry.state is state]
-        return sorted(found, key=_Entry.row)
+        """Return the entries of a state, in no order."""
+        return [entry for entry in self.entries.values() if entry.state is state]
 
 
 class _Store:
-    """The queues of one name."""
+    """The queues of one name, and the calls of `wait` that wait for them."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
@@ -150,13 +174,14 @@ class _Store:
         self.history = MemoryHistory()
 
     def wake(self, queue: str) -> None:
+        """Wake every call that waits for a queue."""
         for waiter in tuple(self.waiters):
             if queue in waiter.queues:
                 waiter.wake()
 
 
 class _Waiter:
-    """A `wait` that may have to be woken from another thread."""
+    """One call of `wait`. It may be woken from another thread."""
 
     __slots__ = ("_event", "_loop", "_thread", "queues")
 
@@ -184,7 +209,15 @@ _stores: dict[str, _Store] = {}
 
 
 class MemoryBackend(Backend):
-    """Queues in memory; see the module."""
+    """Queues in the memory of this process.
+
+    Args:
+        name: The name of the store.
+        clock: The time.
+        keep_done: How long acked messages are kept.
+        keep_failed: How long failed messages are kept.
+        history: Whether events are kept.
+    """
 
     shared: ClassVar[bool] = False
 
@@ -200,14 +233,14 @@ class MemoryBackend(Backend):
         self._name = name
         self._clock = clock
         self._kept = {State.DONE: keep_done, State.FAILED: keep_failed}
-        # When each queue was last searched for messages that are kept no longer.
+        # When each queue was last searched for finished messages to delete.
         self._pruned_at: dict[str, float] = {}
         self._store = _stores.setdefault(name, _Store())
         self.history = self._store.history if history else NO_HISTORY
 
     @classmethod
     def from_url(cls, url: BackendURL, *, clock: Clock = SYSTEM_CLOCK, remote_leases: bool = False) -> Self:
-        """`memory:`, `memory://NAME`; `?keep_done=`, `?keep_failed=`; `?history=0` keeps no events."""
+        """Make an instance for `memory:` or `memory://NAME`. The options are `keep_done`, `keep_failed` and `history`."""
         url.only({*KEEP_OPTIONS, "history"})
         return cls(
             url.authority + url.path,
@@ -218,18 +251,18 @@ class MemoryBackend(Backend):
         )
 
     async def open(self) -> None:
-        """Nothing to reach."""
+        """Do nothing."""
 
     async def aclose(self) -> None:
-        """Nothing to let go of."""
+        """Do nothing: the store stays as long as the process."""
 
     def describe(self) -> str:
-        """The URL."""
+        """Return the URL."""
         return f"memory://{self._name}"
 
     @property
     def durability(self) -> str:
-        """`none`: the process is the store."""
+        """`none`: the messages are lost with the process."""
         return "none"
 
     # -- producing ---------------------------------------------------------------------------------------------------
@@ -239,17 +272,17 @@ class MemoryBackend(Backend):
         check_queue(queue)
         now = self._clock.time()
         with self._store.lock:
-            held = self._store.queues.setdefault(queue, _Queue())
-            ids = [self._put_draft(queue, held, draft, now) for draft in drafts]
+            content = self._store.queues.setdefault(queue, _Queue())
+            ids = [self._publish_one(queue, content, draft, now) for draft in drafts]
         self._store.wake(queue)
         return ids
 
-    def _put_draft(self, queue: str, held: _Queue, draft: Draft, now: float) -> str:
+    def _publish_one(self, queue: str, content: _Queue, draft: Draft, now: float) -> str:
         message_id = new_id() if draft.id is None else check_id(draft.id)
-        if message_id in held.entries:
+        if message_id in content.entries:
             return message_id
-        if draft.unique_key is not None and draft.unique_key in held.pending_keys:
-            return held.pending_keys[draft.unique_key]
+        if draft.unique_key is not None and draft.unique_key in content.pending_keys:
+            return content.pending_keys[draft.unique_key]
         message = Message(
             id=message_id,
             queue=queue,
@@ -261,182 +294,175 @@ class MemoryBackend(Backend):
             argv=draft.argv,
             fields=draft.fields,
         )
-        entry = held.entries[message_id] = _Entry(message=message, state=State.READY, order=held.next_order)
-        held.next_order += 1
+        entry = content.entries[message_id] = _Entry(message=message, state=State.READY, order=content.next_order)
+        content.next_order += 1
         due = now + draft.delay if draft.due_at is None else draft.due_at
         if due > now:
-            held.put(entry, State.DELAYED, due)
+            content.put(entry, State.DELAYED, due)
         else:
-            held.put(entry, State.READY)
+            content.put(entry, State.READY)
         return message_id
 
     # -- consuming ---------------------------------------------------------------------------------------------------
 
     async def lease(self, queue: str, limit: int, visibility: float, timeout: float = 0.0) -> list[Lease]:
-        """Claim messages."""
+        """Lease ready messages."""
         await wait_for_ready(self, queue, limit, timeout)
         with self._store.lock:
-            held = self._store.queues.get(queue)
-            if held is None or held.down:
+            content = self._store.queues.get(queue)
+            if content is None or content.paused:
                 return []
             now = self._clock.time()
-            held.make_ready(State.DELAYED, now)
+            content.make_ready(State.DELAYED, now)
             leases: list[Lease] = []
-            while len(leases) < limit and (entry := held.first(State.READY)) is not None:
+            while len(leases) < limit and (entry := content.first(State.READY)) is not None:
                 entry.token += 1
                 entry.holder = self._name or "memory"
-                held.put(entry, State.LEASED, now + visibility)
+                content.put(entry, State.LEASED, now + visibility)
                 leases.append(Lease(message=entry.message, token=entry.token, expires_at=now + visibility))
             return leases
 
     async def wait(self, queues: Sequence[str], timeout: float) -> None:
-        """Wait for a publish, a release, or the moment at which a message becomes due."""
+        """Wait for a ready message; a message that becomes due ends the wait too."""
         waiter = _Waiter(queues)
         with self._store.lock:
             self._store.waiters.add(waiter)
-            rest = self._until_work(queues)
+            seconds = self._seconds_until_ready(queues)
         try:
-            if rest > 0:
-                await waiter.wait(min(timeout, rest))
+            if seconds > 0:
+                await waiter.wait(min(timeout, seconds))
         finally:
             with self._store.lock:
                 self._store.waiters.discard(waiter)
 
-    def _until_work(self, queues: Sequence[str]) -> float:
-        """Seconds until a queue has something to lease, as far as is known now; 0 when one has."""
+    def _seconds_until_ready(self, queues: Sequence[str]) -> float:
+        """Return how long it takes until one of the queues has a ready message, if nothing is published meanwhile."""
         now = self._clock.time()
         soonest = float("inf")
         for queue in queues:
-            held = self._store.queues.get(queue)
-            if held is None or held.down:
+            content = self._store.queues.get(queue)
+            if content is None or content.paused:
                 continue
-            held.make_ready(State.DELAYED, now)
-            if held.first(State.READY) is not None:
+            content.make_ready(State.DELAYED, now)
+            if content.first(State.READY) is not None:
                 return 0.0
-            delayed = held.first(State.DELAYED)
+            delayed = content.first(State.DELAYED)
             if delayed is not None:
                 soonest = min(soonest, delayed.at - now)
         return soonest
 
     def extend(self, leases: Sequence[Lease], visibility: float) -> list[Lease]:
-        """Extend leases."""
+        """Extend leases and return the lost ones."""
         lost: list[Lease] = []
         with self._store.lock:
             expires_at = self._clock.time() + visibility
             for lease in leases:
-                found = self._claimed(lease)
+                found = self._get_leased(lease)
                 if found is None:
                     lost.append(lease)
                     continue
-                held, entry = found
-                held.put(entry, State.LEASED, expires_at)
+                content, entry = found
+                content.put(entry, State.LEASED, expires_at)
                 lease.expires_at = expires_at
         return lost
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[Settlement]:
-        """End leases."""
+        """Settle leases and return the refused settlements."""
         refused: list[Settlement] = []
-        awake: set[str] = set()
+        to_wake: set[str] = set()
         with self._store.lock:
             now = self._clock.time()
             for settlement in settlements:
-                found = self._claimed(settlement.lease)
+                found = self._get_leased(settlement.lease)
                 if found is None:
                     refused.append(settlement)
                     continue
-                self._end(*found, settlement, now)
+                self._settle_one(*found, settlement, now)
                 if settlement.action in {SettleAction.RELEASE, SettleAction.FAIL_TMP}:
-                    awake.add(settlement.lease.message.queue)
-        for queue in awake:
+                    to_wake.add(settlement.lease.message.queue)
+        for queue in to_wake:
             self._store.wake(queue)
         return refused
 
-    def _claimed(self, lease: Lease) -> tuple[_Queue, _Entry] | None:
-        held = self._store.queues.get(lease.message.queue)
-        entry = held.entries.get(lease.message.id) if held is not None else None
-        if held is None or entry is None or entry.state is not State.LEASED or entry.token != lease.token:
+    def _get_leased(self, lease: Lease) -> tuple[_Queue, _Entry] | None:
+        """Return the entry of a lease, with its queue; None if the lease is lost."""
+        content = self._store.queues.get(lease.message.queue)
+        entry = content.entries.get(lease.message.id) if content is not None else None
+        if content is None or entry is None or entry.state is not State.LEASED or entry.token != lease.token:
             return None
-        return held, entry
+        return content, entry
 
-    def _end(self, held: _Queue, entry: _Entry, settlement: Settlement, now: float) -> None:
+    def _settle_one(self, content: _Queue, entry: _Entry, settlement: Settlement, now: float) -> None:
         entry.holder = None
         if settlement.action is SettleAction.ACK:
             if self._kept[State.DONE].keep:
-                held.put(entry, State.DONE, now)
+                content.put(entry, State.DONE, now)
             else:
-                held.drop(entry)
+                content.remove(entry)
         elif settlement.action is SettleAction.FAIL_PERM:
             entry.error = settlement.error
-            held.put(entry, State.FAILED, now)
+            content.put(entry, State.FAILED, now)
         else:
             if settlement.action is SettleAction.FAIL_TMP:
-                entry.error = settlement.error
-                entry.message = msgspec.structs.replace(entry.message, tries=entry.message.tries + 1)
+                entry.count_try(settlement.error)
             if settlement.delay > 0:
-                held.put(entry, State.DELAYED, now + settlement.delay)
+                content.put(entry, State.DELAYED, now + settlement.delay)
             else:
-                held.put(entry, State.READY)
+                content.put(entry, State.READY)
 
     async def reap(self, queue: str) -> int:
-        """Return what has expired, and what is due; remove what is kept no longer."""
+        """Make expired and due messages ready; delete finished messages that are too old or too many."""
         with self._store.lock:
-            held = self._store.queues.get(queue)
-            if held is None:
+            content = self._store.queues.get(queue)
+            if content is None:
                 return 0
             now = self._clock.time()
-            due = held.make_ready(State.DELAYED, now)
-            expired = held.make_ready(State.LEASED, now)
+            due = content.make_ready(State.DELAYED, now)
+            expired = content.make_ready(State.LEASED, now)
             for entry in expired:
                 entry.holder = None
-                entry.error = "the lease expired"
-                entry.message = msgspec.structs.replace(entry.message, tries=entry.message.tries + 1)
-            self._prune(queue, held, now)
+                entry.count_try("the lease expired")
+            self._prune(queue, content, now)
         if due or expired:
             self._store.wake(queue)
         return len(due) + len(expired)
 
-    def _prune(self, queue: str, held: _Queue, now: float) -> None:
-        """Remove what is kept no longer, now and then: each search goes through all messages."""
+    def _prune(self, queue: str, content: _Queue, now: float) -> None:
+        """Delete finished messages that are too old or too many. Each search reads all messages, so it is rare."""
         limited = {state: keep for state, keep in self._kept.items() if keep.limits}
         moment = self._clock.monotonic()
         if not limited or moment - self._pruned_at.get(queue, float("-inf")) < _PRUNING:
             return
         self._pruned_at[queue] = moment
         for state, keep in limited.items():
-            for entry in keep.choose_old([(entry.at, entry) for entry in held.in_state(state)], now):
-                held.drop(entry)
+            oldest_first = sorted(content.in_state(state), key=_Entry.row)
+            for entry in keep.choose_old([(entry.at, entry) for entry in oldest_first], now):
+                content.remove(entry)
 
-    # -- administering -----------------------------------------------------------------------------------------------
+    # -- queues ------------------------------------------------------------------------------------------------------
 
     async def queues(self) -> list[str]:
-        """The queues."""
+        """Return the names of the queues, sorted."""
         with self._store.lock:
             return sorted(self._store.queues)
 
     async def create(self, queue: str) -> None:
-        """Make a queue."""
+        """Create a queue."""
         with self._store.lock:
             self._store.queues.setdefault(check_queue(queue), _Queue())
 
     async def delete(self, queue: str) -> None:
-        """Forget a queue."""
+        """Delete a queue with its messages."""
         with self._store.lock:
             self._store.queues.pop(queue, None)
 
-    def _found(self, queue: str) -> _Queue:
-        held = self._store.queues.get(queue)
-        if held is None:
-            raise QueueNotFound(queue)
-        return held
-
     async def stats(self, queue: str) -> QueueStats:
-        """Count."""
+        """Count the messages of a queue."""
         with self._store.lock:
-            held = self._found(queue)
-            held.make_ready(State.DELAYED, self._clock.time())
+            content = self._require_queue(queue)
             counts = dict.fromkeys(State, 0)
             oldest: float | None = None
-            for entry in held.entries.values():
+            for entry in content.entries.values():
                 counts[entry.state] += 1
                 if entry.state is State.READY:
                     since = entry.message.enqueued_at
@@ -449,7 +475,7 @@ class MemoryBackend(Backend):
                 done=counts[State.DONE],
                 failed=counts[State.FAILED],
                 oldest_age_s=None if oldest is None else max(0.0, self._clock.time() - oldest),
-                paused=held.down,
+                paused=content.paused,
                 retention={
                     "done": self._kept[State.DONE].describe(),
                     "failed": self._kept[State.FAILED].describe(),
@@ -457,97 +483,95 @@ class MemoryBackend(Backend):
                 },
             )
 
+    async def pause(self, queue: str) -> None:
+        """Pause a queue."""
+        with self._store.lock:
+            self._require_queue(queue).paused = True
+
+    async def resume(self, queue: str) -> None:
+        """Resume a queue."""
+        with self._store.lock:
+            self._require_queue(queue).paused = False
+        self._store.wake(queue)
+
+    def _require_queue(self, queue: str) -> _Queue:
+        """Return a queue, in which no message that is due is still delayed.
+
+        Raises:
+            QueueNotFound: There is no such queue.
+        """
+        content = self._store.queues.get(queue)
+        if content is None:
+            raise QueueNotFound(queue)
+        content.make_ready(State.DELAYED, self._clock.time())
+        return content
+
+    # -- messages ----------------------------------------------------------------------------------------------------
+
     async def browse(self, queue: str, query: Query) -> AsyncIterator[list[StoredMessage]]:
-        """Look at messages."""
+        """Yield the messages of a state, page after page."""
         if query.part not in {None, WHOLE}:
             raise bad_part(query.part or "")
         with self._store.lock:
-            held = self._found(queue)
-            held.make_ready(State.DELAYED, self._clock.time())
+            content = self._require_queue(queue)
 
         async def choose(after: Place | None, limit: int | None) -> list[_Entry]:
             chosen = Chosen(_Entry.place, after, limit, newest=query.newest)
             with self._store.lock:
-                chosen.add(entry for entry in held.entries.values() if entry.state is query.state)
+                chosen.add(content.in_state(query.state))
                 return chosen.rows()
 
         def read(entry: _Entry) -> StoredMessage | None:
             with self._store.lock:
-                there = held.entries.get(entry.message.id) is entry and entry.state is query.state
-                return _stored(entry) if there else None
+                there = content.entries.get(entry.message.id) is entry and entry.state is query.state
+                return entry.to_stored() if there else None
 
-        moving = query.state is State.LEASED
-        async for page in browse_rows(query, choose, _Entry.place, read, identity=_Entry.id if moving else None):
+        # A lease that is extended changes its place.
+        identity = attrgetter("order") if query.state is State.LEASED else None
+        async for page in browse_rows(query, choose, _Entry.place, read, identity=identity):
             yield page
 
     async def parts(self, queue: str, state: State, count: int) -> list[str]:
-        """One: whoever reads it is in this process."""
+        """Return one part: all readers are in this process."""
         with self._store.lock:
-            self._found(queue)
+            self._require_queue(queue)
         return [WHOLE]
 
     async def find(self, queue: str, ids: Sequence[str]) -> list[StoredMessage]:
-        """Look at messages."""
+        """Return messages by their ids."""
         with self._store.lock:
-            held = self._found(queue)
-            held.make_ready(State.DELAYED, self._clock.time())
-            return [_stored(held.entries[one]) for one in dict.fromkeys(ids) if one in held.entries]
-
-    def _selected(self, held: _Queue, selection: Selection) -> list[_Entry]:
-        if selection.state is not None:
-            held.make_ready(State.DELAYED, self._clock.time())
-            return held.in_state(selection.state)
-        if selection.ids is not None:
-            return [held.entries[i] for i in dict.fromkeys(selection.ids) if i in held.entries]
-        unchanged = {one.id: one for one in selection.unchanged or ()}
-        return [
-            held.entries[i]
-            for i, one in unchanged.items()
-            if i in held.entries and one.matches(_stored(held.entries[i]))
-        ]
+            content = self._require_queue(queue)
+            return [content.entries[one].to_stored() for one in dict.fromkeys(ids) if one in content.entries]
 
     async def requeue(self, queue: str, selection: Selection) -> int:
-        """Make failed messages ready."""
+        """Make failed messages ready again."""
         selection.require_failed()
         with self._store.lock:
-            held = self._found(queue)
-            chosen = [entry for entry in self._selected(held, selection) if entry.state is State.FAILED]
+            content = self._require_queue(queue)
+            chosen = [entry for entry in self._select(content, selection) if entry.state is State.FAILED]
             for entry in chosen:
                 entry.error = None
                 entry.message = msgspec.structs.replace(entry.message, tries=0)
-                held.put(entry, State.READY)
+                content.put(entry, State.READY)
         if chosen:
             self._store.wake(queue)
         return len(chosen)
 
     async def remove(self, queue: str, selection: Selection) -> int:
-        """Delete messages."""
+        """Remove messages."""
         with self._store.lock:
-            held = self._found(queue)
-            selected = self._selected(held, selection)
+            content = self._require_queue(queue)
+            selected = self._select(content, selection)
             for entry in selected:
-                held.drop(entry)
+                content.remove(entry)
             return len(selected)
 
-    async def pause(self, queue: str) -> None:
-        """Pause."""
-        with self._store.lock:
-            self._found(queue).down = True
-
-    async def resume(self, queue: str) -> None:
-        """Resume."""
-        with self._store.lock:
-            self._found(queue).down = False
-        self._store.wake(queue)
-
-
-def _stored(entry: _Entry) -> StoredMessage:
-    return StoredMessage(
-        message=entry.message,
-        state=entry.state,
-        due_at=entry.at if entry.state is State.DELAYED else None,
-        expires_at=entry.at if entry.state is State.LEASED else None,
-        finished_at=entry.at if entry.state in {State.DONE, State.FAILED} else None,
-        holder=entry.holder,
-        error=entry.error,
-    )
+    def _select(self, content: _Queue, selection: Selection) -> list[_Entry]:
+        """Return the entries that a selection names."""
+        if selection.state is not None:
+            return content.in_state(selection.state)
+        if selection.ids is not None:
+            return [content.entries[i] for i in dict.fromkeys(selection.ids) if i in content.entries]
+        unchanged = {one.id: one for one in selection.unchanged or ()}
+        selected = [content.entries[i] for i in unchanged if i in content.entries]
+        return [entry for entry in selected if unchanged[entry.message.id].matches(entry.to_stored())]
