@@ -236,13 +236,13 @@ class Admin:
         else:
             wanted = frozenset(failed if selection.ids is None else selection.ids)
             chosen = (message_id for message_id in failed if message_id in wanted)
-        count = sum([self._requeued(held, message_id) for message_id in chosen])
+        count = sum([self._requeue_one(held, message_id) for message_id in chosen])
         if count:
             await self._store.sync_directories(held.dirs.ready, held.dirs.fail)
             self._store.wake(queue)
         return count
 
-    def _requeued(self, held: Held, message_id: str) -> bool:
+    def _requeue_one(self, held: Held, message_id: str) -> bool:
         name = f"{held.name}:{message_id}"
         self._store.records.forget(name)
         if not _renamed(message_id, held.dirs.fail, message_id, held.dirs.ready):
@@ -267,29 +267,29 @@ class Admin:
         if selection.state is not None:
             held = self._fresh(queue)
             places = [place async for place in self._in_state(held, selection.state)]
-            sources = {_id_of(held, place): self._removed_from(held, _id_of(held, place), place) for place in places}
+            sources = {_id_of(held, place): self._remove_from(held, _id_of(held, place), place) for place in places}
         elif selection.unchanged is not None:
             # From fail/ alone, where no requeued one is.
             chosen = self._unchanged(held, selection.unchanged)
-            sources = {one: self._removed_from(held, one, (one, held.dirs.fail)) for one in chosen}
+            sources = {one: self._remove_from(held, one, (one, held.dirs.fail)) for one in chosen}
         else:
-            sources = {one: self._removed(held, one) for one in dict.fromkeys(selection.ids or ())}
+            sources = {one: self._remove_one(held, one) for one in dict.fromkeys(selection.ids or ())}
         removed = {message_id: source for message_id, source in sources.items() if source is not None}
         await self._finish(held, removed)
         return len(removed)
 
-    def _removed(self, held: Held, message_id: str) -> int | None:
+    def _remove_one(self, held: Held, message_id: str) -> int | None:
         """The directory that a message was removed from; None when it is nowhere."""
         if not usable_id(message_id):
             return None
         # A mover can slip past one pass.
         for _ in range(2):
             for _, place in self._places(held, message_id):
-                if (source := self._removed_from(held, message_id, place)) is not None:
+                if (source := self._remove_from(held, message_id, place)) is not None:
                     return source
         return None
 
-    def _removed_from(self, held: Held, message_id: str, place: _Place) -> int | None:
+    def _remove_from(self, held: Held, message_id: str, place: _Place) -> int | None:
         """The directory of `place`; None when the message is not there."""
         name = f"{held.name}:{message_id}"
         if not _renamed(place[0], place[1], name, self._store.root.remove):
