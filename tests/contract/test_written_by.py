@@ -373,9 +373,10 @@ async def failures_run_again(written: Written, backend: Backend, crew: Crew) -> 
     ]
     assert ran == sorted(wanted)
     left = [one for queue in written.queues for one in await list_messages(backend, queue, Query(State.FAILED))]
-    assert [(one.error or "").endswith(was["error"]) for one, was in zip(left, never, strict=True)] == [True] * len(
-        never
-    )
+    # The wording is today's; whatever was wrong is still wrong.
+    causes = {"malformed name": "malformed name: ", "a link": "Too many levels of symbolic links"}
+    for one, was in zip(left, never, strict=True):
+        assert causes[was["error"].partition(":")[0]] in (one.error or "")
 
 
 async def loads_are_completed(written: Written, backend: Backend, crew: Crew, ran: Sequence[Run]) -> None:
