@@ -218,7 +218,7 @@ class SpooledBulkWriter(BulkWriter):
 
     @contextmanager
     def _files(self) -> Generator[LoadFiles]:
-        with store_errors(f"use the staging folder {self._folder}"):
+        with store_errors(f"use the folder of staged messages {self._folder}"):
             self._folder.mkdir(_MODE, parents=True, exist_ok=True)
             fd = os.open(self._folder, DIRECTORY)
             try:
@@ -244,7 +244,7 @@ async def incomplete_spooled(backend: Backend, queue: str, folder: Path | None) 
     except UsageError:
         # Nothing can be staged without a folder.
         return []
-    with store_errors(f"look into the staging folder {place}"):
+    with store_errors(f"read the folder of staged messages {place}"):
         try:
             fd = os.open(place, DIRECTORY)
         except FileNotFoundError:

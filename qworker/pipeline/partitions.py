@@ -29,7 +29,7 @@ from qworker.registry import open_backend
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-__all__ = ["PartWriter", "Staged", "WriteOptions", "bulk_writer"]
+__all__ = ["PartWriter", "TaskResult", "WriteOptions", "bulk_writer"]
 
 _KNOWN = ("url", "queue", "load", "staging_dir", "rejects")
 # What Spark itself is told by a stream's options.
@@ -89,7 +89,7 @@ async def bulk_writer(options: WriteOptions, load: str) -> AsyncGenerator[BulkWr
 
 
 @dataclass
-class Staged(WriterCommitMessage):
+class TaskResult(WriterCommitMessage):
     """What a task tells the driver."""
 
     # None: the load was done or sealed before this task began.
@@ -153,7 +153,7 @@ class PartWriter:
             if drafts:
                 yield drafts
 
-    def show_rejects(self, manifest: Manifest, load: str) -> None:
+    def publish_rejects(self, manifest: Manifest, load: str) -> None:
         """Show the rejects of a seal."""
         if self.options.rejects is not None:
             RejectsTable(self.options.rejects, load).show(manifest)
@@ -185,14 +185,14 @@ class PartWriter:
         """
         try:
             # Before the mark: from there on nobody looks for them.
-            self.show_rejects(manifest, writer.name)
+            self.publish_rejects(manifest, writer.name)
             await writer.publish(manifest)
         except (BackendError, OSError) as error:
             raise PublishUncertain(
                 f"the load {writer.name} may be incomplete: run the same load again (load={writer.name}) to finish it: {error}"
             ) from error
 
-    async def give_up(self, load: str, step: int, runs: set[str]) -> None:
+    async def abort(self, load: str, step: int, runs: set[str]) -> None:
         """Remove what runs staged, unless it is sealed: a commit that failed half-way goes on when the load is run again."""
         async with bulk_writer(self.options, load) as writer:
             if await writer.sealed(step) is None:

@@ -25,7 +25,7 @@ from qworker.bulk import StagedPartition
 from qworker.errors import NotSupported, UsageError
 from qworker.pipeline.calls import CALL, CallMaker
 from qworker.pipeline.drafts import check_columns
-from qworker.pipeline.partitions import PartWriter, Staged, WriteOptions, bulk_writer
+from qworker.pipeline.partitions import PartWriter, TaskResult, WriteOptions, bulk_writer
 
 __all__ = ["QworkerStreamWriter", "QworkerWriter", "batch_writer", "stream_writer"]
 
@@ -50,7 +50,7 @@ class QworkerWriter(DataSourceArrowWriter):
 
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
         """On an executor: stage one partition, which comes in record batches."""
-        return Staged(None if self._settled else self._writer.stage(iterator, self._load))
+        return TaskResult(None if self._settled else self._writer.stage(iterator, self._load))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """On the driver: publish."""
@@ -67,7 +67,7 @@ class QworkerWriter(DataSourceArrowWriter):
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """On the driver: leave nothing."""
-        asyncio.run(self._writer.give_up(self._load, 0, {self._writer.run}))
+        asyncio.run(self._writer.abort(self._load, 0, {self._writer.run}))
 
 
 class QworkerStreamWriter(DataSourceStreamArrowWriter):
@@ -80,7 +80,7 @@ class QworkerStreamWriter(DataSourceStreamArrowWriter):
         """On an executor: stage one partition."""
         context = TaskContext.get()
         query = None if context is None else context.getLocalProperty(_QUERY)
-        return Staged(self._writer.stage(iterator, self._load(query)), query)
+        return TaskResult(self._writer.stage(iterator, self._load(query)), query)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         """On the driver: publish the batch."""
@@ -92,7 +92,7 @@ class QworkerStreamWriter(DataSourceStreamArrowWriter):
         """On the driver: leave nothing of what is known; the rest goes after 36 hours."""
         runs = {part.run for part in _parts(messages)}
         if runs:
-            asyncio.run(self._writer.give_up(self._load(_query(messages)), batchId, runs))
+            asyncio.run(self._writer.abort(self._load(_query(messages)), batchId, runs))
 
     def _load(self, query: str | None) -> str:
         """A name for each stream: a new one, without the checkpoint of the old one, counts its batches from 0 again."""
@@ -138,8 +138,8 @@ def _checked(given: Mapping[str, object], schema: StructType, overwrite: bool, *
 
 
 def _parts(messages: Sequence[WriterCommitMessage | None]) -> list[StagedPartition]:
-    return [message.part for message in messages if isinstance(message, Staged) and message.part is not None]
+    return [message.part for message in messages if isinstance(message, TaskResult) and message.part is not None]
 
 
 def _query(messages: Sequence[WriterCommitMessage | None]) -> str | None:
-    return next((message.query for message in messages if isinstance(message, Staged)), None)
+    return next((message.query for message in messages if isinstance(message, TaskResult)), None)

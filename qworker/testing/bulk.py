@@ -17,9 +17,9 @@ _PARTS, _ROWS = 2, 30
 _ALL = sorted(b"%d.%d" % (partition, row) for partition in range(_PARTS) for row in range(_ROWS))
 
 
-async def _stage(staging: BulkWriter, run: str) -> list[StagedPartition]:
+async def _stage(writer: BulkWriter, run: str) -> list[StagedPartition]:
     return [
-        await staging.stage(run, partition, "only", [[Draft(body=b"%d.%d" % (partition, row)) for row in range(_ROWS)]])
+        await writer.stage(run, partition, "only", [[Draft(body=b"%d.%d" % (partition, row)) for row in range(_ROWS)]])
         for partition in range(_PARTS)
     ]
 
@@ -28,24 +28,24 @@ class BulkContract(Contract):
     """Bulk writes: `qworker.bulk.open` and `incomplete_loads`."""
 
     async def test_staged_messages_are_seen_at_the_commit_and_once(self, case: Case, tmp_path: Path) -> None:
-        staging = bulk.open(case.backend, case.queue, "job", folder=tmp_path)
-        partitions = await _stage(staging, "run")
+        writer = bulk.open(case.backend, case.queue, "job", folder=tmp_path)
+        partitions = await _stage(writer, "run")
         assert await case.lease(1) == []
-        assert (await staging.commit(0, partitions)).rows == len(_ALL)
+        assert (await writer.commit(0, partitions)).rows == len(_ALL)
         assert sorted(await case.leased_bodies()) == _ALL
 
     async def test_a_load_that_is_done_is_never_published_again(self, case: Case, tmp_path: Path) -> None:
         for run in ("first", "again"):
-            staging = bulk.open(case.backend, case.queue, "job", folder=tmp_path)
-            await staging.commit(0, await _stage(staging, run))
+            writer = bulk.open(case.backend, case.queue, "job", folder=tmp_path)
+            await writer.commit(0, await _stage(writer, run))
         assert sorted(await case.leased_bodies()) == _ALL
 
     async def test_a_discarded_run_is_never_seen(self, case: Case, tmp_path: Path) -> None:
-        staging = bulk.open(case.backend, case.queue, "job", folder=tmp_path)
-        await _stage(staging, "run")
-        await staging.discard("run")
+        writer = bulk.open(case.backend, case.queue, "job", folder=tmp_path)
+        await _stage(writer, "run")
+        await writer.discard("run")
         assert await case.lease(1) == []
-        assert await staging.done(0) is None
+        assert await writer.done(0) is None
 
     async def test_an_incomplete_load_is_found_until_it_is_completed(self, case: Case, tmp_path: Path) -> None:
         dead = bulk.open(case.backend, case.queue, "job", folder=tmp_path)

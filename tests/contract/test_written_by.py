@@ -224,19 +224,19 @@ async def test_written_by_31528ec_a_load_goes_on_where_it_was(anywhere: Written)
     backend = await written.open()
     for queue in LOADS:
         load = written.facts["loads"][queue]
-        staging = bulk.open(backend, queue, load["job"], folder=written.spool)
-        sealed = await staging.sealed(0)
+        writer = bulk.open(backend, queue, load["job"], folder=written.spool)
+        sealed = await writer.sealed(0)
         half = [one.name for one in await bulk.incomplete_loads(backend, queue, folder=written.spool)]
         if queue in {"sealed", "half"}:
             assert half == [load["job"]]
             assert sealed is not None
             assert [msgspec.to_builtins(part) for part in sealed.partitions] == load["parts"]
             # Another run finds the seal, whatever it has staged itself.
-            theirs = await staging.stage("run2", 0, "a", [[Draft(body=b"of another run")]])
-            published = await staging.commit(0, [theirs])
+            theirs = await writer.stage("run2", 0, "a", [[Draft(body=b"of another run")]])
+            published = await writer.commit(0, [theirs])
         else:
             assert (half, sealed) == ([], None)
-            published = await staging.commit(0, msgspec.convert(load["parts"], list[StagedPartition]))
+            published = await writer.commit(0, msgspec.convert(load["parts"], list[StagedPartition]))
         assert (published.name, published.step, published.rows) == (load["job"], 0, 9)
         if queue == "loaded":
             assert published.at == load["at"]
@@ -248,7 +248,7 @@ async def test_written_by_31528ec_a_load_goes_on_where_it_was(anywhere: Written)
             ids = {one.message.id: one.message.body.decode() for one in found}
             assert ids == {f"{load['job']}:0:{n // 3}:{n % 3}": body for n, body in enumerate(load["bodies"])}
         assert await bulk.incomplete_loads(backend, queue, folder=written.spool) == []
-        assert await staging.done(0) == published
+        assert await writer.done(0) == published
 
 
 # -- working -----------------------------------------------------------------------------------------------------------
@@ -385,10 +385,10 @@ async def loads_are_completed(written: Written, backend: Backend, crew: Crew, ra
     assert 0 < len(before) < 9
     for queue in ("sealed", "half"):
         load = written.facts["loads"][queue]
-        staging = bulk.open(backend, queue, load["job"], folder=written.spool)
-        manifest = await staging.sealed(0)
+        writer = bulk.open(backend, queue, load["job"], folder=written.spool)
+        manifest = await writer.sealed(0)
         assert manifest is not None
-        await staging.publish(manifest)
+        await writer.publish(manifest)
         after = [run.body.decode() for run in await crew.work(queue)]
         assert Counter(after + (before if queue == "half" else [])) == Counter(load["bodies"])
 

@@ -345,8 +345,8 @@ async def _sealed(url: str) -> None:
     """A bulk write that dies before its first message is published."""
     backend = open_backend(url)
     try:
-        staging = bulk.open(backend, "thumbs", "orders-7")
-        assert await staging.seal(0, [await staging.stage("run", 0, "only", [[Draft(body=b"a"), Draft(body=b"b")]])])
+        writer = bulk.open(backend, "thumbs", "orders-7")
+        assert await writer.seal(0, [await writer.stage("run", 0, "only", [[Draft(body=b"a"), Draft(body=b"b")]])])
     finally:
         await backend.aclose()
 

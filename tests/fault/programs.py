@@ -126,15 +126,15 @@ async def ack(url: str, ledger: Ledger) -> None:
 async def bulk(url: str, ledger: Ledger, parts: int, rows: int) -> None:
     """One run of the job `bulk`: every partition is staged twice, as by a retry, and one attempt of each counts."""
     backend = open_backend(url)
-    staging = qworker.bulk.open(backend, QUEUE, "bulk")
+    writer = qworker.bulk.open(backend, QUEUE, "bulk")
     run, staged = secrets.token_hex(4), []
-    if await staging.done(0) is None and await staging.sealed(0) is None:
+    if await writer.done(0) is None and await writer.sealed(0) is None:
         for part in range(parts):
             drafts = [Draft(body=f"{part}.{row}".encode()) for row in range(rows)]
             for attempt in ("lost", "won"):
-                done = await staging.stage(run, part, attempt, [drafts])
+                done = await writer.stage(run, part, attempt, [drafts])
             staged.append(done)
-    await staging.commit(0, staged)
+    await writer.commit(0, staged)
     ledger.write("committed", run)
     await backend.aclose()
 

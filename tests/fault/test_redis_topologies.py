@@ -254,10 +254,10 @@ async def test_a_user_needs_only_what_the_docs_say(monkeypatch: pytest.MonkeyPat
         assert await backend.queues() == [QUEUE]
         await backend.reap(QUEUE)
         await backend.stats(QUEUE)
-        staging = bulk.open(backend, QUEUE, "job")
-        await staging.discard("another")
-        await staging.commit(0, [await staging.stage("run", 0, "a", [[Draft(body=b"z")]])])
-        await staging.forget()
+        writer = bulk.open(backend, QUEUE, "job")
+        await writer.discard("another")
+        await writer.commit(0, [await writer.stage("run", 0, "a", [[Draft(body=b"z")]])])
+        await writer.forget()
         await backend.delete(QUEUE)
         await backend.aclose()
         with server.client() as client:

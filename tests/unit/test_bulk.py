@@ -45,8 +45,8 @@ class Store:
         self._opened.append(open_backend(self.url))
         return self._opened[-1]
 
-    def staging(self, job: str = "job", queue: str = "q") -> BulkWriter:
-        return bulk.open(self.backend(), queue, job, folder=self.folder)
+    def writer(self, name: str = "job", queue: str = "q") -> BulkWriter:
+        return bulk.open(self.backend(), queue, name, folder=self.folder)
 
     async def bodies(self) -> list[str]:
         """What can be seen, in any state."""
@@ -103,8 +103,8 @@ def drafts(part: int, rows: int) -> list[list[Draft]]:
     return [made[first : first + 40] for first in range(0, rows, 40)]
 
 
-async def stage(staging: BulkWriter, run: str, parts: int = 3, rows: int = 50) -> list[StagedPartition]:
-    return [await staging.stage(run, part, "a", drafts(part, rows)) for part in range(parts)]
+async def stage(writer: BulkWriter, run: str, parts: int = 3, rows: int = 50) -> list[StagedPartition]:
+    return [await writer.stage(run, part, "a", drafts(part, rows)) for part in range(parts)]
 
 
 def rows_of(parts: int = 3, rows: int = 50) -> list[str]:
@@ -115,28 +115,28 @@ def rows_of(parts: int = 3, rows: int = 50) -> list[str]:
 
 
 async def test_nothing_is_seen_before_the_commit_and_everything_once_after_it(store: Store) -> None:
-    staging = store.staging()
-    parts = await stage(staging, "r1")
+    writer = store.writer()
+    parts = await stage(writer, "r1")
     assert await store.bodies() == []
-    published = await staging.commit(0, parts)
+    published = await writer.commit(0, parts)
     assert (published.rows, published.step) == (150, 0)
     assert sorted(await store.bodies()) == sorted(rows_of())
 
 
 async def test_of_two_attempts_of_one_partition_one_counts(store: Store) -> None:
-    staging, speculative = store.staging(), store.staging()
+    writer, speculative = store.writer(), store.writer()
     slow, quick = await asyncio.gather(
-        staging.stage("r1", 0, "slow", drafts(0, 50)), speculative.stage("r1", 0, "quick", drafts(0, 50))
+        writer.stage("r1", 0, "slow", drafts(0, 50)), speculative.stage("r1", 0, "quick", drafts(0, 50))
     )
     assert slow.count == quick.count == 50
-    await staging.commit(0, [quick])
+    await writer.commit(0, [quick])
     assert sorted(await store.bodies()) == sorted(rows_of(1))
 
 
 async def test_an_aborted_run_leaves_nothing(native: Store, tmp_path: Path, redis: RedisServer) -> None:
-    staging = native.staging()
-    await stage(staging, "r1")
-    await staging.discard("r1")
+    writer = native.writer()
+    await stage(writer, "r1")
+    await writer.discard("r1")
     assert await native.bodies() == []
     assert not list(tmp_path.glob("spool/q/tmp/*"))
     with redis.client() as client:
@@ -148,9 +148,9 @@ async def test_an_attempt_that_fails_leaves_nothing(store: Store, tmp_path: Path
         yield from drafts(0, 50)
         raise ValueError("the source ends early")
 
-    staging = store.staging()
+    writer = store.writer()
     with pytest.raises(ValueError, match="early"):
-        await staging.stage("r1", 0, "a", rows())
+        await writer.stage("r1", 0, "a", rows())
     assert await store.bodies() == []
     staged = [path for path in (*tmp_path.glob("spool/q/tmp/**/*"), *tmp_path.glob("staged/**/*")) if path.is_file()]
     assert [path.name for path in staged if not path.name.startswith("lock-")] == []
@@ -160,17 +160,17 @@ async def test_an_attempt_that_fails_leaves_nothing(store: Store, tmp_path: Path
 
 
 async def test_the_same_job_run_again_doubles_nothing_whatever_it_stages(store: Store) -> None:
-    first = store.staging()
+    first = store.writer()
     await first.commit(0, await stage(first, "r1"))
     taken = await store.take(20)
-    again = store.staging()
+    again = store.writer()
     published = await again.commit(0, await stage(again, "r2", parts=5, rows=7))
     assert published.rows == 150
     assert sorted(taken + await store.take()) == sorted(rows_of())
 
 
 async def test_a_run_that_meets_a_seal_publishes_what_is_sealed_and_discards_its_own(store: Store) -> None:
-    dead, alive = store.staging(), store.staging()
+    dead, alive = store.writer(), store.writer()
     assert await dead.seal(0, await stage(dead, "dead")) is not None
     parts = [await alive.stage("alive", 0, "a", [[Draft(body=b"other")]])]
     await alive.commit(0, parts)
@@ -180,69 +180,69 @@ async def test_a_run_that_meets_a_seal_publishes_what_is_sealed_and_discards_its
 
 
 async def test_publishers_of_one_seal_at_the_same_time_double_nothing(store: Store) -> None:
-    staging = store.staging()
-    manifest = await staging.seal(0, await stage(staging, "r1", parts=4, rows=300))
+    writer = store.writer()
+    manifest = await writer.seal(0, await stage(writer, "r1", parts=4, rows=300))
     assert manifest is not None
-    others = [store.staging() for _ in range(3)]
-    await asyncio.gather(*[each.publish(manifest) for each in (staging, *others)])
+    others = [store.writer() for _ in range(3)]
+    await asyncio.gather(*[each.publish(manifest) for each in (writer, *others)])
     assert sorted(await store.bodies()) == sorted(rows_of(4, 300))
 
 
 async def test_a_late_publisher_of_a_seal_that_is_done_adds_nothing(store: Store) -> None:
-    staging = store.staging()
-    manifest = await staging.seal(0, await stage(staging, "r1"))
+    writer = store.writer()
+    manifest = await writer.seal(0, await stage(writer, "r1"))
     assert manifest is not None
-    await staging.publish(manifest)
+    await writer.publish(manifest)
     assert sorted(await store.take()) == sorted(rows_of())
-    await store.staging().publish(manifest)
+    await store.writer().publish(manifest)
     assert await store.bodies() == []
 
 
 async def test_steps_rise_and_a_repetition_of_an_earlier_one_adds_nothing(store: Store) -> None:
-    staging = store.staging()
-    await staging.commit(4, await stage(staging, "r1", parts=1, rows=5))
-    await staging.commit(5, await stage(staging, "r2", parts=1, rows=6))
+    writer = store.writer()
+    await writer.commit(4, await stage(writer, "r1", parts=1, rows=5))
+    await writer.commit(5, await stage(writer, "r2", parts=1, rows=6))
     for step in (5, 4, 0):
-        await staging.commit(step, await stage(staging, f"again-{step}", parts=1, rows=3))
-    done = await staging.done(4)
+        await writer.commit(step, await stage(writer, f"again-{step}", parts=1, rows=3))
+    done = await writer.done(4)
     assert done is not None
     assert done.step == 5
-    assert await staging.done(6) is None
+    assert await writer.done(6) is None
     assert len(await store.bodies()) == 11
 
 
 async def test_jobs_of_other_names_and_queues_are_others(store: Store) -> None:
     for job, queue in (("a", "q"), ("b", "q"), ("a", "q2")):
-        staging = store.staging(job, queue)
-        await staging.commit(0, await stage(staging, "r1", parts=1, rows=2))
+        writer = store.writer(job, queue)
+        await writer.commit(0, await stage(writer, "r1", parts=1, rows=2))
     assert len(await store.bodies()) == 4
 
 
 async def test_a_job_without_rows_is_done_too(store: Store) -> None:
-    staging = store.staging()
-    parts = [await staging.stage("r1", 0, "a", [])]
-    assert (await staging.commit(0, parts)).rows == 0
-    assert await staging.done(0) is not None
+    writer = store.writer()
+    parts = [await writer.stage("r1", 0, "a", [])]
+    assert (await writer.commit(0, parts)).rows == 0
+    assert await writer.done(0) is not None
 
 
 async def test_a_commit_whose_staged_rows_are_gone_publishes_nothing_and_says_so(store: Store) -> None:
-    staging = store.staging()
-    parts = await stage(staging, "r1")
-    await staging.discard("r1")
+    writer = store.writer()
+    parts = await stage(writer, "r1")
+    await writer.discard("r1")
     with pytest.raises(BackendError, match="not staged any more"):
-        await staging.commit(0, parts)
+        await writer.commit(0, parts)
     assert await store.bodies() == []
-    await staging.commit(0, await stage(staging, "r2"))
+    await writer.commit(0, await stage(writer, "r2"))
     assert len(await store.bodies()) == 150
 
 
 async def test_a_forgotten_job_s_name_is_free_again(store: Store) -> None:
-    staging = store.staging()
+    writer = store.writer()
     for run in ("r1", "r2"):
-        await staging.commit(0, await stage(staging, run, parts=1, rows=2))
-        assert await staging.done(0) is not None
-        await staging.forget()
-        assert await staging.done(0) is None
+        await writer.commit(0, await stage(writer, run, parts=1, rows=2))
+        assert await writer.done(0) is not None
+        await writer.forget()
+        assert await writer.done(0) is None
         assert sorted(await store.take()) == ["0.0", "0.1"]
 
 
@@ -250,8 +250,8 @@ async def test_a_forgotten_job_s_name_is_free_again(store: Store) -> None:
 
 
 async def test_ids_say_job_step_partition_and_row(native: Store) -> None:
-    staging = native.staging("orders.2026")
-    await staging.commit(0, await stage(staging, "r1", parts=2, rows=3))
+    writer = native.writer("orders.2026")
+    await writer.commit(0, await stage(writer, "r1", parts=2, rows=3))
     backend = native.backend()
     ids = [each.message.id for each in await list_messages(backend, "q", Query(State.READY))]
     assert ids == [message_id("orders.2026", 0, part, row) for part in range(2) for row in range(3)]
@@ -263,21 +263,21 @@ async def test_ids_say_job_step_partition_and_row(native: Store) -> None:
 
 
 async def test_messages_are_leased_in_the_order_of_partitions_and_rows(native: Store) -> None:
-    staging = native.staging()
-    late_first = [await staging.stage("r1", part, "a", drafts(part, 200)) for part in (2, 0, 1)]
-    await staging.commit(0, late_first)
+    writer = native.writer()
+    late_first = [await writer.stage("r1", part, "a", drafts(part, 200)) for part in (2, 0, 1)]
+    await writer.commit(0, late_first)
     assert await native.take() == rows_of(3, 200)
 
 
 async def test_rows_may_be_due_later(native: Store) -> None:
-    staging, due = native.staging(), time.time() + 1000
+    writer, due = native.writer(), time.time() + 1000
     batch = [
         Draft(body=b"later", due_at=due),
         Draft(body=b"now"),
         Draft(body=b"past", due_at=1.0),
         Draft(body=b"delay", delay=900),
     ]
-    await staging.commit(0, [await staging.stage("r1", 0, "a", [batch])])
+    await writer.commit(0, [await writer.stage("r1", 0, "a", [batch])])
     backend = native.backend()
     delayed = await list_messages(backend, "q", Query(State.DELAYED))
     assert [each.message.body for each in delayed] == [b"delay", b"later"]
@@ -287,13 +287,13 @@ async def test_rows_may_be_due_later(native: Store) -> None:
 
 async def test_priorities_and_pending_keys_count_at_the_commit(tmp_path: Path, redis: RedisServer) -> None:
     async with opened("redis", tmp_path, redis) as store:
-        staging = store.staging()
+        writer = store.writer()
         batch = [
             Draft(body=b"low", unique_key="k"),
             Draft(body=b"high", priority=9),
             Draft(body=b"second", unique_key="k"),
         ]
-        await staging.commit(0, [await staging.stage("r1", 0, "a", [batch])])
+        await writer.commit(0, [await writer.stage("r1", 0, "a", [batch])])
         assert await store.take() == ["high", "low"]
 
 
@@ -301,13 +301,13 @@ async def test_what_a_directory_has_no_place_for_is_refused_while_staging(tmp_pa
     async with opened("file", tmp_path, redis) as store:
         for draft in (Draft(body=b"", priority=1), Draft(body=b"", unique_key="k"), Draft(body=b"", fields={"a": "b"})):
             with pytest.raises(NotSupported, match="file: does not support"):
-                await store.staging().stage("r1", 0, "a", [[draft]])
+                await store.writer().stage("r1", 0, "a", [[draft]])
 
 
 async def test_big_bodies_and_long_task_names_arrive_whole(native: Store) -> None:
-    staging = native.staging()
+    writer = native.writer()
     batch = [Draft(body=bytes([row]) * 300_000, task="t" * 190) for row in range(65, 85)]
-    await staging.commit(0, [await staging.stage("r1", 0, "a", [batch])])
+    await writer.commit(0, [await writer.stage("r1", 0, "a", [batch])])
     assert await native.take() == [chr(row) * 300_000 for row in range(65, 85)]
 
 
@@ -319,10 +319,10 @@ async def test_what_a_dead_job_staged_is_swept_and_a_living_or_sealed_job_s_is_n
 ) -> None:
     async with opened("file", tmp_path, redis) as store:
         for job in ("dead", "sealed", "alive"):
-            staging = store.staging(job)
-            parts = await stage(staging, "r1", parts=2, rows=5)
+            writer = store.writer(job)
+            parts = await stage(writer, "r1", parts=2, rows=5)
             if job == "sealed":
-                await staging.seal(0, parts)
+                await writer.seal(0, parts)
         tmp, long_ago = tmp_path / "spool/q/tmp", time.time() - 40 * 3600
         for path in [*tmp.rglob("*"), tmp / "staged"]:
             os.utime(path, (long_ago, long_ago))
@@ -331,10 +331,10 @@ async def test_what_a_dead_job_staged_is_swept_and_a_living_or_sealed_job_s_is_n
         await store.backend().reap("q")
         assert sorted(path.name for path in (tmp / "staged").iterdir()) == ["alive", "sealed"]
         assert (tmp / "staged/alive/run-r1/0.a").exists()
-        staging = store.staging("sealed")
-        manifest = await staging.sealed(0)
+        writer = store.writer("sealed")
+        manifest = await writer.sealed(0)
         assert manifest is not None
-        await staging.publish(manifest)
+        await writer.publish(manifest)
         assert sorted(await store.bodies()) == sorted(rows_of(2, 5))
 
 
@@ -342,12 +342,12 @@ async def test_what_a_dead_job_staged_in_redis_is_forgotten_and_what_is_sealed_i
     tmp_path: Path, redis: RedisServer
 ) -> None:
     async with opened("redis", tmp_path, redis) as store:
-        staging = store.staging()
-        parts = await stage(staging, "r1", parts=2, rows=5)
+        writer = store.writer()
+        parts = await stage(writer, "r1", parts=2, rows=5)
         with redis.client() as client:
             lists = [b"{qworker:q}:stage:job/r1/%d.a" % part for part in range(2)]
             assert all(0 < client.ttl(key) <= 36 * 3600 for key in lists)
-            await staging.seal(0, parts)
+            await writer.seal(0, parts)
             assert [client.ttl(key) for key in lists] == [-1, -1]
             # And with the queue everything goes.
             await store.backend().delete("q")
@@ -359,8 +359,8 @@ async def test_what_a_dead_job_staged_in_redis_is_forgotten_and_what_is_sealed_i
 
 async def test_a_resumed_commit_through_a_folder_goes_on_behind_what_is_known_to_be_stored(tmp_path: Path) -> None:
     backend = open_backend(f"memory://{tmp_path.name}")
-    staging = SpooledBulkWriter(backend, "q", "job", tmp_path)
-    manifest = await staging.seal(0, await stage(staging, "r1", parts=2, rows=3 * BATCH))
+    writer = SpooledBulkWriter(backend, "q", "job", tmp_path)
+    manifest = await writer.seal(0, await stage(writer, "r1", parts=2, rows=3 * BATCH))
     assert manifest is not None
     publish, calls = backend.publish, 0
 
@@ -375,7 +375,7 @@ async def test_a_resumed_commit_through_a_folder_goes_on_behind_what_is_known_to
     taken: list[str] = []
     for _ in range(3):
         try:
-            await staging.publish(manifest)
+            await writer.publish(manifest)
         except BackendUnavailable:
             # Workers go on meanwhile.
             leases = await backend.lease("q", 10_000, 60.0)
