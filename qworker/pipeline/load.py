@@ -1,4 +1,4 @@
-"""`load`: the rows of any table become enqueued tasks, each once; those that do not fit the task's signature are set aside, with reasons."""
+"""`load`: each row of a table becomes one enqueued call. Rejected rows go to a table of their own, with the reasons."""
 
 from __future__ import annotations
 
@@ -27,25 +27,33 @@ if TYPE_CHECKING:
 
 __all__ = ["LoadResult", "load"]
 
-# Columns that go to the queue as they are, beside the arguments.
+# Columns that are not arguments.
 _BESIDE = ("due_at", "priority", "key")
 
 
 class LoadResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What a load has put into the queue, with all attempts at it."""
+    """What a load has enqueued, in all of its runs.
+
+    Attributes:
+        name: The name of the load.
+        queue: The queue of the calls.
+        task: The task of the calls.
+        enqueued: The number of calls.
+        rejected: The number of rejected rows.
+        rejects: The table of the rejected rows; None if there are none.
+        already_loaded: True if an earlier run decided everything, so that this one read nothing.
+    """
 
     name: str
     queue: str
     task: str
     enqueued: int
-    # Rows that do not fit the task, and where they are.
     rejected: int
     rejects: str | None
-    # An earlier run of the load decided all of it, and this one read nothing.
     already_loaded: bool
 
 
-def load(  # noqa: PLR0913 - each is one thing that a load is told
+def load(  # noqa: PLR0913 - each argument is one option of a load
     spark: SparkSession,
     source_df: DataFrame,
     url: str,
@@ -58,47 +66,50 @@ def load(  # noqa: PLR0913 - each is one thing that a load is told
     rejects: str | None = None,
     due_at: str | None = None,
     priority: str | None = None,
-    key: str | None = None,
+    unique_key: str | None = None,
     staging_dir: str | None = None,
     text: bool = False,
 ) -> LoadResult:
-    """Enqueue one call of a task per row.
+    """Enqueue one call of a task for each row.
 
     Args:
-        spark: the session, which knows the data source.
-        source_df: the rows.
-        url: the backend.
-        queue: where to; None: the task's own queue.
-        task: the task's name.
-        args: parameter -> column, or any SQL expression over the columns; None: each parameter takes the column of its name, and
-            without an app each column is an argument.
-        app: the app that has the task: its annotations are what the rows are checked against. None: nothing is checked.
-        name: the load's name. Running the same load again enqueues nothing twice, and completes what was interrupted.
-        rejects: a directory (or URI) for a Parquet table of the rows that do not fit, with a column `reason`; None: they fail the load.
-        due_at: a column or SQL expression: when the call may run, a timestamp or Unix seconds.
-        priority: likewise: 0 to 9.
-        key: likewise: while a call with this key is pending, another is not stored.
-        staging_dir: a folder that all processes see, for stores that cannot keep staged messages themselves.
-        text: the columns are texts, as those of CSV are: with an app, numbers and truth values are read from them.
+        spark: The session, with the data source registered.
+        source_df: The rows.
+        url: The backend.
+        queue: The queue. None: the task's own queue.
+        task: The name of the task.
+        args: Maps a parameter to a column, or to an SQL expression over the columns. None: each parameter takes the
+            column of its name. Without an app, each column is then an argument.
+        app: The app that has the task. The rows are checked against the task's annotations. None: nothing is checked.
+        name: The load's name. Running the same load again enqueues nothing twice, and completes an interrupted load.
+        rejects: A directory or URI for a Parquet table of the rejected rows, with a column `reason`. None: the first
+            rejected row fails the load.
+        due_at: A column or SQL expression: the time from which the call can run, as a timestamp or Unix seconds.
+        priority: A column or SQL expression: 0 to 9.
+        unique_key: A column or SQL expression: while a call with this key is ready, delayed or leased, another one is
+            not stored.
+        staging_dir: A folder that all processes see, for stores that cannot keep staged messages themselves.
+        text: Whether the columns are texts, as in CSV. With an app, numbers and booleans are then read from them.
 
     Raises:
-        UsageError: the task, a parameter, a column or an option is wrong; nothing is enqueued.
-        InvalidArguments: a row does not fit and there is no table for such; nothing is enqueued.
-        BackendError: the store failed; run the load again.
+        UsageError: The task, a parameter, a column or an option is wrong. Nothing is enqueued.
+        InvalidArguments: A row is not valid, and there is no table for rejected rows. Nothing is enqueued.
+        BackendError: The store failed. Run the load again.
     """
     found = None if app is None else app[task]
     queue = check_queue(queue) if queue is not None else (found.queue if found is not None else _no_queue())
     signature = None if found is None else found.signature
     columns = _mapping(source_df, signature, args)
     if signature is not None:
-        # Before Spark reads anything: what no row could fix.
+        # Before Spark reads anything: errors that no row can fix.
         signature.check((), dict.fromkeys(columns))
     if priority is None and found is not None and found.options.priority:
         priority = str(found.options.priority)
-    beside = {name: text for name, text in zip(_BESIDE, (due_at, priority, key), strict=True) if text is not None}
+    given = zip(_BESIDE, (due_at, priority, unique_key), strict=True)
+    beside = {name: text for name, text in given if text is not None}
     options = WriteOptions(url=url, queue=queue, load=check_load(name), staging_dir=staging_dir, rejects=rejects)
     with plain(), own_interpreter(spark):
-        # Spark finds wrong columns and SQL here, before the store is touched.
+        # Spark reports wrong columns and SQL here, before the store is touched.
         rows = _rows(source_df, columns, beside, whole=rejects is not None)
         before = asyncio.run(_settled(options))
         made = _format(spark, CallMaker(task, signature, tuple(columns), text=text))
@@ -120,7 +131,7 @@ def _no_queue() -> str:
 
 
 def _mapping(source: DataFrame, signature: Signature | None, args: Mapping[str, str] | None) -> dict[str, str]:
-    """Parameter -> SQL expression."""
+    """Map each parameter to an SQL expression."""
     if args is not None:
         return dict(args)
     names = source.columns if signature is None else [name for name in signature.parameters if name in source.columns]
@@ -128,19 +139,22 @@ def _mapping(source: DataFrame, signature: Signature | None, args: Mapping[str, 
 
 
 def _rows(source: DataFrame, columns: Mapping[str, str], beside: Mapping[str, str], *, whole: bool) -> DataFrame:
-    """What the calls are made of; with `whole` also the rows themselves, for those that are set aside."""
+    """Select the columns of the calls. With `whole`, also select the rows themselves, for the rejected ones."""
     chosen = [F.expr(text).alias(name) for name, text in beside.items()]
     if columns:
         chosen.append(F.struct(*[F.expr(text).alias(name) for name, text in columns.items()]).alias(CALL))
     if whole or not chosen:
-        # A call without arguments needs its row to be counted.
+        # Calls without arguments need a column, so that their rows are counted.
         chosen.append(F.struct(*[F.col(f"`{name.replace('`', '``')}`") for name in source.columns]).alias(SOURCE))
     return source.select(*chosen)
 
 
 def _format(spark: SparkSession, maker: CallMaker) -> str:
-    """A format that makes calls of rows where it stages them: one process per task less, and one journey of every row."""
-    # Of this thread's own: another one may load into another task with the same session.
+    """Register a format that makes calls of rows in the tasks that stage them.
+
+    This saves one process for each task, and one transfer of each row.
+    """
+    # One name for each thread: another thread may load with the same session.
     made = loading_class(f"qworker_load_{threading.get_ident()}", maker)
     spark.dataSource.register(made)
     return made.name()

@@ -1,4 +1,4 @@
-"""A write's options, and what a task and the commit do, in a batch and in a stream alike."""
+"""The options of a write, and the steps of its tasks and of its commit, for batches and streams."""
 
 from __future__ import annotations
 
@@ -32,22 +32,27 @@ if TYPE_CHECKING:
 __all__ = ["PartWriter", "TaskResult", "WriteOptions", "bulk_writer"]
 
 _KNOWN = ("url", "queue", "load", "staging_dir", "rejects")
-# What Spark itself is told by a stream's options.
+# Options of a stream that are for Spark itself.
 _SPARKS = frozenset(
     {"checkpointlocation", "path", "asyncprogresstrackingenabled", "asyncprogresstrackingcheckpointintervalms"}
 )
 
 
 class WriteOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The options of a write."""
+    """The options of a write.
+
+    Attributes:
+        url: The backend.
+        queue: The queue.
+        load: The name of the load. None: a new name, so that the write cannot be run again.
+        staging_dir: A folder that all processes see, for stores that cannot keep staged messages themselves.
+        rejects: The table of the rejected rows. None: the first one fails the write.
+    """
 
     url: str
     queue: str
-    # None: a name of its own, under which nobody can run it again.
     load: str | None = None
-    # A folder that all processes see, for stores that cannot keep staged messages themselves.
     staging_dir: str | None = None
-    # Where rows that cannot be enqueued are set aside; None: they fail the write.
     rejects: str | None = None
 
     @classmethod
@@ -55,7 +60,7 @@ class WriteOptions(msgspec.Struct, frozen=True, kw_only=True):
         """Read Spark's options.
 
         Raises:
-            UsageError: one is unknown, absent or makes no sense.
+            UsageError: An option is unknown, missing or not valid.
         """
         texts = {name.lower(): str(value) for name, value in given.items() if name.lower() not in _SPARKS}
         for name in texts:
@@ -90,21 +95,24 @@ async def bulk_writer(options: WriteOptions, load: str) -> AsyncGenerator[BulkWr
 
 @dataclass
 class TaskResult(WriterCommitMessage):
-    """What a task tells the driver."""
+    """What a task sends to the driver.
 
-    # None: the load was done or sealed before this task began.
+    Attributes:
+        part: What the task staged. None: the load was done or sealed before the task started.
+        query: The id of the stream.
+    """
+
     part: StagedPartition | None
-    # The stream that it belongs to.
     query: str | None = None
 
 
 class PartWriter:
-    """What a task does in a batch or a stream.
+    """The steps of a write, for batches and streams.
 
     Args:
-        options: of the write.
-        names: the DataFrame's columns.
-        maker: makes calls of its rows; None: they are calls.
+        options: The options of the write.
+        names: The columns of the DataFrame.
+        maker: Makes calls of the rows. None: the rows are calls.
     """
 
     def __init__(self, options: WriteOptions, names: Sequence[str], maker: CallMaker | None = None) -> None:
@@ -117,12 +125,12 @@ class PartWriter:
         """Stage one partition.
 
         Raises:
-            InvalidArguments: a row cannot be enqueued, and there is no table for such.
+            InvalidArguments: A row is not valid, and there is no table for rejected rows.
         """
         context = TaskContext.get()
         assert context is not None
         part = context.partitionId()
-        # Unlike any other: those of an earlier driver have the same numbers.
+        # Unique, because attempts of an earlier driver have the same numbers.
         attempt = f"{context.taskAttemptId()}-{secrets.token_hex(4)}"
         with ExitStack() as stack:
             rejects: RejectsFile | None = None
@@ -154,9 +162,9 @@ class PartWriter:
                 yield drafts
 
     def publish_rejects(self, manifest: Manifest, load: str) -> None:
-        """Show the rejects of a seal."""
+        """Publish the rejects of a seal."""
         if self.options.rejects is not None:
-            RejectsTable(self.options.rejects, load).show(manifest)
+            RejectsTable(self.options.rejects, load).publish(manifest)
 
     def discard_rejects(self, runs: set[str], load: str) -> None:
         """Remove the rejects of runs that do not count."""
@@ -164,7 +172,7 @@ class PartWriter:
             RejectsTable(self.options.rejects, load).discard(runs)
 
     async def finish(self, load: str, step: int, parts: Sequence[StagedPartition]) -> None:
-        """Seal and publish a step, or what was sealed under its name before."""
+        """Seal and publish a step. If it was sealed before, publish that seal."""
         async with bulk_writer(self.options, load) as writer:
             manifest = await writer.seal(step, parts)
             others = {part.run for part in parts} - (set[str]() if manifest is None else manifest.runs)
@@ -174,17 +182,17 @@ class PartWriter:
             if manifest is not None:
                 await self.publish(writer, manifest)
             if self.options.load is None:
-                # A name that nobody will ask for again.
+                # Nobody can run a load without a name again.
                 await writer.forget()
 
     async def publish(self, writer: BulkWriter, manifest: Manifest) -> None:
         """Publish a seal, and its rejects.
 
         Raises:
-            PublishUncertain: not all of it; says how to go on.
+            PublishUncertain: Not all of it was published. The error says how to continue.
         """
         try:
-            # Before the mark: from there on nobody looks for them.
+            # Before the mark: after it, no run publishes rejects.
             self.publish_rejects(manifest, writer.name)
             await writer.publish(manifest)
         except (BackendError, OSError) as error:
@@ -193,7 +201,7 @@ class PartWriter:
             ) from error
 
     async def abort(self, load: str, step: int, runs: set[str]) -> None:
-        """Remove what runs staged, unless it is sealed: a commit that failed half-way goes on when the load is run again."""
+        """Remove what runs staged, unless it is sealed. A commit that failed continues when the load is run again."""
         async with bulk_writer(self.options, load) as writer:
             if await writer.sealed(step) is None:
                 for run in runs:

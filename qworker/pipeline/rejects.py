@@ -1,7 +1,7 @@
-"""The table of rows that were not enqueued: Parquet, written by the tasks beside what they stage, and shown by the commit.
+"""The Parquet table of rejected rows, which the tasks write and the commit publishes.
 
-<path>/.staged-<load>/<run>-<partition>.<attempt>.parquet     Spark does not look into it
-<path>/<load>-<step>-<partition>.parquet                      the row as it was, and `reason`
+<path>/.staged-<load>/<run>-<partition>.<attempt>.parquet     Spark ignores it
+<path>/<load>-<step>-<partition>.parquet                      the columns of the row, and `reason`
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ class RejectsTable:
     """The rejects of one load.
 
     Args:
-        path: a directory that all processes see, or a URI that Arrow can open (`s3://`, `gs://`, `hdfs://`); made if it is absent.
-        load: the load's name.
+        path: A directory that all processes see, or a URI that Arrow can open (`s3://`, `gs://`, `hdfs://`). It is
+            created if it does not exist.
+        load: The load's name.
 
     Raises:
         UsageError: Arrow cannot open the path.
@@ -37,7 +38,7 @@ class RejectsTable:
     def __init__(self, path: str, load: str) -> None:
         self._load = load
         try:
-            # Spark's name for it is not Arrow's.
+            # Spark calls it s3a, and Arrow s3.
             uri = path.replace("s3a://", "s3://", 1)
             self._fs, self._path = (
                 pafs.FileSystem.from_uri(uri) if "://" in uri else (pafs.LocalFileSystem(), uri.removeprefix("file:"))
@@ -47,21 +48,21 @@ class RejectsTable:
         self._staged = f"{self._path}/.staged-{load}"
 
     def file(self, run: str, part: int, attempt: str) -> RejectsFile:
-        """Where one attempt writes; nothing is made before its first row."""
+        """Make the file of one attempt. Nothing is created before its first row."""
         return RejectsFile(self._fs, self._staged, f"{self._staged}/{run}-{part}.{attempt}.parquet")
 
-    def show(self, manifest: Manifest) -> None:
-        """Move the files of the attempts that count into sight. May be repeated.
+    def publish(self, manifest: Manifest) -> None:
+        """Publish the files of the attempts that count. It can be repeated.
 
         Raises:
-            BackendError: a file is gone that has not been shown.
+            BackendError: A file is gone that was not published.
         """
         for part in manifest.partitions:
             if part.rejected:
-                self._show(manifest.step, part)
+                self._publish(manifest.step, part)
         self.discard(manifest.runs)
 
-    def _show(self, step: int, part: StagedPartition) -> None:
+    def _publish(self, step: int, part: StagedPartition) -> None:
         source = f"{self._staged}/{part.run}-{part.partition}.{part.attempt}.parquet"
         target = f"{self._path}/{self._load}-{step}-{part.partition}.parquet"
         found, shown = self._fs.get_file_info([source, target])
@@ -73,7 +74,7 @@ class RejectsTable:
             )
 
     def discard(self, runs: set[str]) -> None:
-        """Remove what attempts of some runs wrote and nobody will show."""
+        """Remove the unpublished files of some runs."""
         selector = pafs.FileSelector(self._staged, allow_not_found=True)
         left = 0
         for entry in self._fs.get_file_info(selector):
@@ -86,7 +87,7 @@ class RejectsTable:
 
 
 class RejectsFile:
-    """One attempt's rejects; a context manager, which removes the file again on an error."""
+    """The rejects of one attempt: a context manager that removes the file after an error."""
 
     def __init__(self, fs: pafs.FileSystem, folder: str, path: str) -> None:
         self._fs = fs
@@ -96,7 +97,7 @@ class RejectsFile:
         self.count = 0
 
     def write(self, batch: pa.RecordBatch, bad: Sequence[tuple[int, str]]) -> None:
-        """Keep some rows of a batch, with the reasons."""
+        """Write some rows of a batch, with the reasons."""
         rows = batch.take(pa.array([number for number, _ in bad], pa.int32()))
         columns = _source(rows)
         columns[REASON_COLUMN] = pa.array([reason for _, reason in bad], pa.string())
@@ -120,7 +121,7 @@ class RejectsFile:
 
 
 def _source(rows: pa.RecordBatch) -> dict[str, Any]:
-    """The columns of the rows as they were: what `load` says of them, or all of them."""
+    """Return the original columns of the rows: those that `load` has packed, or all columns."""
     if SOURCE not in rows.schema.names:
         return {name: rows.column(name) for name in rows.schema.names}
     source = cast("Any", rows.column(SOURCE))

@@ -1,7 +1,8 @@
-"""Writing: `df.write.format("qworker")` and `df.writeStream.format("qworker")`, exactly once per row; docs/pipeline/writing.md.
+"""Writers of `df.write` and `df.writeStream` in the format `qworker`, exactly once (docs/pipeline/writing.md).
 
-Every task stages its rows where nobody leases them, and tells the driver how many; no row goes through the driver. The driver's commit
-says which attempts count, and publishes them. What happens when anything dies in between is `qworker.bulk`'s matter.
+Every task stages its rows where no worker leases them, and sends their number to the driver. No row passes through the
+driver. The driver's commit decides which attempts count, and publishes them. `qworker.bulk` handles all crashes in
+between.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ from qworker.pipeline.partitions import PartWriter, TaskResult, WriteOptions, bu
 
 __all__ = ["QworkerStreamWriter", "QworkerWriter", "batch_writer", "stream_writer"]
 
-# Where Spark tells a task which stream it works for.
+# Spark's property with the id of a task's stream.
 _QUERY = "sql.streaming.queryId"
 
 
 class QworkerWriter(DataSourceArrowWriter):
-    """One run of a batch load."""
+    """The writer of a batch."""
 
     def __init__(self, options: WriteOptions, schema: StructType, maker: CallMaker | None) -> None:
         self._writer = PartWriter(options, schema.names, maker)
@@ -42,18 +43,18 @@ class QworkerWriter(DataSourceArrowWriter):
         self._settled = asyncio.run(self._is_settled())
 
     async def _is_settled(self) -> bool:
-        """Whether what this load enqueues was decided by an earlier run: then nothing needs to be staged."""
+        """Return whether an earlier run sealed this load, so that nothing must be staged."""
         if self._writer.options.load is None:
             return False
         async with bulk_writer(self._writer.options, self._load) as writer:
             return await writer.done(0) is not None or await writer.sealed(0) is not None
 
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
-        """On an executor: stage one partition, which comes in record batches."""
+        """Stage one partition, on an executor."""
         return TaskResult(None if self._settled else self._writer.stage(iterator, self._load))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """On the driver: publish."""
+        """Publish, on the driver."""
         asyncio.run(self._commit(_parts(messages)))
 
     async def _commit(self, parts: list[StagedPartition]) -> None:
@@ -66,36 +67,39 @@ class QworkerWriter(DataSourceArrowWriter):
                 await self._writer.publish(writer, manifest)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """On the driver: leave nothing."""
+        """Remove what was staged, on the driver."""
         asyncio.run(self._writer.abort(self._load, 0, {self._writer.run}))
 
 
 class QworkerStreamWriter(DataSourceStreamArrowWriter):
-    """The micro-batches of a stream: each is published once, however often Spark repeats it."""
+    """The writer of a stream. Each micro-batch is published once, however often Spark repeats it."""
 
     def __init__(self, options: WriteOptions, schema: StructType) -> None:
         self._writer = PartWriter(options, schema.names)
 
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
-        """On an executor: stage one partition."""
+        """Stage one partition, on an executor."""
         context = TaskContext.get()
         query = None if context is None else context.getLocalProperty(_QUERY)
         return TaskResult(self._writer.stage(iterator, self._load(query)), query)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
-        """On the driver: publish the batch."""
+        """Publish the batch, on the driver."""
         parts = _parts(messages)
         if parts:
             asyncio.run(self._writer.finish(self._load(_query(messages)), batchId, parts))
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
-        """On the driver: leave nothing of what is known; the rest goes after 36 hours."""
+        """Remove what is known to be staged, on the driver. The rest is removed after 36 hours."""
         runs = {part.run for part in _parts(messages)}
         if runs:
             asyncio.run(self._writer.abort(self._load(_query(messages)), batchId, runs))
 
     def _load(self, query: str | None) -> str:
-        """A name for each stream: a new one, without the checkpoint of the old one, counts its batches from 0 again."""
+        """Return the name of a stream's load.
+
+        A stream with a new checkpoint needs a new name: its batches start from 0.
+        """
         if query is None:
             raise UsageError("Spark does not give the id of the stream: use foreachBatch, and one load for each batch")
         return f"{self._writer.options.load or 'stream'}.{hashlib.sha256(query.encode()).hexdigest()[:16]}"
@@ -104,19 +108,19 @@ class QworkerStreamWriter(DataSourceStreamArrowWriter):
 def batch_writer(
     given: Mapping[str, object], schema: StructType, overwrite: bool, maker: CallMaker | None = None
 ) -> DataSourceWriter:
-    """What `df.write.format("qworker")` uses, and `load`, whose rows `maker` makes calls of.
+    """Make the writer of `df.write.format("qworker")`, and of `load`, which makes calls of rows with `maker`.
 
     Raises:
-        UsageError: an option or a column is wrong.
+        UsageError: An option or a column is wrong.
     """
     return QworkerWriter(_checked(given, schema, overwrite, made=maker is not None), schema, maker)
 
 
 def stream_writer(given: Mapping[str, object], schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
-    """What `df.writeStream.format("qworker")` uses.
+    """Make the writer of `df.writeStream.format("qworker")`.
 
     Raises:
-        UsageError: an option or a column is wrong.
+        UsageError: An option or a column is wrong.
     """
     options = _checked(given, schema, overwrite)
     if options.load is not None and len(options.load) > 40:

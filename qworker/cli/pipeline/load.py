@@ -116,7 +116,7 @@ def command(
         beside = {
             "due_at": due_at,
             "priority": priority,
-            "key": unique_key,
+            "unique_key": unique_key,
             "rejects": _whole(rejects),
             "staging_dir": _whole(staging_dir),
         }
