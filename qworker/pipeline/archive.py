@@ -1,11 +1,11 @@
-"""Finished messages and the history, from a queue into Parquet: `TARGET/messages` and `TARGET/events`, by queue and day.
+"""`archive`: copy finished messages and the history to Parquet: `TARGET/messages` and `TARGET/events`.
 
-A run copies what it finds into staging, leaves out what the tables have already, and moves the rest into place (`intent.py`). A message
-is known again by its id, its state and when it finished, so that a run after a crash, or over a queue from which nothing is
-removed, adds only what is new; the history is known by its positions. Only what is durable in the tables is removed from the queue,
-and only where it still is as it was read.
+A run copies what it finds into staging, drops what the tables have already, and moves the rest into place
+(`intent.py`). A message is identified by its id, its state and the time at which it finished, and the history by its
+positions. So a run after a crash, or over a queue from which nothing is removed, adds only what is new. Only messages
+that are durable in the tables are removed from the queue, and only if they have not changed.
 
-No row passes through the driver: it sees the names of files and counts per queue and day.
+No row passes through the driver. It sees the names of files, and counts for each queue and day.
 """
 
 from __future__ import annotations
@@ -33,22 +33,28 @@ _FINISHED = {state.word: state.value for state in (State.DONE, State.FAILED)}
 
 
 class ArchiveResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run has done."""
+    """What a run has done.
+
+    Attributes:
+        target: The archive.
+        messages: The number of new rows in `messages`.
+        events: The number of new rows in `events`.
+        removed: The number of messages that were removed from the queue.
+        files: The number of new files.
+        replaced: The number of files that they replace.
+        recovered: Whether the run completed an earlier one.
+    """
 
     target: str
-    # Rows that the tables did not have.
     messages: int = 0
     events: int = 0
-    # Messages deleted from the queue.
     removed: int = 0
-    # Files that were added to the tables, and how many they replace.
     files: int = 0
     replaced: int = 0
-    # Whether an earlier run had left something half done.
     recovered: bool = False
 
 
-def archive(  # noqa: PLR0913 - what can be chosen of a run
+def archive(  # noqa: PLR0913 - each argument is one option of a run
     spark: SparkSession,
     url: str,
     target: str,
@@ -63,20 +69,20 @@ def archive(  # noqa: PLR0913 - what can be chosen of a run
     """Bring the tables up to date with a store.
 
     Args:
-        spark: any session.
-        url: the store.
-        target: a directory, or a URL that Spark can write to; one run at a time.
-        queues: which; None: all. The history is always that of the whole store.
+        spark: Any session.
+        url: The store.
+        target: A directory, or a URL that Spark can write to. Only one run can work on it at a time.
+        queues: The queues. None: all. The history is always that of the whole store.
         states: `done`, `failed` or both.
-        history: whether events are archived too.
-        delete: whether what is in the tables is then removed from the store.
-        compact: whether small files are put together.
-        say: called with what is being done, for people.
+        history: Whether events are archived too.
+        delete: Whether archived messages and events are then removed from the store.
+        compact: Whether small files are compacted.
+        say: Called with a text for people before each step.
 
     Raises:
-        UsageError: a state is not one of a finished message, another run is working there, or the URL is none that Spark's workers
-            can open.
-        BackendError: the store, or Spark, failed; the next run goes on where this one has ended.
+        UsageError: A state is not the state of a finished message, another run works on the target, or Spark's workers
+            cannot open the URL.
+        BackendError: The store or Spark failed. The next run continues.
     """
     from qworker.pipeline.told import plain
 
@@ -97,7 +103,7 @@ def archive(  # noqa: PLR0913 - what can be chosen of a run
 
 
 def read_archive(spark: SparkSession, target: str, table: str = "messages") -> DataFrame:
-    """A table of an archive, with the column `day` added; empty where nothing was archived."""
+    """Read a table of an archive, with a column `day`. It is empty if nothing was archived."""
     return Table(spark, open_folder(spark, target), table).rows()
 
 
@@ -111,11 +117,11 @@ def _stored(states: Sequence[str]) -> list[str]:
 
 
 def _silence(_text: str) -> None:
-    """Nobody listens."""
+    """Ignore a text."""
 
 
 class _Run:
-    """One run: what it has staged, and what it has done."""
+    """One run."""
 
     def __init__(
         self, spark: SparkSession, url: str, folder: Folder, *, delete: bool, compact: bool, say: Callable[[str], None]
@@ -128,7 +134,7 @@ class _Run:
         self._compact = compact
         self._say = say
         self._intent = Intent()
-        # Everything that was found in the store; where, in staging.
+        # All rows that were found in the store, in staging.
         self._found: DataFrame | None = None
 
     def _read(self, table: str, hidden: Sequence[str], **options: str) -> DataFrame:
@@ -137,7 +143,7 @@ class _Run:
         return reader.options(table=table, columns=names, **options).load()
 
     def messages(self, queues: Sequence[str] | None, states: Sequence[str]) -> None:
-        """Stage the finished messages, and what of them is new."""
+        """Stage the finished messages, and select the new ones."""
         self._say("reading finished messages")
         chosen = {} if queues is None else {"queue": ",".join(queues)}
         hidden = [PLACE] if self._delete else []
@@ -150,13 +156,13 @@ class _Run:
         if self._delete or table.touched():
             count = self._add(table, table.without_known(found.drop(PLACE)))
         else:
-            # All of it is new, and as it is to be.
+            # All rows are new.
             self._folder.move(table.staging("found"), table.staging("new"))
             count = self._note(table)
         self.result = msgspec.structs.replace(self.result, messages=count)
 
     def events(self) -> None:
-        """Stage the events behind those that the tables have."""
+        """Stage the events that the tables do not have."""
         from pyspark.sql import functions as sql
 
         self._say("reading the history")
@@ -166,13 +172,13 @@ class _Run:
         found = staged(table, "found", self._read("events", hidden, after=known))
         if found is None:
             return
-        # Positions are ordered as text, and each row has the one behind its page.
+        # Positions are ordered as text. Each row has the position after its page.
         reached = found.groupBy("part").agg(sql.max("position").alias("position")).collect()
         self._intent.positions = {row["part"]: row["position"] for row in reached}
         self.result = msgspec.structs.replace(self.result, events=self._add(table, found.drop(*hidden)))
 
     def _add(self, table: Table, rows: DataFrame) -> int:
-        """Write rows to staging as they are to be in a table, and note the moves; how many there are."""
+        """Write the new rows of a table to staging, and note the moves. Return the number of rows."""
         return 0 if staged(table, "new", table.sized(rows)) is None else self._note(table)
 
     def _note(self, table: Table) -> int:
@@ -183,14 +189,14 @@ class _Run:
         return count
 
     def publish(self) -> None:
-        """Put what is staged into the tables."""
+        """Move the staged files into the tables."""
         self._say("moving files into place")
         carry_out(self._folder, self._intent)
         files, replaced = len(self._intent.moves), len(self._intent.removes)
         self.result = msgspec.structs.replace(self.result, files=files, replaced=replaced)
 
     def delete(self) -> None:
-        """Remove from the store what is in the tables by now, all that was found, where that is wanted."""
+        """Remove the archived messages and events from the store, if `delete` was given."""
         from qworker.pipeline.discarding import discard_rows, forget
 
         if not self._delete:

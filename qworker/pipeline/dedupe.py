@@ -1,7 +1,7 @@
-"""`dedupe`: messages that wait for the same work as another one, and their removal.
+"""`dedupe`: find and remove messages that wait for the same work as another one.
 
-The oldest of those that wait or are worked on stays, whatever becomes of it: it is the same one however often and by whomever this
-is run, so that two runs at once never remove each other's. Only what waits is removed, never what a worker holds.
+The oldest pending message stays. It is the same one in every run, so two runs at the same time never remove each
+other's message. Only ready and delayed messages are removed, never leased ones.
 """
 
 from __future__ import annotations
@@ -22,24 +22,34 @@ _SHOWN = 20
 
 
 class Group(msgspec.Struct, frozen=True, kw_only=True):
-    """Messages for the same work."""
+    """Messages for the same work.
+
+    Attributes:
+        key: What makes them the same.
+        kept: The id of the message that stays; None if one is done.
+        surplus: The number of the others.
+    """
 
     key: str
-    # The one that stays; None where one is done.
     kept: str | None
     surplus: int
 
 
 class DedupeResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What `dedupe` found and did."""
+    """What `dedupe` found and did.
+
+    Attributes:
+        queue: The queue.
+        keys: The number of keys with more than one message.
+        surplus: The number of messages that are not needed.
+        removed: The number of removed messages; 0 without `delete`.
+        groups: The keys with the most surplus messages.
+    """
 
     queue: str
-    # Keys with more than one message, and how many messages are too many.
     keys: int
     surplus: int
-    # 0 unless it was asked to remove them.
     removed: int
-    # The keys with most surplus.
     groups: list[Group]
 
 
@@ -56,13 +66,13 @@ def dedupe(
     """Find messages of one queue that wait for the same work, and remove all but the oldest.
 
     Args:
-        spark: the session.
-        url: the backend.
-        queue: its queue.
-        on: what makes two messages the same (the source's side is ignored); nothing: the same body.
-        include_done: what is done counts too: a message that waits for work that is done is surplus. Looks at what the queue keeps of it.
-        archive: the same for what this archive has.
-        delete: remove the surplus; otherwise only tell.
+        spark: The session.
+        url: The backend.
+        queue: The queue.
+        on: What makes two messages the same (the source's side is ignored). Nothing: the same call or body.
+        include_done: Whether a message is also surplus if a done message of the queue has done the same work.
+        archive: Whether a message is also surplus if a done message of this archive has done the same work.
+        delete: Whether to remove the surplus messages.
     """
     found = surplus(spark, url, queue, on=on, done=include_done or archive is not None, archive=archive).persist()
     try:
@@ -95,15 +105,15 @@ def surplus(
     done: bool = False,
     archive: str | None = None,
 ) -> DataFrame:
-    """Messages that could go: id, same (their key), kept (the id of the one that stays; null where one is done)."""
+    """Return the surplus messages: id, same (their key), kept (the id of the one that stays; null if one is done)."""
     messages = evidence(spark, url=url, archive=archive, queues=[queue]).messages
-    # The body of an envelope is its task and arguments, and the headers of its trace, which differ.
+    # The body of an envelope also has the headers of its trace, which differ.
     alike = message_key(on) if on else F.coalesce(_call(), F.base64("body"))
     keyed = messages.select("id", "state", "enqueued_at", alike.alias("same")).where("same is not null")
     waits = F.col("state").isin("ready", "delayed")
     finished = F.max(F.when(F.col("state") == "done", F.lit(True))) if done else F.max(F.lit(None).cast("boolean"))
     group = Window.partitionBy("same")
-    # A message that is seen in two states, since it moved meanwhile, is one message.
+    # A message that moved meanwhile can be in two states, and is one message.
     pending = F.when(waits | (F.col("state") == "leased"), F.struct("enqueued_at", "id"))
     ranked = keyed.withColumn("oldest", F.min(pending).over(group)["id"]).withColumn("is_done", finished.over(group))
     settled = F.coalesce("is_done", F.lit(False))

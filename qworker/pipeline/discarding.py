@@ -1,4 +1,4 @@
-"""Removing from a store what an archive has: in the tasks, page by page, and only what still is as it was read."""
+"""Remove archived messages from a store: in the tasks, page by page, and only messages that have not changed."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ __all__ = ["discard_rows", "forget"]
 
 
 def discard_rows(found: DataFrame, url: str) -> int:
-    """Remove the messages that rows tell of; how many were there still."""
+    """Remove the messages of some rows. Return how many were still stored."""
     rows = found.select("queue", "state", "id", "finished_at", PLACE)
     counts = map_in_arrow(rows, partial(_discard, url), "removed bigint").groupBy().sum("removed").collect()
     return int(counts[0][0] or 0)
 
 
 def _discard(url: str, pages: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """In a task."""
+    """Remove the messages of some pages, in a task."""
     removed = asyncio.run(_discard_pages(url, pages))
     yield pa.RecordBatch.from_arrays([pa.array([removed], pa.int64())], names=["removed"])
 
@@ -52,7 +52,7 @@ async def _discard_found(backend: Backend, queue: str, found: list[FinishedMessa
     try:
         return await backend.remove(queue, Selection(unchanged=found))
     except QueueNotFound:
-        # Deleted meanwhile, with all that was in it.
+        # The queue was deleted meanwhile, with its messages.
         return 0
 
 
@@ -68,9 +68,8 @@ def _by_queue(page: pa.RecordBatch) -> dict[str, list[FinishedMessage]]:
 
 
 async def forget(url: str, positions: Mapping[str, str]) -> None:
-    """Let the store remove the history that is archived."""
+    """Allow the store to remove the archived events."""
     async with opened(url) as backend:
-        there = await backend.history.logs()
-        for part in there:
-            if part in positions:
-                await backend.history.delete_before(part, positions[part])
+        for log in await backend.history.logs():
+            if log in positions:
+                await backend.history.delete_before(log, positions[log])

@@ -1,4 +1,4 @@
-"""Calls of a backend for many ids, made by the executors: the ids never meet in the driver."""
+"""Call a backend for many ids, on the executors. The ids do not pass through the driver."""
 
 from __future__ import annotations
 
@@ -17,35 +17,35 @@ from qworker.registry import open_backend
 
 __all__ = ["find", "remove", "requeue"]
 
-# Ids in one call: enough to share a commit or a round trip, and little work to do again when an executor dies.
+# Ids in one call: enough to share a commit or a round trip, and little work to repeat if an executor dies.
 _BATCH = 500
 
 _Call = Callable[[Backend, str, list[str]], Awaitable[list[bool]]]
 
 
 def requeue(ids: DataFrame, url: str, queue: str) -> int:
-    """Make failed messages ready again, and count them. What is not failed any more is left alone, so that a repetition harms nothing."""
+    """Requeue failed messages, and return their number. Other messages are skipped, so it can be repeated."""
     return _total(_each(ids, url, queue, _requeue))
 
 
 def remove(ids: DataFrame, url: str, queue: str) -> int:
-    """Delete messages in whatever state, and count them."""
+    """Remove messages in any state, and return their number."""
     return _total(_each(ids, url, queue, _remove))
 
 
 def find(ids: DataFrame, url: str, queue: str) -> DataFrame:
-    """id, yes: whether a message is stored now, in any state.
+    """Return for each id whether its message is stored, in any state: id, yes.
 
     Args:
-        ids: a column `id`.
-        url: the backend.
-        queue: where to look.
+        ids: A column `id`.
+        url: The backend.
+        queue: The queue.
     """
     return _each(ids, url, queue, _find)
 
 
 async def _requeue(backend: Backend, queue: str, ids: list[str]) -> list[bool]:
-    # The contract counts: which of a batch were there is of no interest.
+    # The contract returns a number only. Which messages of a batch were requeued does not matter.
     count = await backend.requeue(queue, Selection(ids=ids))
     return [i < count for i in range(len(ids))]
 
@@ -66,7 +66,7 @@ def _total(done: DataFrame) -> int:
 
 
 def _each(ids: DataFrame, url: str, queue: str, call: _Call) -> DataFrame:
-    """id, yes: what `call` says of each id, computed once where the ids lie."""
+    """Return what `call` says of each id, on the executors: id, yes."""
 
     def work(batches: Iterator[Any]) -> Iterator[Any]:
         arrow: Any = importlib.import_module("pyarrow")

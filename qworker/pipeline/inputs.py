@@ -1,4 +1,4 @@
-"""What the jobs that study messages read: a queue as it is now, an archive, or both, in the schemas MESSAGES and EVENTS."""
+"""The input of the commands that analyze messages: a queue, an archive, or both, in the schemas MESSAGES and EVENTS."""
 
 from __future__ import annotations
 
@@ -21,14 +21,17 @@ __all__ = ["Evidence", "archived", "evidence", "is_queue_url", "live", "read_tab
 
 
 class Evidence(NamedTuple):
-    """What is known of some queues, in the schemas EVENTS and MESSAGES."""
+    """The events and messages of some queues, in the schemas EVENTS and MESSAGES."""
 
     events: DataFrame
     messages: DataFrame
 
 
 def is_queue_url(place: str) -> bool:
-    """Whether a place is the URL of queues; otherwise it is the path of an archive (`s3a://...` and `hdfs://...` among them)."""
+    """Return whether a text is the URL of a backend.
+
+    Otherwise it is the path of an archive, also `s3a://...` and so on.
+    """
     scheme, colon, _ = place.partition(":")
     return bool(colon) and scheme in schemes()
 
@@ -41,17 +44,17 @@ def evidence(
     queues: Sequence[str] = (),
     columns: Sequence[str] = (),
 ) -> Evidence:
-    """The history and the messages of a store, of an archive, or of both.
+    """Read the history and the messages of a store, of an archive, or of both.
 
     Args:
-        spark: the session, which knows the data source.
-        url: a store whose queues are read as they are now.
-        archive: what `archive` wrote.
-        queues: only these; none: all.
-        columns: of the messages only these; none: all.
+        spark: The session, with the data source registered.
+        url: A store, whose queues are read as they are now.
+        archive: The path of an archive.
+        queues: The queues. Empty: all.
+        columns: The columns of the messages. Empty: all.
 
     Raises:
-        UsageError: neither is given, or there is no archive.
+        UsageError: Neither is given, or there is no archive.
     """
     events: list[DataFrame] = []
     messages: list[DataFrame] = []
@@ -76,15 +79,15 @@ def live(
     states: Sequence[str] = (),
     columns: Sequence[str] = (),
 ) -> DataFrame:
-    """A table of a store as it is now.
+    """Read a table of a store.
 
     Args:
-        spark: the session.
-        url: the store.
+        spark: The session.
+        url: The store.
         table: `messages` or `events`.
-        queues: only these; none: all.
-        states: only messages in these; none: in any.
-        columns: only these; none: all.
+        queues: The queues. Empty: all.
+        states: The states of the messages. Empty: all.
+        columns: The columns. Empty: all.
     """
     options = {"url": url, "table": table}
     for name, words in (("queue", queues), ("state", states), ("columns", columns)):
@@ -94,10 +97,10 @@ def live(
 
 
 def archived(spark: SparkSession, archive: str, table: str, queues: Sequence[str] = ()) -> DataFrame:
-    """A table of an archive.
+    """Read a table of an archive.
 
     Raises:
-        UsageError: it is a directory that does not exist.
+        UsageError: The directory does not exist.
     """
     archive = absolute_path(archive)
     if archive.startswith("file://") and not os.path.isdir(archive.removeprefix("file://")):
@@ -110,9 +113,9 @@ def archived(spark: SparkSession, archive: str, table: str, queues: Sequence[str
 
 
 def read_table(spark: SparkSession, path: str, schema: str) -> DataFrame:
-    """A Parquet table; without rows where there is none yet.
+    """Read a Parquet table. It has no rows if it does not exist.
 
-    The schema is told, and not found: a queue whose name is a number would become one.
+    The schema is given and not inferred, because the name of a queue can look like a number.
     """
     try:
         return spark.read.schema(struct(schema)).parquet(path)

@@ -1,13 +1,13 @@
-"""What a run is about to do to a folder of tables, written down first: after a crash the next run goes through with it.
+"""The changes to a folder of tables, which are written before they are made. After a crash the next run completes them.
 
-    _qworker/intent.json      what is being done; absent: nothing is half done
-    _qworker/positions.json   up to where each part of the history is in the tables
-    _qworker/staging/         what the present run has made, and nobody reads
+    _qworker/intent.json      the changes; absent if there are none
+    _qworker/positions.json   the position up to which each log of the history is in the tables
+    _qworker/staging/         the files of the present run, which no reader reads
     _qworker/lock             held by the present run
 
-New files are whole and durable in staging/ before the intent is written. From then on they will be in their tables: the moves come
-first, then the positions, then the files that the new ones replace are removed, then the intent. Every step may be repeated.
-Between a move and the removals that belong to it a reader may see replaced rows twice.
+New files are complete and durable in staging/ before the intent is written. After that they are moved into their
+tables, the positions are written, the replaced files are removed, and then the intent. Every step can be repeated.
+Between a move and its removals, a reader can see replaced rows twice.
 """
 
 from __future__ import annotations
@@ -24,24 +24,27 @@ _POSITIONS = "_qworker/positions.json"
 
 
 class Intent(msgspec.Struct, kw_only=True):
-    """Changes that belong together."""
+    """Changes that belong together.
 
-    # From staging to their places.
+    Attributes:
+        moves: Pairs of a path in staging and a path in a table.
+        removes: The files that the moved ones replace.
+        positions: The new positions of some logs of the history.
+    """
+
     moves: list[tuple[str, str]] = []
-    # What the moved files replace.
     removes: list[str] = []
-    # Parts of the history, and the positions up to which they are read; of other parts what is known stays.
     positions: dict[str, str] = {}
 
 
 def positions(folder: Folder) -> dict[str, str]:
-    """Up to where each part of the history is in the tables."""
+    """Return the position up to which each log of the history is in the tables."""
     content = folder.read(_POSITIONS)
     return {} if content is None else msgspec.json.decode(content, type=dict[str, str])
 
 
 def carry_out(folder: Folder, intent: Intent) -> None:
-    """Do it, all or, after a crash, all at the next `recover`."""
+    """Make the changes. After a crash, the next `recover` completes them."""
     if not (intent.moves or intent.removes or intent.positions):
         return
     folder.sync(source for source, _ in intent.moves)
@@ -50,7 +53,7 @@ def carry_out(folder: Folder, intent: Intent) -> None:
 
 
 def recover(folder: Folder) -> bool:
-    """Finish what a run has left half done, and clear what it has left in staging; whether there was something to finish."""
+    """Complete the changes of a run that died, and remove its staged files. Return whether there were changes."""
     content = folder.read(_INTENT)
     if content is not None:
         _apply(folder, msgspec.json.decode(content, type=Intent))

@@ -1,11 +1,11 @@
-"""What tells that a row of a table and a message are the same piece of work.
+"""Match the rows of a table with messages for the same work.
 
-`path=kwargs.path` says: the column `path` of the table is the argument `path` of the call. The left side is a column or an SQL
-expression over the table; the right side is one of
+`path=kwargs.path` means: the column `path` of the table is the argument `path` of the call. The left side is a column
+or an SQL expression over the table. The right side is one of
 
-    id, key, task      the message's own
-    args[0]            the first positional argument; args[0].name inside of it
-    kwargs.path        a named argument; kwargs.user.id inside of it
+    id, key, task      the id, the unique key or the task of the message
+    args[0]            the first positional argument; args[0].name is a field of it
+    kwargs.path        a named argument; kwargs.user.id is a field of it
     body, body.order   the body as text, or a field of a JSON body
     an SQL expression  over the columns that a message has in a DataFrame
 """
@@ -38,7 +38,7 @@ def parse_match(words: str) -> Match:
     """Read `SOURCE=MESSAGE`; `NAME` alone is `NAME=kwargs.NAME`.
 
     Raises:
-        UsageError: a side is empty.
+        UsageError: A side is empty.
     """
     source, equals, message = (part.strip() for part in words.partition("="))
     if not equals and source:
@@ -49,12 +49,12 @@ def parse_match(words: str) -> Match:
 
 
 def source_key(source: DataFrame, matches: Sequence[Match]) -> Column:
-    """The key of each row of a table, as text; null where a part is null."""
+    """Return the key of each row of a table, as text; null if a part is null."""
     return _joined([F.col(f"`{m.source}`") if m.source in source.columns else F.expr(m.source) for m in matches])
 
 
 def message_key(matches: Sequence[Match]) -> Column:
-    """The key of each message, as text; null where a part is null."""
+    """Return the key of each message, as text; null if a part is null."""
     return _joined([_of_message(m.message) for m in matches])
 
 
@@ -65,7 +65,7 @@ def _joined(parts: list[Column]) -> Column:
     complete = F.lit(True)
     for one in texts:
         complete = complete & one.isNotNull()
-    # As JSON, so that ("a,", "b") and ("a", ",b") are two keys.
+    # As JSON, so that ("a,", "b") and ("a", ",b") are different keys.
     return F.when(complete, F.to_json(F.array(*texts)))
 
 

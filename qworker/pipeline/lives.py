@@ -1,8 +1,8 @@
 """From events and stored messages to lives: one row for each message, from its enqueueing to its end.
 
-Either side may be missing. A protocol whose directory belongs to others keeps no history, and a message that is not kept when it is done
-leaves nothing else. What both tell is told once: each row says the earliest, the latest or the number, so that a history that was
-archived twice changes nothing.
+Either side may be missing. A protocol whose directory belongs to others keeps no history, and a message that is not
+kept when it is done leaves nothing else. What both tell is told once: each row says the earliest, the latest or the
+number, so that a history that was archived twice changes nothing.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ def traces(events: DataFrame, messages: DataFrame, now: float) -> DataFrame:
         now: when the messages of the queue were read, in Unix seconds: what pends was there then.
 
     Returns:
-        queue, id, task, kind (that of an event, or `pending`), at (Unix seconds), enqueued_at, duration_s, worker, error.
+        queue, id, task, kind (that of an event, or `pending`), at (Unix seconds), enqueued_at, duration_s, worker,
+        error.
     """
     told = events.select(
         "queue",
@@ -91,9 +92,9 @@ def lives(trace: DataFrame) -> DataFrame:
         trace: the rows of `traces`.
 
     Returns:
-        queue, id, task, enqueued_at, begun_at (of the first run), seen_at (of the latest that is known), ended_at, outcome (`done`,
-        `failed` or `open`), error (of the failure), present (whether it pended when the queue was read); times in Unix seconds, null
-        where they are not known.
+        queue, id, task, enqueued_at, begun_at (of the first run), seen_at (of the latest that is known), ended_at,
+        outcome (`done`, `failed` or `open`), error (of the failure), present (whether it pended when the queue was
+        read); times in Unix seconds, null where they are not known.
     """
 
     def of(*kinds: str) -> Column:

@@ -1,4 +1,4 @@
-"""Places as every process of a job understands them: Spark's workers have working directories of their own."""
+"""Absolute paths and URLs, because Spark's workers have other working directories."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ __all__ = ["absolute_path", "absolute_url"]
 
 
 def absolute_url(url: str) -> str:
-    """A backend's URL; that of a directory with its whole path.
+    """Make the directory of a backend's URL absolute.
 
     Raises:
-        InvalidURL: it cannot be understood.
+        InvalidURL: The URL is not valid.
     """
     parsed = BackendURL.parse(url)
     return parsed.anchored(Path(working_directory())) if parsed.is_relative else url
 
 
 def absolute_path(path: str) -> str:
-    """A path for Spark: of this machine's file system, or of a shared one that is mounted here, where it names no other."""
+    """Make a path absolute for Spark. Without a scheme it is a path on this machine."""
     return path if "://" in path else f"file://{os.path.normpath(os.path.join(working_directory(), path))}"

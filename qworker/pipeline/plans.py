@@ -1,7 +1,8 @@
-"""Plans: what a replay from an archive does with each message, written beside the archive before anything is done.
+"""Plans: what a replay from an archive does with each message, written next to the archive before anything is done.
 
-They are one table that only grows: a row for each message of a plan, and one that says that the plan is carried out. Whatever rows
-of a plan are there when a replay has died, they are the plan: those that are missing are in the next one.
+All plans are in one table that only grows. It has a row for each message of a plan, and a row that says that the plan
+is carried out. If a replay dies while it writes its plan, the written rows are the plan. The other messages are in the
+next plan.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from qworker.pipeline.told import plain_error
 
 __all__ = ["ENQUEUE", "REQUEUE", "Plans", "archived_choice", "matching"]
 
-# Acts. Everything else is the reason for which a message is left alone.
+# Acts. All others are reasons why a message is skipped.
 REQUEUE = "requeue"
 ENQUEUE = "enqueue"
 _PENDING = "skip: pending"
@@ -32,7 +33,7 @@ _FINISHED = "finished"
 
 
 class Plans:
-    """The plans of one replay for one queue of an archive."""
+    """The plans of one replay, for one queue of an archive."""
 
     def __init__(self, spark: SparkSession, archive: str, queue: str, name: str) -> None:
         self.spark = spark
@@ -46,24 +47,25 @@ class Plans:
         return found.where((F.col("queue") == self.queue) & (F.col("job") == self.name))
 
     def unfinished(self) -> int | None:
-        """The plan that is not carried out; None where there is none."""
+        """Return the number of the plan that is not carried out; None if there is none."""
         runs = self._rows().groupBy("run").agg(F.max(F.col("act") == _FINISHED).alias("finished"))
         row = runs.where(~F.col("finished")).agg(F.min("run")).collect()[0]
         return None if row[0] is None else int(row[0])
 
     def planned(self, run: int) -> DataFrame:
-        """What a plan says: id, task, error, act."""
+        """Return the rows of a plan: id, task, error, act."""
         rows = self._rows().where((F.col("run") == run) & (F.col("act") != _FINISHED))
         return rows.select("id", "task", "error", "act").dropDuplicates(["id"])
 
     def taken(self) -> DataFrame:
-        """id, taken_at: the messages that are in a plan of this replay, and when the end of theirs was that it saw last."""
+        """Return the messages in the plans of this replay, and their last end that a plan has seen: id, taken_at."""
         return self._rows().where(F.col("id").isNotNull()).groupBy("id").agg(F.max("finished_at").alias("taken_at"))
 
     def write(self, chosen: DataFrame) -> int:
-        """Write down the next plan and return its number.
+        """Write the next plan, and return its number.
 
-        What pends is in it too: somebody else has replayed it, and under this name it is not to be replayed when it is done.
+        Pending messages are in the plan too: they were replayed otherwise, and this name must not replay them when they
+        are done.
         """
         row = self._rows().agg(F.max("run")).collect()[0]
         run = 1 if row[0] is None else int(row[0]) + 1
@@ -71,7 +73,7 @@ class Plans:
         return run
 
     def finish(self, run: int) -> None:
-        """Write down that a plan is carried out."""
+        """Record that a plan is carried out."""
         nothing = [F.lit(None).cast("string").alias(name) for name in ("id", "task", "error")]
         when = F.lit(None).cast("timestamp").alias("finished_at")
         self._append(self.spark.range(1).select(*nothing, when, F.lit(_FINISHED).alias("act")), run)
@@ -90,17 +92,17 @@ class Plans:
         ).write.mode("append").parquet(self._path)
 
     def bodies(self, planned: DataFrame) -> DataFrame:
-        """What is enqueued for the messages of a plan: body, priority and key, in an order that does not change."""
+        """Return what is enqueued for the messages of a plan: body, priority and key, in a stable order."""
         newest = _newest(archived(self.spark, self.archive, "messages", [self.queue]))
         found = newest.join(planned.select("id"), "id", "left_semi")
         return found.orderBy("id").select("body", "priority", "key")
 
 
 def matching(messages: DataFrame, predicate: str) -> DataFrame:
-    """The messages that an SQL predicate chooses.
+    """Return the messages that an SQL predicate selects.
 
     Raises:
-        UsageError: it is no predicate over the columns of a message.
+        UsageError: It is not a predicate over the columns of a message.
     """
     try:
         return messages.where(predicate)
@@ -109,19 +111,19 @@ def matching(messages: DataFrame, predicate: str) -> DataFrame:
 
 
 def _newest(messages: DataFrame) -> DataFrame:
-    """Each message once: as it was when it last ended."""
+    """Return each message once, as it was at its last end."""
     latest = Window.partitionBy("id").orderBy(F.desc("finished_at"), "state")
     return messages.withColumn("nth", F.row_number().over(latest)).where("nth = 1").drop("nth")
 
 
 def archived_choice(plans: Plans, url: str, predicate: str, state: str) -> DataFrame:
-    """What is to be done with each archived message that a predicate chooses.
+    """Decide what to do with each archived message that a predicate selects.
 
     Args:
-        plans: the replay's plans, which tell what it has replayed before.
-        url: the store, which tells where a message is now, and what became of it since.
+        plans: The replay's plans, which contain what it has replayed before.
+        url: The store, which contains the present state of the messages, and their history.
         predicate: SQL over the columns of MESSAGES.
-        state: that in which a message was archived last: `fail` or `done`.
+        state: The state in which a message was archived last: `fail` or `done`.
 
     Returns:
         id, task, error, finished_at, act.
@@ -140,7 +142,7 @@ def archived_choice(plans: Plans, url: str, predicate: str, state: str) -> DataF
     for other in (outcomes, places, plans.taken()):
         known = known.join(other, "id", "left")
     act = (
-        # One that has failed again since is another matter.
+        # A message that has failed again since then is replayed again.
         F.when(F.col("finished_at") <= F.col("taken_at"), _REPLAYED)
         .when(F.col("pends"), _PENDING)
         .when(F.col("fails"), REQUEUE)

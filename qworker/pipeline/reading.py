@@ -1,4 +1,4 @@
-"""The batch read: the driver divides, and each task opens the store, reads its part page by page and gives record batches."""
+"""The batch read: the driver divides the work, and each task reads its part page by page as record batches."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _EVENTS = 5000
 
 
 class MessagesPart(InputPartition):
-    """A part of a state of a queue, as the backend named it."""
+    """A part of a state of a queue."""
 
     def __init__(self, queue: str, state: State, part: str) -> None:
         super().__init__((queue, state.value, part))
@@ -38,11 +38,11 @@ class MessagesPart(InputPartition):
 
 
 class MessagesReader(DataSourceReader):
-    """Reads the table `messages`.
+    """The reader of the table `messages`.
 
     Args:
-        options: the query's.
-        names: the columns to give, in order.
+        options: The options of the query.
+        names: The columns, in order.
     """
 
     def __init__(self, options: ReadOptions, names: Sequence[str]) -> None:
@@ -51,7 +51,7 @@ class MessagesReader(DataSourceReader):
         self._conditions: tuple[Condition, ...] = ()
 
     def partitions(self) -> list[MessagesPart]:
-        """On the driver: what to read, by name only."""
+        """Divide the work, on the driver."""
         return asyncio.run(self._divide())
 
     async def _divide(self) -> list[MessagesPart]:
@@ -66,7 +66,7 @@ class MessagesReader(DataSourceReader):
             ]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """In a task: one part."""
+        """Read one part, in a task."""
         if isinstance(partition, MessagesPart):
             yield from batches(lambda: self._pages(partition))
 
@@ -77,10 +77,10 @@ class MessagesReader(DataSourceReader):
 
 
 class FilteredMessagesReader(MessagesReader):
-    """The same, for a Spark that hands filters down; another one refuses a reader that could take them."""
+    """A reader of `messages` for Spark releases that push filters down. Other releases refuse its method."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterator[Filter]:  # noqa: N802 - Spark's name
-        """Take the filters that are understood; give back the others."""
+        """Accept the filters that are understood, and return the others."""
         for one in filters:
             taken = condition(one)
             if taken is None or taken.column not in self._names:
@@ -90,11 +90,11 @@ class FilteredMessagesReader(MessagesReader):
 
 
 class EventsReader(DataSourceReader):
-    """Reads the table `events`: the history, behind the positions that the option `after` gives.
+    """The reader of the table `events`: the history after the positions of the option `after`.
 
     Args:
-        options: the query's.
-        names: the columns to give, in order.
+        options: The options of the query.
+        names: The columns, in order.
     """
 
     def __init__(self, options: ReadOptions, names: Sequence[str]) -> None:
@@ -102,7 +102,7 @@ class EventsReader(DataSourceReader):
         self._names = tuple(names)
 
     def partitions(self) -> list[InputPartition]:
-        """On the driver: the parts of the history, by name only."""
+        """List the logs of the history, on the driver."""
         return asyncio.run(self._divide())
 
     async def _divide(self) -> list[InputPartition]:
@@ -110,8 +110,8 @@ class EventsReader(DataSourceReader):
             return [InputPartition(part) for part in await backend.history.logs()]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """In a task: one part."""
-        # Where there is no part, Spark reads one without a value all the same.
+        """Read one part, in a task."""
+        # Without a log, Spark reads one partition without a value.
         if partition.value is not None:
             yield from batches(lambda: self._pages(partition.value))
 
@@ -130,7 +130,7 @@ class EventsReader(DataSourceReader):
 
 @asynccontextmanager
 async def opened(url: str) -> AsyncGenerator[Backend]:
-    """A store for a while."""
+    """Open a store for the length of a block."""
     backend = open_backend(url)
     try:
         if not is_missing(backend.directory):

@@ -1,4 +1,4 @@
-"""`reconcile`: does every row of a table have its message, and only one, and has each of those come to an end?"""
+"""`reconcile`: check that every row of a table has exactly one message, and that every message has ended."""
 
 from __future__ import annotations
 
@@ -17,47 +17,64 @@ from qworker.pipeline.places import absolute_path
 
 __all__ = ["VERDICTS", "ReconcileResult", "Row", "reconcile"]
 
-# What a key can be, from bad to good; `unknown` are messages whose key is not in the table.
+# The verdicts of a key, from bad to good. `unknown`: its messages have no row in the table.
 VERDICTS = ("never enqueued", "lost", "failed", "open", "done", "unknown")
-# How a message ends, from what counts most to what counts least for its key.
+# The ends of messages. The first one that a key has is its verdict.
 _ENDS = ("done", "open", "failed", "lost")
 _SHOWN = 20
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """One key that needs a look."""
+    """One key that should be checked.
+
+    Attributes:
+        key: The key.
+        verdict: Its verdict.
+        rows: The number of rows that have it.
+        messages: The number of messages that have it.
+        ids: The ids of the first and the last message.
+    """
 
     key: str
     verdict: str
-    # Rows of the table, and messages, that have it.
     rows: int
     messages: int
-    # The first and the last of the messages.
     ids: list[str]
 
 
 class ReconcileResult(msgspec.Struct, frozen=True, kw_only=True):
-    """How a table and a queue compare, counted in keys."""
+    """How a table and a queue compare, in numbers of keys.
+
+    Attributes:
+        queue: The queue.
+        keys: Keys of the table.
+        never_enqueued: Keys without a message.
+        lost: Keys whose messages are lost.
+        failed: Keys whose messages have failed.
+        open: Keys whose messages have not ended.
+        done: Keys whose messages are done.
+        enqueued_twice: Keys of the table that have more than one message.
+        unknown: Keys of messages that are not in the table.
+        rows_without_key: Rows of the table without a key.
+        rows_twice: Rows of the table whose key another row has.
+        messages_without_key: Messages without a key, because their content is gone. Their rows count as never enqueued.
+        lost_without_key: Lost messages without a key.
+        shown: The first keys that were never enqueued, lost or enqueued twice.
+    """
 
     queue: str
     keys: int
-    # Keys by what became of their messages.
     never_enqueued: int
     lost: int
     failed: int
     open: int
     done: int
-    # Keys of the table that have more than one message.
     enqueued_twice: int
-    # Keys of messages that are not in the table.
     unknown: int
-    # Rows of the table without a key, and rows whose key another one has.
     rows_without_key: int
     rows_twice: int
-    # Messages of which nothing is left to take a key from, and those of them that are lost. Their rows count as never enqueued.
     messages_without_key: int
     lost_without_key: int
-    # Keys that are never enqueued, lost or enqueued twice; the first ones.
     shown: list[Row]
 
     @property
@@ -80,18 +97,18 @@ def reconcile(
     """Compare a table with a queue's messages and history.
 
     Args:
-        spark: the session.
-        source: the table: one row for each piece of work.
-        queue: the queue's name.
-        on: what makes a row and a message the same.
-        url: the backend, as it is now. Without it nothing can be said to be lost: what has no end is open.
-        archive: what `archive` wrote; needed for what the queue no longer keeps.
-        grace_period: what moved less than so many seconds ago is open, and not lost.
-        output: where to write every key with its verdict, as Parquet; what is there is replaced.
+        spark: The session.
+        source: The table, with one row for each piece of work.
+        queue: The queue's name.
+        on: What makes a row and a message the same.
+        url: The backend. Without it, no message can be lost: a message without an end is open.
+        archive: The path of an archive, for messages that the queue no longer keeps.
+        grace_period: Seconds. A message that moved more recently is open, and not lost.
+        output: The Parquet path for every key with its verdict. What is there is replaced.
     """
     known = evidence(spark, url=url, archive=archive, queues=[queue])
     now = time.time()
-    # Content before history: what leaves the queue in between has its end in the history, which is read after it.
+    # Messages are read before the history: if a message leaves the queue in between, its end is in the history.
     content = known.messages.select(*MESSAGE_COLUMNS, message_key(on).alias("key")).persist()
     found: DataFrame | None = None
     try:
@@ -143,7 +160,7 @@ def _result(found: DataFrame, queue: str) -> ReconcileResult:
 
 
 def _ends(life: DataFrame, content: DataFrame, on: Sequence[Match]) -> DataFrame:
-    """Each message: id, key (null where nothing is left to take it from), end, present, seen_at."""
+    """Return each message: id, key (null if its content is gone), end, present, seen_at."""
     ends = life.select("id", F.col("outcome").alias("end"), "present", "seen_at")
     if [match.message for match in on] == ["id"]:
         return ends.withColumn("key", F.col("id"))
@@ -151,26 +168,26 @@ def _ends(life: DataFrame, content: DataFrame, on: Sequence[Match]) -> DataFrame
 
 
 def _with_lost(ends: DataFrame, url: str, queue: str, before: float) -> DataFrame:
-    """The same, where the end of what is nowhere is `lost`."""
+    """Set the end of messages that are not stored to `lost`."""
     missing = ends.where((F.col("end") == "open") & ~F.col("present") & (F.col("seen_at") < before))
-    # A listing can miss what moves: only a look for the message itself counts.
+    # A listing can miss messages that move. So each one is searched by its id.
     lost = hands.find(missing, url, queue).where(~F.col("yes")).select("id", F.lit(True).alias("is_lost"))
     return ends.join(lost, "id", "left").withColumn("end", F.when(F.col("is_lost"), "lost").otherwise(F.col("end")))
 
 
 def _verdicts(source: DataFrame, ends: DataFrame) -> DataFrame:
-    """Every key of the table and of the messages.
+    """Join the keys of the table and of the messages.
 
     Returns:
-        key, rows (of the table), messages, lost_messages (of them), ids (the first and the last), verdict (one of `VERDICTS`). The row whose key is null has
-        what has no key, on either side.
+        key, rows (of the table), messages, lost_messages (of them), ids (the first and the last), verdict (one of
+        `VERDICTS`). The row with a null key counts the rows and messages without a key.
     """
     rows = source.groupBy("key").agg(F.count("*").alias("rows"))
     messages = ends.groupBy("key").agg(
         F.count("*").alias("messages"),
         F.count_if(F.col("end") == "lost").alias("lost_messages"),
         F.array_distinct(F.array(F.min("id"), F.max("id"))).alias("ids"),
-        # One that is done settles its key, and one that may still come is no reason to worry.
+        # The best end counts: a done message first, then an open one.
         *(F.max(F.col("end") == end).alias(end) for end in _ENDS),
     )
     joined = rows.join(messages, F.equal_null(rows["key"], messages["key"]), "full").select(

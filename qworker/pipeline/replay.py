@@ -1,12 +1,12 @@
-"""`replay`: run failed messages again, or archived ones, that an SQL predicate chooses.
+"""`replay`: run failed or archived messages again that an SQL predicate selects.
 
-From a queue: failed messages are requeued there, in one atomic step for each message. A replay that dies is run again, and finds
-only the failed messages that are left.
+From a queue: failed messages are requeued, in one atomic step for each message. If a replay dies, run it again: it
+finds only the remaining failed messages.
 
-From an archive: a message may be anywhere by now, or nowhere. What is to be done with each is written down beside the archive before
-anything is done (a plan), and a replay that dies is resumed from its plan and from nothing else: what it requeues is either still in
-failed or was requeued, and what it enqueues is one exactly-once write under the plan's name. No plan takes a message that an earlier one
-of the same name has.
+From an archive: a message can be in any state now, or not stored. A plan for each message is written next to the
+archive before anything is done. If a replay dies, the next one continues its plan: a message of the plan is still
+failed or was requeued, and enqueueing is one exactly-once write under the plan's name. No plan contains a message that
+an earlier plan of the same name has.
 """
 
 from __future__ import annotations
@@ -32,30 +32,42 @@ _SHOWN = 20
 
 
 class Chosen(msgspec.Struct, frozen=True, kw_only=True):
-    """What a replay does with the messages of one task and error."""
+    """What a replay does with the messages of one task and error.
 
-    # `requeue`, `enqueue`; or `skip` with the reason: `pending`, `done since` or `replayed before`.
+    Attributes:
+        act: `requeue`, `enqueue`, or `skip` with the reason: `pending`, `done since` or `replayed before`.
+        task: The task.
+        error: The error of one of the messages.
+        messages: The number of the messages.
+    """
+
     act: str
     task: str | None
-    # One of them.
     error: str | None
     messages: int
 
 
 class ReplayResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What a replay did; in a dry run, what it would do."""
+    """What a replay did. In a dry run: what it would do.
+
+    Attributes:
+        queue: The queue.
+        dry_run: Whether nothing was changed.
+        name: The name under which it can be continued; None for a replay from a queue, which needs no name.
+        matched: The number of messages that the predicate selected.
+        requeued: The number of failed messages that were requeued.
+        enqueued: The number of messages that were enqueued again from the archive.
+        skipped: The number of the other messages.
+        chosen: The most frequent tasks and errors.
+    """
 
     queue: str
     dry_run: bool
-    # The name under which it can be resumed; None for one of a queue, which needs none.
     name: str | None
-    # Messages that the predicate chose.
     matched: int
-    # Made ready again in the queue, and enqueued anew from the archive.
     requeued: int
     enqueued: int
     skipped: int
-    # The most frequent kinds.
     chosen: list[Chosen]
 
 
@@ -73,18 +85,18 @@ def replay(
     """Run messages again.
 
     Args:
-        spark: the session.
-        url: the backend.
-        queue: its queue, and the archive's.
+        spark: The session.
+        url: The backend.
+        queue: The name of the queue, also in the archive.
         predicate: SQL over the columns of MESSAGES, such as `task = 'thumb' and error like '%Timeout%'`.
-        archive: also what this archive has; None: failed messages.
-        state: `failed`, or `done` to run again what succeeded; only of an archive.
-        name: the name of a replay from an archive: each archived message is replayed once under it. None makes one of the queue, the
-            predicate and the state.
-        dry_run: change nothing, and tell what would be done.
+        archive: Select from this archive. None: from the failed messages of the queue.
+        state: `failed`, or `done` to run acked messages again. Only with an archive.
+        name: The name of a replay from an archive. Each archived message is replayed once under a name. None: a name
+            made from the queue, the predicate and the state.
+        dry_run: Change nothing, and return what would be done.
 
     Raises:
-        UsageError: the predicate is refused, or done messages of a queue are asked for.
+        UsageError: The predicate is not valid, or done messages of a queue were requested.
     """
     if archive is None:
         if state != State.FAILED.word:
@@ -95,7 +107,7 @@ def replay(
     plans = Plans(spark, archive, queue, name)
     run = plans.unfinished()
     if run is not None and not dry_run:
-        # What the replay that died had decided: nothing is decided anew.
+        # The plan of the replay that died: nothing is decided again.
         result = _told(plans.planned(run), queue, name, dry_run=False)
         _carry_out(plans, run, url, result)
         return result
@@ -123,7 +135,7 @@ def _replay_queue(spark: SparkSession, url: str, queue: str, predicate: str, *, 
 
 
 def _carry_out(plans: Plans, run: int, url: str, wanted: ReplayResult) -> None:
-    """Do what a plan says, all of it once, and write down that it is done."""
+    """Carry out a plan, everything once, and record that it is done."""
     planned = plans.planned(run)
     if wanted.requeued:
         hands.requeue(planned.where(F.col("act") == REQUEUE), url, plans.queue)
@@ -135,7 +147,7 @@ def _carry_out(plans: Plans, run: int, url: str, wanted: ReplayResult) -> None:
 
 
 def _told(chosen: DataFrame, queue: str, name: str | None, *, dry_run: bool) -> ReplayResult:
-    """The counts of what is chosen, and its most frequent kinds: for each act some, so that one look tells of all acts."""
+    """Count the selected messages, and find the most frequent tasks and errors of each act."""
     line = first_line("error")
     kinds = chosen.groupBy("act", "task", error_kind(line).alias("kind")).agg(
         F.max(line).alias("error"), F.count("*").alias("messages")
@@ -162,6 +174,6 @@ def _told(chosen: DataFrame, queue: str, name: str | None, *, dry_run: bool) -> 
 
 
 def _replay_name(queue: str, predicate: str, state: str) -> str:
-    # Of the stored word: a load of the same name has been begun by an earlier release.
+    # Uses the stored word of the state, so that replays of earlier releases keep their names.
     digest = hashlib.sha256("\0".join((queue, predicate, state)).encode()).hexdigest()
     return f"replay-{digest[:12]}"

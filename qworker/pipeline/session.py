@@ -109,7 +109,8 @@ def _started(master: str | None, name: str, options: Mapping[str, str]) -> Spark
     running = SparkContext._active_spark_context  # noqa: SLF001  # pyright: ignore[reportPrivateUsage] - no public way
     if running is None and "SPARK_REMOTE" not in os.environ:
         if "PYSPARK_GATEWAY_PORT" in os.environ:
-            # Its JVM runs already, and knows what spark-submit was told: a configuration that is made without it does not.
+            # Its JVM runs already, and knows what spark-submit was told: a configuration that is made without it does
+            # not.
             SparkContext._ensure_initialized()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage] - no public way
         conf = _configuration(master, name, options)
         _start_quietly(conf)
@@ -183,8 +184,8 @@ def _last_line(told: Any) -> str:
 def register_data_source(spark: SparkSession) -> None:
     """Make the data source `qworker` known to a session, whoever has made it.
 
-    On a local master its Python workers run on this interpreter, which has qworker; on a cluster, on the one that the session
-    names (`spark.pyspark.python`), where qworker must be installed.
+    On a local master its Python workers run on this interpreter, which has qworker; on a cluster, on the one that the
+    session names (`spark.pyspark.python`), where qworker must be installed.
     """
     from qworker.pipeline.source import source_class
 
@@ -206,8 +207,8 @@ def parallelism(spark: SparkSession) -> int:
 def hands_filters_down(spark: SparkSession) -> bool:
     """Let a session hand filters down to data sources; False where it does that wrongly.
 
-    Spark 4.2 and 4.3 keep the filters of one query with its data frame, and the next query of that frame reads too little. The
-    release that fixes this is the one in which readers are also given limits.
+    Spark 4.2 and 4.3 keep the filters of one query with its data frame, and the next query of that frame reads too
+    little. The release that fixes this is the one in which readers are also given limits.
     """
     from pyspark.sql.datasource import DataSourceReader
 

@@ -1,7 +1,9 @@
-"""The data source `qworker` for Spark: `spark.read.format("qworker")`, `df.write`, `spark.readStream` and `df.writeStream`.
+"""The data source `qworker` for Spark:
 
-Spark makes one `QworkerSource` per query from its options, and pickles it, and the readers and writers that it gives, to the processes
-that work: so they hold only plain values, and each of them opens the store for itself.
+`spark.read.format("qworker")`, `df.write`, `spark.readStream` and `df.writeStream`.
+
+Spark makes one `QworkerSource` per query from its options, and pickles it, and the readers and writers that it gives,
+to the processes that work: so they hold only plain values, and each of them opens the store for itself.
 """
 
 from __future__ import annotations

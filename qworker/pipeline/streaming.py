@@ -1,12 +1,12 @@
 """`readStream`: a log is followed by its positions; any other queue is consumed with leases.
 
-Following: Spark's offsets are the log's positions, so that a batch that is planned again after a crash has the same rows. The channel
-moves, and lets the log be deleted, only up to what Spark has committed.
+Following: Spark's offsets are the log's positions, so that a batch that is planned again after a crash has the same
+rows. The channel moves, and lets the log be deleted, only up to what Spark has committed.
 
-Consuming: the driver's reader leases a batch when Spark asks for the newest offset, hands the messages to the tasks, extends the leases
-while the batch runs, and acks them when Spark has committed it. A crash between a batch and its commit, on whichever side of it,
-leaves the messages leased: they expire, and come again in a later batch. So every message is processed at least once, and a batch
-that is planned again after a crash is empty.
+Consuming: the driver's reader leases a batch when Spark asks for the newest offset, hands the messages to the tasks,
+extends the leases while the batch runs, and acks them when Spark has committed it. A crash between a batch and its
+commit, on whichever side of it, leaves the messages leased: they expire, and come again in a later batch. So every
+message is processed at least once, and a batch that is planned again after a crash is empty.
 """
 
 from __future__ import annotations
@@ -167,8 +167,9 @@ class FollowingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 class ConsumingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Leases batches, and acks them when they are committed; see the module. Lives as long as the query, on the driver.
 
-    Spark calls one method at a time: batches follow one another, and a batch that failed ends the query. So the call for the offset
-    behind a batch says that it is finished, as `commit` does (which Spark calls only when a next batch begins).
+    Spark calls one method at a time: batches follow one another, and a batch that failed ends the query. So the call
+    for the offset behind a batch says that it is finished, as `commit` does (which Spark calls only when a next batch
+    begins).
 
     Args:
         options: the stream's.

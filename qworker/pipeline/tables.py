@@ -18,24 +18,24 @@ if TYPE_CHECKING:
 
 __all__ = ["Table", "merged", "staged"]
 
-# Bytes of what a task writes into one file, about; and below which a file is put together with others.
+# About how many bytes a task writes into one file, and the size below which a file is compacted.
 _FILE = 32 << 20
 _SMALL = 8 << 20
-# Partitions that a task writes side by side; it sorts its rows by partition only when it meets more of them.
+# Partitions that a task writes at the same time. It sorts its rows by partition only if there are more.
 _OPEN_FILES = 8
 _DAY_US = 86_400_000_000
-# What makes two rows of `messages` the same, beside the queue and the day.
+# With the queue and the day: what makes two rows of `messages` the same.
 _KEY = ("id", "state")
-# The time that a row's day is taken from: the first of these that it has.
+# The columns that give a row its day: the first one that is not null.
 _TIMES = {"messages": ("finished_at", "enqueued_at"), "events": ("at",)}
 
 
 class Table:
-    """One of the tables.
+    """One table of an archive.
 
     Args:
-        spark: any session.
-        folder: the archive.
+        spark: Any session.
+        folder: The archive.
         name: `messages` or `events`.
     """
 
@@ -45,27 +45,27 @@ class Table:
         self.name = name
 
     def staging(self, step: str) -> str:
-        """Where a run keeps what one of its steps has made."""
+        """Return where a run keeps the files of one step."""
         return f"{STAGING}/{self.name}/{step}"
 
     def rows(self) -> DataFrame:
-        """The table, with its days."""
+        """Return the table, with its column `day`."""
         names = [*column_names(self.name), "day"]
         if not self.folder.names(self.name):
             return self.spark.createDataFrame([], self.schema()).select(*names)
         return self.read(self.folder.path(self.name)).select(*names)
 
     def schema(self, more: str = "") -> StructType:
-        """The columns of what is in a folder of partitions; given, for names like `007` are no numbers."""
+        """Return the columns of a folder of partitions. They are not inferred: a name like `007` is not a number."""
         return struct(f"{TABLES[self.name]}{more}, day date")
 
     def read(self, path: str, *partitions: str, more: str = "") -> DataFrame:
-        """A folder of partitions, or some of them."""
+        """Read a folder of partitions, or some of them."""
         reader = self.spark.read.schema(self.schema(more)).option("basePath", path)
         return reader.parquet(*([f"{path}/{one}" for one in partitions] or [path]))
 
     def files(self, where: str) -> dict[str, list[str]]:
-        """The files in each partition of a folder, by `queue=Q/day=D`."""
+        """Return the files in each partition of a folder, by `queue=Q/day=D`."""
         found: dict[str, list[str]] = {}
         for queue in self.folder.names(where):
             for day in self.folder.names(f"{where}/{queue}"):
@@ -74,12 +74,12 @@ class Table:
         return {partition: names for partition, names in found.items() if names}
 
     def touched(self) -> list[str]:
-        """The partitions of the table that the found rows are of, and that have rows already."""
+        """Return the partitions of the found rows that have rows in the table already."""
         known = self.files(self.name)
         return [partition for partition in self.files(self.staging("found")) if partition in known]
 
     def without_known(self, found: DataFrame) -> DataFrame:
-        """The rows that the table does not have; only the days that they are of are read."""
+        """Return the rows that the table does not have. Only their days are read."""
         touched = self.touched()
         if not touched:
             return found
@@ -91,7 +91,7 @@ class Table:
         return found.join(there, same, "left_anti")
 
     def sized(self, rows: DataFrame) -> DataFrame:
-        """Rows in as many tasks as make files of a good size."""
+        """Divide rows into so many tasks that their files have a good size."""
         partitions = self.files(self.staging("found"))
         size = sum(
             self.folder.size(f"{self.staging('found')}/{partition}/{name}")
@@ -106,7 +106,7 @@ class Table:
 
 
 def staged(table: Table, step: str, rows: DataFrame) -> DataFrame | None:
-    """Write rows to staging by queue and day, and read them from there; None where there are none."""
+    """Write rows to staging by queue and day, and read them from there. Return None if there are no rows."""
     where = table.staging(step)
     if "day" not in rows.columns:
         rows = rows.withColumn("day", _day(table.name, rows))
@@ -120,7 +120,7 @@ def staged(table: Table, step: str, rows: DataFrame) -> DataFrame | None:
 
 @contextmanager
 def _setting(spark: SparkSession, name: str, value: str) -> Generator[None]:
-    """Let a session's setting be another for a while."""
+    """Change a setting of a session for the length of a block."""
     before = spark.conf.get(name)
     spark.conf.set(name, value)
     try:
@@ -132,15 +132,15 @@ def _setting(spark: SparkSession, name: str, value: str) -> Generator[None]:
 def _day(table: str, rows: DataFrame) -> Column:
     from pyspark.sql import functions as sql
 
-    # Not `to_date`: its days are those of the session's time zone.
+    # Not `to_date`, which uses the session's time zone.
     time = sql.coalesce(*[rows[name] for name in _TIMES[table]])
     return sql.date_from_unix_date(sql.floor(sql.unix_micros(time) / _DAY_US).cast("int"))
 
 
 def merged(table: Table, *, compact: bool) -> tuple[list[tuple[str, str]], list[str]]:
-    """What to move from staging into the table, and what those files replace there.
+    """Return what to move from staging into the table, and which files it replaces there.
 
-    With `compact`, the small files of each partition that gets new ones are put together in staging first.
+    With `compact`, the small files of each partition with new files are first compacted in staging.
     """
     moves: list[tuple[str, str]] = []
     removes: list[str] = []
@@ -157,7 +157,7 @@ def merged(table: Table, *, compact: bool) -> tuple[list[tuple[str, str]], list[
 
 
 def _together(table: Table, partition: str, names: Sequence[str]) -> list[str]:
-    """Put files together in staging; the names of what that makes."""
+    """Compact files in staging. Return the names of the new ones."""
     where = f"{table.staging('together')}/{partition}"
     inside = ", ".join(_columns_in_files(table.name))
     rows = table.spark.read.schema(struct(inside)).parquet(*[table.folder.path(name) for name in names])
@@ -166,5 +166,5 @@ def _together(table: Table, partition: str, names: Sequence[str]) -> list[str]:
 
 
 def _columns_in_files(table: str) -> Iterator[str]:
-    """The queue and the day are in the names of folders."""
+    """Return the columns in the files. The queue and the day are in the names of folders."""
     return (column for column in TABLES[table].split(", ") if not column.startswith("queue "))

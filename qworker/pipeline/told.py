@@ -1,4 +1,4 @@
-"""What Spark says of an error, put into one line: the error of ours that a task or the driver's planner raised."""
+"""Turn Spark's errors into one line: the qworker error that a task or the driver raised."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from qworker.errors import BackendError, QworkerError, UsageError
 
 __all__ = ["plain", "plain_error"]
 
-# The last line of a Python traceback, anywhere in what the JVM made of it.
+# The last line of a Python traceback, anywhere in the text of the JVM.
 _OURS = re.compile(r"^\s*qworker\.errors\.(\w+): (.+)$", re.MULTILINE)
-# And of anybody's: the first line after the frames.
+# The error of any Python traceback: the first line after the frames.
 _PYTHONS = re.compile(r"^Traceback \(most recent call last\):\n(?:[ \t].*\n)+(\S.*)$", re.MULTILINE)
 # `[SOME_CONDITION] text. SQLSTATE: 42703; where`.
 _CONDITION = re.compile(r"^\[[A-Z0-9_.]+\] (.+?)(?: SQLSTATE: \w+.*)?$")
@@ -24,13 +24,12 @@ _CONDITION = re.compile(r"^\[[A-Z0-9_.]+\] (.+?)(?: SQLSTATE: \w+.*)?$")
 
 @contextmanager
 def plain() -> Generator[None]:
-    """Let what Spark raises in the block arrive as an error of the one tree.
+    """Raise a qworker error for each error that Spark raises in the block.
 
     Raises:
-        QworkerError: what a task raised of ours; else `BackendError` with Spark's first line.
+        QworkerError: The qworker error that a task raised; otherwise a `BackendError` with Spark's first line.
     """
-    # Spark would tell the same on the terminal, at a length that nobody reads.
-    # (asked of PySpark, whose own kind of logger it must be, whoever asks first).
+    # Spark would print the same error at length on the terminal. The logger must be one of PySpark's own class.
     log = PySparkLogger.getLogger("SQLQueryContextLogger")
     before, log.disabled = log.disabled, True
     try:
@@ -44,18 +43,18 @@ def plain() -> Generator[None]:
 
 
 def plain_error(error: BaseException) -> QworkerError:
-    """One line for what Spark raised."""
+    """Make an error with one line from an error of Spark."""
     text = str(error)
     if found := _OURS.findall(text):
         name, line = found[-1]
         kind = getattr(errors, name, BackendError)
         made = QworkerError.__new__(kind if isinstance(kind, type) and issubclass(kind, QworkerError) else BackendError)
-        # Some of them make their text from other things.
+        # The constructors of some errors take other arguments.
         made.args = (line,)
         return made
     first = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
     if isinstance(error, AnalysisException):
-        # Column names and SQL are the caller's.
+        # The caller gave the column names and the SQL.
         return UsageError(_CONDITION.sub(r"\1", first))
     lines = _PYTHONS.findall(text)
     return BackendError(f"Spark failed: {lines[-1] if lines else first}")
