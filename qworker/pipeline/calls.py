@@ -1,4 +1,4 @@
-"""From a row's columns to a task call, on the executors: encoded as the worker will read it, and checked as the worker will check it."""
+"""Make task calls of rows, on the executors. They are encoded and checked as the worker decodes and checks them."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _decode = msgspec.json.Decoder(dict[str, Any]).decode
 
 
 class CallMaker:
-    """Makes envelopes; goes to the executors by value.
+    """A maker of envelopes, which is pickled for the executors.
 
     Args:
-        task: the task's name.
-        signature: what the arguments have to fit; None: anything.
-        names: the parameters that are given.
-        text: whether numbers and truth values may come as texts, which then are read.
+        task: The name of the task.
+        signature: The signature that the arguments must fit. None: any.
+        names: The parameters that are given.
+        text: Whether numbers and booleans can be texts, which are then parsed.
     """
 
     def __init__(self, task: str, signature: Signature | None, names: Sequence[str], *, text: bool = False) -> None:
@@ -36,11 +36,11 @@ class CallMaker:
         self._signature = signature
         self._names = tuple(names)
         self._head = b'{"task":' + _encode(task) + b',"args":[],"kwargs":'
-        # Where a null cannot be the argument but the parameter has a default, the argument is left out.
+        # If an argument cannot be null but has a default, a null is left out.
         self._optional = [] if signature is None else [name for name in names if signature.refuses_none(name)]
 
     def make(self, batch: pa.RecordBatch) -> tuple[list[bytes | None], list[tuple[int, str]]]:
-        """The rows' bodies; and the numbers of the rows that have none, with the reasons."""
+        """Return the bodies of the rows, and the numbers of the rejected rows with the reasons."""
         bodies: list[bytes | None] = []
         bad: list[tuple[int, str]] = []
         for number, call in enumerate(self._calls(batch)):

@@ -1,4 +1,4 @@
-"""From the rows of a DataFrame to drafts: columns `task`, `args`, `kwargs` as JSON, or `body`; and `due_at`, `priority`, `key`."""
+"""Make drafts of the rows of a DataFrame: `task`, `args` and `kwargs`, or `body`; `due_at`, `priority` and `key`."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ _check_kwargs = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
 def check_columns(types: Mapping[str, str]) -> None:
-    """See that a DataFrame can be enqueued, before anything runs.
+    """Check that a DataFrame can be enqueued, before anything runs.
 
     Args:
-        types: the columns' Spark types by name.
+        types: The Spark types of the columns, by name.
 
     Raises:
-        UsageError: says which column is missing, unknown or of the wrong type.
+        UsageError: A column is missing, unknown or of the wrong type.
     """
     for name, found in types.items():
         if name == SOURCE:
@@ -54,11 +54,11 @@ def check_columns(types: Mapping[str, str]) -> None:
 
 
 class RowReader:
-    """Makes drafts of record batches.
+    """A reader of record batches.
 
     Args:
-        names: the columns.
-        maker: makes calls of the rows; None: they are calls.
+        names: The columns.
+        maker: Makes calls of the rows. None: the rows are calls.
     """
 
     def __init__(self, names: Sequence[str], maker: CallMaker | None = None) -> None:
@@ -67,7 +67,7 @@ class RowReader:
         self._heads: dict[str, bytes] = {}
 
     def read(self, batch: pa.RecordBatch) -> tuple[list[Draft], list[tuple[int, str]]]:
-        """The drafts of a batch; and the numbers of its rows that are none, with the reasons."""
+        """Return the drafts of a batch, and the numbers of its rejected rows with the reasons."""
         columns: dict[str, list[Any]] = {name: self._values(batch, name) for name in self._names}
         bad: list[tuple[int, str]] = []
         task: str | None = None

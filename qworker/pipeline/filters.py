@@ -1,4 +1,4 @@
-"""Filters that Spark hands down to a read: those on `state` and `queue` decide what is read at all, others what is passed on."""
+"""Filters that Spark pushes down to a read. Those on `state` and `queue` limit what is read, and others drop rows."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _COLUMNS = frozenset({"id", "queue", "state", "task", "args", "kwargs", "tries",
 
 
 class Condition(msgspec.Struct, frozen=True):
-    """One filter; a row where it is unknown (null) is left out, as SQL has it."""
+    """One filter. A row for which it is null is dropped, as in SQL."""
 
     column: str
     how: str
@@ -46,7 +46,7 @@ class Condition(msgspec.Struct, frozen=True):
 
 
 def condition(given: object) -> Condition | None:
-    """What a filter of Spark's says; None for what is left to Spark."""
+    """Convert a filter of Spark. Return None if Spark must apply it itself."""
     how = _HOW.get(type(given).__name__)
     path: Sequence[str] = getattr(given, "attribute", ())
     if how is None or len(path) != 1 or path[0] not in _COLUMNS:
@@ -59,7 +59,7 @@ def condition(given: object) -> Condition | None:
 
 
 def chosen(conditions: Iterable[Condition], column: str, names: Iterable[str]) -> list[str]:
-    """Which values of `state` or `queue` the conditions leave."""
+    """Return the values of `state` or `queue` that pass the conditions."""
     left = list(names)
     for one in conditions:
         if one.column == column and one.how in {"=", "in"}:
@@ -68,7 +68,7 @@ def chosen(conditions: Iterable[Condition], column: str, names: Iterable[str]) -
 
 
 def kept(batch: pa.RecordBatch, conditions: Iterable[Condition]) -> pa.RecordBatch:
-    """The rows that the conditions leave."""
+    """Return the rows that pass the conditions."""
     for one in conditions:
         batch = batch.filter(_mask(batch.column(one.column), one))
     return batch

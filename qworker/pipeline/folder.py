@@ -1,6 +1,6 @@
-"""A folder on whatever Spark can write to: a directory, or a Hadoop file system (HDFS, object stores) through Spark's JVM.
+"""A folder on storage that Spark can write to: a directory, or a Hadoop file system (HDFS, object stores).
 
-Names are relative to the folder, with slashes. Every change may be repeated after a crash.
+Names are relative to the folder, with slashes. Every change can be repeated after a crash.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ __all__ = ["Folder", "HadoopFolder", "LocalFolder", "open_folder"]
 
 
 def open_folder(spark: SparkSession, path: str) -> Folder:
-    """The folder at a path or URL, made if it is absent.
+    """Open the folder at a path or URL. It is created if it does not exist.
 
     Raises:
-        NotSupported: it is on no local disk, and the session is one of Spark Connect.
+        NotSupported: It is not on a local disk, and the session is one of Spark Connect.
     """
     parts = urlsplit(path)
     if parts.scheme in {"", "file"}:
@@ -36,54 +36,57 @@ def open_folder(spark: SparkSession, path: str) -> Folder:
 
 
 class Folder(abc.ABC):
-    """See the module."""
+    """A folder.
 
-    # For Spark: a URL without a slash at its end.
+    Attributes:
+        url: The URL for Spark, without a slash at its end.
+    """
+
     url: str
 
     def path(self, name: str) -> str:
-        """What Spark reads or writes."""
+        """Return the URL of a name, for Spark."""
         return f"{self.url}/{name}"
 
     @abc.abstractmethod
     def names(self, name: str) -> list[str]:
-        """What is in a folder of it, sorted; nothing where there is none. Hidden files are left out."""
+        """Return the names in a subfolder, sorted, without hidden files. Return none if it does not exist."""
 
     @abc.abstractmethod
     def size(self, name: str) -> int:
-        """The bytes of a file."""
+        """Return the size of a file in bytes."""
 
     @abc.abstractmethod
     def read(self, name: str) -> bytes | None:
-        """What a file holds; None where there is none."""
+        """Return the content of a file; None if it does not exist."""
 
     @abc.abstractmethod
     def write(self, name: str, content: bytes) -> None:
-        """Put a file in place, whole and for good: what was there before is seen until then."""
+        """Write a file atomically and durably. Readers see the old content until then."""
 
     @abc.abstractmethod
     def sync(self, names: Iterable[str]) -> None:
-        """Make files, and that they are where they are, durable."""
+        """Make files and their names durable."""
 
     @abc.abstractmethod
     def move(self, source: str, target: str) -> None:
-        """Rename a file, unless it is there already."""
+        """Rename a file, unless that was done already."""
 
     @abc.abstractmethod
     def remove(self, name: str) -> None:
-        """Delete a file or a folder, unless it is gone already."""
+        """Delete a file or a folder, if it exists."""
 
     @contextmanager
     def locked(self) -> Generator[None]:
-        """Keep other runs out, where the file system can."""
+        """Lock out other runs, if the file system can do that."""
         yield
 
 
 class LocalFolder(Folder):
-    """A directory; on a cluster, one that all its machines share.
+    """A directory. On a cluster, all machines must share it.
 
     Args:
-        directory: its path.
+        directory: Its path.
     """
 
     def __init__(self, directory: str) -> None:
@@ -96,18 +99,18 @@ class LocalFolder(Folder):
         return os.path.join(self._root, name)
 
     def names(self, name: str) -> list[str]:
-        """The directory's entries."""
+        """List the directory."""
         try:
             return sorted(found for found in os.listdir(self._at(name)) if found[0] not in "._")
         except FileNotFoundError:
             return []
 
     def size(self, name: str) -> int:
-        """By its status."""
+        """Read its status."""
         return os.stat(self._at(name)).st_size
 
     def read(self, name: str) -> bytes | None:
-        """The file."""
+        """Read the file."""
         try:
             with open(self._at(name), "rb") as file:
                 return file.read()
@@ -115,7 +118,7 @@ class LocalFolder(Folder):
             return None
 
     def write(self, name: str, content: bytes) -> None:
-        """Beside it first, then renamed over it."""
+        """Write a new file, and rename it over the old one."""
         path = self._at(name)
         os.makedirs(os.path.dirname(path), exist_ok=True)
         with open(f"{path}.new", "wb") as file:
@@ -126,7 +129,7 @@ class LocalFolder(Folder):
         _sync_directory(os.path.dirname(path))
 
     def sync(self, names: Iterable[str]) -> None:
-        """The files, their directories, and those above up to the root."""
+        """Sync the files, their directories, and the directories above."""
         directories: set[str] = set()
         for name in names:
             _sync_file(self._at(name))
@@ -135,7 +138,7 @@ class LocalFolder(Folder):
             _sync_directory(self._at(directory))
 
     def move(self, source: str, target: str) -> None:
-        """One rename."""
+        """Rename it."""
         os.makedirs(os.path.dirname(self._at(target)), exist_ok=True)
         try:
             os.rename(self._at(source), self._at(target))
@@ -144,7 +147,7 @@ class LocalFolder(Folder):
                 raise
 
     def remove(self, name: str) -> None:
-        """The file, or all of the directory."""
+        """Delete the file, or the directory with its content."""
         path = self._at(name)
         try:
             os.unlink(path)
@@ -155,10 +158,10 @@ class LocalFolder(Folder):
 
     @contextmanager
     def locked(self) -> Generator[None]:
-        """A lock that the kernel lets go of when the process dies.
+        """Hold a lock, which the kernel releases when the process dies.
 
         Raises:
-            UsageError: another run holds it.
+            UsageError: Another run holds it.
         """
         os.makedirs(self._at("_qworker"), exist_ok=True)
         fd = os.open(self._at("_qworker/lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -194,11 +197,11 @@ def _sync_directory(path: str) -> None:
 
 
 class HadoopFolder(Folder):
-    """A folder of a Hadoop file system, which says by itself when a file is durable: at its close.
+    """A folder of a Hadoop file system, where a closed file is durable.
 
     Args:
-        spark: a session with a JVM of its own.
-        url: the folder's URL.
+        spark: A session with a JVM of its own.
+        url: The URL of the folder.
     """
 
     def __init__(self, spark: SparkSession, url: str) -> None:
@@ -215,18 +218,18 @@ class HadoopFolder(Folder):
         return self._hadoop.fs.Path(f"{self.url}/{name}".rstrip("/"))
 
     def names(self, name: str) -> list[str]:
-        """The folder's entries."""
+        """List the folder."""
         if not self._system.exists(self._at(name)):
             return []
         found = [str(status.getPath().getName()) for status in self._system.listStatus(self._at(name))]
         return sorted(one for one in found if one[0] not in "._")
 
     def size(self, name: str) -> int:
-        """By its status."""
+        """Read its status."""
         return int(self._system.getFileStatus(self._at(name)).getLen())
 
     def read(self, name: str) -> bytes | None:
-        """The file."""
+        """Read the file."""
         if not self._system.exists(self._at(name)):
             return None
         stream = self._system.open(self._at(name))
@@ -236,7 +239,10 @@ class HadoopFolder(Folder):
             stream.close()
 
     def write(self, name: str, content: bytes) -> None:
-        """Beside it first, then renamed over it; a file system that renames over nothing loses the old one first."""
+        """Write a new file and rename it over the old one.
+
+        If the file system cannot do that, the old one is removed first.
+        """
         beside = self._at(f"{name}.new")
         stream = self._system.create(beside, True)
         try:
@@ -252,10 +258,10 @@ class HadoopFolder(Folder):
             raise OSError(f"cannot rename {source.toString()} to {target.toString()}")
 
     def sync(self, names: Iterable[str]) -> None:
-        """Nothing is left to do."""
+        """Do nothing."""
 
     def move(self, source: str, target: str) -> None:
-        """One rename."""
+        """Rename it."""
         if self._system.exists(self._at(source)):
             self._system.mkdirs(self._at(target).getParent())
             self._renamed(self._at(source), self._at(target))
@@ -263,5 +269,5 @@ class HadoopFolder(Folder):
             raise FileNotFoundError(f"{self.url}/{source} is gone")
 
     def remove(self, name: str) -> None:
-        """With all that is in it."""
+        """Delete it with its content."""
         self._system.delete(self._at(name), True)

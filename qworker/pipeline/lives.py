@@ -24,17 +24,17 @@ _COLUMNS = ("queue", "id", "task", "kind", "at", "enqueued_at", "duration_s", "w
 
 
 def seconds(column: str) -> Column:
-    """A timestamp as Unix seconds."""
+    """Convert a timestamp to Unix seconds."""
     return F.col(column).cast("double")
 
 
 def traces(events: DataFrame, messages: DataFrame, now: float) -> DataFrame:
-    """Everything that is known of when a message was where, one row each.
+    """Return all known transitions of messages, one in each row.
 
     Args:
-        events: rows of the schema EVENTS.
-        messages: rows with at least `MESSAGE_COLUMNS`, of a queue, of an archive, or of both.
-        now: when the messages of the queue were read, in Unix seconds: what pends was there then.
+        events: Rows of the schema EVENTS.
+        messages: Rows with at least `MESSAGE_COLUMNS`, of a queue, of an archive, or of both.
+        now: When the messages of the queue were read, in Unix seconds.
 
     Returns:
         queue, id, task, kind (that of an event, or `pending`), at (Unix seconds), enqueued_at, duration_s, worker,
@@ -71,7 +71,7 @@ def traces(events: DataFrame, messages: DataFrame, now: float) -> DataFrame:
 
 
 def first_line(column: str) -> Column:
-    """What went wrong in one line, as events have it: see `failure.summary`."""
+    """Return an error in one line, as events have it (see `failure.summary`)."""
     text = F.col(column)
     plain = F.regexp_extract(text, r"^\s*([^\r\n]*)", 1)
     raised_last = F.element_at(F.split(text, CHAINED.pattern), -1)
@@ -84,12 +84,12 @@ def first_line(column: str) -> Column:
 
 
 def lives(trace: DataFrame) -> DataFrame:
-    """One row for each message.
+    """Return one row for each message.
 
-    A message that was requeued is open again: what counts is whether anything happened to it after its last end.
+    A requeued message is open again: it is open if anything happened to it after its last end.
 
     Args:
-        trace: the rows of `traces`.
+        trace: The rows of `traces`.
 
     Returns:
         queue, id, task, enqueued_at, begun_at (of the first run), seen_at (of the latest that is known), ended_at,

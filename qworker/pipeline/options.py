@@ -1,4 +1,4 @@
-"""What a read may be told: `spark.read.format("qworker").option(...)`."""
+"""The options of a read: `spark.read.format("qworker").option(...)`."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def parsed(self) -> BackendURL:
-        """The store's URL, understood."""
+        """The parsed URL of the store."""
         return BackendURL.parse(self.url)
 
     @property
@@ -106,10 +106,10 @@ class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def queue(self) -> str:
-        """The one queue of a stream.
+        """The queue of a stream.
 
         Raises:
-            UsageError: none or several are named.
+            UsageError: No queue or several queues are named.
         """
         if len(self.queues) != 1:
             raise UsageError('a stream must have exactly one queue: pass .option("queue", "NAME")')

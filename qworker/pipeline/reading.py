@@ -141,7 +141,7 @@ async def opened(url: str) -> AsyncGenerator[Backend]:
 
 
 def batches(make: Callable[[], AsyncIterator[pa.RecordBatch]]) -> Iterator[pa.RecordBatch]:
-    """What an asynchronous iterator gives, in code without an event loop; closed with this one, also when it is left early."""
+    """Iterate over an asynchronous iterator without an event loop. It is closed also if the iteration ends early."""
     with asyncio.Runner() as runner:
         source = make()
         try:

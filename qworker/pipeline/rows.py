@@ -1,4 +1,4 @@
-"""From messages and events to record batches: one list per column, made only for the columns that are asked for."""
+"""Make record batches of messages and events, only with the requested columns."""
 
 # The stubs of pyarrow leave the types of elements open.
 # pyright: reportUnknownMemberType=false
@@ -25,7 +25,7 @@ _OPENS = frozenset(b"{ \t\r\n")
 
 
 class _Call(msgspec.Struct, frozen=True, gc=False):
-    """An envelope whose arguments stay as they are written."""
+    """An envelope whose arguments are not decoded."""
 
     task: str
     args: msgspec.Raw = msgspec.Raw(b"[]")
@@ -36,7 +36,7 @@ _decode = msgspec.json.Decoder(_Call).decode
 
 
 def messages_batch(found: Sequence[StoredMessage], names: Sequence[str]) -> pa.RecordBatch:
-    """Some columns of the table `messages`."""
+    """Make some columns of the table `messages`."""
     arrays: dict[str, pa.Array[Any]] = {}
     if not _CALL_COLUMNS.isdisjoint(names):
         calls = [_call(one.message.body) for one in found]
@@ -49,13 +49,13 @@ def messages_batch(found: Sequence[StoredMessage], names: Sequence[str]) -> pa.R
 
 
 def events_batch(found: Sequence[Event], names: Sequence[str], part: str, position: str | None) -> pa.RecordBatch:
-    """Some columns of the table `events`.
+    """Make some columns of the table `events`.
 
     Args:
-        found: some events of a part of the history.
-        names: the columns, in order.
-        part: the part's name.
-        position: where the history goes on behind them.
+        found: Some events of one log of the history.
+        names: The columns, in order.
+        part: The name of the log.
+        position: The position after the events.
     """
     hidden = {"part": part, "position": position}
     arrays = [
@@ -107,7 +107,7 @@ def _text(text: str) -> str:
 
 
 def timestamps(values: Iterable[float | None]) -> pa.Array[Any]:
-    """Unix seconds as timestamps, to the microsecond that `message.to_microseconds` says."""
+    """Convert Unix seconds to timestamps, with the microseconds of `message.to_microseconds`."""
     seconds = pa.array(list(values), pa.float64())
     return pc.cast(pc.cast(pc.round(pc.multiply(seconds, 1e6)), pa.int64()), _TIME)
 

@@ -1,4 +1,4 @@
-"""The tables, in Spark's notation: what the data source gives, and what the archive keeps. docs/pipeline/data-source.md explains them."""
+"""The tables of the data source and of the archive, in Spark's notation (docs/pipeline/data-source.md)."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ EVENTS = (
     "event string, at timestamp, queue string, id string, task string, tries int, worker string, token bigint, "
     "duration_s double, enqueued_at timestamp, error string"
 )
-# What the archive asks for beside the table, and does not keep.
+# Columns that only the archive reads, and does not keep.
 PLACE = "place"
 _HIDDEN = {"messages": f"{PLACE} string", "events": "part string, position string"}
 TABLES = {"messages": MESSAGES, "events": EVENTS}
 
 
 def columns(table: str) -> dict[str, str]:
-    """The columns of a table by name, with their Spark types; also the ones that only the archive asks for."""
+    """Return the Spark types of a table's columns, also of those that only the archive reads."""
     text = f"{TABLES[table]}, {_HIDDEN[table]}"
     return dict(column.split(" ", 1) for column in text.split(", "))
 
 
 def column_names(table: str) -> list[str]:
-    """The names of a table's columns, in order."""
+    """Return the names of a table's columns, in order."""
     return [column.split(" ", 1)[0] for column in TABLES[table].split(", ")]
 
 
 def selected(table: str, names: Iterable[str]) -> str:
-    """Some columns of a table, in Spark's notation.
+    """Return some columns of a table, in Spark's notation.
 
     Raises:
-        UsageError: there is no such column.
+        UsageError: There is no such column.
     """
     known = columns(table)
     chosen = [name.strip() for name in names]

@@ -1,4 +1,4 @@
-"""A Spark session: quiet, on this machine unless told otherwise, with Python workers that find qworker."""
+"""Start Spark sessions: quiet, on this machine by default, with Python workers that find qworker."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ __all__ = [
 _OLDEST_JAVA = 17
 _VERSION = re.compile(r'version "(\d+)')
 _QUIET = Path(__file__).with_name("quiet.properties")
-# For the JVM of a driver: what logs, and how much.
+# For the JVM of a driver: the configuration of its logs.
 QUIET_OPTION = f"-Dlog4j2.configurationFile={_QUIET.as_uri()}"
 
-# What nobody asked for is not opened, and nothing is shown.
+# No ports that are not needed, and no output.
 _DEFAULTS = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
@@ -53,11 +53,11 @@ _LOCAL_DEFAULTS = {
 
 
 def check_installation() -> None:
-    """See that Spark can start here.
+    """Check that Spark can start here.
 
     Raises:
         MissingExtra: PySpark is not installed.
-        UsageError: there is no Java, or it is too old.
+        UsageError: There is no Java, or it is too old.
     """
     try:
         import pyarrow as _arrow
@@ -84,16 +84,16 @@ def _check_java() -> None:
 def start_session(
     master: str | None = None, *, name: str = "qworker", options: Mapping[str, str] | None = None
 ) -> SparkSession:
-    """The session of this process, with the data source registered; a new one says nothing on the terminal.
+    """Return the session of this process, with the data source registered. A new session prints nothing.
 
     Args:
-        master: where it runs; None: `local[*]`, or what spark-submit said.
-        name: what a cluster's pages call it.
-        options: Spark's own configuration, which wins over the defaults here.
+        master: Where it runs. None: `local[*]`, or the master of spark-submit.
+        name: The name of the application on a cluster.
+        options: Spark's own configuration, which overrides the defaults here.
 
     Raises:
         MissingExtra: PySpark is not installed.
-        UsageError: there is no Java, or it is too old.
+        UsageError: There is no Java, or it is too old.
         BackendUnavailable: Spark did not start.
     """
     check_installation()
@@ -105,7 +105,7 @@ def _started(master: str | None, name: str, options: Mapping[str, str]) -> Spark
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
-    # A session that spark-submit or the caller has started is the one to use.
+    # If spark-submit or the caller has started a session, it is used.
     running = SparkContext._active_spark_context  # noqa: SLF001  # pyright: ignore[reportPrivateUsage] - no public way
     if running is None and "SPARK_REMOTE" not in os.environ:
         if "PYSPARK_GATEWAY_PORT" in os.environ:
@@ -144,7 +144,7 @@ def _is_local(master: str) -> bool:
 
 
 def _start_quietly(conf: SparkConf) -> None:
-    """Start the JVM with its standard error in a file, which is shown only when the start fails."""
+    """Start the JVM with its standard error in a file, which is shown only if the start fails."""
     from pyspark import SparkContext
     from pyspark.errors import PySparkException
     from pyspark.java_gateway import launch_gateway  # pyright: ignore[reportUnknownVariableType] - has no types
@@ -162,7 +162,7 @@ def _start_quietly(conf: SparkConf) -> None:
 
 @contextmanager
 def _environment(**values: str | None) -> Generator[None]:
-    """Set variables for a while."""
+    """Set environment variables for the length of a block."""
     before = {name: os.environ.get(name) for name in values}
     os.environ.update({name: value for name, value in values.items() if value is not None})
     try:
@@ -182,7 +182,7 @@ def _last_line(told: Any) -> str:
 
 
 def register_data_source(spark: SparkSession) -> None:
-    """Make the data source `qworker` known to a session, whoever has made it.
+    """Register the data source `qworker` in a session.
 
     On a local master its Python workers run on this interpreter, which has qworker; on a cluster, on the one that the
     session names (`spark.pyspark.python`), where qworker must be installed.
@@ -194,18 +194,18 @@ def register_data_source(spark: SparkSession) -> None:
 
 
 def context_of(spark: SparkSession) -> SparkContext | None:
-    """What runs a session's tasks; None where that is on the other side of Spark Connect."""
+    """Return the context of a session; None for a session of Spark Connect."""
     return getattr(spark, "sparkContext", None)
 
 
 def parallelism(spark: SparkSession) -> int:
-    """How many tasks a session runs at once, as far as it says."""
+    """Return how many tasks a session runs at the same time, as far as it is known."""
     context = context_of(spark)
     return 8 if context is None else max(2, context.defaultParallelism)
 
 
 def hands_filters_down(spark: SparkSession) -> bool:
-    """Let a session hand filters down to data sources; False where it does that wrongly.
+    """Enable filter pushdown to data sources. Return False if Spark does it incorrectly.
 
     Spark 4.2 and 4.3 keep the filters of one query with its data frame, and the next query of that frame reads too
     little. The release that fixes this is the one in which readers are also given limits.
@@ -220,7 +220,7 @@ def hands_filters_down(spark: SparkSession) -> bool:
 
 @contextmanager
 def own_interpreter(spark: SparkSession) -> Generator[None]:
-    """Let the functions that are handed to a local Spark meanwhile run on this interpreter."""
+    """Run the functions of a local Spark on this interpreter, for the length of a block."""
     context = context_of(spark)
     if context is None or not _is_local(context.master or ""):
         yield

@@ -1,9 +1,7 @@
-"""The data source `qworker` for Spark:
+"""The data source `qworker` for Spark: `spark.read.format("qworker")`, `df.write`, `readStream` and `writeStream`.
 
-`spark.read.format("qworker")`, `df.write`, `spark.readStream` and `df.writeStream`.
-
-Spark makes one `QworkerSource` per query from its options, and pickles it, and the readers and writers that it gives,
-to the processes that work: so they hold only plain values, and each of them opens the store for itself.
+Spark makes one `QworkerSource` for each query from its options. It pickles the source, its readers and its writers, and
+sends them to the working processes. So they hold only plain values, and each process opens the store itself.
 """
 
 from __future__ import annotations
@@ -34,7 +32,7 @@ FORMAT = "qworker"
 
 
 class QworkerSource(DataSource):
-    """One query's use of a store; see the module."""
+    """The data source of one query."""
 
     # Set by `source_class`: how many tasks the session runs at once, and whether it hands filters down.
     parallelism = 2
@@ -44,15 +42,15 @@ class QworkerSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """The format's name."""
+        """Return the name of the format."""
         return FORMAT
 
     def schema(self) -> StructType:
-        """The table's columns, or those that the option `columns` names."""
+        """Return the columns of the table, or those of the option `columns`."""
         return struct(ReadOptions.parse(self.options, self.parallelism).schema)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """A batch read."""
+        """Make the reader of a batch."""
         from qworker.pipeline.reading import EventsReader, FilteredMessagesReader, MessagesReader
 
         options = ReadOptions.parse(self.options, self.parallelism)
@@ -61,31 +59,31 @@ class QworkerSource(DataSource):
         return (FilteredMessagesReader if self.pushes_filters else MessagesReader)(options, schema.names)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
-        """A stream of messages: followed where the store is a log, else leased."""
+        """Make the reader of a stream, which follows a log and leases from other stores."""
         from qworker.pipeline.streaming import stream_reader
 
         return stream_reader(ReadOptions.parse(self.options, self.parallelism), schema.names)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """A batch write."""
+        """Make the writer of a batch."""
         from qworker.pipeline.writing import batch_writer
 
         return batch_writer(dict(self.options), schema, overwrite, self.maker)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802 - Spark's name
-        """A write per micro-batch."""
+        """Make the writer of a stream."""
         from qworker.pipeline.writing import stream_writer
 
         return stream_writer(dict(self.options), schema, overwrite)
 
 
 def source_class(spark: SparkSession) -> type[QworkerSource]:
-    """The data source as a session should know it."""
+    """Return the class to register in a session."""
     values = {"parallelism": parallelism(spark), "pushes_filters": hands_filters_down(spark)}
     # Made here, so that it is pickled as a whole, with these values: workers share nothing else with the session.
     return type(QworkerSource.__name__, (QworkerSource,), values)
 
 
 def loading_class(name: str, maker: CallMaker) -> type[QworkerSource]:
-    """A data source of another name, for batch writes of rows that `maker` makes calls of."""
+    """Make a data source with another name, for batch writes of rows of which `maker` makes calls."""
     return type(QworkerSource.__name__, (QworkerSource,), {"name": classmethod(lambda _: name), "maker": maker})

@@ -1,12 +1,12 @@
-"""`readStream`: a log is followed by its positions; any other queue is consumed with leases.
+"""`readStream`: follow a log by its positions, or consume any other queue with leases.
 
-Following: Spark's offsets are the log's positions, so that a batch that is planned again after a crash has the same
-rows. The channel moves, and lets the log be deleted, only up to what Spark has committed.
+Following: Spark's offsets are the log's positions, so a batch that Spark repeats after a crash has the same rows. The
+channel moves, and lets the log be deleted, only up to what Spark has committed.
 
-Consuming: the driver's reader leases a batch when Spark asks for the newest offset, hands the messages to the tasks,
-extends the leases while the batch runs, and acks them when Spark has committed it. A crash between a batch and its
-commit, on whichever side of it, leaves the messages leased: they expire, and come again in a later batch. So every
-message is processed at least once, and a batch that is planned again after a crash is empty.
+Consuming: the driver's reader leases a batch when Spark asks for the newest offset, gives the messages to the tasks,
+extends the leases while the batch runs, and acks them when Spark has committed it. After a crash between a batch and
+its commit, the messages stay leased until their leases expire, and are in a later batch. So every message is processed
+at least once, and a batch that Spark repeats after a crash is empty.
 """
 
 from __future__ import annotations
@@ -45,10 +45,11 @@ _AT_ONCE = 1000
 
 
 def stream_reader(options: ReadOptions, names: Sequence[str]) -> DataSourceStreamReader:
-    """The reader for a stream's options.
+    """Make the reader of a stream.
 
     Raises:
-        UsageError: it names no queue, or another table than messages.
+        NotSupported: The options name the table of events.
+        UsageError: They do not name one queue.
     """
     if options.table != "messages":
         raise NotSupported("events cannot be streamed: use spark.read")
@@ -58,7 +59,7 @@ def stream_reader(options: ReadOptions, names: Sequence[str]) -> DataSourceStrea
 
 
 class _Page(InputPartition):
-    """Rows that the driver has read: a batch of leases, of bounded size."""
+    """Messages that the driver has leased, of bounded size."""
 
     def __init__(self, found: list[StoredMessage]) -> None:
         super().__init__(len(found))
@@ -66,18 +67,18 @@ class _Page(InputPartition):
 
 
 class _Stretch(InputPartition):
-    """A part of a log, as its follower named it."""
+    """A range of a log."""
 
 
 # -- following -------------------------------------------------------------------------------------------------------
 
 
 class FollowingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Follows a log; see the module.
+    """A reader that follows a log.
 
     Args:
-        options: the stream's.
-        names: the columns to give, in order.
+        options: The options of the stream.
+        names: The columns, in order.
     """
 
     def __init__(self, options: ReadOptions, names: Sequence[str]) -> None:
@@ -85,10 +86,10 @@ class FollowingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._names = tuple(names)
         self._queue = options.queue
         self._last: str | None = None
-        # On the driver, once it is asked anything; never in what is pickled for the tasks.
+        # Only on the driver, after the first call. It is never pickled for the tasks.
         self._portal: Portal | None = None
         self._opened: Follower | None = None
-        # With availableNow: where the log ended when the query began.
+        # With availableNow: the end of the log when the query started.
         self._target: str | None = None
 
     def _follower(self) -> Follower:
@@ -109,15 +110,15 @@ class FollowingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._portal.run(asked(), instead=_INSTEAD)
 
     def initialOffset(self) -> dict[str, str]:  # noqa: N802 - Spark's name
-        """Where a new query begins."""
+        """Return where a new query starts."""
         return {self._queue: self._ask(lambda follower: follower.begin(self._options.starting_position))}
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
-        """What comes from now on is for another query."""
+        """Leave the records that follow to another query."""
         self._target = self._ask(lambda follower: follower.end())
 
     def latestOffset(self, start: Mapping[str, str] | None = None, limit: object = None) -> dict[str, str]:  # noqa: N802
-        """Where the next batch ends: `max_messages` behind the last one, or at the end of the log."""
+        """Return where the next batch ends: `max_messages` after the last one, or at the end of the log."""
         del limit
         begin = self._last if start is None else start[self._queue]
 
@@ -129,7 +130,7 @@ class FollowingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {self._queue: self._last}
 
     def partitions(self, start: Mapping[str, str], end: Mapping[str, str]) -> list[InputPartition]:
-        """Stretches of the log."""
+        """Divide the log between two offsets."""
         begin, stop = start[self._queue], end[self._queue]
         self._last = stop
         if begin == stop:
@@ -138,7 +139,7 @@ class FollowingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return [_Stretch(part) for part in parts]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """In a task: one stretch."""
+        """Read one range, in a task."""
         yield from batches(lambda: self._pages(partition.value))
 
     async def _pages(self, part: str) -> AsyncIterator[pa.RecordBatch]:
@@ -151,11 +152,11 @@ class FollowingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             await follower.aclose()
 
     def commit(self, end: Mapping[str, str]) -> None:
-        """Spark will not ask for anything before this again: the channel moves there."""
+        """Move the channel: Spark does not ask for earlier records again."""
         self._ask(lambda follower: follower.commit(end[self._queue]))
 
     def stop(self) -> None:
-        """The query ends."""
+        """Close the log at the end of the query."""
         if self._opened is not None:
             self._ask(lambda follower: follower.aclose())
             self._opened = None
@@ -165,15 +166,17 @@ class FollowingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 class ConsumingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Leases batches, and acks them when they are committed; see the module. Lives as long as the query, on the driver.
+    """A reader that leases batches, and acks them when they are committed.
 
-    Spark calls one method at a time: batches follow one another, and a batch that failed ends the query. So the call
-    for the offset behind a batch says that it is finished, as `commit` does (which Spark calls only when a next batch
-    begins).
+    It lives on the driver, as long as the query.
+
+    Spark calls one method at a time. Batches follow one another, and a failed batch ends the query. So the call for the
+    offset after a batch also means that the batch is finished. `commit` means it too, but Spark calls it only when the
+    next batch starts.
 
     Args:
-        options: the stream's.
-        names: the columns to give, in order.
+        options: The options of the stream.
+        names: The columns, in order.
     """
 
     def __init__(self, options: ReadOptions, names: Sequence[str]) -> None:
@@ -190,15 +193,15 @@ class ConsumingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._leases
 
     def initialOffset(self) -> dict[str, int]:  # noqa: N802 - Spark's name
-        """Before the first batch."""
+        """Return the offset before the first batch."""
         return {"batch": 0}
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
-        """Only what is stored by now is leased from now on."""
+        """Lease only messages that are ready now."""
         self._held().only_what_is_stored()
 
     def latestOffset(self, start: Mapping[str, int] | None = None, limit: object = None) -> dict[str, int]:  # noqa: N802
-        """Ack what the last batch had, and lease the next: the same offset as before where nothing is ready."""
+        """Ack the last batch, and lease the next. If nothing is ready, the offset is unchanged."""
         del limit
         if start is not None:
             self._batch = max(self._batch, start["batch"])
@@ -209,7 +212,7 @@ class ConsumingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {"batch": self._batch}
 
     def partitions(self, start: Mapping[str, int], end: Mapping[str, int]) -> list[InputPartition]:
-        """The messages of a batch; none of one that another process had leased: they come again when their leases expire."""
+        """Divide the messages of a batch. A batch that another process had leased has none."""
         self._batch = max(self._batch, end["batch"])
         if start["batch"] == end["batch"]:
             return []
@@ -218,29 +221,29 @@ class ConsumingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return [_Page(found[at : at + size]) for at in range(0, len(found), size)] if size else []
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """In a task: some of the messages."""
+        """Return some of the messages, in a task."""
         if isinstance(partition, _Page):
             yield messages_batch(partition.found, self._names)
 
     def commit(self, end: Mapping[str, int]) -> None:
-        """The batches up to this one are finished."""
+        """Ack the batches up to this one."""
         self._held().ack(end["batch"])
 
     def stop(self) -> None:
-        """The query ends: what is not acked is given back, with its tries unchanged."""
+        """Release what is not acked, with unchanged tries, at the end of the query."""
         if self._leases is not None:
             self._leases.close()
             self._leases = None
 
 
 def _exit_on_termination() -> None:
-    """Let SIGTERM, with which Spark ends the process of a reader, end it as an exit does: `stop` is called then."""
+    """Exit on SIGTERM, with which Spark ends the process of a reader, so that `stop` is called."""
     if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, _exit)
 
 
 def _exit(number: int, _frame: object) -> None:
-    # It comes twice, and the second must not end what the first has begun.
+    # Spark sends it twice. The second one must not interrupt the exit.
     signal.signal(number, signal.SIG_IGN)
     sys.exit(128 + number)
 
@@ -253,12 +256,12 @@ class _Leases:
         self._portal = Portal()
         self._backend: Backend = open_backend(options.url)
         self._batches: dict[int, list[Lease]] = {}
-        # Guards the leases against being settled and extended at once.
+        # Keeps a lease from being settled and extended at the same time.
         self._lock = threading.Lock()
         self._ended = threading.Event()
         self._keeper = threading.Thread(target=self._keep, name="qworker-stream-keeper", daemon=True)
         self._keeper.start()
-        # With availableNow: how many messages may still be leased.
+        # With availableNow: the number of messages that may still be leased.
         self._left: int | None = None
 
     def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
@@ -270,10 +273,11 @@ class _Leases:
                 leases = [lease for batch in self._batches.values() for lease in batch]
                 if leases:
                     try:
-                        # A lost one stays listed: its ack is refused, and somebody else has the message.
+                        # A lost lease stays in the list. Its ack is refused, because another process has the message.
                         self._backend.extend(leases, self._options.visibility)
                     except QworkerError:
-                        # Tried again in a third of the visibility; the leases outlast one missed extension.
+                        # It is tried again after a third of the visibility timeout. The leases outlast one missed
+                        # extension.
                         continue
 
     def only_what_is_stored(self) -> None:
@@ -286,7 +290,7 @@ class _Leases:
         self._left = self._run(count())
 
     def lease(self, batch: int) -> int:
-        """Lease the messages of a batch; how many."""
+        """Lease the messages of a batch. Return their number."""
         leases = self._run(self._lease())
         with self._lock:
             if leases:
@@ -298,7 +302,7 @@ class _Leases:
         await self._backend.reap(options.queue)
         leases = await self._take()
         if not leases and self._left is None:
-            # Spark asks again at once: an idle stream waits here, for no longer than its end may take.
+            # Spark asks again at once. So an idle stream waits here, for a short time because a query must end quickly.
             await self._backend.wait([options.queue], _IDLE)
             leases = await self._take()
         return leases
@@ -319,14 +323,14 @@ class _Leases:
         return leases
 
     def messages(self, batch: int) -> list[StoredMessage]:
-        """What a batch has leased."""
+        """Return the messages of a batch."""
         return [
             StoredMessage(message=lease.message, state=State.LEASED, expires_at=lease.expires_at)
             for lease in self._batches.get(batch, ())
         ]
 
     def ack(self, last: int) -> None:
-        """End the batches up to `last`."""
+        """Ack the batches up to `last`."""
         self._settle([batch for batch in self._batches if batch <= last], SettleAction.ACK)
 
     def _settle(self, ended: list[int], action: SettleAction) -> None:
@@ -335,7 +339,7 @@ class _Leases:
             if leases:
                 refused = self._run(self._backend.settle([Settlement(lease=lease, action=action) for lease in leases]))
                 if refused:
-                    # They ran into their expiry, and are somebody else's: processed twice, and not lost.
+                    # These leases expired, and other processes have the messages: processed twice, and not lost.
                     _log.warning(
                         "stream_leases_lost", queue=self._options.queue, messages=len(refused), outcome=action.value
                     )
@@ -343,7 +347,7 @@ class _Leases:
                 del self._batches[batch]
 
     def close(self) -> None:
-        """Give everything back, and let go of the store."""
+        """Release all messages, and close the store."""
         self._ended.set()
         self._keeper.join()
         try:

@@ -1,4 +1,4 @@
-"""Columns in Spark's notation, as Spark has them."""
+"""Convert columns in Spark's notation to Spark's types."""
 
 from __future__ import annotations
 
@@ -22,6 +22,6 @@ _TYPES: dict[str, DataType] = {
 
 
 def struct(text: str) -> StructType:
-    """The columns that `schema.py` names; Spark's own reading of its notation takes a second when it is the first of a session."""
+    """Convert the columns of `schema.py`. Spark's own parser needs a second for the first text of a session."""
     fields = (column.split(" ", 1) for column in text.split(", "))
     return StructType([StructField(name, _TYPES[kind]) for name, kind in fields])
