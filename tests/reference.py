@@ -115,8 +115,8 @@ class LogEvent(msgspec.Struct):
         fields: What the calls give, and not what their loggers are bound to.
     """
 
-    levels: set[str] = msgspec.field(default_factory=set)
-    fields: set[str] = msgspec.field(default_factory=set)
+    levels: set[str] = msgspec.field(default_factory=set[str])
+    fields: set[str] = msgspec.field(default_factory=set[str])
 
 
 @cache
@@ -156,7 +156,7 @@ class Metric(msgspec.Struct):
     """A metric of `/metrics`."""
 
     type: str
-    labels: set[str] = msgspec.field(default_factory=set)
+    labels: set[str] = msgspec.field(default_factory=set[str])
 
 
 def metrics() -> dict[str, Metric]:

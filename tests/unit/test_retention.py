@@ -25,11 +25,8 @@ from tests.servers import RedisHarness, RedisServer, free_port
 QUEUE = "jobs"
 DAY = 86_400.0
 FORMS = "use none, all, an age such as 7d, or a number of messages such as 1000-messages"
-# Each state with the option that keeps it, and how a message gets there.
-ENDS = {
-    State.DONE: ("keep_done", SettleAction.ACK),
-    State.FAILED: ("keep_failed", SettleAction.FAIL_PERM),
-}
+# Each state, and how a message gets there.
+ENDS = {State.DONE: SettleAction.ACK, State.FAILED: SettleAction.FAIL_PERM}
 STORES = ["memory", "file", "fsq", "redis"]
 # rfq: has no place for acked messages.
 KEPT = [*((store, state) for store in STORES for state in ENDS), ("rfq", State.FAILED)]
@@ -65,7 +62,12 @@ async def end(backend: Backend, state: State, *bodies: bytes) -> None:
     for body in bodies:
         await backend.publish(QUEUE, [Draft(body=body)])
         (lease,) = await backend.lease(QUEUE, 1, 60.0)
-        assert await backend.settle([Settlement(lease=lease, action=ENDS[state][1], error="no")]) == []
+        assert await backend.settle([Settlement(lease=lease, action=ENDS[state], error="no")]) == []
+
+
+async def opened(store: Harness, state: State, keep: str) -> Backend:
+    """A backend that keeps so many messages of a state."""
+    return await (store.open(keep_done=keep) if state is State.DONE else store.open(keep_failed=keep))
 
 
 async def kept(backend: Backend, state: State) -> list[bytes]:
@@ -79,7 +81,7 @@ async def kept(backend: Backend, state: State) -> list[bytes]:
 
 @finished
 async def test_all_keeps_every_message(store: Harness, state: State) -> None:
-    backend = await store.open(**{ENDS[state][0]: "all"})
+    backend = await opened(store, state, "all")
     await end(backend, state, b"1", b"2")
     await store.advance(3000 * DAY)
     assert await kept(backend, state) == [b"1", b"2"]
@@ -87,7 +89,7 @@ async def test_all_keeps_every_message(store: Harness, state: State) -> None:
 
 @finished
 async def test_none_keeps_no_message(store: Harness, state: State) -> None:
-    backend = await store.open(**{ENDS[state][0]: "none"})
+    backend = await opened(store, state, "none")
     await end(backend, state, b"1", b"2")
     await store.advance(100.0)
     assert await kept(backend, state) == []
@@ -95,7 +97,7 @@ async def test_none_keeps_no_message(store: Harness, state: State) -> None:
 
 @finished
 async def test_an_age_removes_what_is_older(store: Harness, state: State) -> None:
-    backend = await store.open(**{ENDS[state][0]: "2d"})
+    backend = await opened(store, state, "2d")
     await end(backend, state, b"old")
     await store.advance(1.5 * DAY)
     assert await kept(backend, state) == [b"old"]
@@ -105,7 +107,7 @@ async def test_an_age_removes_what_is_older(store: Harness, state: State) -> Non
 
 @finished
 async def test_a_number_keeps_the_newest(store: Harness, state: State) -> None:
-    backend = await store.open(**{ENDS[state][0]: "2-messages"})
+    backend = await opened(store, state, "2-messages")
     for number in range(5):
         await end(backend, state, b"%d" % number)
         await store.advance(0.01)
@@ -172,8 +174,9 @@ async def test_stats_say_what_is_kept(store: Harness, text: str, words: str) -> 
 async def test_acked_messages_are_gone_by_default_except_where_the_standard_keeps_them(store: Harness) -> None:
     backend = await store.open()
     await end(backend, State.DONE, b"done")
-    expected = ([b"done"], "kept") if backend.describe().startswith("fsq:") else ([], "not kept")
-    assert (await kept(backend, State.DONE), (await backend.stats(QUEUE)).retention["done"]) == expected
+    is_fsq = backend.describe().startswith("fsq:")
+    assert await kept(backend, State.DONE) == ([b"done"] if is_fsq else [])
+    assert (await backend.stats(QUEUE)).retention["done"] == ("kept" if is_fsq else "not kept")
 
 
 @pytest.mark.parametrize("name", ["keep_done", "keep_failed"])
