@@ -134,11 +134,15 @@ async def browse(files: QueueDir, query: Query, now: float, *, local: bool) -> A
         return chosen.rows()
 
     # Extending a lease gives it another name.
-    identity = (lambda entry: message_id(entry.item)) if query.state is State.LEASED else None
+    identity = _id if query.state is State.LEASED else None
     async for page in browse_rows(
         query, choose, _place, lambda entry: look(files, entry, local=local), identity=identity
     ):
         yield page
+
+
+def _id(entry: Entry) -> str:
+    return message_id(entry.item)
 
 
 def _place(entry: Entry) -> Place:
