@@ -39,7 +39,9 @@ Row = TypeVar("Row")
 Place = tuple[float, str]
 
 _POSITION = re.compile(r"(-?[0-9]{1,40}(?:\.[0-9]{1,20})?(?:e[-+][0-9]{1,3})?):([A-Za-z0-9_.~%+-]{0,800})")
-# Rows that are held beyond a limit before they are cut: sorting is rare then.
+# What `quote` leaves as it is.
+_PLAIN = re.compile(r"[A-Za-z0-9_.~-]*")
+# Rows that are held at least beyond a limit before they are cut: that is rare then.
 _SPARE = 4000
 # Passes over a state whose messages change their places meanwhile.
 PASSES = 4
@@ -74,7 +76,9 @@ async def at_most(limit: int | None, found: AsyncIterator[list[StoredMessage]]) 
 def position_of(place: Place) -> str:
     """A place as plain text."""
     number, text = place
-    return f"{number!r}:{quote(text, safe='', errors='surrogateescape')}"
+    if _PLAIN.fullmatch(text) is None:
+        text = quote(text, safe="", errors="surrogateescape")
+    return f"{number!r}:{text}"
 
 
 def place_of(position: str | None) -> Place | None:
@@ -127,19 +131,17 @@ class Chosen(Generic[Row]):
             self._rows.extend([row for row in rows if place(row) < after])
         else:
             self._rows.extend([row for row in rows if place(row) > after])
-        if self._limit is not None and len(self._rows) > self._limit + _SPARE:
-            self._rows = self._first(self._limit)
-
-    def _first(self, limit: int) -> list[Row]:
-        choose = heapq.nlargest if self._newest else heapq.nsmallest
-        return choose(limit, self._rows, key=self._place)
+        if self._limit is not None and len(self._rows) > self._limit + max(self._limit, _SPARE):
+            self._rows = self.rows()
 
     def rows(self) -> list[Row]:
         """What was chosen, in the order of the query."""
-        if self._limit is not None:
-            return self._first(self._limit)
-        self._rows.sort(key=self._place, reverse=self._newest)
-        return self._rows
+        limit = len(self._rows) if self._limit is None else self._limit
+        # A heap is faster while little is wanted.
+        if limit < len(self._rows) // 10:
+            choose = heapq.nlargest if self._newest else heapq.nsmallest
+            return choose(limit, self._rows, key=self._place)
+        return sorted(self._rows, key=self._place, reverse=self._newest)[:limit]
 
 
 # Rows in the order of a query: those behind a place, and at most so many.

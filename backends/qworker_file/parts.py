@@ -27,7 +27,9 @@ async def read_share(
     given: set[str] = set()
     # A lease that is extended meanwhile is found under its new name.
     for _ in range(PASSES if state is State.LEASED else 1):
-        found = [entry for entry in _entries(files, state, share, now) if message_id(entry.item) not in given]
+        found = list(_entries(files, state, share, now))
+        if given:
+            found = [entry for entry in found if message_id(entry.item) not in given]
         before = len(given)
         async for page in pages(look(files, entry, local=local) for entry in found):
             if state is State.LEASED:
