@@ -3,10 +3,10 @@
 The script that publishes a row also removes it from its list, so the rows in a list are those that are not published
 yet. No row passes through the committing process.
 
-    {qworker:Q}:stage:<load>/<run>                          set: the lists of a run; expires after 36 hours
-    {qworker:Q}:stage:<load>/<run>/<partition>.<attempt>    list: rows; expires after 36 hours, unless it is sealed
-    {qworker:Q}:seals                                      hash: <load>/<step> -> the manifest of what is being
-    published {qworker:Q}:jobs                                       hash: load -> the mark of its last published step
+    {qworker:Q}:stage:<load>/<run>                         set: the lists of a run; expires after 36 hours
+    {qworker:Q}:stage:<load>/<run>/<partition>.<attempt>   list: rows; expires after 36 hours, unless it is sealed
+    {qworker:Q}:seals                                      hash: <load>/<step> -> the manifest of an incomplete load
+    {qworker:Q}:jobs                                       hash: load -> the mark of its last published step
 """
 
 from __future__ import annotations
