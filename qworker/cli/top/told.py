@@ -1,4 +1,4 @@
-"""What the history tells from now on: how many messages were finished, and by whom."""
+"""Count finished messages and their workers, from the events that the history gets from now on."""
 
 from __future__ import annotations
 
@@ -12,42 +12,42 @@ _PAGE = 1000
 
 
 class Told:
-    """Counts by queue, since the first look.
+    """Counts for each queue, since the first look.
 
     Args:
-        backend: one that keeps a history, or none: then nothing is told.
+        backend: A backend. If it keeps no history, nothing is counted.
     """
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
-        # Where each part was left off; None: nobody has looked yet.
+        # The position in each log. None before the first look.
         self._ends: dict[str, str | None] | None = None
         self.done: Counter[str] = Counter()
         self.failed: Counter[str] = Counter()
-        # By queue and worker: the time of the last look that has heard of it.
+        # By queue and worker: the time of the last look that found one of its events.
         self._heard: defaultdict[str, dict[str, float]] = defaultdict(dict)
 
     @property
     def on(self) -> bool:
-        """Whether there is anything to count."""
+        """Whether the backend keeps a history."""
         return self._backend.history.enabled
 
     async def look(self, now: float) -> None:
-        """Take what is new.
+        """Count the new events.
 
         Args:
-            now: monotonic seconds.
+            now: Monotonic seconds.
         """
-        parts = await self._backend.history.logs()
+        logs = await self._backend.history.logs()
         if self._ends is None:
-            self._ends = {part: await self._backend.history.last_position(part) for part in parts}
+            self._ends = {log: await self._backend.history.last_position(log) for log in logs}
             return
-        for part in parts:
-            # The log of a worker that has begun meanwhile is new from its beginning.
-            after = self._ends.get(part)
+        for log in logs:
+            # The log of a new worker is read from its beginning.
+            after = self._ends.get(log)
             while True:
-                page, after = await self._backend.history.read(part, after, _PAGE)
-                self._ends[part] = after
+                page, after = await self._backend.history.read(log, after, _PAGE)
+                self._ends[log] = after
                 if not page:
                     break
                 for event in page:
@@ -58,5 +58,5 @@ class Told:
                         self.failed[event.queue] += 1
 
     def workers(self, queue: str, since: float) -> int:
-        """How many workers have told of a queue since a look."""
+        """Return how many workers have recorded events of a queue since a look."""
         return sum(at >= since for at in self._heard[queue].values())
