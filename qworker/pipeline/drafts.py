@@ -48,7 +48,7 @@ def check_columns(types: Mapping[str, str]) -> None:
         if wanted is None:
             raise UsageError(f"the column {name!r} is not one of {', '.join(COLUMNS)}: select those, or use load")
         if found not in wanted and found != "void":
-            raise UsageError(f"the column {name!r} must be {' or '.join(wanted[:2])}")
+            raise UsageError(f"the column {name!r} must be {' or '.join(wanted[:2])} (got {found})")
     if "body" not in types and "task" not in types:
         raise UsageError("the rows do not name a task: add a column `task`, or a binary `body`")
 

@@ -199,7 +199,7 @@ async def _history(backend: Backend) -> list[Event]:
 def test_a_second_run_at_the_same_time_is_refused_in_one_line(spark: SparkSession, tmp_path: Path) -> None:
     url, target = file_url(tmp_path / "store"), tmp_path / "target"
     publish(url, [b"x"])
-    with LocalFolder(str(target)).locked(), pytest.raises(UsageError, match="another run works on"):
+    with LocalFolder(str(target)).locked(), pytest.raises(UsageError, match="another run is using"):
         run(spark, url, target)
 
 

@@ -95,7 +95,7 @@ def test_a_predicate_chooses_which_failed_messages_are_requeued(spark: SparkSess
     assert replay(spark, url, QUEUE, where).requeued == 1
     assert (ids(url, State.FAILED), ids(url, State.READY)) == ({"b", "c"}, {"a", "d"})
     assert replay(spark, url, QUEUE, where).matched == 0
-    with pytest.raises(UsageError, match=r"is refused: .*nothing"):
+    with pytest.raises(UsageError, match=r"is not valid: .*nothing"):
         replay(spark, url, QUEUE, "nothing = 1")
 
 

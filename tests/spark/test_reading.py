@@ -133,11 +133,11 @@ def test_events_are_rows_too(spark: SparkSession, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({}, "needs a store"),
-        ({"url": "memory:"}, "lives in one process"),
+        ({}, "needs a URL"),
+        ({"url": "memory:"}, "exist only in the process"),
         ({"url": "nowhere:///x"}, "no backend is installed for 'nowhere:'"),
-        ({"url": "file:///x", "state": "half"}, "'state' is one of"),
-        ({"url": "file:///x", "columns": "id,colour"}, "no column 'colour'"),
+        ({"url": "file:///x", "state": "half"}, "'state' must be one of"),
+        ({"url": "file:///x", "columns": "id,colour"}, "unknown column 'colour'"),
         ({"url": "file:///x", "partitions": "0"}, "at least 1"),
         ({"url": "file:///x", "quue": "a"}, "unknown option 'quue'"),
     ],
@@ -165,7 +165,7 @@ def test_a_java_that_is_too_old_is_told_so(monkeypatch: pytest.MonkeyPatch, tmp_
     java.write_text("#!/bin/sh\necho 'openjdk version \"11.0.2\" 2019-01-15' >&2\n")
     java.chmod(0o755)
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    with pytest.raises(UsageError, match=r"17 or newer, and .* is 11"):
+    with pytest.raises(UsageError, match=r"17 or newer, but .* is 11"):
         check_installation()
 
 

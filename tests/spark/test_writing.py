@@ -144,9 +144,9 @@ def test_a_row_that_cannot_be_enqueued_leaves_nothing_and_is_named_in_one_line(
 @pytest.mark.parametrize(
     ("columns", "problem"),
     [
-        ("id", "the column 'id' has no meaning here"),
-        ("'[]' as args", "name no task"),
-        ("'t' as task, 1 as args", "the column 'args' is int, and has to be string"),
+        ("id", "the column 'id' is not one of"),
+        ("'[]' as args", "do not name a task"),
+        ("'t' as task, 1 as args", r"the column 'args' must be string \(got int\)"),
     ],
 )
 def test_a_wrong_column_is_told_in_one_line_before_anything_runs(
@@ -162,7 +162,7 @@ def test_a_wrong_column_is_told_in_one_line_before_anything_runs(
     [
         ({"quue": "q"}, "unknown option 'quue'"),
         ({"load": "../x"}, "not a valid load name"),
-        ({"url": "memory:"}, "lives in one process"),
+        ({"url": "memory:"}, "exist only in the process"),
         ({"url": "file:///proc/nowhere"}, "cannot open /proc/nowhere"),
     ],
 )
