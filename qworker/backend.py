@@ -63,6 +63,8 @@ class Backend(abc.ABC):
     remote_leases: RemoteLeases | None = None
     history: HistoryStore = NO_HISTORY
 
+    # -- the store -----------------------------------------------------------------------------------------------------
+
     @classmethod
     @abc.abstractmethod
     def from_url(cls, url: BackendURL, *, clock: Clock = SYSTEM_CLOCK, remote_leases: bool = False) -> Self:
@@ -208,7 +210,7 @@ class Backend(abc.ABC):
         Every worker calls it about once per second. It must cost little if there is nothing to do.
         """
 
-    # -- administering -----------------------------------------------------------------------------------------------
+    # -- queues --------------------------------------------------------------------------------------------------------
 
     @abc.abstractmethod
     async def queues(self) -> list[str]:
@@ -238,6 +240,24 @@ class Backend(abc.ABC):
         """
 
     @abc.abstractmethod
+    async def pause(self, queue: str) -> None:
+        """Pause a queue: no worker leases from it until it is resumed. Idempotent.
+
+        Raises:
+            QueueNotFound: The queue does not exist.
+        """
+
+    @abc.abstractmethod
+    async def resume(self, queue: str) -> None:
+        """Resume a paused queue. Idempotent.
+
+        Raises:
+            QueueNotFound: The queue does not exist.
+        """
+
+    # -- messages ------------------------------------------------------------------------------------------------------
+
+    @abc.abstractmethod
     def browse(self, queue: str, query: Query) -> AsyncIterator[list[StoredMessage]]:
         """Look at the messages in one state, page after page; `qworker.browsing.list_messages` gives one list.
 
@@ -264,24 +284,6 @@ class Backend(abc.ABC):
         """
 
     @abc.abstractmethod
-    async def find(self, queue: str, ids: Sequence[str]) -> list[StoredMessage]:
-        """Look at messages by their ids, in whatever state they are.
-
-        An id that is not in the answer is not stored: a message that moves from state to state meanwhile is found all
-        the same. One call for many ids costs a store that lists its messages one listing.
-
-        Args:
-            queue: where they are.
-            ids: any text; what cannot be an id is not stored.
-
-        Returns:
-            The messages that are stored, in the order of `ids`, each once.
-
-        Raises:
-            QueueNotFound: there is none.
-        """
-
-    @abc.abstractmethod
     async def parts(self, queue: str, state: State, count: int) -> list[str]:
         """Divide what is in a state into parts, which other processes read side by side with `browse`.
 
@@ -298,6 +300,24 @@ class Backend(abc.ABC):
 
         Raises:
             QueueNotFound: there is no such queue.
+        """
+
+    @abc.abstractmethod
+    async def find(self, queue: str, ids: Sequence[str]) -> list[StoredMessage]:
+        """Look at messages by their ids, in whatever state they are.
+
+        An id that is not in the answer is not stored: a message that moves from state to state meanwhile is found all
+        the same. One call for many ids costs a store that lists its messages one listing.
+
+        Args:
+            queue: where they are.
+            ids: any text; what cannot be an id is not stored.
+
+        Returns:
+            The messages that are stored, in the order of `ids`, each once.
+
+        Raises:
+            QueueNotFound: there is none.
         """
 
     @abc.abstractmethod
@@ -335,20 +355,4 @@ class Backend(abc.ABC):
         Raises:
             QueueNotFound: The queue does not exist.
             NotSupported: The backend deviates from the rule `remove`, `remove_leased` or `remove_by_state`.
-        """
-
-    @abc.abstractmethod
-    async def pause(self, queue: str) -> None:
-        """Pause a queue: no worker leases from it until it is resumed. Idempotent.
-
-        Raises:
-            QueueNotFound: The queue does not exist.
-        """
-
-    @abc.abstractmethod
-    async def resume(self, queue: str) -> None:
-        """Resume a paused queue. Idempotent.
-
-        Raises:
-            QueueNotFound: The queue does not exist.
         """
