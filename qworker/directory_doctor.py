@@ -145,7 +145,7 @@ def _unknown() -> str:
     try:
         os.stat(MOUNTINFO)
     except OSError as error:
-        return f"unknown: {store_error(error, 'look at it')}"
+        return f"unknown: {store_error(error, 'read it')}"
     return "unknown: the kernel does not show its mount here"
 
 

@@ -102,7 +102,7 @@ def _inotify_instances() -> Check:
         return Check(
             name,
             Health.WARN,
-            f"unknown: {store_error(error, 'look')}",
+            f"unknown: {store_error(error, 'check')}",
             "without inotify, foreign writers are noticed by rescans only",
         )
     if most < _ENOUGH_INOTIFY:

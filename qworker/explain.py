@@ -125,7 +125,7 @@ def _gone(last: Event) -> Reason:
             "failed", f"it failed permanently{_at(last.at)}: {last.error or 'no reason was kept'}; it is not kept"
         )
     return Reason(
-        "not-found", f"it is not stored any more; the last that is known: {last.kind}{_at(last.at)} by {last.worker}"
+        "not-found", f"it is not stored any more; its last known event: {last.kind}{_at(last.at)} by {last.worker}"
     )
 
 
@@ -189,7 +189,7 @@ async def _position(backend: Backend, stored: StoredMessage) -> int | None:
 
 def _delayed(stored: StoredMessage, error: str | None, now: float) -> Reason:
     due = stored.due_at or now
-    when = f"in {due - now:.1f} s{_at(stored.due_at)}" if due > now else "now: the next worker that looks takes it"
+    when = f"in {due - now:.1f} s{_at(stored.due_at)}" if due > now else "now: the next worker that leases gets it"
     if stored.message.tries:
         why = f"; last error: {one_line(error)}" if error else ""
         return Reason("retrying", f"it has failed {_times(stored.message.tries)} and is due {when}{why}")

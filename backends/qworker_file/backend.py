@@ -298,7 +298,7 @@ class FileBackend(Backend):
 
     async def find(self, queue: str, ids: Sequence[str]) -> list[StoredMessage]:
         """Look at messages."""
-        with store_errors(f"look into {queue!r}"):
+        with store_errors(f"read {queue!r}"):
             local = self._found(queue)
             return await looks.find(local.files, ids, self._clock.time, local=self._options.local_time)
 

@@ -58,7 +58,7 @@ class FileBulkStore:
 
     async def incomplete_loads(self, queue: str) -> list[IncompleteLoad]:
         """Look for seals under tmp/."""
-        with store_errors(f"look for the loads of {queue!r}"):
+        with store_errors(f"list the loads of {queue!r}"):
             local = self._queue(queue)
             return [] if local is None else incomplete_loads(local.files.tmp, local.files.names)
 
@@ -78,12 +78,12 @@ class FileBulkWriter(BulkWriter):
 
     async def done(self, step: int) -> LoadDone | None:
         """Read the mark in names/."""
-        with store_errors(f"look for the load {self.name}"):
+        with store_errors(f"find the load {self.name}"):
             return None if self._opened().queue(self.queue) is None else self._folder().done(step)
 
     async def sealed(self, step: int) -> Manifest | None:
         """Read the seal under tmp/."""
-        with store_errors(f"look for the load {self.name}"):
+        with store_errors(f"find the load {self.name}"):
             return None if self._opened().queue(self.queue) is None else self._folder().sealed(step)
 
     # -- staging -----------------------------------------------------------------------------------------------------

@@ -125,7 +125,7 @@ class VsqsAdministration(VsqsFolders):
                     if (stored := contents.stored(folder, self._unit, state, row)) is not None:
                         yield stored
 
-        with store_errors(f"look into {queue}"):
+        with store_errors(f"read {queue}"):
             return await find_each(usable, once, lambda: stamp((folder.fd, folder.fail)))
 
     async def parts(self, queue: str, state: State, count: int) -> list[str]:

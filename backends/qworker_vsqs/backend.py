@@ -108,7 +108,7 @@ class VsqsBackend(VsqsAdministration):
         folder = await self._found(queue)
         if folder is None or self._paused(folder):
             return float("inf")
-        with store_errors(f"look at {queue}"):
+        with store_errors(f"read {queue}"):
             await self._refresh(folder)
         if folder.window.some_ready:
             return 0.0

@@ -84,7 +84,7 @@ def _kinds(chosen: tuple[str, ...], everything: bool) -> frozenset[str] | None:
 async def _print(url: str, wanted: Wanted, limit: int, following: bool, json: bool) -> None:
     async with opened(url) as backend:
         if not backend.history.enabled and not await backend.history.logs():
-            say("no history is kept here: ?history=1 in the workers' URL keeps one", err=True)
+            say("the history is off here: add ?history=1 to the URL of the workers", err=True)
         found, ends = await read_newest(backend.history, wanted, limit)
         if following:
             _print_each(found, json)

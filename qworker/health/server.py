@@ -137,7 +137,7 @@ class HealthServer:
         path = target.partition("?")[0]
         page = self._pages.get(path)
         if page is None:
-            return _said(HTTPStatus.NOT_FOUND, f"there are {', '.join(self._pages)}")
+            return _said(HTTPStatus.NOT_FOUND, f"not a page: use one of {', '.join(self._pages)}")
         if method not in {"GET", "HEAD"}:
             return _said(HTTPStatus.METHOD_NOT_ALLOWED, "GET or HEAD", "Allow: GET, HEAD")
         if path in _GUARDED and not self._admitted(fields):
@@ -146,7 +146,7 @@ class HealthServer:
             return page()
         except Exception as error:  # noqa: BLE001 - one page that fails must not silence the probes
             self._log.error("health_page_failed", path=path, error=repr(error))
-            return _said(HTTPStatus.INTERNAL_SERVER_ERROR, "failed; the log says why")
+            return _said(HTTPStatus.INTERNAL_SERVER_ERROR, "failed: see the log")
 
     def _admitted(self, fields: list[str]) -> bool:
         if self._token is None:
@@ -164,7 +164,7 @@ class HealthServer:
     def _stats(self) -> _Answer:
         stats = self._view.stats()
         if stats is None:
-            return _said(HTTPStatus.SERVICE_UNAVAILABLE, "the queues have not been looked at yet")
+            return _said(HTTPStatus.SERVICE_UNAVAILABLE, "the queues have not been checked yet")
         return _Answer(HTTPStatus.OK, msgspec.json.encode(stats) + b"\n", _JSON)
 
 

@@ -116,7 +116,7 @@ def _additions() -> dict[str, Any]:
         },
         "/-/{queue}/messages/{id}": {
             "parameters": message,
-            "get": _json("look at a message", _ref("StoredMessage")),
+            "get": _json("find a message", _ref("StoredMessage")),
             "patch": _operation(
                 "extend a lease", {200: "X-Lease-Expires", **lost}, parameters=[token, _query("visibility_timeout")]
             ),
@@ -134,7 +134,7 @@ def _additions() -> dict[str, Any]:
             _list("Draft"),
         ),
         ("lease", "lease messages; bodies are base64", _list("Given"), None),
-        ("find", "look at messages by their ids", _list("StoredMessage"), _ref("Ids")),
+        ("find", "find messages by their ids", _list("StoredMessage"), _ref("Ids")),
         ("requeue", "make failed messages ready: by ids, or all of the state failed", number, _ref("Selection")),
         ("remove", "delete messages: by ids, or all of a state", number, _ref("Selection")),
         ("reap", "return what expired", number, None),
@@ -151,7 +151,7 @@ def _additions() -> dict[str, Any]:
             _parameter("after", {"type": "string"}, "the position of a message: what follows it"),
             _parameter("newest", {"type": "integer", "enum": [0, 1]}, "1 reverses the order"),
         ],
-        "get": _json("look at messages; X-More says that others may follow", _list("StoredMessage")),
+        "get": _json("browse messages; X-More says that others may follow", _list("StoredMessage")),
     }
     for name in ("pause", "resume"):
         paths[f"/-/{{queue}}/{name}"] = {

@@ -303,8 +303,14 @@ def servers() -> Iterator[dict[str, int]]:
         ("redis://me:sesame@127.0.0.1:{locked}/0", "Redis refuses the user or the password"),
         ("redis://127.0.0.1:{plain}/99", "Redis has no database of this number: use a lower one"),
         ("rfq://127.0.0.1:{plain}/99", "Redis has no database of this number: use a lower one"),
-        ("redis://127.0.0.1:1/0", "cannot connect to Redis at 127.0.0.1:1: Connection refused: is it running"),
-        ("redis://localhost:1/0", "cannot connect to Redis at localhost:1: Connection refused: is it running"),
+        (
+            "redis://127.0.0.1:1/0",
+            "cannot connect to Redis at 127.0.0.1:1: Connection refused: check that it is running",
+        ),
+        (
+            "redis://localhost:1/0",
+            "cannot connect to Redis at localhost:1: Connection refused: check that it is running",
+        ),
     ],
 )
 def test_a_redis_that_cannot_be_used_says_why(url: str, words: str, servers: dict[str, int], says: Says) -> None:
@@ -313,7 +319,7 @@ def test_a_redis_that_cannot_be_used_says_why(url: str, words: str, servers: dic
 
 def test_a_number_that_no_redis_has_a_database_for_is_the_urls_mistake(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["stats", "redis://localhost/99999999999"]) == 2
-    assert "the database is a number" in capsys.readouterr().err
+    assert "the database must be a number" in capsys.readouterr().err
 
 
 # -- a server over HTTP ----------------------------------------------------------------------------------------------
@@ -329,7 +335,10 @@ def server() -> Iterator[int]:
 @pytest.mark.parametrize(
     ("url", "words"),
     [
-        ("mq+http://127.0.0.1:1", "cannot reach the server at 127.0.0.1:1: Connection refused: is it running"),
+        (
+            "mq+http://127.0.0.1:1",
+            "cannot connect to the server at 127.0.0.1:1: Connection refused: check that it is running",
+        ),
         ("mq+http://127.0.0.1:{port}", "refuses this client: set its token in QWORKER_HTTP_TOKEN"),
         ("mq+https://127.0.0.1:{port}", "it does not speak TLS on this port: use mq+http://"),
     ],

@@ -307,7 +307,7 @@ class FsqBackend(Backend):
 
     async def find(self, queue: str, ids: Sequence[str]) -> list[StoredMessage]:
         """Look at messages."""
-        with store_errors(f"look into {queue!r}"):
+        with store_errors(f"read {queue!r}"):
             local = self._found(queue)
             look, files = self._look(local), local.files
 

@@ -142,7 +142,7 @@ def _report(result: LoadResult, task: str, json: bool) -> None:
         return
     say(f"enqueued {counted(result.enqueued, 'call')} of {task} in {result.queue} as the load {result.name}")
     if result.already_loaded:
-        say("an earlier run of this load enqueued all of it: to enqueue the table again, give another --name")
+        say("this load has already run: use another --name to enqueue the table again")
     if result.rejected:
         say(f"rejected {counted(result.rejected, 'row')}: see the column reason in {result.rejects}")
 

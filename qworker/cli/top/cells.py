@@ -35,7 +35,7 @@ def heading(look: Look) -> str:
     if look.fleet is None:
         return look.backend
     fleet = look.fleet
-    return f"{look.backend}   {counted(fleet.workers, 'worker')}, {fleet.running:,} of {counted(fleet.concurrency, 'handler')} at work"
+    return f"{look.backend}   {counted(fleet.workers, 'worker')}, {fleet.running:,} of {counted(fleet.concurrency, 'handler')} running"
 
 
 def _number(rate: float | None) -> str:
