@@ -188,7 +188,7 @@ class Administration(Backend):
         number, text = place
         if query.state is not State.READY:
             return _decimal(number), encoded(text)
-        kind, *rest = text.split(",")
+        kind, *rest = text.split("~")
         if kind not in {"l", "s"} or len(rest) != 2 or (number >= 0) != bool(rest[0]) or number > _MOST_ROWS:
             raise bad_position(query.after or "")
         return kind, (_decimal(number) if rest[0] else ""), *map(encoded, rest)
@@ -312,5 +312,5 @@ def stored_of(queue: str, reply: Sequence[Reply], *, positions: bool = False) ->
 def _position(state: State, message_id: str, place: str) -> str:
     if state is not State.READY:
         return position_of((int(float(place)), message_id))
-    kind, number, rest = place.split(",", 2)
-    return position_of((int(number or -1), f"{kind},{rest}"))
+    kind, number, rest = place.split("~", 2)
+    return position_of((int(number or -1), f"{kind}~{rest}"))

@@ -7,7 +7,7 @@
 --     e: both were seen last. A number is where the row was: rows have moved towards the front since.
 -- RETURNS: [] if there is no queue; or [1, then for each message: id, value, state, place, claim, error]; for a state, where to go on
 --   in place of the 1, if there may be more
---   place: the time us that orders its state; of a ready one of a state, where it is, separated by commas
+--   place: the time us that orders its state; of a ready one of a state, where it is, separated by ~
 local meta, msg, ready, sorted, delayed, leased, claims, errors, fail, done, gone = unpack(KEYS)
 local head = call('HMGET', meta, 'version', 'gone')
 if not head[1] then return {} end
@@ -100,11 +100,14 @@ local function ready_rows(limit, newest, kind, number, id, member)
   local i, j, count = 1, 1, 0
 
   local function place_of(which)
-    local row, each = {number, id}, member
+    local at, name, each = number, id, member
     -- Backwards, what stands before it is what comes next.
     if newest and which == 'l' then each = members[j] end
-    if newest and which == 's' then row = rows[i] or {} end
-    return table.concat({which, row[1] or '', row[2] or '', each or ''}, ',')
+    if newest and which == 's' then
+      at, name = nil, nil
+      if rows[i] then at, name = rows[i][1], rows[i][2] end
+    end
+    return which .. '~' .. (at or '') .. '~' .. (name or '') .. '~' .. (each or '')
   end
 
   while count < limit do
