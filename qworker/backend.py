@@ -259,65 +259,65 @@ class Backend(abc.ABC):
 
     @abc.abstractmethod
     def browse(self, queue: str, query: Query) -> AsyncIterator[list[StoredMessage]]:
-        """Look at the messages in one state, page after page; `qworker.browsing.list_messages` gives one list.
+        """Yield the messages in one state, page by page.
 
-        Without a part they come in the order in which they will be leased (ready), become due (delayed), expire (leased) or were
-        finished (done, fail). A message that stays in the state all the time is given exactly once; what comes or goes meanwhile
-        may be given or not. So is a message that keeps its state and changes its place in the order, but never twice.
+        Without a part, messages come in the order in which they are leased (ready), become due (delayed), expire
+        (leased) or finished (done, failed). A message that stays in the state is given exactly once. A message that
+        enters or leaves the state during the call, or changes its place in the order, may be given or not, but never
+        twice.
 
-        With a part, all messages of that part come, in any order. A message that stays in the state while all parts are read is
-        in exactly one of them, once.
+        With a part, all messages of that part come, in any order. A message that stays in the state while all parts are
+        read is in exactly one of them, once.
 
-        It costs what it gives: no message is read that the query does not want. Listing what there is may cost more.
+        Only the messages that the query asks for are read. To list what is in the state may cost more.
+        `qworker.browsing.list_messages` returns one list.
 
         Args:
-            queue: where the messages are.
-            query: which of them; see `Query`. `after` is a `position` of this queue and state, also of a message that is gone
-                meanwhile.
+            queue: Name of the queue.
+            query: What to yield. `after` is a `position` in this queue and state. The message that had it may be gone.
 
         Yields:
-            The messages in lists of bounded size, each with at least one message, and with a `position` where there is no part.
+            Lists of bounded size, each with at least one message. Without a part, every message has a `position`.
 
         Raises:
-            QueueNotFound: there is no such queue.
-            UsageError: `after` or `part` is nothing that this store gave.
+            QueueNotFound: The queue does not exist.
+            UsageError: `after` is not a position, or `part` is not a part of this store.
         """
 
     @abc.abstractmethod
     async def parts(self, queue: str, state: State, count: int) -> list[str]:
-        """Divide what is in a state into parts, which other processes read side by side with `browse`.
+        """Divide the messages of a state into parts, which several processes read side by side with `browse`.
 
-        Neither names nor bodies pass through the caller, however many messages there are.
+        The caller gets neither ids nor bodies, however many messages there are.
 
         Args:
-            queue: where the messages are.
-            state: whose messages are divided.
-            count: about so many parts are wanted, at least 1. A store that cannot divide gives one.
+            queue: Name of the queue.
+            state: The state.
+            count: About how many parts to return, at least 1. A store that cannot divide returns one.
 
         Returns:
-            A short plain text for each part. It is valid as long as the queue stands as it is: for one reading, not for
-            a later one.
+            The parts. Each is a short plain text, valid for one reading.
 
         Raises:
-            QueueNotFound: there is no such queue.
+            QueueNotFound: The queue does not exist.
         """
 
     @abc.abstractmethod
     async def find(self, queue: str, ids: Sequence[str]) -> list[StoredMessage]:
-        """Look at messages by their ids, in whatever state they are.
+        """Return messages by their ids, whatever state they are in.
 
-        An id that is not in the answer is not stored: a message that moves from state to state meanwhile is found all
-        the same. One call for many ids costs a store that lists its messages one listing.
+        An id that is not in the answer is not stored: a message that changes its state during the call is found. If a
+        store has to list its messages, one call for many ids costs one listing.
 
         Args:
-            queue: where they are.
-            ids: any text; what cannot be an id is not stored.
+            queue: Name of the queue.
+            ids: Any texts. A text that cannot be an id is not stored.
 
         Returns:
             The messages that are stored, in the order of `ids`, each once.
 
         Raises:
-            QueueNotFound: there is none.
+            QueueNotFound: The queue does not exist.
         """
 
     @abc.abstractmethod

@@ -183,7 +183,6 @@ def test_arguments_are_checked_before_anything_is_stored(qworker: Any, app: str,
         (["stats", "file://./spool?nope=1"], "unknown option 'nope'"),
         (["browse", URL, "q", "--state", "odd"], "is not one of"),
         (["browse", URL, "q", "--after", "1:x"], "--after needs --state"),
-        (["browse", URL, "q", "--state", "ready", "--after", "garbage"], "'garbage' is not a valid position"),
         (["purge", URL, "q"], "--yes"),
         (["move", URL, URL], "must be different"),
         (["ls", "memory:"], "exist only in the process"),
@@ -206,6 +205,14 @@ def test_a_users_mistake_is_told_without_a_traceback(
     assert status == 2
     assert said in err
     assert "Traceback" not in err
+
+
+def test_a_position_that_no_browse_gave_is_a_users_mistake(qworker: Any, folder: Path) -> None:
+    assert qworker("create", URL, "q")[0] == 0
+    status, _, err = qworker("browse", URL, "q", "--state", "ready", "--after", "garbage")
+    assert status == 2
+    assert err.startswith("qworker: 'garbage' is not a valid position")
+    assert err.count("\n") == 1
 
 
 def test_an_unreachable_backend_has_an_exit_status_of_its_own(qworker: Any, folder: Path) -> None:

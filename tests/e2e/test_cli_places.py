@@ -179,4 +179,4 @@ def test_a_whole_path_needs_no_working_directory(line: str, tmp_path: Path) -> N
 def test_what_needs_the_working_directory_says_so_in_one_line(line: str, tmp_path: Path) -> None:
     status, told = in_no_folder(tmp_path, line)
     assert status == 2, told
-    assert "the working directory does not exist" in one_line(told)
+    assert "the working directory was deleted" in one_line(told)

@@ -13,6 +13,6 @@ def test_the_demo_kills_a_worker_and_loses_nothing(tmp_path: Path) -> None:
         assert "with SIGKILL in the middle of `film`" in process.text
         assert "`film` runs again" in process.text
         assert "with tries 1" in process.text
-        assert "`text` failed for good" in process.text
+        assert "`text` failed permanently" in process.text
         assert "Traceback" not in process.text
     assert not list(tmp_path.glob("qworker-demo-*"))

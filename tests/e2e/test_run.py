@@ -145,7 +145,7 @@ def test_a_killed_workers_message_runs_again_and_after_max_tries_lies_in_fail(fo
     assert "_2_hold" in names(folder, "fail")[0]
     reasons = [p.read_text() for p in (folder / "spool/default/fail").glob(".*.reason")]
     assert len(reasons) == 1
-    assert "suspected of killing" in reasons[0]
+    assert "may be killing its workers" in reasons[0]
     assert message_id.split("_")[0] in names(folder, "fail")[0]
 
 

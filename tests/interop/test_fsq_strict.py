@@ -259,7 +259,7 @@ async def test_a_queue_that_is_down_is_down_for_both(backend: Backend, peer: Fsq
     assert await settle(backend, lease, SettleAction.RELEASE)
     assert await backend.lease(QUEUE, 1, 30.0) == []
     status, output = await qworker("scan", f"fsq://{root}", QUEUE, "true")
-    assert (status, output) == (111, b"work is down\n")
+    assert (status, output) == (111, b"work is paused\n")
     assert (await qworker("fsq", "up", f"fsq://{root}", QUEUE))[0] == 0
     assert (await peer.run("scan", QUEUE, "/bin/sh", "-c", f"touch {tmp_path}/ran"))[0] == 0
     assert (tmp_path / "ran").exists()
@@ -631,7 +631,7 @@ async def test_a_push_that_fails_leaves_the_item_to_be_tried_again(tmp_path: Pat
         status, output = await qworker("fsq", "push", url, "http://127.0.0.1:1", QUEUE, QUEUE, "-", text)
         assert (status, b"refused" in output) == (111, True)
         status, output = await qworker("fsq", "push", url, "http://127.0.0.1:1", QUEUE, QUEUE, "-", binary)
-        assert (status, b"carries text" in output) == (100, True)
+        assert (status, b"sends only text" in output) == (100, True)
         assert len(await backend.lease(QUEUE, 10, 30.0)) == 2
     finally:
         await backend.aclose()
