@@ -99,7 +99,7 @@ def _imported(name: str, here: str | None) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
             looked = (
-                "on sys.path, and the working directory does not exist" if here is None else f"in {here} or on sys.path"
+                "on sys.path, and the working directory was deleted" if here is None else f"in {here} or on sys.path"
             )
             raise AppImportError(f"no module {error.name!r} {looked}: {_other_folder(here)}") from None
         raise _broken(name, error) from error

@@ -171,7 +171,7 @@ def test_without_a_place_for_them_the_first_bad_row_fails_the_load_and_nothing_i
 ) -> None:
     tasks, _ = make_app()
     with pytest.raises(
-        InvalidArguments, match=r"^row \d+ of partition \d cannot be enqueued: task 'thumb': argument [^\n]*$"
+        InvalidArguments, match=r"^row \d+ of partition \d cannot be enqueued: task 'thumb', argument [^\n]*$"
     ):
         load(spark, mixed(spark, 30), url, None, "thumb", {"path": "path"}, app=tasks, name="j")
     assert kwargs_in(url) == []
