@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from qworker.registry import open_backend
 
 PROGRAM = """
 from gevent import monkey
@@ -66,6 +69,15 @@ def test_under_gevent_every_blocking_call_is_refused_with_what_to_do(tmp_path, p
         assert "gunicorn -k gthread" in line
 
 
+async def create_default(folder: Path) -> None:
+    backend = open_backend(f"file://{folder}/spool")
+    await backend.create("default")
+    await backend.aclose()
+
+
 def test_what_the_refusal_says_to_do_works_in_every_greenlet(tmp_path):
+    # Five threads that create one queue would open and close many files: gevent's `os.close` in a thread can take a number that
+    # is open again for one that it is still closing.
+    asyncio.run(create_default(tmp_path))
     assert run(tmp_path, "advised") == ["stored default"] * 5
     assert len(list((tmp_path / "spool" / "default" / "queue").iterdir())) == 5
