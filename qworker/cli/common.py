@@ -30,6 +30,7 @@ __all__ = [
     "batches",
     "check_store",
     "duration_type",
+    "exit_code_options",
     "item_limit_options",
     "json_option",
     "load_command",
@@ -259,6 +260,23 @@ def item_limit_options(function: F) -> F:
         help="Maximum number of tries of an item. Then it fails. 0: no limit. Default: FSQ_MAX_TRIES, or 1.",
     )
     return ttl(max_tries(function))
+
+
+# What a program's exit status means, by fsq's option: its letter, its name, the meaning, and the default.
+_EXIT_CODES = (
+    ("-S", "--success-code", "success", "FSQ_SUCCESS, or 0"),
+    ("-T", "--fail-tmp-code", "a temporary failure", "FSQ_FAIL_TMP, or 111"),
+    ("-F", "--fail-perm-code", "a permanent failure", "FSQ_FAIL_PERM, or 100"),
+)
+
+
+def exit_code_options(function: F) -> F:
+    """`--success-code`, `--fail-tmp-code` and `--fail-perm-code`, as fsq's programs have them."""
+    # The last decorator that is applied is the first option of the help.
+    for letter, name, meaning, default in reversed(_EXIT_CODES):
+        text = f"Exit status for {meaning}. Default: {default}."
+        function = click.option(letter, name, type=click.IntRange(0, 255), metavar="CODE", help=text)(function)
+    return function
 
 
 def unwrapped(text: str | None) -> str | None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from qworker.cli.common import Command, item_limit_options
+from qworker.cli.common import Command, exit_code_options, item_limit_options
 from qworker.cli.configured import did_you_mean
 from qworker.cli.output import say
 from qworker.errors import QworkerError, UsageError
@@ -111,27 +111,7 @@ class ProgramCommand(Command):
     metavar="N",
     help="Maximum number of programs started per second. 0: no limit.",
 )
-@click.option(
-    "-S",
-    "--success-code",
-    type=click.IntRange(0, 255),
-    metavar="CODE",
-    help="Exit status for success. Default: FSQ_SUCCESS, or 0.",
-)
-@click.option(
-    "-T",
-    "--fail-tmp-code",
-    type=click.IntRange(0, 255),
-    metavar="CODE",
-    help="Exit status for a temporary failure. Default: FSQ_FAIL_TMP, or 111.",
-)
-@click.option(
-    "-F",
-    "--fail-perm-code",
-    type=click.IntRange(0, 255),
-    metavar="CODE",
-    help="Exit status for a permanent failure. Default: FSQ_FAIL_PERM, or 100.",
-)
+@exit_code_options
 @click.option("-a", "--all-hosts", is_flag=True, help="Scan the sub-queue of every host (fsq: only).")
 @click.option(
     "-A",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from qworker.cli.common import item_limit_options
+from qworker.cli.common import exit_code_options, item_limit_options
 from qworker.errors import QueueNotFound
 from qworker.names import check_queue
 from qworker.scan import ScanOptions
@@ -158,27 +158,7 @@ def up_host_command(url: str, host: str, queues: tuple[str, ...], verbose: bool)
 @click.option("-L", "--no-lock", is_flag=True, help="Do not lock items.")
 @click.option("-D", "--no-done", is_flag=True, help="Leave each item in the queue.")
 @item_limit_options
-@click.option(
-    "-S",
-    "--success-code",
-    type=click.IntRange(0, 255),
-    metavar="CODE",
-    help="Exit status for success. Default: FSQ_SUCCESS, or 0.",
-)
-@click.option(
-    "-T",
-    "--fail-tmp-code",
-    type=click.IntRange(0, 255),
-    metavar="CODE",
-    help="Exit status for a temporary failure. Default: FSQ_FAIL_TMP, or 111.",
-)
-@click.option(
-    "-F",
-    "--fail-perm-code",
-    type=click.IntRange(0, 255),
-    metavar="CODE",
-    help="Exit status for a permanent failure. Default: FSQ_FAIL_PERM, or 100.",
-)
+@exit_code_options
 @_VERBOSE
 def host_dist_command(
     url: str,
