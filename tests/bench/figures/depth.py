@@ -78,7 +78,7 @@ def work(given: dict[str, Any]) -> float:
             self.due = asyncio.Semaphore(0)
             self.warm_ns = 0
 
-        def finished(self, *args: Any) -> None:
+        def message_settled(self, *args: Any) -> None:
             super().message_settled(*args)
             if self.count == self.wanted // 5:
                 self.warm_ns = time.perf_counter_ns()

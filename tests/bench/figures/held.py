@@ -77,7 +77,7 @@ def work(given: dict[str, Any]) -> float:
         def handler_started(self, run: Run) -> None:
             pass
 
-        def finished(self, *_: Any) -> None:
+        def message_settled(self, *_: Any) -> None:
             self.done.set()
 
     async def run() -> float:

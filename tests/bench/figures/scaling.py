@@ -132,7 +132,7 @@ def work(given: dict[str, Any]) -> dict[str, int]:
     class _Last(Finished):
         latest_ns = 0
 
-        def finished(self, *args: Any) -> None:
+        def message_settled(self, *args: Any) -> None:
             super().message_settled(*args)
             self.latest_ns = time.monotonic_ns()
 
