@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from qworker.backend import Backend
 
 __all__ = [
-    "PASSES",
     "Chosen",
     "Place",
     "at_most",
     "bad_position",
     "browse_rows",
+    "browse_share",
     "first",
     "list_messages",
     "place_of",
@@ -166,31 +166,84 @@ async def browse_rows(
         identity: of a row's message, for a state in which messages change their places, as leases do that are extended. The
             state is listed again until nothing new is seen, and no message is given twice.
     """
+    if identity is not None:
+        async for page in _browse_moving(query, choose, place, read, identity):
+            yield page
+        return
+    after, left = place_of(query.after), query.limit
+    while True:
+        rows = await choose(after, left)
+        # Before anything else runs: a row may be the message itself, which moves on while others are read.
+        places = [place(row) for row in rows]
+        seen = 0
+        async for page in pages(first(left, map(_positioned, map(read, rows), places))):
+            seen += len(page)
+            yield page
+        if left is None or len(rows) < left or seen == left:
+            return
+        # Of those that were chosen some are gone: as many others take their place.
+        left -= seen
+        after = places[-1]
+
+
+async def _browse_moving(
+    query: Query,
+    choose: _Choose[Row],
+    place: Callable[[Row], Place],
+    read: Callable[[Row], StoredMessage | None],
+    identity: Callable[[Row], Hashable],
+) -> AsyncIterator[list[StoredMessage]]:
     after, left = place_of(query.after), query.limit
     given: set[Hashable] = set()
 
-    def message(row: Row) -> StoredMessage | None:
-        stored = read(row)
-        if stored is None:
-            return None
-        if identity is not None:
+    def message(row: Row, where: Place) -> StoredMessage | None:
+        stored = _positioned(read(row), where)
+        if stored is not None:
             given.add(identity(row))
-        return msgspec.structs.replace(stored, position=position_of(place(row)))
+        return stored
 
-    for _ in range(PASSES) if identity else itertools.count():
-        asked = None if identity else left
-        rows = await choose(after, asked)
-        wanted = rows if identity is None else [row for row in rows if identity(row) not in given]
+    for _ in range(PASSES):
+        # What was listed before and could not be read may stand at another place by now.
+        wanted = [(row, place(row)) for row in await choose(after, None) if identity(row) not in given]
+        if not wanted:
+            return
         seen = 0
-        async for page in pages(first(left, map(message, wanted))):
+        async for page in pages(first(left, itertools.starmap(message, wanted))):
             seen += len(page)
             yield page
         if left is not None:
             left -= seen
-        if left == 0 or (not seen if identity else asked is None or len(rows) < asked):
+            if left == 0:
+                return
+
+
+def _positioned(stored: StoredMessage | None, where: Place) -> StoredMessage | None:
+    return None if stored is None else msgspec.structs.replace(stored, position=position_of(where))
+
+
+async def browse_share(
+    list_rows: Callable[[], Awaitable[Sequence[Row]]],
+    read: Callable[[Row], StoredMessage | None],
+    *,
+    identity: Callable[[Row], str] | None = None,
+) -> AsyncIterator[list[StoredMessage]]:
+    """Read every message of a part, in any order.
+
+    Args:
+        list_rows: lists what is in the part.
+        read: gives the message of a row; None when it is not there any more.
+        identity: of a row's message, its id, for a state in which messages change their places: see `browse_rows`.
+    """
+    given: set[str] = set()
+    for _ in range(PASSES if identity else 1):
+        rows = await list_rows()
+        if identity is not None:
+            rows = [row for row in rows if identity(row) not in given]
+        if not rows:
             return
-        # Of those that were chosen some are gone: as many others take their place.
-        after = after if identity else place(rows[-1])
+        async for page in pages(map(read, rows)):
+            given.update([stored.message.id for stored in page] if identity else ())
+            yield page
 
 
 def first(limit: int | None, found: Iterable[StoredMessage | None]) -> Iterator[StoredMessage | None]:

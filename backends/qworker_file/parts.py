@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator, Callable, Iterator
 
-from qworker.browsing import PASSES
+from qworker.browsing import browse_share
 from qworker.files import DIRECTORY
 from qworker.message import State, StoredMessage
-from qworker.parts import Share, pages
+from qworker.parts import Share
 from qworker_file.layout import QueueDir
 from qworker_file.looks import Entry, delayed_entry, leased_entry, look, message_id
 from qworker_file.names import parse_delay, parse_lease
@@ -24,19 +24,18 @@ async def read_share(
     Raises:
         OSError: the state cannot be listed, or a file cannot be read.
     """
-    given: set[str] = set()
+
+    async def listed() -> list[Entry]:
+        return list(_entries(files, state, share, now))
+
     # A lease that is extended meanwhile is found under its new name.
-    for _ in range(PASSES if state is State.LEASED else 1):
-        found = list(_entries(files, state, share, now))
-        if given:
-            found = [entry for entry in found if message_id(entry.item) not in given]
-        before = len(given)
-        async for page in pages(look(files, entry, local=local) for entry in found):
-            if state is State.LEASED:
-                given.update([stored.message.id for stored in page])
-            yield page
-        if len(given) == before:
-            return
+    identity = _id if state is State.LEASED else None
+    async for page in browse_share(listed, lambda entry: look(files, entry, local=local), identity=identity):
+        yield page
+
+
+def _id(entry: Entry) -> str:
+    return message_id(entry.item)
 
 
 def _entries(files: QueueDir, state: State, share: Share, now: float) -> Iterator[Entry]:

@@ -93,7 +93,11 @@ def divide(channel: Channel, state: State, wanted: int) -> list[str]:
 
 def read(channel: Channel, state: State, part: str, now: float) -> AsyncIterator[list[StoredMessage]]:
     """What is in a part."""
-    return held(channel, state, now) if part == HELD else ready_in(channel, Stretch.parse(part), now)
+    if part == HELD:
+        return held(channel, state, now)
+    if state is not State.READY:
+        raise bad_part(part)
+    return ready_in(channel, Stretch.parse(part), now)
 
 
 async def held(channel: Channel, state: State, now: float) -> AsyncIterator[list[StoredMessage]]:

@@ -8,12 +8,12 @@ import os
 import shutil
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 
-from qworker.browsing import Chosen, Place, at_most, browse_rows
+from qworker.browsing import Chosen, Place, at_most, browse_rows, browse_share
 from qworker.files import hide_directory, store_errors
 from qworker.finding import find_each, stamp
 from qworker.message import Query, QueueStats, Selection, State, StoredMessage
 from qworker.names import check_queue, is_queue_name
-from qworker.parts import Share, pages, shares
+from qworker.parts import Share, shares
 from qworker_vsqs import contents
 from qworker_vsqs.contents import Row
 from qworker_vsqs.folder import Folder
@@ -106,8 +106,12 @@ class VsqsAdministration(VsqsFolders):
             yield page
 
     async def _browse_share(self, folder: Folder, state: State, share: Share) -> AsyncIterator[list[StoredMessage]]:
-        rows = [row for row in (await self._look(folder))[state] if share.has(contents.id_of(row))]
-        async for page in pages(map(self._reader(folder, state), rows)):
+        async def listed() -> list[Row]:
+            return [row for row in (await self._look(folder))[state] if share.has(contents.id_of(row))]
+
+        # Extending a lease gives it another name.
+        identity = contents.id_of if state is State.LEASED else None
+        async for page in browse_share(listed, self._reader(folder, state), identity=identity):
             yield page
 
     def _reader(self, folder: Folder, state: State) -> Callable[[Row], StoredMessage | None]:

@@ -9,9 +9,9 @@ import pytest
 
 from qworker import browsing, parts
 from qworker.backend import Backend
-from qworker.browsing import Chosen, Place, list_messages, place_of, position_of
+from qworker.browsing import Chosen, Place, browse_rows, browse_share, list_messages, place_of, position_of
 from qworker.errors import UsageError
-from qworker.message import Draft, Query, SettleAction, Settlement, State, StoredMessage
+from qworker.message import Draft, Message, Query, SettleAction, Settlement, State, StoredMessage
 from qworker.registry import open_backend
 from qworker.testing.clock import FakeClock
 
@@ -142,3 +142,60 @@ def test_few_rows_are_held_however_many_are_added(newest: bool, limit: int | Non
             assert len(chosen._rows) <= limit + max(limit, 4000)
     wanted = sorted(place for place in places if (place < (5000, "") if newest else place > (5000, "")))
     assert chosen.rows() == (wanted[::-1] if newest else wanted)[:limit]
+
+
+class _Moving:
+    """A message whose place changes when it is read, as on a store that lists the messages themselves."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.at = float(number)
+        self.hidden = 0
+
+
+def _read(row: _Moving) -> StoredMessage | None:
+    if row.hidden:
+        row.hidden -= 1
+        return None
+    # A worker leases it, which changes its place.
+    row.at += 1000
+    message = Message(id=str(row.number), queue="q", body=b"", tries=0, enqueued_at=0.0)
+    return StoredMessage(message=message, state=State.READY)
+
+
+def _place(row: _Moving) -> Place:
+    return row.at, str(row.number)
+
+
+async def test_a_message_that_moves_behind_the_end_of_a_page_is_given_once() -> None:
+    rows = [_Moving(number) for number in range(6)]
+
+    async def choose(after: Place | None, limit: int | None) -> list[_Moving]:
+        chosen = Chosen(_place, after, limit, newest=False)
+        chosen.add([row for row in rows if row.at < 1000])
+        return chosen.rows()
+
+    rows[0].hidden = 1
+    found = [one async for page in browse_rows(Query(State.READY, limit=3), choose, _place, _read) for one in page]
+    # The first could not be read, so that a second look was needed: it began behind the places of the first look.
+    assert [stored.message.id for stored in found] == ["1", "2", "3"]
+    assert [place_of(stored.position) for stored in found] == [(1.0, "1"), (2.0, "2"), (3.0, "3")]
+
+
+@pytest.mark.parametrize("share", [False, True])
+async def test_a_lease_that_is_extended_while_its_state_is_listed_is_given(share: bool) -> None:
+    row = _Moving(1)
+    # The listing had its former name.
+    row.hidden = 1
+
+    async def choose(*_: Any) -> list[_Moving]:
+        return [row]
+
+    def identity(one: _Moving) -> str:
+        return str(one.number)
+
+    if share:
+        pages = browse_share(choose, _read, identity=identity)
+    else:
+        pages = browse_rows(Query(State.LEASED), choose, _place, _read, identity=identity)
+    assert [stored.message.id async for page in pages for stored in page] == ["1"]
