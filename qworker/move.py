@@ -91,7 +91,7 @@ async def move(
         moved.ready += await _lease_away(source, receiver, moved, progress)
         moved.delayed += await _copy_away(source, receiver, queue, State.DELAYED, progress, clock)
         stats = await source.stats(queue)
-        # A queue that is down gives no leases: what is ready in it is moved by nobody until it is up.
+        # A paused queue gives no leases: what is ready in it stays until the queue is resumed.
         if (not stats.ready or stats.paused) and not stats.delayed:
             moved.left_leased = stats.leased
             break
@@ -134,15 +134,27 @@ async def _copy_away(
     """Move what is delayed or failed; count it. Delayed ones that are nearly due stay for `_lease_away`."""
     count = 0
     async for page in source.browse(queue, Query(state)):
-        chosen = [stored for stored in page if state is State.FAILED or (stored.due_at or 0.0) > clock.time() + _NEAR_S]
-        for start in range(0, len(chosen), _BATCH):
-            batch = chosen[start : start + _BATCH]
+        for start in range(0, len(page), _BATCH):
+            batch = page[start : start + _BATCH]
+            if state is State.DELAYED:
+                # By now: a slow target may take longer for a page than its messages are delayed.
+                batch = [stored for stored in batch if (stored.due_at or 0.0) > clock.time() + _NEAR_S]
+            else:
+                batch = await _still_failed(source, queue, batch)
+            if not batch:
+                continue
             await target.store([_copy(stored) for stored in batch])
             removed = await source.remove(queue, Selection(ids=[stored.message.id for stored in batch]))
-            # What somebody requeued or removed meanwhile is not removed here.
+            # A message that was removed meanwhile is not removed here.
             count += len(batch)
             progress(removed)
     return count
+
+
+async def _still_failed(source: Backend, queue: str, batch: Sequence[StoredMessage]) -> list[StoredMessage]:
+    """Those that were not requeued since they were listed: their copies would run a second time."""
+    found = await source.find(queue, [stored.message.id for stored in batch])
+    return [stored for stored in found if stored.state is State.FAILED]
 
 
 def _copy(stored: StoredMessage) -> Draft:
