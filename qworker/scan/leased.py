@@ -11,6 +11,7 @@ from typing import IO, Any, TypeVar
 
 from qworker.backend import Backend
 from qworker.directory import require_directory
+from qworker.errors import BackendUnavailable
 from qworker.message import Lease, SettleAction, Settlement
 from qworker.portal import Portal
 from qworker.registry import open_backend
@@ -98,7 +99,7 @@ class LeasedSource:
         if 0 < self._max_tries <= tries:
             return f"Max tries exceeded: {self._max_tries} ({tries})"
         if 0 < self._ttl < time.time() - lease.message.enqueued_at:
-            return f"TTL Expired: {self._ttl}"
+            return f"TTL Expired: {self._ttl:.10g}"
         return None
 
     def close(self) -> None:
@@ -178,9 +179,14 @@ async def _begin(backend: Backend, lease: Lease) -> asyncio.Task[None]:
 
 
 async def _renew(backend: Backend, lease: Lease) -> None:
+    """Extend until the lease is lost. While the store cannot be reached, the next try may still come in time."""
     while True:
         await asyncio.sleep(_RENEWED)
-        if backend.extend([lease], _VISIBILITY):
+        try:
+            lost = backend.extend([lease], _VISIBILITY)
+        except BackendUnavailable:
+            continue
+        if lost:
             return
 
 
