@@ -8,7 +8,7 @@ import msgspec
 
 from qworker.duration import parse_duration
 from qworker.errors import NotSupported, UsageError
-from qworker.message import State
+from qworker.message import STATE_WORDS, State
 from qworker.names import check_queue
 from qworker.pipeline.schema import TABLES, column_names, selected
 from qworker.registry import backend_class
@@ -79,10 +79,7 @@ class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
         return cls(
             url=checked_url(texts),
             queues=tuple(check_queue(name) for name in _list(texts, "queue")),
-            states=tuple(
-                State(_one_of("state", word, [state.value for state in State])) for word in _list(texts, "state")
-            )
-            or tuple(State),
+            states=tuple(map(_state, _list(texts, "state"))) or tuple(State),
             table=table,
             columns=tuple(column_names(table)) if names is None else tuple(_list(texts, "columns")),
             partitions=_number(texts, "partitions", parallelism),
@@ -137,7 +134,7 @@ def _positions(text: str) -> dict[str, str]:
     try:
         return msgspec.json.decode(text, type=dict[str, str])
     except msgspec.DecodeError as error:
-        raise UsageError(f"the option 'after' must be a JSON object of parts and positions: {error}") from error
+        raise UsageError(f"the option 'after' must be a JSON object of logs and positions: {error}") from error
 
 
 def _list(texts: Mapping[str, str], name: str) -> list[str]:
@@ -146,6 +143,13 @@ def _list(texts: Mapping[str, str], name: str) -> list[str]:
 
 def _choice(texts: Mapping[str, str], name: str, words: tuple[str, ...]) -> str:
     return _one_of(name, texts.get(name, words[0]).lower(), words)
+
+
+def _state(word: str) -> State:
+    # Its word, or what stands in the column.
+    return (
+        State.FAILED if word == State.FAILED.value else State.of_word(_one_of("state", word, [*STATE_WORDS.values()]))
+    )
 
 
 def _one_of(name: str, word: str, words: tuple[str, ...] | list[str]) -> str:

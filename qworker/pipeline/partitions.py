@@ -86,6 +86,8 @@ async def bulk_writer(options: WriteOptions, load: str) -> AsyncGenerator[BulkWr
     """Open the writer of a load, for the length of a block."""
     backend = open_backend(options.url)
     try:
+        # Opened first: a remote store knows only then whether it takes ids.
+        await backend.open()
         yield bulk.open(
             backend, options.queue, load, None if options.staging_dir is None else Path(options.staging_dir)
         )

@@ -40,6 +40,7 @@ _log = structlog.get_logger("qworker.pipeline")
 _INSTEAD = "Spark calls this from a process of its own"
 # Seconds for which an idle stream waits for messages.
 _IDLE = 0.2
+_OUTCOMES = {SettleAction.ACK: "acked", SettleAction.RELEASE: "released"}
 # Messages that are leased in one call.
 _AT_ONCE = 1000
 
@@ -341,7 +342,10 @@ class _Leases:
                 if refused:
                     # These leases expired, and other processes have the messages: processed twice, and not lost.
                     _log.warning(
-                        "stream_leases_lost", queue=self._options.queue, messages=len(refused), outcome=action.value
+                        "stream_leases_lost",
+                        queue=self._options.queue,
+                        messages=len(refused),
+                        outcome=_OUTCOMES[action],
                     )
             for batch in ended:
                 del self._batches[batch]
