@@ -2,7 +2,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-deep test-soak test-plain test-lowest test-pythons test-sparks check fix bench bench-spark docs clean
+.PHONY: help demo test test-all test-deep test-soak test-plain test-lowest test-bench test-pythons test-sparks check fix bench bench-spark docs clean
 
 # Compiled modules are what makes the thousands of processes of the tests start quickly; and what a user has set for other
 # projects must not reach this one.
@@ -37,7 +37,7 @@ test: ## Run the tests that a change must pass, in 10 minutes (ARGS="-k name" na
 	@# Tests that must not share the machine run one after another, where there are any.
 	@if [ -z "$(ARGS)" ] && grep -rqE 'mark\.serial\b' tests --include='*.py'; then set -x; $(pytest) -m serial; fi
 
-test-all: test test-plain test-lowest test-deep test-soak test-pythons test-sparks ## Run everything, in 45 minutes
+test-all: test test-plain test-lowest test-bench test-deep test-soak test-pythons test-sparks ## Run everything, in 45 minutes
 
 test-deep: ## The tests with more kills, seeds and examples (DEPTH=4)
 	@.ci/venv.sh test
@@ -55,6 +55,11 @@ test-plain: ## What a user has: the wheel without extras
 	@VENV=.venv-plain .ci/venv.sh --wheel
 	TEST_PYTHON=$(CURDIR)/.venv-plain/bin/python $(pytest) -n $(jobs) tests/e2e/test_help.py tests/e2e/test_demo.py \
 	    tests/unit/test_docs.py -k 'help or demo or (page_does and (README or quickstart or retries))'
+
+test-bench: ## Every figure of the bench with small numbers: they run, and mean nothing
+	@.ci/venv.sh test
+	@tests/install-tools.sh
+	$(bin)/python tests/bench/run.py --quick --own
 
 test-lowest: ## The lowest versions that pyproject.toml allows
 	@.ci/venv.sh
