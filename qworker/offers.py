@@ -127,7 +127,7 @@ def doctor_of(scheme: str) -> OffersDoctor | None:
     """The backend class of a scheme if it has checks of its own.
 
     Raises:
-        BadURL: no installed backend serves the scheme.
+        InvalidURL: no installed backend serves the scheme.
         MissingExtra: its driver is not installed.
     """
     found: object = backend_class(scheme)

@@ -52,7 +52,7 @@ class Retention(msgspec.Struct, frozen=True):
         if not self.keep:
             return "not kept"
         if self.count is not None:
-            return f"the newest {self.count} are kept"
+            return f"the newest {self.count} are kept" if self.count > 1 else "the newest one is kept"
         return "kept" if self.age is None else f"kept for {format_duration(self.age)}"
 
     def choose_old(self, finished: Sequence[tuple[float, T]], now: float) -> list[T]:

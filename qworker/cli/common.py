@@ -250,23 +250,23 @@ def item_limit_options(function: F) -> F:
         "-t",
         "--ttl",
         type=duration_type(),
-        help="Maximum age of an item. Older items fail. 0: no limit. Default: FSQ_TTL, or 0.",
+        help="Maximum age of an item. Older items fail. 0: no limit. Default: 0; of fsq:, FSQ_TTL.",
     )
     max_tries = click.option(
         "-m",
         "--max-tries",
         type=click.IntRange(0),
         metavar="N",
-        help="Maximum number of tries of an item. Then it fails. 0: no limit. Default: FSQ_MAX_TRIES, or 1.",
+        help="Maximum number of tries of an item. Then it fails. 0: no limit. Default: 1; of fsq:, FSQ_MAX_TRIES.",
     )
     return ttl(max_tries(function))
 
 
 # What a program's exit status means, by fsq's option: its letter, its name, the meaning, and the default.
 _EXIT_CODES = (
-    ("-S", "--success-code", "success", "FSQ_SUCCESS, or 0"),
-    ("-T", "--fail-tmp-code", "a temporary failure", "FSQ_FAIL_TMP, or 111"),
-    ("-F", "--fail-perm-code", "a permanent failure", "FSQ_FAIL_PERM, or 100"),
+    ("-S", "--success-code", "success", "0; of fsq:, FSQ_SUCCESS"),
+    ("-T", "--fail-tmp-code", "a temporary failure", "111; of fsq:, FSQ_FAIL_TMP"),
+    ("-F", "--fail-perm-code", "a permanent failure", "100; of fsq:, FSQ_FAIL_PERM"),
 )
 
 

@@ -77,4 +77,4 @@ def check_host(host: str) -> str:
     try:
         return check_queue(host)
     except InvalidName as error:
-        raise InvalidURL(str(error).replace("no queue name", "no host's name")) from error
+        raise InvalidURL(str(error).replace("valid queue name", "valid host name")) from error

@@ -30,7 +30,9 @@ _WAIT = 5.0
 
 
 def _topic(function: F) -> F:
-    return click.option("-t", "--topic", required=True, type=check_queue, help="Name of the topic.")(function)
+    return click.option("-t", "--topic", required=True, type=check_queue, metavar="TOPIC", help="Name of the topic.")(
+        function
+    )
 
 
 def _queue(function: F) -> F:

@@ -37,7 +37,7 @@ def spark_options(function: F) -> F:
 
 
 class Work(NamedTuple):
-    """What a job works with."""
+    """What a command works with."""
 
     spark: SparkSession
     # Shows what is being done, on a terminal.
@@ -46,7 +46,7 @@ class Work(NamedTuple):
 
 @contextmanager
 def session(name: str, master: str | None, conf: Sequence[str]) -> Generator[Work]:
-    """A session for the body, with the job's progress on a terminal.
+    """A session for the body, with the command's progress on a terminal.
 
     Raises:
         MissingExtra: PySpark is not installed.
