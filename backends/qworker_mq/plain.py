@@ -14,6 +14,8 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import ClassVar, NoReturn
 from urllib.parse import quote
 
+from msgspec.structs import replace
+
 from qworker.deviations import refuse_unsupported
 from qworker.errors import BackendUnavailable, NotSupported, PublishUncertain
 from qworker.message import (
@@ -84,6 +86,9 @@ class PlainMqHttpBackend(MqHttpBackend):
 
     async def publish(self, queue: str, drafts: Sequence[Draft]) -> list[str]:
         """Store messages, one after the other to keep their order."""
+        now = self._clock.time()
+        # What was due already is published at once, as everywhere.
+        drafts = [replace(draft, due_at=None) if (draft.due_at or now) < now else draft for draft in drafts]
         refuse_unsupported("mq+http", self.deviations, drafts)
         ids: list[str] = []
         for draft in drafts:
