@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from qworker import bulk
+from qworker.browsing import list_messages
 from qworker.errors import BackendUnavailable, PermissionDenied, PublishUncertain
-from qworker.message import Draft, Lease, SettleAction, Settlement
+from qworker.message import Draft, Lease, Query, SettleAction, Settlement, State
 from qworker.registry import open_backend
 from qworker.testing.until import wait_until
 from qworker.url import BackendURL
@@ -254,6 +255,15 @@ async def test_a_user_needs_only_what_the_docs_say(monkeypatch: pytest.MonkeyPat
         assert await backend.queues() == [QUEUE]
         await backend.reap(QUEUE)
         await backend.stats(QUEUE)
+        await backend.publish(QUEUE, [Draft(body=b"%d" % number) for number in range(250)])
+        for state in State:
+            for newest in (False, True):
+                found = await list_messages(backend, QUEUE, Query(state, newest=newest))
+                if found:
+                    await list_messages(backend, QUEUE, Query(state, after=found[-1].position, newest=newest))
+                await backend.find(QUEUE, [stored.message.id for stored in found[:3]])
+        for log in await backend.history.logs():
+            await backend.history.last_position(log)
         writer = bulk.open(backend, QUEUE, "job")
         await writer.discard("another")
         await writer.commit(0, [await writer.stage("run", 0, "a", [[Draft(body=b"z")]])])
