@@ -20,7 +20,18 @@ from qworker_file.layout import QueueDir
 from qworker_file.names import id_of, parse_delay, parse_item, parse_lease, reason_name
 from qworker_file.reasons import read_reason
 
-__all__ = ["Entry", "browse", "count", "delayed_entry", "entries", "find", "leased_entry", "look", "message_id"]
+__all__ = [
+    "Entry",
+    "browse",
+    "count",
+    "delayed_entry",
+    "entries",
+    "entry_id",
+    "find",
+    "leased_entry",
+    "look",
+    "message_id",
+]
 
 _UNREADABLE = frozenset({errno.ELOOP, errno.ENXIO, errno.EACCES, errno.ENODEV, errno.EIO})
 
@@ -134,14 +145,15 @@ async def browse(files: QueueDir, query: Query, now: float, *, local: bool) -> A
         return chosen.rows()
 
     # Extending a lease gives it another name.
-    identity = _id if query.state is State.LEASED else None
+    identity = entry_id if query.state is State.LEASED else None
     async for page in browse_rows(
         query, choose, _place, lambda entry: look(files, entry, local=local), identity=identity
     ):
         yield page
 
 
-def _id(entry: Entry) -> str:
+def entry_id(entry: Entry) -> str:
+    """The id of a file's message, which stays the same when an extension gives a lease another name."""
     return message_id(entry.item)
 
 

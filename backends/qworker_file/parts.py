@@ -10,7 +10,7 @@ from qworker.files import DIRECTORY
 from qworker.message import State, StoredMessage
 from qworker.parts import Share
 from qworker_file.layout import QueueDir
-from qworker_file.looks import Entry, delayed_entry, leased_entry, look, message_id
+from qworker_file.looks import Entry, delayed_entry, entry_id, leased_entry, look
 from qworker_file.names import parse_delay, parse_lease
 
 __all__ = ["read_share"]
@@ -29,13 +29,9 @@ async def read_share(
         return list(_entries(files, state, share, now))
 
     # A lease that is extended meanwhile is found under its new name.
-    identity = _id if state is State.LEASED else None
+    identity = entry_id if state is State.LEASED else None
     async for page in browse_share(listed, lambda entry: look(files, entry, local=local), identity=identity):
         yield page
-
-
-def _id(entry: Entry) -> str:
-    return message_id(entry.item)
 
 
 def _entries(files: QueueDir, state: State, share: Share, now: float) -> Iterator[Entry]:

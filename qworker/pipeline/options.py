@@ -146,10 +146,10 @@ def _choice(texts: Mapping[str, str], name: str, words: tuple[str, ...]) -> str:
 
 
 def _state(word: str) -> State:
-    # Its word, or what stands in the column.
-    return (
-        State.FAILED if word == State.FAILED.value else State.of_word(_one_of("state", word, [*STATE_WORDS.values()]))
-    )
+    # What stands in the column is taken too.
+    if word == State.FAILED.value:
+        return State.FAILED
+    return State.of_word(_one_of("state", word, [*STATE_WORDS.values()]))
 
 
 def _one_of(name: str, word: str, words: tuple[str, ...] | list[str]) -> str:
