@@ -11,19 +11,19 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
 from qworker.backend import Backend
-from qworker.callables import check_handler, handler_name
-from qworker.checks import check_headers, check_text, shown
+from qworker.backend.registry import open_backend
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.context import Context
+from qworker.definition.callables import check_handler, handler_name
+from qworker.definition.hints import exact_options
+from qworker.definition.task_options import DEFAULT_MAX_TRIES
+from qworker.enqueue.portal import Portal
+from qworker.enqueue.tracing import imported, sending_many, trace_headers
 from qworker.errors import DuplicateTask, UnknownTask, UsageError
-from qworker.hints import exact_options
-from qworker.options import DEFAULT_MAX_TRIES
-from qworker.portal import Portal
-from qworker.registry import open_backend
 from qworker.retry import DEFAULT_BACKOFF, Backoff
 from qworker.settings import backend_url
 from qworker.task import Call, Job, RawHandler, Task, TaskOptions
-from qworker.tracing import imported, sending_many, trace_headers
+from qworker.validation import check_headers, check_text, shown
 
 __all__ = ["Tasks"]
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import structlog
 
+from qworker.definition.task_options import DEFAULT_MAX_TRIES
 from qworker.errors import LeaseLost
 from qworker.message import Message
-from qworker.options import DEFAULT_MAX_TRIES
 
 __all__ = ["Context"]
 

@@ -228,8 +228,8 @@ def reason_text(reason: object, owner: str) -> str:
     if isinstance(reason, str):
         return reason
     # Imported late: this module is the root of all.
-    from qworker.checks import shown
-    from qworker.failure import summary_of
+    from qworker.failure_text import summary_of
+    from qworker.validation import shown
 
     if isinstance(reason, BaseException):
         return summary_of(reason)
@@ -242,7 +242,7 @@ def delay_seconds(delay: object) -> float:
     Raises:
         UsageError: it is not a number of seconds or a timedelta, or is too long.
     """
-    from qworker.checks import check_seconds, number_of
+    from qworker.validation import check_seconds, number_of
 
     seconds = delay.total_seconds() if isinstance(delay, timedelta) else number_of(delay)
     # A time that has passed, as `until - now` gives it.

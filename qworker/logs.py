@@ -16,9 +16,9 @@ from typing import Any, Protocol
 import msgspec
 import structlog
 
-from qworker import events
+from qworker import log_events as events
 from qworker.errors import UsageError
-from qworker.failure import summary, summary_of
+from qworker.failure_text import summary, summary_of
 from qworker.names import printable
 from qworker.streams import ERROR_STREAM, is_terminal
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import msgspec
 
-from qworker.checks import number_of, shown
 from qworker.errors import MOST_DELAY, UsageError
+from qworker.validation import number_of, shown
 
 __all__ = ["DEFAULT_BACKOFF", "Backoff"]
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import msgspec
 
-from qworker.callables import handler_name
+from qworker.definition.callables import handler_name
+from qworker.definition.parameters import can_be_json, is_injected, parameters_of
 from qworker.errors import InvalidArguments, UsageError
-from qworker.parameters import can_be_json, is_injected, parameters_of
 
 __all__ = ["Signature"]
 
@@ -23,7 +23,7 @@ class Signature:
     """What a handler takes, without the parameter that the worker fills in.
 
     Args:
-        function: the handler; its decorators are seen through (see `qworker.parameters`).
+        function: the handler; its decorators are seen through (see `qworker.definition.parameters`).
         injected: the class by whose annotation the worker's parameter is known.
         name: the task's name; the function's unless given.
 

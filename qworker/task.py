@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
 import msgspec
 
-from qworker.callables import handler_name, kind_of
 from qworker.context import Context
+from qworker.definition.callables import handler_name, kind_of
+from qworker.definition.hints import OtherMethods, exact_options
+from qworker.definition.task_options import TaskOptions, call_options
+from qworker.enqueue.tracing import creating, imported, sending
 from qworker.envelope import EnvelopeEncoder
 from qworker.errors import UsageError
-from qworker.hints import OtherMethods, exact_options
 from qworker.message import Draft, Message
-from qworker.options import TaskOptions, call_options
 from qworker.signature import Signature
-from qworker.tracing import creating, imported, sending
 
 if TYPE_CHECKING:
     from qworker.app import Tasks

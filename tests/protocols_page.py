@@ -7,7 +7,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 from qworker.backend import Backend
-from qworker.registry import GROUP, backend_class
+from qworker.backend.registry import GROUP, backend_class
 from qworker.testing.rules import RULES
 from qworker_mq.plain import PlainMqHttpBackend
 

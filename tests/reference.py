@@ -16,16 +16,16 @@ from pathlib import Path
 import click
 import msgspec
 
-from qworker import events
+from qworker import log_events as events
+from qworker.backend.registry import open_backend, schemes
 from qworker.cli.configured import PREFIX, VARIABLES, options_of, walk
 from qworker.cli.main import cli
 from qworker.errors import InvalidURL
 from qworker.health.exposition import exposition
-from qworker.health.report import Report
+from qworker.health.worker_report import Report
 from qworker.message import Lease, Message, QueueStats
-from qworker.metrics import TaskCounts
-from qworker.registry import open_backend, schemes
-from qworker.run import Run, WorkerCounts
+from qworker.worker.delivery import Run, WorkerCounts
+from qworker.worker.metrics import TaskCounts
 from qworker_file.fsq.constants import Constants
 
 __all__ = [

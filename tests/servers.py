@@ -20,8 +20,8 @@ from redis.exceptions import RedisError
 from redis.retry import Retry
 
 from qworker.backend import Backend
+from qworker.backend.registry import open_backend
 from qworker.clock import SystemClock
-from qworker.registry import open_backend
 from qworker.testing.harness import Harness
 
 __all__ = ["PROGRAMS", "MovedClock", "RedisHarness", "RedisServer", "free_port"]

@@ -13,9 +13,9 @@ import msgspec
 import uvicorn
 
 from qworker.backend import Backend
-from qworker.http.app import MqApp, create_app
-from qworker.http.protocol import bounded
-from qworker.http.server import bind, serve
+from qworker.server.app import MqApp, create_app
+from qworker.server.limits import bounded
+from qworker.server.server import bind, serve
 
 
 class Served(msgspec.Struct):

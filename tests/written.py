@@ -15,8 +15,8 @@ from typing import Any
 import msgspec
 
 from qworker.backend import Backend
+from qworker.backend.registry import open_backend
 from qworker.message import State, StoredMessage
-from qworker.registry import open_backend
 from tests.servers import MovedClock, RedisServer, free_port
 
 __all__ = [

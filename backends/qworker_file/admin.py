@@ -9,7 +9,7 @@ import secrets
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from qworker.files import CREATE, list_names
+from qworker.kit.files import CREATE, list_names
 from qworker.message import FinishedMessage, Selection, State
 from qworker_file.index import forget_index
 from qworker_file.layout import QueueDir

@@ -9,7 +9,7 @@ import errno
 import os
 from collections.abc import Callable, Iterable
 
-from qworker.files import READ
+from qworker.kit.files import READ
 
 __all__ = ["ReadAhead"]
 

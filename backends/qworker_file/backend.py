@@ -8,14 +8,16 @@ from pathlib import Path
 from typing import ClassVar, Self
 
 from qworker.backend import Backend
-from qworker.backend_waiting import check_limit
-from qworker.browsing import at_most
+from qworker.backend.deviations import refuse_unsupported
+from qworker.backend.offers import Check
 from qworker.clock import SYSTEM_CLOCK, Clock
-from qworker.deviations import refuse_unsupported
-from qworker.directory import is_missing, queue_not_found
 from qworker.errors import BackendUnavailable
-from qworker.files import check_writable, durability_at, store_errors
 from qworker.history.directory import DirectoryHistory
+from qworker.kit.browse import at_most
+from qworker.kit.directory.missing import is_missing, queue_not_found
+from qworker.kit.files import check_writable, durability_at, store_errors
+from qworker.kit.parts import Share, shares
+from qworker.kit.wait import check_limit
 from qworker.message import (
     Draft,
     Lease,
@@ -27,8 +29,6 @@ from qworker.message import (
     StoredMessage,
 )
 from qworker.names import check_queue
-from qworker.offers import Check
-from qworker.parts import Share, shares
 from qworker.url import BackendURL
 from qworker_file import admin, looks, parts
 from qworker_file.deviations import DEVIATIONS
@@ -344,11 +344,11 @@ class FileBackend(Backend):
             await store.commit({local.files.base})
         store.notify(local)
 
-    # -- besides the contract (qworker/offers.py) ----------------------------------------------------------------------
+    # -- besides the contract (qworker/backend/offers.py) ----------------------------------------------------------------------
 
     @classmethod
     async def doctor(cls, url: BackendURL) -> list[Check]:
         """Try the directory: a given id is a second link, and a pipe wakes idle workers."""
-        from qworker.directory_doctor import examine_directory, try_fifo, try_link
+        from qworker.kit.directory.doctor import examine_directory, try_fifo, try_link
 
         return await examine_directory(url.directory, [("link", try_link), ("fifo", try_fifo)])

@@ -14,7 +14,7 @@ import secrets
 import socket
 import weakref
 
-from qworker.files import CREATE, READ, boot_id, read_all, write_all
+from qworker.kit.files import CREATE, READ, boot_id, read_all, write_all
 from qworker.names import new_id
 
 __all__ = ["DETACHED", "Holder", "LifeSign", "has_died", "publisher_of"]

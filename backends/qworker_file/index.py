@@ -10,7 +10,7 @@ from __future__ import annotations
 import fcntl
 import os
 
-from qworker.files import DIRECTORY, list_names
+from qworker.kit.files import DIRECTORY, list_names
 from qworker_file.layout import QueueDir
 from qworker_file.names import index_name
 

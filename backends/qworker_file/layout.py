@@ -9,7 +9,7 @@ import shutil
 import stat
 
 from qworker.errors import BackendError, FormatTooNew
-from qworker.files import CREATE, DIRECTORY, change_mode, make_fifo, read_file, write_all
+from qworker.kit.files import CREATE, DIRECTORY, change_mode, make_fifo, read_file, write_all
 
 __all__ = ["FORMAT", "QueueDir", "create_queue", "fsync_directory", "is_queue", "open_queue"]
 

@@ -11,9 +11,9 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
 import msgspec
 
-from qworker.browsing import Chosen, Place, browse_rows
-from qworker.files import READ, name_slices, read_all
-from qworker.finding import find_each, stamp
+from qworker.kit.browse import Chosen, Place, browse_rows
+from qworker.kit.files import READ, name_slices, read_all
+from qworker.kit.find import find_each, stamp
 from qworker.message import Message, Query, QueueStats, State, StoredMessage
 from qworker_file.foreign import arguments
 from qworker_file.layout import QueueDir

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import msgspec
 
 from qworker.history.store import HISTORY_OPTIONS, HistoryOptions
-from qworker.retention import KEEP_ALL, KEEP_NONE, KEEP_OPTIONS, Retention, keep_done, keep_failed
+from qworker.kit.retention import KEEP_ALL, KEEP_NONE, KEEP_OPTIONS, Retention, keep_done, keep_failed
 from qworker.url import BackendURL
 
 __all__ = ["FileOptions"]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator, Callable, Iterator
 
-from qworker.browsing import browse_share
-from qworker.files import DIRECTORY
+from qworker.kit.browse import browse_share
+from qworker.kit.files import DIRECTORY
+from qworker.kit.parts import Share
 from qworker.message import State, StoredMessage
-from qworker.parts import Share
 from qworker_file.layout import QueueDir
 from qworker_file.looks import Entry, delayed_entry, entry_id, leased_entry, look
 from qworker_file.names import parse_delay, parse_lease

@@ -16,7 +16,7 @@ import msgspec
 
 from qworker.bulk.cleanup import clean_up_staged, has_staged
 from qworker.clock import SYSTEM_CLOCK, Clock
-from qworker.files import list_names
+from qworker.kit.files import list_names
 from qworker_file.holder import has_died, publisher_of
 from qworker_file.index import sweep_index
 from qworker_file.layout import QueueDir

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from qworker.files import read_file, write_all
+from qworker.kit.files import read_file, write_all
 from qworker.names import printable
 
 __all__ = ["read_reason", "write_reason"]

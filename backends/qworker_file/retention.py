@@ -6,8 +6,8 @@ import asyncio
 import os
 from collections.abc import Callable
 
-from qworker.files import list_names
-from qworker.retention import Retention
+from qworker.kit.files import list_names
+from qworker.kit.retention import Retention
 
 __all__ = ["PRUNING", "prune"]
 

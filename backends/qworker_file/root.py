@@ -6,8 +6,8 @@ import os
 
 import structlog
 
-from qworker import events
-from qworker.files import DIRECTORY, raise_file_limit
+from qworker import log_events as events
+from qworker.kit.files import DIRECTORY, raise_file_limit
 
 __all__ = ["most_leases", "open_root", "warn_of_limit"]
 

@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Sequence
 
-from qworker.files import close_all
+from qworker.kit.files import close_all
 from qworker.message import Settlement
 from qworker_file.lease import FileLease, settle
 from qworker_file.store import Store

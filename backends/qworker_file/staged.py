@@ -7,10 +7,10 @@ import stat
 import threading
 from collections.abc import Iterable, Sequence
 
+from qworker.backend.deviations import refuse_unsupported
 from qworker.clock import Clock
-from qworker.deviations import refuse_unsupported
 from qworker.errors import PublishUncertain
-from qworker.files import CREATE, DIRECTORY, sync_file_system, write_all
+from qworker.kit.files import CREATE, DIRECTORY, sync_file_system, write_all
 from qworker.message import Draft
 from qworker_file.deviations import DEVIATIONS
 from qworker_file.names import item_name

@@ -27,7 +27,7 @@ from qworker.bulk.contract import (
 )
 from qworker.bulk.load_files import LoadFiles, incomplete_loads, remove_empty, remove_tree
 from qworker.errors import PublishUncertain
-from qworker.files import DIRECTORY, list_names, store_errors
+from qworker.kit.files import DIRECTORY, list_names, store_errors
 from qworker.message import Draft
 from qworker_file.local import LocalQueue
 from qworker_file.names import MAX_OWN, delay_name, size_of, stem_for

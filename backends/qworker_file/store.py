@@ -7,7 +7,7 @@ import os
 from collections.abc import Collection, Sequence
 
 from qworker.clock import Clock
-from qworker.files import FileSystem, GroupCommit, boot_id
+from qworker.kit.files import FileSystem, GroupCommit, boot_id
 from qworker.message import SettleAction, Settlement
 from qworker.names import is_queue_name
 from qworker_file.holder import Holder

@@ -14,7 +14,7 @@ from bisect import bisect_left, insort
 from collections.abc import Callable, Container
 from itertools import islice
 
-from qworker.files import DIRECTORY
+from qworker.kit.files import DIRECTORY
 
 __all__ = ["Window"]
 

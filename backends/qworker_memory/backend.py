@@ -19,12 +19,14 @@ from typing import ClassVar, Self
 import msgspec
 
 from qworker.backend import Backend
-from qworker.backend_waiting import wait_for_ready
-from qworker.browsing import Chosen, Place, browse_rows
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.errors import QueueNotFound
 from qworker.history.memory import MemoryHistory
 from qworker.history.store import NO_HISTORY
+from qworker.kit.browse import Chosen, Place, browse_rows
+from qworker.kit.parts import WHOLE, bad_part
+from qworker.kit.retention import KEEP_ALL, KEEP_NONE, KEEP_OPTIONS, Retention, keep_done, keep_failed
+from qworker.kit.wait import wait_for_ready
 from qworker.message import (
     Draft,
     Lease,
@@ -38,8 +40,6 @@ from qworker.message import (
     StoredMessage,
 )
 from qworker.names import check_id, check_queue, new_id
-from qworker.parts import WHOLE, bad_part
-from qworker.retention import KEEP_ALL, KEEP_NONE, KEEP_OPTIONS, Retention, keep_done, keep_failed
 from qworker.url import BackendURL
 
 __all__ = ["MemoryBackend"]

@@ -9,12 +9,12 @@ import shutil
 import stat
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 
-from qworker.browsing import Chosen, Place, at_most, browse_rows
-from qworker.files import read_all
-from qworker.finding import find_each
+from qworker.kit.browse import Chosen, Place, at_most, browse_rows
+from qworker.kit.files import read_all
+from qworker.kit.find import find_each
+from qworker.kit.parts import Share, pages
 from qworker.message import FinishedMessage, Message, Query, QueueStats, Selection, State, StoredMessage
 from qworker.names import check_queue, is_queue_name
-from qworker.parts import Share, pages
 from qworker_mq.layout import split_name, usable_id
 from qworker_mq.mover import Mover, Trash
 from qworker_mq.store import Held, Store

@@ -16,14 +16,16 @@ from typing import Any, ClassVar, Self, TypeVar
 import msgspec
 
 from qworker.backend import Backend
-from qworker.backend_waiting import wait_for_ready
+from qworker.backend.deviations import refuse_unsupported
+from qworker.backend.offers import Check
 from qworker.clock import SYSTEM_CLOCK, Clock
-from qworker.deviations import refuse_unsupported
-from qworker.directory import is_missing, queue_not_found
 from qworker.errors import BackendUnavailable
-from qworker.files import check_writable, durability_at, store_errors
 from qworker.history.directory import directory_history
 from qworker.history.store import HISTORY_OPTIONS
+from qworker.kit.directory.missing import is_missing, queue_not_found
+from qworker.kit.files import check_writable, durability_at, store_errors
+from qworker.kit.parts import shares
+from qworker.kit.wait import wait_for_ready
 from qworker.message import (
     Draft,
     Lease,
@@ -36,8 +38,6 @@ from qworker.message import (
     StoredMessage,
 )
 from qworker.names import check_queue
-from qworker.offers import Check
-from qworker.parts import shares
 from qworker.url import BackendURL
 from qworker_mq.admin import Admin
 from qworker_mq.claims import Busy, Claims, MqLease, RemoteMqLeases, Stranger
@@ -437,12 +437,12 @@ class MqBackend(Backend):
             self._existing(queue)
             await self._admin.resume(queue)
 
-    # -- besides the contract (qworker/offers.py) ----------------------------------------------------------------------
+    # -- besides the contract (qworker/backend/offers.py) ----------------------------------------------------------------------
 
     @classmethod
     async def doctor(cls, url: BackendURL) -> list[Check]:
         """Try the directory."""
-        from qworker.directory_doctor import examine_directory
+        from qworker.kit.directory.doctor import examine_directory
 
         return await examine_directory(url.directory)
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import click
 
 from qworker import logs
-from qworker.cli.common import Command, Group, duration_type
-from qworker.http.daemons import Mover, Reaper, open_source, run_daemon
+from qworker.cli.options import Command, Group, duration_type
+from qworker_mq.daemons import Mover, Reaper, open_source, run_daemon
 
 __all__ = ["command"]
 

@@ -14,7 +14,7 @@ import h11
 import msgspec
 
 from qworker.errors import BackendUnavailable, InvalidURL
-from qworker.network import why
+from qworker.kit.network import why
 from qworker.url import BackendURL
 
 __all__ = ["Address", "Answer", "BlockingClient", "Client"]

@@ -9,7 +9,7 @@ import time
 
 import msgspec
 
-from qworker.files import is_finished
+from qworker.kit.files import is_finished
 from qworker_mq.claims import Busy, MqLease, Stranger, write_reason
 from qworker_mq.layout import split_name
 from qworker_mq.life import is_dead

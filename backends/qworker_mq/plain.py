@@ -16,7 +16,7 @@ from urllib.parse import quote
 
 from msgspec.structs import replace
 
-from qworker.deviations import refuse_unsupported
+from qworker.backend.deviations import refuse_unsupported
 from qworker.errors import BackendUnavailable, NotSupported, PublishUncertain
 from qworker.message import (
     Draft,

@@ -12,7 +12,7 @@ import os
 
 import msgspec
 
-from qworker.failure import summary
+from qworker.failure_text import summary
 
 __all__ = ["Record", "Records"]
 

@@ -17,7 +17,6 @@ import msgspec
 
 from qworker import errors
 from qworker.backend import Backend
-from qworker.backend_waiting import wait_for_ready
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.errors import (
     BackendError,
@@ -27,6 +26,8 @@ from qworker.errors import (
     PublishUncertain,
     QueueNotFound,
 )
+from qworker.kit.parts import WHOLE, bad_part
+from qworker.kit.wait import wait_for_ready
 from qworker.message import (
     Draft,
     Lease,
@@ -40,7 +41,6 @@ from qworker.message import (
     StoredMessage,
 )
 from qworker.names import check_queue
-from qworker.parts import WHOLE, bad_part
 from qworker.url import BackendURL
 from qworker_mq.client import Address, Answer, BlockingClient, Client
 from qworker_mq.told import HttpHistory

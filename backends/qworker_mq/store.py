@@ -11,8 +11,8 @@ from pathlib import Path
 
 from qworker.clock import Clock
 from qworker.errors import QueueNotFound
-from qworker.files import FileSystem, GroupCommit, boot_id, raise_file_limit
-from qworker.inotify import Watcher
+from qworker.kit.files import FileSystem, GroupCommit, boot_id, raise_file_limit
+from qworker.kit.inotify import Watcher
 from qworker.names import check_queue
 from qworker_mq.claims import Claims
 from qworker_mq.due import DueIndex

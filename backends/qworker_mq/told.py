@@ -11,7 +11,7 @@ from urllib.parse import quote, urlencode
 import msgspec
 import structlog
 
-from qworker import events
+from qworker import log_events as events
 from qworker.errors import BackendError, BackendUnavailable, UsageError
 from qworker.history.batch import EventBatch, encode_batch
 from qworker.history.event import Event

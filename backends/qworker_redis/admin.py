@@ -6,8 +6,9 @@ from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from typing import ClassVar, TypeVar, cast
 
 from qworker.backend import Backend
-from qworker.browsing import bad_position, place_of, position_of
 from qworker.errors import BackendError, QueueNotFound
+from qworker.kit.browse import bad_position, place_of, position_of
+from qworker.kit.parts import PAGE_BYTES, pages
 from qworker.message import (
     FinishedMessage,
     Message,
@@ -19,7 +20,6 @@ from qworker.message import (
     to_microseconds,
 )
 from qworker.names import check_queue
-from qworker.parts import PAGE_BYTES, pages
 from qworker_redis.codec import decode, enqueued_at
 from qworker_redis.links import Links
 from qworker_redis.options import Options

@@ -14,12 +14,12 @@ from typing import Any, ClassVar, Self, cast
 import structlog
 
 from qworker.backend import RemoteLeases
-from qworker.backend_waiting import check_limit
+from qworker.backend.offers import Check
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.errors import BackendError, BackendUnavailable
+from qworker.kit.wait import check_limit
 from qworker.message import Draft, Lease, SettleAction, Settlement
 from qworker.names import check_id, check_queue, new_ids
-from qworker.offers import Check
 from qworker.url import BackendURL
 from qworker_redis.bulk import BulkReading
 from qworker_redis.claims import DETACHED, RedisLease, RemoteRedisLeases
@@ -330,7 +330,7 @@ class RedisBackend(BulkReading):
             total += count
         return total
 
-    # -- besides the contract (qworker/offers.py) ----------------------------------------------------------------------
+    # -- besides the contract (qworker/backend/offers.py) ----------------------------------------------------------------------
 
     @classmethod
     async def doctor(cls, url: BackendURL) -> list[Check]:

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from typing import cast
 
-from qworker.browsing import at_most
+from qworker.kit.browse import at_most
+from qworker.kit.parts import PAGE_BYTES, PAGE_MESSAGES, Share, shares
 from qworker.message import Query, State, StoredMessage
 from qworker.names import check_queue
-from qworker.parts import PAGE_BYTES, PAGE_MESSAGES, Share, shares
 from qworker_redis.admin import Administration, stored_of
 from qworker_redis.replies import Reply
 from qworker_redis.scripts import queue_key

@@ -13,7 +13,7 @@ from typing import Any, cast
 import msgspec
 import structlog
 
-from qworker import events
+from qworker import log_events as events
 from qworker.clock import Clock
 from qworker.history.batch import EventBatch, decode_batch, encode_batch
 from qworker.history.event import Event

@@ -15,7 +15,7 @@ import hiredis
 from hiredis import ProtocolError, Reader, ReplyError
 
 from qworker.errors import BackendError, BackendUnavailable
-from qworker.network import why
+from qworker.kit.network import why
 from qworker_redis.options import Address, Options, UnixAddress
 from qworker_redis.polling import Polling
 from qworker_redis.replies import ConnectionLost, Reply, meaning

@@ -10,11 +10,11 @@ from collections.abc import AsyncIterator, Sequence
 
 import msgspec
 
-from qworker.browsing import Chosen, Place, at_most, browse_rows, first, place_of, position_of
-from qworker.files import hide_directory, store_errors
+from qworker.kit.browse import Chosen, Place, at_most, browse_rows, first, place_of, position_of
+from qworker.kit.files import hide_directory, store_errors
+from qworker.kit.parts import pages
 from qworker.message import Query, QueueStats, Selection, State, StoredMessage
 from qworker.names import check_queue, is_queue_name
-from qworker.parts import pages
 from qworker_sq import contents, parts
 from qworker_sq.channel import Channel
 from qworker_sq.consume import make_message

@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
-from qworker.backend_waiting import wait_for_ready
-from qworker.deviations import refuse_unsupported
-from qworker.files import store_errors
+from qworker.backend.deviations import refuse_unsupported
+from qworker.backend.offers import Check, Follower
+from qworker.kit.files import store_errors
+from qworker.kit.wait import wait_for_ready
 from qworker.message import Draft, Lease, SettleAction, Settlement
 from qworker.names import check_id, check_queue
-from qworker.offers import Check, Follower
 from qworker.url import BackendURL
 from qworker_sq import consume
 from qworker_sq.admin import SqAdministration
@@ -171,12 +171,12 @@ class SqBackend(SqAdministration):
                 channel.topic.wake()
         return count
 
-    # -- besides the contract (qworker/offers.py) ----------------------------------------------------------------------
+    # -- besides the contract (qworker/backend/offers.py) ----------------------------------------------------------------------
 
     @classmethod
     async def doctor(cls, url: BackendURL) -> list[Check]:
         """Try the directory."""
-        from qworker.directory_doctor import examine_directory
+        from qworker.kit.directory.doctor import examine_directory
 
         return await examine_directory(url.directory)
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import structlog
 
+from qworker.kit.segments.log import Damaged
 from qworker.message import Lease, Message, SettleAction, Settlement, State
-from qworker.segments.log import Damaged
 from qworker_sq.channel import Channel
 from qworker_sq.ledger import Row
 from qworker_sq.notes import Note

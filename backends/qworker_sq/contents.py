@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
+from qworker.kit.segments.format import HEADER_SIZE, position
+from qworker.kit.segments.log import Damaged
 from qworker.message import Selection, State, StoredMessage
-from qworker.segments.format import HEADER_SIZE, position
-from qworker.segments.log import Damaged
 from qworker_sq.channel import Channel
 from qworker_sq.consume import make_message
 from qworker_sq.ledger import Row

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 
+from qworker.kit.parts import PAGE_MESSAGES, pages
+from qworker.kit.segments.format import HEADER_SIZE, position
+from qworker.kit.segments.log import Damaged
 from qworker.message import State, StoredMessage
-from qworker.parts import PAGE_MESSAGES, pages
-from qworker.segments.format import HEADER_SIZE, position
-from qworker.segments.log import Damaged
 from qworker.url import BackendURL
 from qworker_sq.backend import SqBackend
 from qworker_sq.channel import Channel
@@ -20,7 +20,7 @@ __all__ = ["SqFollower"]
 
 
 class SqFollower:
-    """One queue's log, read in order; see `qworker.offers.Follower`.
+    """One queue's log, read in order; see `qworker.backend.offers.Follower`.
 
     Positions are written as message ids are: `SEGMENT-OFFSET`. The log stays as long as the channel stands before it.
     """

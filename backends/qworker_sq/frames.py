@@ -14,8 +14,8 @@ from typing import Any
 import msgspec
 import structlog
 
-from qworker.segments.disk import open_regular, write_all, write_new
-from qworker.segments.format import frame, scan
+from qworker.kit.segments.disk import open_regular, write_all, write_new
+from qworker.kit.segments.format import frame, scan
 
 __all__ = ["FrameFile"]
 

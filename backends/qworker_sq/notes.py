@@ -12,7 +12,7 @@ from zlib import crc32
 
 import msgspec
 
-from qworker.segments.format import split
+from qworker.kit.segments.format import split
 from qworker_sq.frames import FrameFile
 
 __all__ = ["Note", "Notes"]

@@ -6,10 +6,10 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 
 import msgspec
 
+from qworker.kit.parts import PAGE_MESSAGES, bad_part, pages
+from qworker.kit.segments.format import HEADER_SIZE, position, split
+from qworker.kit.segments.log import Damaged, Log
 from qworker.message import State, StoredMessage
-from qworker.parts import PAGE_MESSAGES, bad_part, pages
-from qworker.segments.format import HEADER_SIZE, position, split
-from qworker.segments.log import Damaged, Log
 from qworker_sq import contents
 from qworker_sq.channel import Channel
 from qworker_sq.consume import make_message

@@ -13,15 +13,15 @@ from typing import Self
 
 from qworker.backend import Backend
 from qworker.clock import SYSTEM_CLOCK, Clock
-from qworker.directory import is_missing, queue_not_found
 from qworker.errors import InvalidName, InvalidURL
-from qworker.files import durability_at, store_errors
 from qworker.history.directory import directory_history
 from qworker.history.store import HISTORY_OPTIONS
-from qworker.inotify import Watcher
+from qworker.kit.directory.missing import is_missing, queue_not_found
+from qworker.kit.files import durability_at, store_errors
+from qworker.kit.inotify import Watcher
+from qworker.kit.segments.disk import open_directory
+from qworker.kit.segments.state import NAME_BYTES
 from qworker.names import check_queue
-from qworker.segments.disk import open_directory
-from qworker.segments.state import NAME_BYTES
 from qworker.url import BackendURL
 from qworker_sq.channel import Channel
 from qworker_sq.contents import Ahead

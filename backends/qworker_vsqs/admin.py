@@ -8,12 +8,12 @@ import os
 import shutil
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 
-from qworker.browsing import Chosen, Place, at_most, browse_rows, browse_share
-from qworker.files import hide_directory, store_errors
-from qworker.finding import find_each, stamp
+from qworker.kit.browse import Chosen, Place, at_most, browse_rows, browse_share
+from qworker.kit.files import hide_directory, store_errors
+from qworker.kit.find import find_each, stamp
+from qworker.kit.parts import Share, shares
 from qworker.message import Query, QueueStats, Selection, State, StoredMessage
 from qworker.names import check_queue, is_queue_name
-from qworker.parts import Share, shares
 from qworker_vsqs import contents
 from qworker_vsqs.contents import Row
 from qworker_vsqs.folder import Folder

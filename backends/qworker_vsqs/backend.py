@@ -7,12 +7,12 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
-from qworker.backend_waiting import wait_for_ready
-from qworker.deviations import refuse_unsupported
-from qworker.files import list_names, store_errors
+from qworker.backend.deviations import refuse_unsupported
+from qworker.backend.offers import Check
+from qworker.kit.files import list_names, store_errors
+from qworker.kit.wait import wait_for_ready
 from qworker.message import Draft, Lease, SettleAction, Settlement
 from qworker.names import check_queue
-from qworker.offers import Check
 from qworker.url import BackendURL
 from qworker_vsqs.admin import VsqsAdministration
 from qworker_vsqs.consume import VsqsLease
@@ -171,11 +171,11 @@ class VsqsBackend(VsqsAdministration):
             self._wake()
         return count
 
-    # -- besides the contract (qworker/offers.py) ----------------------------------------------------------------------
+    # -- besides the contract (qworker/backend/offers.py) ----------------------------------------------------------------------
 
     @classmethod
     async def doctor(cls, url: BackendURL) -> list[Check]:
         """Try the directory."""
-        from qworker.directory_doctor import examine_directory
+        from qworker.kit.directory.doctor import examine_directory
 
         return await examine_directory(url.directory)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Container, Iterable, Iterator
 
-from qworker.browsing import Place
-from qworker.files import list_names
+from qworker.kit.browse import Place
+from qworker.kit.files import list_names
 from qworker.message import FinishedMessage, State, StoredMessage
 from qworker_vsqs.consume import make_message
 from qworker_vsqs.folder import Folder, Note

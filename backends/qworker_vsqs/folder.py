@@ -23,7 +23,7 @@ from collections.abc import AsyncGenerator, Callable
 
 import msgspec
 
-from qworker.files import list_names, read_all, write_all
+from qworker.kit.files import list_names, read_all, write_all
 from qworker_vsqs.names import leased_name, parse
 from qworker_vsqs.window import Window
 

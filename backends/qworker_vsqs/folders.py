@@ -10,11 +10,11 @@ from typing import Self
 
 from qworker.backend import Backend
 from qworker.clock import SYSTEM_CLOCK, Clock
-from qworker.directory import is_missing, queue_not_found
 from qworker.errors import InvalidName
-from qworker.files import FileSystem, GroupCommit, durability_at, raise_file_limit, store_errors
 from qworker.history.directory import directory_history
 from qworker.history.store import HISTORY_OPTIONS
+from qworker.kit.directory.missing import is_missing, queue_not_found
+from qworker.kit.files import FileSystem, GroupCommit, durability_at, raise_file_limit, store_errors
 from qworker.names import check_queue
 from qworker.url import BackendURL
 from qworker_vsqs.consume import Consumer

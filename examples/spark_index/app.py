@@ -148,7 +148,7 @@ def _die_where_asked() -> None:
 
 def load_files(spark: SparkSession) -> str:
     """Enqueue a call for each file, each once, whatever happens to Spark's tasks meanwhile."""
-    from qworker.pipeline.load import load
+    from qworker.pipeline.jobs.load import load
 
     result = load(spark, listed(spark), tasks.url, "files", "index", {"path": "path"}, app=tasks, name="index")
     return f"{result.enqueued} files enqueued"
@@ -156,7 +156,7 @@ def load_files(spark: SparkSession) -> str:
 
 def study(spark: SparkSession) -> str:
     """Take what is finished into the archive, and report on it."""
-    from qworker.pipeline.archive import archive
+    from qworker.pipeline.jobs.archive import archive
     from qworker.pipeline.report import page, report
 
     archive(spark, tasks.url, ARCHIVE, queues=["files"], delete=True)
@@ -172,8 +172,8 @@ def check(spark: SparkSession) -> str:
     Raises:
         SystemExit: they differ.
     """
-    from qworker.pipeline.keys import parse_match
-    from qworker.pipeline.reconcile import reconcile
+    from qworker.pipeline.jobs.match_keys import parse_match
+    from qworker.pipeline.jobs.reconcile import reconcile
 
     wanted, found = sequential(), indexed(spark)
     compared = reconcile(spark, listed(spark), "files", on=[parse_match("path")], archive=ARCHIVE, url=tasks.url)
@@ -190,7 +190,7 @@ def indexed(spark: SparkSession) -> Totals:
     """What the archive has, and the sums of the counts that wait in their queue."""
     from pyspark.sql import functions as F  # noqa: N812
 
-    from qworker.pipeline.archive import read_archive
+    from qworker.pipeline.jobs.archive import read_archive
 
     ended = read_archive(spark, ARCHIVE).agg(
         *(F.count_if(F.col("state") == name).alias(name) for name in ("done", "fail"))

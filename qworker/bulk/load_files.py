@@ -24,7 +24,7 @@ import msgspec
 
 from qworker.bulk.contract import IncompleteLoad, LoadDone, Manifest
 from qworker.errors import BackendError
-from qworker.files import CREATE, DIRECTORY, link_file, read_file, write_all
+from qworker.kit.files import CREATE, DIRECTORY, link_file, read_file, write_all
 
 __all__ = ["GONE", "RUN", "STAGED", "LoadFiles", "incomplete_loads", "names_in", "remove_empty", "remove_tree"]
 

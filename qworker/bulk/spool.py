@@ -35,7 +35,7 @@ from qworker.bulk.contract import (
 )
 from qworker.bulk.load_files import LoadFiles, incomplete_loads
 from qworker.errors import BackendError, UsageError
-from qworker.files import CREATE, DIRECTORY, READ, store_errors, write_all
+from qworker.kit.files import CREATE, DIRECTORY, READ, store_errors, write_all
 from qworker.message import Draft
 
 __all__ = ["SpooledBulkWriter", "incomplete_spooled"]

@@ -10,11 +10,11 @@ import click
 import msgspec
 
 from qworker.backend import Backend
-from qworker.cli.common import URLCommand, json_option, run
+from qworker.backend.registry import open_backend
+from qworker.cli.options import URLCommand, json_option, run
 from qworker.cli.output import print_json, print_table, say
 from qworker.message import Draft, Lease, SettleAction, Settlement
 from qworker.names import counted
-from qworker.registry import open_backend
 
 __all__ = ["command"]
 

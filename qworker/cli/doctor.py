@@ -5,14 +5,14 @@ from __future__ import annotations
 import click
 import msgspec
 
-from qworker.cli.common import Unavailable, URLCommand, json_option, run
+from qworker.backend.offers import Check, Health
+from qworker.backend.registry import open_backend
 from qworker.cli.configured import file_defaults, walk
+from qworker.cli.options import Unavailable, URLCommand, json_option, run
 from qworker.cli.output import print_json, say
-from qworker.doctor import examine
 from qworker.errors import UsageError
-from qworker.offers import Check, Health
-from qworker.registry import open_backend
 from qworker.settings import file_settings, settings_path
+from qworker.tools.doctor import examine
 
 __all__ = ["command"]
 

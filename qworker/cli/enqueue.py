@@ -9,9 +9,9 @@ import click
 import msgspec
 
 from qworker.app import Tasks
-from qworker.cli.common import Command, batches, duration_type, json_option, run, url_option
+from qworker.cli.app_loader import load_app
 from qworker.cli.configured import did_you_mean
-from qworker.cli.loader import load_app
+from qworker.cli.options import Command, batches, duration_type, json_option, run, url_option
 from qworker.cli.output import Progress, print_json, reporting, say, say_where
 from qworker.errors import InvalidArguments, UsageError
 from qworker.names import counted

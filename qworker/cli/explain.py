@@ -5,12 +5,12 @@ from __future__ import annotations
 import click
 
 from qworker.app import Tasks
-from qworker.cli.common import URLCommand, json_option, opened, run
+from qworker.cli.app_loader import load_app
 from qworker.cli.history import event_line
-from qworker.cli.loader import load_app
+from qworker.cli.options import URLCommand, json_option, opened, run
 from qworker.cli.output import as_data, print_json, say
-from qworker.explain import Explanation, explain
 from qworker.names import check_id, check_queue
+from qworker.tools.explain import Explanation, explain
 
 __all__ = ["command"]
 

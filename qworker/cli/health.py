@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from qworker.cli.common import Command, duration_type
+from qworker.cli.options import Command, duration_type
 from qworker.cli.output import say
 from qworker.health.probe import ask
 

@@ -8,11 +8,11 @@ from datetime import UTC, datetime
 
 import click
 
-from qworker.cli.common import URLCommand, duration_type, json_option, opened, run
+from qworker.cli.options import URLCommand, duration_type, json_option, opened, run
 from qworker.cli.output import print_json, say, span
 from qworker.history.event import KINDS, Event
-from qworker.history.reading import Wanted, read_newest
-from qworker.history.reading import follow as following_events
+from qworker.history.query import Wanted, read_newest
+from qworker.history.query import follow as following_events
 from qworker.names import check_id, check_queue
 
 __all__ = ["command", "event_line"]

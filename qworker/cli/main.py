@@ -12,7 +12,7 @@ from typing import ClassVar
 import click
 
 from qworker import __version__
-from qworker.cli.common import Group, load_command
+from qworker.cli.options import Group, load_command
 from qworker.cli.output import say
 from qworker.errors import (
     BackendUnavailable,

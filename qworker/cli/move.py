@@ -6,11 +6,11 @@ from typing import TextIO
 
 import click
 
-from qworker.cli.common import Command, json_option, opened, run
+from qworker.cli.options import Command, json_option, opened, run
 from qworker.cli.output import Progress, print_json, reporting, say
 from qworker.errors import QworkerError, UsageError
-from qworker.move import Moved, move
 from qworker.names import check_queue, printable
+from qworker.tools.move import Moved, move
 
 __all__ = ["command"]
 

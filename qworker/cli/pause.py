@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from qworker.cli.common import URLCommand, json_option, opened, run
+from qworker.cli.options import URLCommand, json_option, opened, run
 from qworker.cli.output import print_json, say
 from qworker.names import check_queue
 

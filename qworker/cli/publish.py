@@ -7,7 +7,7 @@ from typing import BinaryIO
 
 import click
 
-from qworker.cli.common import URLCommand, batches, duration_type, json_option, opened, run
+from qworker.cli.options import URLCommand, batches, duration_type, json_option, opened, run
 from qworker.cli.output import Progress, print_json, reporting, say
 from qworker.errors import UsageError
 from qworker.message import Draft

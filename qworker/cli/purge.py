@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from qworker.cli.common import URLCommand, json_option, opened, run, state_option
+from qworker.cli.options import URLCommand, json_option, opened, run, state_option
 from qworker.cli.output import print_json, say
 from qworker.errors import UsageError
 from qworker.message import Selection, State

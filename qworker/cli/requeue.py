@@ -8,7 +8,7 @@ from collections.abc import Callable
 import click
 
 from qworker.backend import Backend
-from qworker.cli.common import URLCommand, batches, duration_type, json_option, opened, run
+from qworker.cli.options import URLCommand, batches, duration_type, json_option, opened, run
 from qworker.cli.output import print_json, say
 from qworker.envelope import Envelope, open_envelope
 from qworker.errors import UsageError

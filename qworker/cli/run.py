@@ -11,15 +11,15 @@ import click
 import structlog
 
 from qworker.app import Tasks
-from qworker.cli.common import Command, duration_type, url_option
-from qworker.cli.loader import load_app
-from qworker.directory import is_missing
+from qworker.backend.registry import open_backend
+from qworker.cli.app_loader import load_app
+from qworker.cli.options import Command, duration_type, url_option
 from qworker.errors import UsageError
 from qworker.health.address import parse_address
+from qworker.kit.directory.missing import is_missing
 from qworker.names import check_queue
-from qworker.registry import open_backend
-from qworker.supervisor.control import inherited
-from qworker.supervisor.settings import RunSettings
+from qworker.supervisor.control_socket import inherited
+from qworker.supervisor.run_settings import RunSettings
 from qworker.url import BackendURL, working_directory
 
 __all__ = ["command"]
@@ -212,7 +212,7 @@ def command(
         from qworker.supervisor.supervisor import Supervisor
 
         return int(Supervisor(settings).run())
-    from qworker.supervisor.single import run_single
+    from qworker.supervisor.worker_main import run_single
 
     return int(run_single(lambda: _loaded(app, url), settings, control))
 

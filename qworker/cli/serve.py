@@ -9,11 +9,11 @@ import click
 import structlog
 
 from qworker import logs
-from qworker.cli.common import URLCommand, duration_type, positive
+from qworker.backend.registry import open_backend
+from qworker.cli.options import URLCommand, duration_type, positive
 from qworker.errors import InvalidURL, UsageError
 from qworker.extras import not_installed
-from qworker.registry import open_backend
-from qworker.supervisor.loops import loop_factory
+from qworker.supervisor.event_loop import loop_factory
 
 __all__ = ["command"]
 
@@ -62,9 +62,9 @@ def command(
     positive(max_body_size, "--max-body-size")
     positive(max_connections, "--max-connections")
     try:
-        from qworker.http.app import create_app
-        from qworker.http.protocol import bounded
-        from qworker.http.server import bind, check_exposure, serve
+        from qworker.server.app import create_app
+        from qworker.server.limits import bounded
+        from qworker.server.server import bind, check_exposure, serve
     except ModuleNotFoundError as error:
         raise not_installed(error, "qworker serve") from error
     token = os.environ.get(_TOKEN)

@@ -6,9 +6,9 @@ import time
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
 
-from qworker.health.report import Report
+from qworker.health.worker_report import Report
 from qworker.message import QueueStats
-from qworker.metrics import SECONDS, TRIES, TaskCounts
+from qworker.worker.metrics import SECONDS, TRIES, TaskCounts
 
 __all__ = ["CONTENT_TYPE", "exposition"]
 

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from qworker.errors import UsageError
 from qworker.health.address import parse_address, reachable
-from qworker.health.outlet import TOKEN
+from qworker.health.endpoint import TOKEN
 
 __all__ = ["ask"]
 

@@ -15,8 +15,8 @@ from http import HTTPStatus
 import msgspec
 import structlog
 
+from qworker.health.answers import View
 from qworker.health.exposition import CONTENT_TYPE
-from qworker.health.view import View
 
 __all__ = ["HealthServer"]
 

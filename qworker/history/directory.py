@@ -12,16 +12,16 @@ from typing import Any
 
 import structlog
 
-from qworker import events
+from qworker import log_events as events
 from qworker.clock import SYSTEM_CLOCK, Clock
-from qworker.files import FULL, store_error
 from qworker.history.batch import EventBatch, encode_batch
 from qworker.history.event import Event
-from qworker.history.reader import LogReader
+from qworker.history.log_reader import LogReader
+from qworker.history.log_writer import Busy, Writer, start_log
 from qworker.history.retention import prune
 from qworker.history.store import HistoryOptions, HistoryStore
-from qworker.history.writer import Busy, Writer, start_log
-from qworker.segments.disk import open_directory
+from qworker.kit.files import FULL, store_error
+from qworker.kit.segments.disk import open_directory
 from qworker.url import BackendURL
 
 __all__ = ["DirectoryHistory", "directory_history"]

@@ -9,10 +9,10 @@ import shutil
 
 import msgspec
 
-from qworker.history.writer import is_dead
-from qworker.segments.disk import open_directory
-from qworker.segments.format import segment_name
-from qworker.segments.log import Log
+from qworker.history.log_writer import is_dead
+from qworker.kit.segments.disk import open_directory
+from qworker.kit.segments.format import segment_name
+from qworker.kit.segments.log import Log
 
 __all__ = ["prune", "remove_log"]
 

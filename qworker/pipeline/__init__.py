@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from qworker.pipeline.schema import EVENTS, MESSAGES
+from qworker.pipeline.spark.schema import EVENTS, MESSAGES
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -11,11 +11,11 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
+from qworker.backend.registry import schemes
 from qworker.errors import UsageError
-from qworker.pipeline.places import absolute_path
-from qworker.pipeline.schema import EVENTS, MESSAGES, column_names
-from qworker.pipeline.structs import struct
-from qworker.registry import schemes
+from qworker.pipeline.spark.paths import absolute_path
+from qworker.pipeline.spark.schema import EVENTS, MESSAGES, column_names
+from qworker.pipeline.spark.structs import struct
 
 __all__ = ["Evidence", "archived", "evidence", "is_queue_url", "live", "read_table"]
 

@@ -187,7 +187,7 @@ def register_data_source(spark: SparkSession) -> None:
     On a local master its Python workers run on this interpreter, which has qworker; on a cluster, on the one that the
     session names (`spark.pyspark.python`), where qworker must be installed.
     """
-    from qworker.pipeline.source import source_class
+    from qworker.pipeline.source.source import source_class
 
     with own_interpreter(spark):
         spark.dataSource.register(source_class(spark))

@@ -7,7 +7,7 @@ import signal
 from collections.abc import Callable
 from types import FrameType
 
-from qworker.supervisor.replace import DRAIN_SIGNALS, deliver_signals, hold_signals
+from qworker.supervisor.reexec import DRAIN_SIGNALS, deliver_signals, hold_signals
 
 __all__ = ["Signals"]
 

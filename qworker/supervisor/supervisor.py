@@ -16,18 +16,18 @@ from typing import Any
 
 import structlog
 
+from qworker.backend.registry import open_backend
 from qworker.errors import BackendError
-from qworker.health.outlet import Port
-from qworker.health.view import Fleet, View
-from qworker.health.watch import Pulse
+from qworker.health.answers import Fleet, View
+from qworker.health.endpoint import Port
+from qworker.health.monitor import Pulse
 from qworker.logs import configure
-from qworker.registry import open_backend
-from qworker.supervisor.control import Command, Ready
-from qworker.supervisor.process import Child, Slot
-from qworker.supervisor.replace import deliver_signals
+from qworker.supervisor.control_socket import Command, Ready
+from qworker.supervisor.reexec import deliver_signals
+from qworker.supervisor.run_settings import Exit, RunSettings
 from qworker.supervisor.scaling import Scaler
-from qworker.supervisor.settings import Exit, RunSettings
-from qworker.supervisor.sources import changes
+from qworker.supervisor.source_watcher import changes
+from qworker.supervisor.worker_process import Child, Slot
 
 __all__ = ["Supervisor"]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from qworker.testing.clock import FakeClock
 from qworker.testing.helpers import EnqueuedCall, enqueued_calls, in_memory, run_until_idle
-from qworker.testing.until import wait_until
+from qworker.testing.wait_until import wait_until
 
 __all__ = ["EnqueuedCall", "FakeClock", "enqueued_calls", "in_memory", "run_until_idle", "wait_until"]
 

@@ -17,17 +17,17 @@ The classes have no `Test` prefix, so that only subclasses are collected. What a
 
 from __future__ import annotations
 
-from qworker.testing.administering import AdministeringContract
-from qworker.testing.browsing import BrowsingContract
-from qworker.testing.bulk import BulkContract
-from qworker.testing.history import HistoryContract
-from qworker.testing.keeping import KeepingContract
-from qworker.testing.leasing import LeasingContract
-from qworker.testing.parting import PartingContract
-from qworker.testing.publishing import PublishingContract
-from qworker.testing.reaping import ReapingContract
-from qworker.testing.settling import SettlingContract
-from qworker.testing.waiting import WaitingContract
+from qworker.testing.contract_admin import AdministeringContract
+from qworker.testing.contract_browse import BrowsingContract
+from qworker.testing.contract_bulk import BulkContract
+from qworker.testing.contract_history import HistoryContract
+from qworker.testing.contract_lease import LeasingContract
+from qworker.testing.contract_parts import PartingContract
+from qworker.testing.contract_publish import PublishingContract
+from qworker.testing.contract_reap import ReapingContract
+from qworker.testing.contract_retention import KeepingContract
+from qworker.testing.contract_settle import SettlingContract
+from qworker.testing.contract_wait import WaitingContract
 
 __all__ = ["BackendContract"]
 

@@ -12,15 +12,15 @@ import msgspec
 
 from qworker.app import Tasks
 from qworker.backend import Backend
+from qworker.backend.deviations import refuse_unsupported
+from qworker.backend.registry import open_backend
 from qworker.clock import SYSTEM_CLOCK, Clock
-from qworker.deviations import refuse_unsupported
 from qworker.envelope import Envelope, open_envelope
 from qworker.errors import UsageError
 from qworker.logs import one_line
 from qworker.message import Draft, Query, State, StoredMessage
-from qworker.registry import open_backend
-from qworker.run import Outcome, Run
 from qworker.worker import Worker, WorkerCounts, WorkerOptions
+from qworker.worker.delivery import Outcome, Run
 
 __all__ = ["EnqueuedCall", "enqueued_calls", "in_memory", "run_until_idle"]
 

@@ -10,9 +10,9 @@ from contextlib import ExitStack
 import pytest
 
 from qworker.app import Tasks
+from qworker.backend.registry import open_backend
 from qworker.duration import parse_duration
 from qworker.errors import QworkerError, UsageError
-from qworker.registry import open_backend
 from qworker.testing.clock import FakeClock
 from qworker.testing.helpers import in_memory
 

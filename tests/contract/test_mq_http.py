@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 import pytest_asyncio
 
-from qworker.registry import open_backend
+from qworker.backend.registry import open_backend
 from qworker.testing.clock import FakeClock
 from qworker.testing.contract import BackendContract
 from qworker.testing.harness import Harness

@@ -6,12 +6,12 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 import pytest_asyncio
 
-from qworker.browsing import list_messages
+from qworker.backend.registry import open_backend
 from qworker.errors import FormatTooNew
+from qworker.kit.browse import list_messages
 from qworker.message import Draft, Query, Selection, SettleAction, Settlement, State
-from qworker.registry import open_backend
-from qworker.testing.browsing import in_order
 from qworker.testing.contract import BackendContract
+from qworker.testing.contract_browse import in_order
 from qworker.testing.harness import Case, Harness
 from qworker_redis import admin
 from tests.servers import PROGRAMS, RedisHarness, RedisServer

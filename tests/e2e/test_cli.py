@@ -18,10 +18,10 @@ import click
 import pytest
 
 from qworker import bulk
+from qworker.backend.registry import open_backend
 from qworker.cli.main import COMMANDS, cli, main
 from qworker.cli.output import Progress
 from qworker.message import Draft
-from qworker.registry import open_backend
 from tests.e2e.processes import PATIENCE, environment
 
 URL = "file://./spool"

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from qworker.backend.registry import open_backend
 from qworker.cli.main import main
 from qworker.message import Draft, SettleAction, Settlement
-from qworker.registry import open_backend
 from qworker.testing.clock import FakeClock
 
 QUEUE = "work"

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from qworker.backend.registry import open_backend
 from qworker.cli.main import exit_status, main
 from qworker.errors import BackendUnavailable, FormatTooNew, PermissionDenied, StorageFull
 from qworker.message import Draft, SettleAction, Settlement
 from qworker.names import counted
-from qworker.registry import open_backend
 from tests.e2e.processes import PATIENCE, environment
 
 DIRECTORIES = ["file", "fsq", "vsqs", "mq", "sq"]

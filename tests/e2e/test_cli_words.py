@@ -13,9 +13,9 @@ import click
 import pytest
 
 import qworker
+from qworker.backend.registry import GROUP
 from qworker.cli.configured import _INTERNAL, OPTIONS, PREFIX, VARIABLES, all_options, options_of, walk
 from qworker.cli.main import COMMANDS, cli, main
-from qworker.registry import GROUP
 from qworker.settings import backend_url
 from qworker.url import BackendURL
 

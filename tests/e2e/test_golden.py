@@ -19,17 +19,17 @@ from typing import Any
 import pytest
 
 import qworker
-from qworker import events
+from qworker import log_events as events
+from qworker.backend.registry import open_backend
 from qworker.cli.main import main
 from qworker.health.address import listen
+from qworker.health.answers import View
 from qworker.health.probe import ask
-from qworker.health.report import Report
 from qworker.health.server import HealthServer
-from qworker.health.view import View
+from qworker.health.worker_report import Report
 from qworker.message import QueueStats
-from qworker.metrics import TaskCounts
-from qworker.registry import open_backend
 from qworker.testing import FakeClock
+from qworker.worker.metrics import TaskCounts
 from qworker_memory import MemoryBackend
 from tests.e2e.processes import PATIENCE, PYTHON, environment
 from tests.golden_text import Normal, check, json_of_command

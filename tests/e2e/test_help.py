@@ -12,9 +12,9 @@ from pathlib import Path
 import click
 import pytest
 
-from qworker.cli.common import Unavailable
 from qworker.cli.configured import options_of, walk
 from qworker.cli.main import cli
+from qworker.cli.options import Unavailable
 from tests.e2e.processes import PATIENCE, PYTHON, environment, without_extras
 
 # As many interpreters as there are commands.

@@ -75,8 +75,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def enqueue(*calls: tuple[str, list[Any]], delay: float = 0.0) -> list[str]:
     """Enqueue calls from this process, without paying for one more."""
     from qworker import Draft
-    from qworker.portal import Portal
-    from qworker.registry import open_backend
+    from qworker.backend.registry import open_backend
+    from qworker.enqueue.portal import Portal
 
     async def publish() -> list[str]:
         backend = open_backend("file://./spool")

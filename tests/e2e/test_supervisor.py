@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from qworker.supervisor.process import Slot
 from qworker.supervisor.scaling import Scaler
+from qworker.supervisor.worker_process import Slot
 from tests.e2e.processes import Process, alive, started, until
 from tests.e2e.test_run import APP, enqueue, names
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from qworker import Draft
-from qworker.registry import open_backend
+from qworker.backend.registry import open_backend
 from tests.e2e.processes import Process, started
 from tests.servers import RedisServer
 

@@ -13,9 +13,9 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from qworker.browsing import list_messages
+from qworker.backend.registry import open_backend
+from qworker.kit.browse import list_messages
 from qworker.message import Lease, Query, SettleAction, Settlement, State
-from qworker.registry import open_backend
 
 HERE = Path(__file__).parent
 PROGRAMS = HERE / "programs.py"

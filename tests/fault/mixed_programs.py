@@ -18,8 +18,8 @@ import sys
 from pathlib import Path
 
 from qworker import Context, Draft, Fail, Message, Retry, Tasks
-from qworker.run import Run
 from qworker.worker import Worker, WorkerOptions
+from qworker.worker.delivery import Run
 
 QUEUE = "mixed"
 CONCURRENCY = 8

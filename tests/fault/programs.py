@@ -22,9 +22,9 @@ from pathlib import Path
 
 import qworker.bulk
 from qworker import Context, Draft, Message, Tasks
+from qworker.backend.registry import open_backend
 from qworker.errors import BackendError
 from qworker.message import SettleAction, Settlement
-from qworker.registry import open_backend
 from qworker.worker import Worker, WorkerOptions
 
 QUEUE = "work"

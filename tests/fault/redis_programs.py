@@ -13,11 +13,11 @@ import sys
 from pathlib import Path
 
 from qworker import Message, Tasks
+from qworker.backend.registry import open_backend
 from qworker.errors import BackendError
 from qworker.message import Draft, SettleAction, Settlement
-from qworker.registry import open_backend
-from qworker.run import WorkerOptions
 from qworker.worker import Worker
+from qworker.worker.delivery import WorkerOptions
 
 QUEUE = "work"
 VISIBILITY = 30.0

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from qworker import bulk
+from qworker.backend.registry import open_backend
 from qworker.bulk import IncompleteLoad
 from qworker.message import SettleAction, Settlement
-from qworker.registry import open_backend
 from tests.depth import DEPTH
 from tests.fault.harness import KILL, LOSE, QUEUE, Launcher, fault, strays
 from tests.servers import RedisServer

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from qworker.browsing import list_messages
+from qworker.backend.registry import open_backend
 from qworker.errors import StorageFull
+from qworker.kit.browse import list_messages
 from qworker.message import Draft, Query, State
-from qworker.registry import open_backend
 from tests.depth import DEEP
 from tests.fault.harness import (
     FAIL,

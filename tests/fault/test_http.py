@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from qworker.registry import open_backend
+from qworker.backend.registry import open_backend
 from tests.depth import DEPTH
 from tests.serving import Served, served
 

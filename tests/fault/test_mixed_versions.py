@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from qworker.browsing import list_messages
+from qworker.backend.registry import open_backend
+from qworker.kit.browse import list_messages
 from qworker.message import Query, State
-from qworker.registry import open_backend
 from tests.depth import DEPTH
 from tests.fault import mixed_programs
 from tests.fault.harness import kill

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from qworker.browsing import list_messages
+from qworker.backend.offers import Health
+from qworker.backend.registry import open_backend
 from qworker.errors import BackendError, BackendUnavailable, PublishUncertain, StorageFull
+from qworker.kit.browse import list_messages
 from qworker.message import Draft, Lease, Query, Selection, SettleAction, Settlement, State
-from qworker.offers import Health
-from qworker.registry import open_backend
-from qworker.testing.until import wait_until
+from qworker.testing.wait_until import wait_until
 from qworker.url import BackendURL
 from qworker_redis.doctor import examine_server
 from qworker_redis.scripts import queue_key

@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 
 from qworker.backend import Backend
-from qworker.browsing import list_messages
+from qworker.backend.offers import Health
+from qworker.backend.registry import open_backend
 from qworker.errors import BackendUnavailable
+from qworker.kit.browse import list_messages
 from qworker.message import Draft, Lease, Query, SettleAction, Settlement, State
-from qworker.offers import Health
-from qworker.registry import open_backend
-from qworker.testing.until import wait_until
+from qworker.testing.wait_until import wait_until
 from qworker.url import BackendURL
 from qworker_redis.doctor import examine_server
 from tests.proxy import LossyProxy
@@ -35,7 +35,7 @@ CONCURRENCY = 5
 WORKER = f"""\
 import asyncio, os, sys
 from qworker import Message, Tasks
-from qworker.run import WorkerOptions
+from qworker.worker.delivery import WorkerOptions
 from qworker.worker import Worker
 
 tasks = Tasks(sys.argv[1])

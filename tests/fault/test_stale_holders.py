@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from qworker.backend.registry import open_backend
 from qworker.message import Draft
-from qworker.registry import open_backend
 from tests.fault import harness
 from tests.fault.harness import PATIENCE, QUEUE
 from tests.fault.programs import Ledger, publish
@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.fault, pytest.mark.timeout(300)]
 HOLDER = """
 import asyncio, json, sys
 from qworker.message import SettleAction, Settlement
-from qworker.registry import open_backend
+from qworker.backend.registry import open_backend
 
 async def main(url, queue, limit, visibility):
     backend = open_backend(url)

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from qworker.backend.registry import open_backend
 from qworker.message import Draft
-from qworker.registry import open_backend
 from tests.fault import harness
 from tests.fault.harness import QUEUE
 

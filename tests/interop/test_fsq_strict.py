@@ -19,11 +19,11 @@ from pathlib import Path
 import pytest
 
 from qworker.backend import Backend
-from qworker.browsing import list_messages
+from qworker.backend.registry import open_backend
 from qworker.cli.main import main
+from qworker.kit.browse import list_messages
 from qworker.message import Draft, Lease, Query, Selection, SettleAction, Settlement, State
-from qworker.registry import open_backend
-from qworker.testing.until import wait_until
+from qworker.testing.wait_until import wait_until
 from tests.archives import unpack
 from tests.interop.fsq_peer import PATIENCE, Fsq
 

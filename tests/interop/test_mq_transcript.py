@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from qworker.browsing import list_messages
+from qworker.backend.registry import open_backend
+from qworker.kit.browse import list_messages
 from qworker.message import Query, SettleAction, Settlement, State
-from qworker.registry import open_backend
 from qworker.testing.clock import FakeClock
 from tests.archives import unpack
 from tests.serving import Served, served

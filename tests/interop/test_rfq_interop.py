@@ -18,11 +18,11 @@ import pytest
 from click.testing import CliRunner
 
 from qworker.backend import Backend
-from qworker.browsing import list_messages
+from qworker.backend.registry import open_backend
 from qworker.cli.main import cli
+from qworker.kit.browse import list_messages
 from qworker.message import Draft, Lease, Query, SettleAction, Settlement, State
-from qworker.registry import open_backend
-from qworker.testing.until import wait_until
+from qworker.testing.wait_until import wait_until
 from tests.installed import environment
 from tests.servers import RedisServer, free_port
 
@@ -233,7 +233,7 @@ async def test_our_crashed_consumers_are_harvested_and_theirs_are_left_to_harves
     await _publish(backend, [{"k": "their"}, {"k": "our"}])
     held = (await both.theirs("hold", TOPIC))[1].split()[0]
     code = (
-        "import asyncio, sys\nfrom qworker.registry import open_backend\n"
+        "import asyncio, sys\nfrom qworker.backend.registry import open_backend\n"
         "async def main():\n"
         f"    leases = await open_backend({both.url!r}).lease({TOPIC!r}, 1, 0.5)\n"
         "    print(leases[0].message.id, flush=True)\n    await asyncio.sleep(600)\n"

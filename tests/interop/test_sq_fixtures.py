@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from qworker.backend.registry import open_backend
 from qworker.message import Draft, SettleAction, Settlement
-from qworker.registry import open_backend
 from tests.archives import unpack
 
 FIXTURE = Path(__file__).parents[1] / "fixtures" / "sq.tar.gz"

@@ -24,10 +24,10 @@ from hypothesis.stateful import (
 )
 
 from qworker.backend import Backend
-from qworker.browsing import list_messages
+from qworker.backend.registry import open_backend
+from qworker.kit.browse import list_messages
 from qworker.message import Draft, Lease, Query, Selection, SettleAction, Settlement, State
 from qworker.names import new_ids
-from qworker.registry import open_backend
 from qworker.testing.clock import FakeClock
 from qworker.testing.harness import Harness
 from tests.depth import DEPTH

@@ -11,8 +11,8 @@ from typing import NamedTuple
 import pytest
 
 from qworker.backend import Backend
+from qworker.backend.registry import open_backend
 from qworker.message import Draft, Lease, SettleAction, Settlement
-from qworker.registry import open_backend
 from qworker.testing.clock import FakeClock
 from tests.property.directory_model import Broken, Name, Rules, World, explore, start, steps
 

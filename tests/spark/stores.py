@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from qworker.backend import Backend
-from qworker.browsing import list_messages
+from qworker.backend.registry import open_backend
+from qworker.kit.browse import list_messages
 from qworker.message import Draft, Lease, Query, SettleAction, Settlement, State
-from qworker.registry import open_backend
 
 T = TypeVar("T")
 
@@ -68,8 +68,8 @@ def file_url(folder: Path, **options: str) -> str:
 def work_off(url: str, messages: int, queue: str = QUEUE) -> None:
     """Enqueue calls and let a worker run them, so that the history tells of it."""
     from qworker import Tasks
-    from qworker.run import WorkerOptions
     from qworker.worker import Worker
+    from qworker.worker.delivery import WorkerOptions
 
     tasks = Tasks(url)
 

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from qworker.pipeline.schema import EVENTS, MESSAGES, column_names
+from qworker.pipeline.spark.schema import EVENTS, MESSAGES, column_names
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

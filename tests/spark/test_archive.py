@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from qworker.backend import Backend
-from qworker.browsing import list_messages
 from qworker.errors import QueueNotFound, UsageError
 from qworker.history.event import Event
+from qworker.kit.browse import list_messages
 from qworker.message import Query, Selection, SettleAction, State
-from qworker.pipeline import intent as intents
-from qworker.pipeline.archive import ArchiveResult, archive, read_archive
-from qworker.pipeline.folder import HadoopFolder, LocalFolder
+from qworker.pipeline.jobs import write_ahead as intents
+from qworker.pipeline.jobs.archive import ArchiveResult, archive, read_archive
+from qworker.pipeline.spark.storage import HadoopFolder, LocalFolder
 from tests.servers import RedisServer
 from tests.spark.stores import QUEUE, ask, bodies, count, file_url, finish, publish, work_off
 
@@ -95,7 +95,7 @@ def test_a_message_that_fails_again_is_another_row_and_what_is_live_is_never_del
         ask(url, lambda backend: backend.requeue(QUEUE, Selection(ids=ids[:2])))
         finish(url, 1, SettleAction.FAIL_PERM, error="second")
 
-    monkeypatch.setattr("qworker.pipeline.archive.carry_out", requeued_meanwhile)
+    monkeypatch.setattr("qworker.pipeline.jobs.archive.carry_out", requeued_meanwhile)
     assert run(spark, url, target, delete=True).removed == 1
     assert (count(url, State.READY), count(url, State.FAILED)) == (1, 1)
     monkeypatch.undo()
@@ -143,7 +143,7 @@ def test_a_crash_at_any_step_loses_nothing_and_doubles_nothing(
         with monkeypatch.context() as patch:
             for name in STEPS[:-1]:
                 patch.setattr(LocalFolder, name, step(getattr(LocalFolder, name)))
-            patch.setattr("qworker.pipeline.discarding.discard_rows", step(_discard_rows()))
+            patch.setattr("qworker.pipeline.jobs.delete_archived.discard_rows", step(_discard_rows()))
             try:
                 run(spark, url, target, delete=True)
             except Crash:
@@ -158,7 +158,7 @@ def test_a_crash_at_any_step_loses_nothing_and_doubles_nothing(
 
 
 def _discard_rows() -> object:
-    from qworker.pipeline.discarding import discard_rows
+    from qworker.pipeline.jobs.delete_archived import discard_rows
 
     return discard_rows
 
@@ -173,7 +173,7 @@ def test_the_history_is_archived_once_and_then_forgotten(
     work_off(url, 2)
     with monkeypatch.context() as patch:
         # The run dies after its files are in place, and before it has written down how far it has read.
-        patch.setattr("qworker.pipeline.intent.positions", _crash)
+        patch.setattr("qworker.pipeline.jobs.write_ahead.positions", _crash)
         with pytest.raises(Crash):
             run(spark, url, target, history=True)
     last = run(spark, url, target, history=True, delete=True)

@@ -7,8 +7,8 @@ import traceback
 from pyspark.sql import SparkSession
 
 from qworker.errors import UsageError
-from qworker.failure import summary
-from qworker.pipeline.lives import first_line
+from qworker.failure_text import summary
+from qworker.pipeline.timelines import first_line
 
 
 def text(error: BaseException, cause: BaseException | None = None) -> str:

@@ -14,11 +14,11 @@ import msgspec
 import pytest
 
 from qworker import Tasks
-from qworker.browsing import list_messages
+from qworker.backend.registry import open_backend
 from qworker.errors import InvalidArguments, QworkerError, UnknownTask, UsageError
+from qworker.kit.browse import list_messages
 from qworker.message import Query, State, StoredMessage
-from qworker.pipeline.load import load
-from qworker.registry import open_backend
+from qworker.pipeline.jobs.load import load
 from qworker.worker import Worker, WorkerOptions
 from tests.spark.killing import Killer, jvm
 

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from qworker.backend import Backend
-from qworker.browsing import list_messages
 from qworker.errors import UsageError
+from qworker.kit.browse import list_messages
 from qworker.message import Draft, Query, SettleAction, Settlement, State, StoredMessage
-from qworker.pipeline import hands
-from qworker.pipeline.dedupe import dedupe
-from qworker.pipeline.keys import Match, parse_match
-from qworker.pipeline.plans import Plans
-from qworker.pipeline.reconcile import reconcile
-from qworker.pipeline.replay import replay
+from qworker.pipeline.jobs import bulk_calls as hands
+from qworker.pipeline.jobs.dedupe import dedupe
+from qworker.pipeline.jobs.match_keys import Match, parse_match
+from qworker.pipeline.jobs.reconcile import reconcile
+from qworker.pipeline.jobs.replay import replay
+from qworker.pipeline.jobs.replay_plan import Plans
 from tests.spark.stores import QUEUE, ask, file_url
 from tests.spark.tables import write_archive
 

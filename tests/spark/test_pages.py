@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from qworker.message import SettleAction, State
-from qworker.pipeline.archive import archive
+from qworker.pipeline.jobs.archive import archive
 from tests.pages import blocks, pages
 from tests.spark.stores import count, finish, publish
 

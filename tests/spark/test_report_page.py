@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from qworker.pipeline.report import page
+from qworker.pipeline.report.format import count, rate, span
 from qworker.pipeline.report.model import (
     Depth,
     Failures,
@@ -20,7 +21,6 @@ from qworker.pipeline.report.model import (
     WorkerShare,
 )
 from qworker.pipeline.report.plots import Series, line_chart, nice_ceiling
-from qworker.pipeline.report.words import count, rate, span
 from tests.spark.browser import colours, document
 
 pytestmark = pytest.mark.timeout(300)

@@ -8,9 +8,9 @@ import pytest
 
 from qworker.backend import Backend
 from qworker.message import State
-from qworker.pipeline.options import ReadOptions
-from qworker.pipeline.streaming import ConsumingReader
-from qworker.testing.until import wait_until
+from qworker.pipeline.source.options import ReadOptions
+from qworker.pipeline.source.stream import ConsumingReader
+from qworker.testing.wait_until import wait_until
 from tests.spark.stores import ask, bodies, count, file_url, publish
 
 if TYPE_CHECKING:

@@ -13,16 +13,16 @@ import pytest
 
 from qworker import Context, Tasks
 from qworker.backend import Backend
-from qworker.browsing import list_messages
+from qworker.kit.browse import list_messages
 from qworker.message import Query, State
-from qworker.pipeline.archive import archive, read_archive
-from qworker.pipeline.keys import parse_match
-from qworker.pipeline.load import load
-from qworker.pipeline.reconcile import reconcile
-from qworker.pipeline.replay import replay
+from qworker.pipeline.jobs.archive import archive, read_archive
+from qworker.pipeline.jobs.load import load
+from qworker.pipeline.jobs.match_keys import parse_match
+from qworker.pipeline.jobs.reconcile import reconcile
+from qworker.pipeline.jobs.replay import replay
 from qworker.pipeline.report import report
-from qworker.run import WorkerOptions
 from qworker.worker import Worker
+from qworker.worker.delivery import WorkerOptions
 from tests.archives import unpack
 from tests.spark.stores import ask, file_url
 from tests.written import FOLDER, KEEPS_DONE, KINDS, body_of, restored

@@ -10,10 +10,10 @@ import hypothesis
 import pytest
 
 from qworker import State, Tasks
-from qworker.browsing import list_messages
 from qworker.errors import BackendUnavailable
+from qworker.kit.browse import list_messages
+from qworker.kit.retention import KEEP_ALL
 from qworker.message import Query
-from qworker.retention import KEEP_ALL
 from qworker.worker import Worker, WorkerOptions
 from qworker_memory import MemoryBackend
 from tests.depth import DEPTH

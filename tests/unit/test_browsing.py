@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
-from qworker import browsing, parts
 from qworker.backend import Backend
-from qworker.browsing import Chosen, Place, browse_rows, browse_share, list_messages, place_of, position_of
+from qworker.backend.registry import open_backend
 from qworker.errors import UsageError
+from qworker.kit import browse as browsing
+from qworker.kit import parts
+from qworker.kit.browse import Chosen, Place, browse_rows, browse_share, list_messages, place_of, position_of
 from qworker.message import Draft, Message, Query, SettleAction, Settlement, State, StoredMessage
-from qworker.registry import open_backend
 from qworker.testing.clock import FakeClock
 
 MANY = 600

@@ -8,8 +8,8 @@ import pytest
 
 from qworker import Context, LeaseLost, State
 from qworker.message import Message
-from qworker.run import Run
 from qworker.testing import wait_until
+from qworker.worker.delivery import Run
 
 MODULE = """
 from qworker import Context

@@ -14,7 +14,7 @@ import structlog
 
 from qworker import Backoff, Draft, Fail, Retry, State
 from qworker.errors import MOST_DELAY
-from qworker.failure import summary
+from qworker.failure_text import summary
 from qworker.worker import Worker, WorkerOptions
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from qworker.deviations import refuse_unsupported
+from qworker.backend.deviations import refuse_unsupported
 from qworker.errors import NotSupported
 from qworker.message import Draft
 

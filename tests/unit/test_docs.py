@@ -26,10 +26,10 @@ import click
 import pytest
 import yaml
 
+from qworker.backend.registry import open_backend
 from qworker.cli.main import cli, main
 from qworker.cli.run import command as run_command
 from qworker.message import Draft, SettleAction, Settlement
-from qworker.registry import open_backend
 from tests import cli_page
 from tests.pages import ROOT, Block, blocks, commands, environment, pages, parsed, sessions, shown
 from tests.servers import RedisServer

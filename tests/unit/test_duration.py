@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from qworker.backend.registry import open_backend
 from qworker.cli.configured import walk
 from qworker.cli.main import cli
 from qworker.cli.pipeline.report import moment
 from qworker.cli.run import command as run_command
 from qworker.duration import LONGEST, format_duration, parse_duration
 from qworker.errors import InvalidURL, UsageError
-from qworker.pipeline.options import ReadOptions
-from qworker.registry import open_backend
+from qworker.pipeline.source.options import ReadOptions
 from qworker_file.fsq.constants import Constants
 
 

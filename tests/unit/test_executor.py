@@ -8,7 +8,7 @@ import pytest
 import structlog
 
 from qworker import Backoff, Context, Draft, Fail, Message, Retry, State
-from qworker.testing.until import wait_until
+from qworker.testing.wait_until import wait_until
 
 NOW = Backoff(initial=0.0)
 

@@ -7,10 +7,10 @@ import itertools
 import pytest
 
 from qworker import Draft, Tasks
-from qworker.explain import Explanation, explain
+from qworker.kit.retention import KEEP_ALL
 from qworker.message import Selection, SettleAction, Settlement, State
-from qworker.retention import KEEP_ALL
 from qworker.testing import FakeClock
+from qworker.tools.explain import Explanation, explain
 from qworker_memory import MemoryBackend
 
 QUEUE = "jobs"

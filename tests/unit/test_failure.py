@@ -14,7 +14,7 @@ import pytest
 
 from qworker import Fail, Retry
 from qworker.errors import MOST_DELAY, UsageError
-from qworker.failure import failure_text, outcome_of, summary, summary_of
+from qworker.failure_text import failure_text, outcome_of, summary, summary_of
 
 
 class Unsayable(Exception):

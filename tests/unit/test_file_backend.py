@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from qworker.browsing import list_messages
+from qworker.backend.registry import open_backend
 from qworker.errors import (
     BackendError,
     FormatTooNew,
@@ -27,12 +27,12 @@ from qworker.errors import (
     PublishUncertain,
     StorageFull,
 )
-from qworker.files import GroupCommit, read_all
+from qworker.kit.browse import list_messages
+from qworker.kit.files import GroupCommit, read_all
 from qworker.message import Draft, Lease, Query, Selection, SettleAction, Settlement, State
 from qworker.names import new_id
-from qworker.registry import open_backend
 from qworker.testing.clock import FakeClock
-from qworker.testing.until import wait_until
+from qworker.testing.wait_until import wait_until
 from qworker_file import FileBackend
 from qworker_file.names import parse_delay, parse_item, parse_lease
 from qworker_file.window import Window
@@ -303,7 +303,7 @@ async def test_strays_in_lease_and_delay_stop_nothing(root: Path, backend: FileB
 
 HOLDER = textwrap.dedent("""
     import asyncio, sys, time
-    from qworker.registry import open_backend
+    from qworker.backend.registry import open_backend
 
     async def main():
         backend = open_backend(sys.argv[1])
@@ -502,9 +502,9 @@ async def test_a_publish_whose_sync_fails_shows_nothing_and_syncs_no_file_again(
             return OSError(errno.EIO, os.strerror(errno.EIO))
 
         with monkeypatch.context() as patched:
-            patched.setattr("qworker.files._fsync", broken)
-            patched.setattr("qworker.files._finish_writing", broken)
-            patched.setattr("qworker.files._syncfs", broken)
+            patched.setattr("qworker.kit.files._fsync", broken)
+            patched.setattr("qworker.kit.files._finish_writing", broken)
+            patched.setattr("qworker.kit.files._syncfs", broken)
             with pytest.raises(PublishUncertain):
                 await backend.publish("q", [Draft(body=b"1"), Draft(body=b"2")])
         assert len(synced) == 1

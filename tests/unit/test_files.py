@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from qworker.files import close_all
+from qworker.kit.files import close_all
 
 # A writer: says how its open went, keeps the file open until it is told, and appends.
 WRITER = """
@@ -28,7 +28,7 @@ os.write(fd, b"more")
 # giving it back. In a process of its own, which the kernel's signal would end if it were the usual one.
 ASKING = """
 import fcntl, os, signal, subprocess, sys
-from qworker import files
+from qworker.kit import files
 
 path, flags, writer = sys.argv[1:]
 fd = os.open(path, files.READ)

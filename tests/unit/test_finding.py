@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from qworker.finding import find_each, stamp
+from qworker.backend.registry import open_backend
+from qworker.kit.find import find_each, stamp
 from qworker.message import Draft, Message, State, StoredMessage
-from qworker.registry import open_backend
 from qworker_file import looks
 
 

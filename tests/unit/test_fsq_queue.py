@@ -23,10 +23,10 @@ from hypothesis import strategies as st
 
 from qworker import Retry, Tasks
 from qworker.backend import Backend
-from qworker.browsing import list_messages
+from qworker.backend.registry import open_backend
 from qworker.cli.main import main
+from qworker.kit.browse import list_messages
 from qworker.message import Draft, Message, Query, Selection, SettleAction, Settlement, State
-from qworker.registry import open_backend
 from qworker.testing import FakeClock, run_until_idle, wait_until
 from qworker_file.fsq.constants import Constants
 from qworker_file.fsq.rpc.methods import Methods
@@ -470,7 +470,7 @@ async def test_a_message_that_is_moved_here_twice_is_stored_once_and_keeps_its_o
 CONSUMER = """
 import asyncio, os, sys
 from qworker.message import SettleAction, Settlement
-from qworker.registry import open_backend
+from qworker.backend.registry import open_backend
 
 async def consume(url, ledger):
     backend = open_backend(url)

@@ -13,13 +13,13 @@ import pytest
 
 from qworker.errors import UsageError
 from qworker.health.address import keep_across_exec, listen, parse_address, reachable
+from qworker.health.answers import Fleet, View
+from qworker.health.monitor import Pulse
 from qworker.health.probe import ask
-from qworker.health.report import Report
 from qworker.health.server import HealthServer
-from qworker.health.view import Fleet, View
-from qworker.health.watch import Pulse
+from qworker.health.worker_report import Report
 from qworker.message import QueueStats
-from qworker.metrics import TaskCounts, merged
+from qworker.worker.metrics import TaskCounts, merged
 
 PATIENCE = 30.0
 

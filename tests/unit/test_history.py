@@ -18,21 +18,21 @@ import pytest_asyncio
 import structlog
 
 from qworker import Context, Draft, Fail, Message, Tasks
+from qworker.backend.registry import open_backend
 from qworker.cli.main import main
 from qworker.errors import InvalidURL, UsageError
-from qworker.explain import explain
 from qworker.history import Event
 from qworker.history.batch import EventBatch, decode_batch, encode_batch
 from qworker.history.directory import DirectoryHistory
 from qworker.history.memory import MemoryHistory
-from qworker.history.reading import Wanted, follow, read_newest
+from qworker.history.query import Wanted, follow, read_newest
 from qworker.history.retention import prune
 from qworker.history.store import HistoryOptions
+from qworker.kit.segments.log import Log
 from qworker.message import Selection
-from qworker.registry import open_backend
-from qworker.segments.log import Log
 from qworker.testing import FakeClock
-from qworker.testing.until import wait_until
+from qworker.testing.wait_until import wait_until
+from qworker.tools.explain import explain
 from qworker.url import BackendURL
 from qworker.worker import Worker, WorkerOptions
 from qworker_memory import MemoryBackend

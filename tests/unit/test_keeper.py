@@ -8,12 +8,12 @@ import pytest
 import structlog
 
 from qworker import Context, State
-from qworker.keeper import Keeper
 from qworker.message import Lease, Message, Selection
-from qworker.outage import Outage
-from qworker.run import Run, Stop
 from qworker.testing.clock import FakeClock
-from qworker.testing.until import wait_until
+from qworker.testing.wait_until import wait_until
+from qworker.worker.delivery import Run, Stop
+from qworker.worker.lease_extender import Keeper
+from qworker.worker.outage import Outage
 
 
 async def test_a_handler_that_blocks_the_loop_keeps_its_lease(app):

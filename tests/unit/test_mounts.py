@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from qworker import files, mounts
-from qworker.files import DIRECTORY, FileSystem, durability_at
-from qworker.mounts import Mount, find_mount
+from qworker.kit import files, mounts
+from qworker.kit.files import DIRECTORY, FileSystem, durability_at
+from qworker.kit.mounts import Mount, find_mount
 
 # Fedora's default: one btrfs, two subvolumes. `stat` gives files there device numbers that stand in no line.
 BTRFS = """\

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 import pytest
 
 from qworker import Draft, State
-from qworker.browsing import list_messages
 from qworker.errors import BackendError, BackendUnavailable, QueueNotFound
+from qworker.kit.browse import list_messages
 from qworker.message import Query, Selection, SettleAction, Settlement
-from qworker.move import move
 from qworker.testing import FakeClock
+from qworker.tools.move import move
 from qworker_memory import MemoryBackend
 
 QUEUE = "jobs"

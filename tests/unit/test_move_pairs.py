@@ -10,12 +10,12 @@ import pytest
 
 from qworker import Tasks
 from qworker.backend import Backend
-from qworker.browsing import list_messages
+from qworker.backend.registry import open_backend
+from qworker.kit.browse import list_messages
 from qworker.message import Draft, Message, Query, SettleAction, Settlement, State
-from qworker.move import Moved, move
 from qworker.parcel import pack, unpack
-from qworker.registry import open_backend
 from qworker.testing import run_until_idle
+from qworker.tools.move import Moved, move
 from tests.servers import RedisServer, free_port
 
 QUEUE = "jobs"

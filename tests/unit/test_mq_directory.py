@@ -12,13 +12,13 @@ import pytest
 import pytest_asyncio
 
 from qworker.backend import Backend
-from qworker.browsing import list_messages
+from qworker.backend.registry import open_backend
 from qworker.errors import FormatTooNew
-from qworker.files import boot_id
+from qworker.kit.browse import list_messages
+from qworker.kit.files import boot_id
 from qworker.message import Draft, Lease, Query, SettleAction, Settlement, State
-from qworker.registry import open_backend
 from qworker.testing.clock import FakeClock
-from qworker.testing.until import wait_until
+from qworker.testing.wait_until import wait_until
 from qworker_mq.ids import made_at, new_uuids
 
 LONG = 1000.0
@@ -239,7 +239,7 @@ async def test_a_remote_lease_of_any_length_outlives_its_process(root: Path, clo
 
 HOLDER = """
 import asyncio, sys
-from qworker.registry import open_backend
+from qworker.backend.registry import open_backend
 async def main():
     backend = open_backend(sys.argv[1])
     leases = await backend.lease("q", 1, 10_000.0)

@@ -16,11 +16,11 @@ from pathlib import Path
 
 import pytest
 
+from qworker.backend.registry import open_backend
 from qworker.errors import InvalidURL, NotSupported, PermissionDenied, StorageFull, UsageError
-from qworker.http.openapi import document
-from qworker.http.server import check_exposure
 from qworker.message import Draft, SettleAction, Settlement
-from qworker.registry import open_backend
+from qworker.server.openapi import document
+from qworker.server.server import check_exposure
 from qworker_memory import MemoryBackend
 from qworker_mq.ids import new_uuids
 from tests.servers import RedisServer
@@ -209,7 +209,7 @@ def test_listening_beyond_this_machine_needs_a_token(host: str) -> None:
 def test_the_openapi_document_has_every_path_that_is_served(server: Served) -> None:
     served_document = json.loads(ask(server, "GET", "/-/openapi.json")[2])
     assert served_document["paths"].keys() == document()["paths"].keys()
-    from qworker.http.additions import Additions
+    from qworker.server.native_routes import Additions
 
     routes = {
         (route.path, method.lower()) for route in Additions(server.app).routes() for method in route.methods or ()

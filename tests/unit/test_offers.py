@@ -6,10 +6,10 @@ from importlib.metadata import EntryPoint
 
 import pytest
 
-from qworker import registry
-from qworker.doctor import examine
-from qworker.offers import Check, Health, doctor_of, follower_of, scan_of
-from qworker.registry import backend_class
+from qworker.backend import registry
+from qworker.backend.offers import Check, Health, doctor_of, follower_of, scan_of
+from qworker.backend.registry import backend_class
+from qworker.tools.doctor import examine
 from qworker.url import BackendURL
 from qworker_memory import MemoryBackend
 

@@ -18,8 +18,8 @@ from hatchling import build
 
 import qworker
 from qworker.backend import Backend
+from qworker.backend.registry import GROUP
 from qworker.cli.main import GROUP as COMMANDS
-from qworker.registry import GROUP
 from tests.archives import unpack
 from tests.exports import check_exports
 
@@ -96,7 +96,7 @@ def test_a_wheel_runs_with_nothing_of_this_tree_on_the_path(wheel: Path, tmp_pat
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path / "site")
     code = (
-        "import qworker, qworker.registry as registry; print(qworker.__file__); "
+        "import qworker, qworker.backend.registry as registry; print(qworker.__file__); "
         "[registry.backend_class(s) for s in ('memory', 'file')]; print(' '.join(registry.schemes()))"
     )
     # The dependencies come from this environment, qworker from the wheel: its folder stands first.

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from qworker.registry import open_backend
+from qworker.backend.registry import open_backend
 
 PROGRAM = """
 from gevent import monkey

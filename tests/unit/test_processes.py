@@ -10,8 +10,8 @@ import pytest
 
 from qworker import Draft, State
 from qworker.errors import UsageError
-from qworker.failure import summary
-from qworker.testing.until import wait_until
+from qworker.failure_text import summary
+from qworker.testing.wait_until import wait_until
 from qworker.worker import Worker
 
 APP = """

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from qworker.registry import backend_class
+from qworker.backend.registry import backend_class
 from tests.protocols_page import DOCS, PAGE, written
 
 

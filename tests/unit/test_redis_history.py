@@ -8,11 +8,11 @@ import pytest
 import structlog
 
 from qworker import Tasks
+from qworker.backend.registry import open_backend
 from qworker.history.batch import EventBatch
-from qworker.registry import open_backend
 from qworker.testing import FakeClock
-from qworker.testing.history import read_all
-from qworker.testing.until import wait_until
+from qworker.testing.contract_history import read_all
+from qworker.testing.wait_until import wait_until
 from qworker.worker import Worker, WorkerOptions
 from tests.servers import RedisServer
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from qworker.backend.registry import open_backend
 from qworker.errors import InvalidURL
-from qworker.registry import open_backend
 from qworker.url import BackendURL
 from qworker_redis.options import Options, TcpAddress, UnixAddress
 

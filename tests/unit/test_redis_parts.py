@@ -21,7 +21,7 @@ from qworker.errors import (
     StorageFull,
 )
 from qworker.message import Draft
-from qworker.testing.until import wait_until
+from qworker.testing.wait_until import wait_until
 from qworker.url import BackendURL
 from qworker_redis.codec import decode, encode
 from qworker_redis.lanes import Lane

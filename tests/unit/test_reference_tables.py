@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from qworker import events
+from qworker import log_events as events
 from qworker.cli.configured import OPTIONS
 from qworker.history.event import KINDS, Event
 from tests.reference import (

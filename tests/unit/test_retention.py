@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qworker.backend import Backend
-from qworker.browsing import list_messages
+from qworker.backend.registry import open_backend
 from qworker.errors import InvalidURL
+from qworker.kit.browse import list_messages
+from qworker.kit.retention import Retention, keep_done
 from qworker.message import Draft, Query, SettleAction, Settlement, State
-from qworker.registry import open_backend
-from qworker.retention import Retention, keep_done
 from qworker.testing.harness import Harness
 from qworker.url import BackendURL
 from tests.servers import RedisHarness, RedisServer, free_port

@@ -12,9 +12,9 @@ import pytest
 import structlog
 
 from qworker.backend import Backend
+from qworker.backend.registry import open_backend
 from qworker.errors import BackendError
 from qworker.message import Draft, SettleAction, Settlement
-from qworker.registry import open_backend
 from qworker.testing import wait_until
 
 

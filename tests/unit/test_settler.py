@@ -9,9 +9,9 @@ import structlog
 
 from qworker import Context, Fail, State
 from qworker.errors import BackendUnavailable
-from qworker.failure import summary
+from qworker.failure_text import summary
 from qworker.message import Selection, SettleAction
-from qworker.testing.until import wait_until
+from qworker.testing.wait_until import wait_until
 
 
 async def test_the_outcomes_of_one_turn_are_one_batch(app):
@@ -46,7 +46,7 @@ async def test_settlements_wait_out_an_outage(app):
 
 
 async def test_after_an_outage_batches_are_soon_as_large_as_before(app, monkeypatch):
-    monkeypatch.setattr("qworker.outage._LONGEST_PAUSE", 0.001)
+    monkeypatch.setattr("qworker.worker.outage._LONGEST_PAUSE", 0.001)
 
     @app.task
     async def work() -> None: ...

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from qworker.clock import SYSTEM_CLOCK
-from qworker.segments.format import HEADER_SIZE, Header, encode_header, frame, position
-from qworker.segments.log import Damaged, Log
-from qworker.segments.state import StateFile, encode_state
+from qworker.kit.segments.format import HEADER_SIZE, Header, encode_header, frame, position
+from qworker.kit.segments.log import Damaged, Log
+from qworker.kit.segments.state import StateFile, encode_state
 
 SEGMENT, SIZE = 1_795_249_163_666_881_954, 65536
 _random = random.Random(20261122)

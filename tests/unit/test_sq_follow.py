@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from qworker.backend import Backend
-from qworker.browsing import list_messages
+from qworker.backend.offers import follower_of
+from qworker.backend.registry import open_backend
+from qworker.kit.browse import list_messages
 from qworker.message import Draft, Query, State
-from qworker.offers import follower_of
-from qworker.registry import open_backend
 from qworker.url import BackendURL
 from qworker_sq import SqBackend
 from qworker_sq.follow import SqFollower

@@ -8,8 +8,8 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qworker.segments.format import Header, decode_header, encode_header, frame, position, salvage, scan, split
-from qworker.segments.state import STATE_SIZE, Entry, decode_state, encode_state
+from qworker.kit.segments.format import Header, decode_header, encode_header, frame, position, salvage, scan, split
+from qworker.kit.segments.state import STATE_SIZE, Entry, decode_state, encode_state
 from qworker_sq.frames import FrameFile
 from qworker_sq.ledger import Ledger
 from qworker_sq.topic import place_of_id, position_id

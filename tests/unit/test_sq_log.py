@@ -13,12 +13,12 @@ import pytest
 import pytest_asyncio
 
 from qworker.backend import Backend
-from qworker.browsing import list_messages
+from qworker.backend.registry import open_backend
 from qworker.errors import InvalidURL, NotSupported, PublishUncertain, StorageFull
+from qworker.kit.browse import list_messages
+from qworker.kit.segments.state import decode_state
 from qworker.message import Draft, Lease, Query, Selection, SettleAction, Settlement, State
-from qworker.registry import open_backend
-from qworker.segments.state import decode_state
-from qworker.testing.until import wait_until
+from qworker.testing.wait_until import wait_until
 from qworker_sq import SqBackend
 
 Open = Callable[..., SqBackend]
@@ -300,7 +300,7 @@ async def test_of_a_publish_on_a_full_disk_nothing_appears(
 PROGRAM = """
 import asyncio, sys
 from qworker.message import Draft
-from qworker.registry import open_backend
+from qworker.backend.registry import open_backend
 async def main(url, what):
     backend = open_backend(url)
     if what == "own":

@@ -14,8 +14,8 @@ import structlog
 
 from qworker import Draft, State, bulk
 from qworker.backend import Backend
-from qworker.browsing import list_messages
-from qworker.doctor import examine
+from qworker.backend.offers import Check, Health
+from qworker.backend.registry import _installed, open_backend, schemes
 from qworker.errors import (
     BackendError,
     BackendUnavailable,
@@ -24,15 +24,15 @@ from qworker.errors import (
     StorageFull,
     StoreNotFound,
 )
-from qworker.files import store_error
-from qworker.history import writer
+from qworker.history import log_writer as writer
 from qworker.history.batch import EventBatch
 from qworker.history.directory import DirectoryHistory
 from qworker.history.store import HistoryOptions
+from qworker.kit.browse import list_messages
+from qworker.kit.files import store_error
+from qworker.kit.parts import shares
 from qworker.message import Query, Selection
-from qworker.offers import Check, Health
-from qworker.parts import shares
-from qworker.registry import _installed, open_backend, schemes
+from qworker.tools.doctor import examine
 
 SCHEMES = ["file", "fsq", "mq", "sq", "vsqs"]
 

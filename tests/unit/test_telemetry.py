@@ -18,13 +18,13 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from qworker import Context, Fail, Message, Retry, Tasks, logs, telemetry
+from qworker import Context, Fail, Message, Retry, Tasks, logs
 from qworker.errors import StorageFull
 from qworker.message import Lease, QueueStats
-from qworker.metrics import SECONDS, Metrics
 from qworker.retry import Backoff
-from qworker.run import Outcome, Run
-from qworker.worker import Worker, WorkerOptions
+from qworker.worker import Worker, WorkerOptions, telemetry
+from qworker.worker.delivery import Outcome, Run
+from qworker.worker.metrics import SECONDS, Metrics
 
 
 @pytest.fixture

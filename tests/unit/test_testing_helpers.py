@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from qworker import Backoff, Draft, Fail, Retry, Tasks
+from qworker.backend.registry import open_backend
 from qworker.errors import InvalidArguments, NotSupported
-from qworker.failure import RemoteFailure
-from qworker.registry import open_backend
+from qworker.failure_text import RemoteFailure
 from qworker.testing import FakeClock, in_memory, run_until_idle
 
 

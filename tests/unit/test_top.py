@@ -17,20 +17,20 @@ from textual.widgets import DataTable, Static
 
 from qworker import Fail, Tasks
 from qworker.backend import Backend
+from qworker.backend.registry import open_backend
 from qworker.cli.main import main
-from qworker.cli.top.cells import COLUMNS, cells
-from qworker.cli.top.look import Look, Looker, Row
+from qworker.cli.top.sampler import Look, Looker, Row
 from qworker.cli.top.screen import TopScreen
+from qworker.cli.top.table import COLUMNS, cells
 from qworker.errors import BackendUnavailable, QueueNotFound
-from qworker.health.report import Report
+from qworker.health.answers import View
 from qworker.health.server import HealthServer
-from qworker.health.view import View
+from qworker.health.worker_report import Report
 from qworker.message import Draft, Message, QueueStats, SettleAction, Settlement
-from qworker.metrics import TaskCounts
-from qworker.registry import open_backend
 from qworker.testing.clock import FakeClock
-from qworker.testing.until import wait_until
+from qworker.testing.wait_until import wait_until
 from qworker.worker import Worker, WorkerOptions
+from qworker.worker.metrics import TaskCounts
 from tests.e2e.processes import environment
 
 

@@ -11,13 +11,13 @@ import pytest_asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qworker.browsing import list_messages
+from qworker.backend.registry import open_backend
 from qworker.errors import InvalidURL, NotSupported, PublishUncertain, QueueFull
-from qworker.files import GroupCommit
+from qworker.kit.browse import list_messages
+from qworker.kit.files import GroupCommit
 from qworker.message import Draft, Lease, Query, SettleAction, Settlement, State
-from qworker.registry import open_backend
 from qworker.testing.clock import FakeClock
-from qworker.testing.until import wait_until
+from qworker.testing.wait_until import wait_until
 from qworker_vsqs import VsqsBackend
 from qworker_vsqs.names import leased_name, parse
 from qworker_vsqs.window import Window

@@ -9,7 +9,7 @@ import structlog
 
 from qworker import Backoff, Context, Draft, Retry, State
 from qworker.errors import BackendUnavailable, UsageError
-from qworker.testing.until import wait_until
+from qworker.testing.wait_until import wait_until
 from qworker.worker import Worker, WorkerOptions
 
 NOW = Backoff(initial=0.0)
@@ -230,8 +230,8 @@ async def test_abort_cancels_and_releases_at_once(app):
 
 
 async def test_a_handler_that_ignores_its_cancellation_keeps_its_lease_and_is_named(app, monkeypatch):
-    monkeypatch.setattr("qworker.worker._CANCEL_PATIENCE", 0.05)
-    monkeypatch.setattr("qworker.worker._FLUSH_PATIENCE", 0.5)
+    monkeypatch.setattr("qworker.worker.worker._CANCEL_PATIENCE", 0.05)
+    monkeypatch.setattr("qworker.worker.worker._FLUSH_PATIENCE", 0.5)
 
     @app.task
     async def deaf() -> None:

@@ -11,15 +11,17 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, Self
 
 from qworker.backend import Backend
-from qworker.backend_waiting import wait_for_ready
-from qworker.browsing import at_most
+from qworker.backend.deviations import refuse_unsupported
+from qworker.backend.offers import Check
 from qworker.clock import SYSTEM_CLOCK, Clock
-from qworker.deviations import refuse_unsupported
-from qworker.directory import is_missing, queue_not_found
 from qworker.errors import BackendUnavailable
-from qworker.files import check_writable, durability_at, link_file, store_errors
-from qworker.finding import find_each, stamp
 from qworker.history.directory import directory_history
+from qworker.kit.browse import at_most
+from qworker.kit.directory.missing import is_missing, queue_not_found
+from qworker.kit.files import check_writable, durability_at, link_file, store_errors
+from qworker.kit.find import find_each, stamp
+from qworker.kit.parts import shares
+from qworker.kit.wait import wait_for_ready
 from qworker.message import (
     Draft,
     Lease,
@@ -31,8 +33,6 @@ from qworker.message import (
     StoredMessage,
 )
 from qworker.names import check_queue
-from qworker.offers import Check
-from qworker.parts import shares
 from qworker.url import BackendURL
 from qworker_file.fsq.claim import reason_name
 from qworker_file.fsq.layout import place
@@ -47,7 +47,7 @@ from qworker_file.fsq.store import ABSENT_PAUSE, Store
 from qworker_file.unchanged import unchanged
 
 if TYPE_CHECKING:
-    from qworker.scan.engine import ScanOptions, Source
+    from qworker.tools.scan.engine import ScanOptions, Source
 
 __all__ = ["FsqBackend"]
 
@@ -411,12 +411,12 @@ class FsqBackend(Backend):
             await store.commit({local.files.base})
             store.notify(local, trigger=True)
 
-    # -- besides the contract (qworker/offers.py) ----------------------------------------------------------------------
+    # -- besides the contract (qworker/backend/offers.py) ----------------------------------------------------------------------
 
     @classmethod
     async def doctor(cls, url: BackendURL) -> list[Check]:
         """Try the directory, or FSQ_ROOT: enqueueing is a link."""
-        from qworker.directory_doctor import examine_directory, try_link
+        from qworker.kit.directory.doctor import examine_directory, try_link
 
         root = root_of(url, FsqOptions.from_url(url).constants)
         return await examine_directory(root, [("link", try_link)])

@@ -17,7 +17,7 @@ import os
 import stat
 from enum import Enum, auto
 
-from qworker.files import READ, read_all
+from qworker.kit.files import READ, read_all
 from qworker_file.fsq.layout import QueueDir
 from qworker_file.fsq.names import MAX_NAME, Item, Malformed, parse, with_tries
 from qworker_file.reasons import write_reason

@@ -15,7 +15,7 @@ import stat
 import msgspec
 
 from qworker.errors import BackendError, QueueNotFound
-from qworker.files import CREATE, DIRECTORY, change_mode, make_fifo
+from qworker.kit.files import CREATE, DIRECTORY, change_mode, make_fifo
 from qworker_file.fsq.constants import Constants, group_id, user_id
 
 __all__ = ["Install", "QueueDir", "QueueExists", "install", "install_host", "is_queue", "open_queue", "uninstall"]

@@ -11,10 +11,10 @@ from collections.abc import AsyncIterator, Mapping
 
 import msgspec
 
-from qworker.browsing import Chosen, Place, browse_rows
-from qworker.files import READ, list_names, read_all
+from qworker.kit.browse import Chosen, Place, browse_rows
+from qworker.kit.files import READ, list_names, read_all
+from qworker.kit.parts import Share, pages
 from qworker.message import Message, Query, QueueStats, State, StoredMessage
-from qworker.parts import Share, pages
 from qworker_file.fsq.claim import due_at, read_origin, reason_name
 from qworker_file.fsq.layout import QueueDir
 from qworker_file.fsq.lease import FsqLease

@@ -8,8 +8,8 @@ import msgspec
 
 from qworker.errors import InvalidName, InvalidURL
 from qworker.history.store import HISTORY_OPTIONS
+from qworker.kit.retention import KEEP_ALL, KEEP_OPTIONS, Retention, keep_done, keep_failed
 from qworker.names import check_queue
-from qworker.retention import KEEP_ALL, KEEP_OPTIONS, Retention, keep_done, keep_failed
 from qworker.url import BackendURL
 from qworker_file.fsq.constants import Constants
 from qworker_file.fsq.lease import Limits

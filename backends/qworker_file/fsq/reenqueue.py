@@ -6,7 +6,7 @@ import os
 import secrets
 
 from qworker.errors import InvalidName, QueueNotFound
-from qworker.files import CREATE, DIRECTORY, link_file, write_all
+from qworker.kit.files import CREATE, DIRECTORY, link_file, write_all
 from qworker.names import check_queue, printable
 from qworker_file.fsq.claim import Claimed
 from qworker_file.fsq.constants import Constants

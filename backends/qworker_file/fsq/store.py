@@ -8,9 +8,9 @@ from collections.abc import Collection
 
 from qworker.clock import Clock
 from qworker.errors import BackendError
-from qworker.files import FileSystem, GroupCommit
+from qworker.kit.files import FileSystem, GroupCommit
+from qworker.kit.retention import Retention
 from qworker.names import is_queue_name
-from qworker.retention import Retention
 from qworker_file.fsq.claim import reason_name
 from qworker_file.fsq.layout import QueueExists, install, install_host, is_queue, open_queue
 from qworker_file.fsq.local import MOST_LINGERING, LocalQueue

@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import ClassVar, Literal, cast
 
-from qworker.browsing import bad_position, place_of, position_of
 from qworker.clock import Clock
 from qworker.errors import BackendError
+from qworker.kit.browse import bad_position, place_of, position_of
+from qworker.kit.parts import WHOLE, bad_part
 from qworker.message import FinishedMessage, Message, Query, QueueStats, State, StoredMessage
 from qworker.names import check_queue, printable
-from qworker.parts import WHOLE, bad_part
 from qworker_redis.admin import Administration, batches, encoded, timed
 from qworker_redis.replies import Reply
 from qworker_redis.rfq.codec import fields_of, packed, readable

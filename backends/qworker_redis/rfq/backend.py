@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar, Self, cast
 
 from qworker.backend import RemoteLeases
+from qworker.backend.deviations import refuse_unsupported
 from qworker.clock import SYSTEM_CLOCK, Clock
-from qworker.deviations import refuse_unsupported
 from qworker.errors import BackendError, InvalidName
 from qworker.message import Draft, Lease
 from qworker.names import check_id, check_queue, printable

@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast
 import click
 
 from qworker import __version__
-from qworker.cli.common import Command, Group, run
+from qworker.cli.options import Command, Group, run
 from qworker.cli.output import print_json, reporting, say
 from qworker.errors import InvalidURL, UsageError
 from qworker.message import Lease, SettleAction, Settlement

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import click
 
-from qworker.cli.common import URLCommand, check_store, json_option
+from qworker.cli.options import URLCommand, check_store, json_option
 from qworker.cli.output import print_json, say
 from qworker.cli.pipeline.session import session, spark_options
 from qworker.names import check_queue, counted
-from qworker.pipeline.places import absolute_url
+from qworker.pipeline.spark.paths import absolute_url
 
 __all__ = ["command"]
 
@@ -48,7 +48,7 @@ def command(
     """
     check_store(url)
     with session("archive", master, conf) as work:
-        from qworker.pipeline.archive import archive
+        from qworker.pipeline.jobs.archive import archive
 
         states = ("done", "failed") if state is None else (state,)
         result = archive(

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import click
 
-from qworker.cli.common import URLCommand, check_store, json_option
+from qworker.cli.options import URLCommand, check_store, json_option
 from qworker.cli.output import print_json, print_table, say
 from qworker.cli.pipeline.session import session, spark_options
 from qworker.names import check_queue, counted
-from qworker.pipeline.places import absolute_url
+from qworker.pipeline.spark.paths import absolute_url
 
 __all__ = ["command"]
 
@@ -50,8 +50,8 @@ def command(
     """
     check_store(url)
     with session("dedupe", master, conf) as work:
-        from qworker.pipeline.dedupe import dedupe
-        from qworker.pipeline.keys import Match
+        from qworker.pipeline.jobs.dedupe import dedupe
+        from qworker.pipeline.jobs.match_keys import Match
 
         matches = [Match("", one) for one in on]
         result = dedupe(

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING
 
 import click
 
-from qworker.cli.common import URLCommand, json_option
-from qworker.cli.loader import load_app
+from qworker.cli.app_loader import load_app
+from qworker.cli.options import URLCommand, json_option
 from qworker.cli.output import print_json, reporting, say
 from qworker.cli.pipeline.session import read_source, session, source_format, spark_options
 from qworker.errors import UsageError
 from qworker.names import check_queue, counted
-from qworker.pipeline.places import absolute_url
+from qworker.pipeline.spark.paths import absolute_url
 from qworker.url import mask, working_directory
 
 if TYPE_CHECKING:
-    from qworker.pipeline.load import LoadResult
+    from qworker.pipeline.jobs.load import LoadResult
 
 __all__ = ["command", "content"]
 
@@ -110,7 +110,7 @@ def command(
     # The words of a CSV file become what the task's annotations ask for, one by one; without an app Spark guesses by the column.
     text = kind == "csv" and tasks is not None
     with session("load", master, conf) as work:
-        from qworker.pipeline.load import load
+        from qworker.pipeline.jobs.load import load
 
         source = read_source(work.spark, table, kind, text=text)
         beside = {

@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from qworker.cli.common import Command, check_store, duration_type, json_option
+from qworker.cli.options import Command, check_store, duration_type, json_option
 from qworker.cli.output import print_json, print_table, say
 from qworker.cli.pipeline.session import read_source, session, source_format, spark_options
 from qworker.errors import UsageError
 from qworker.names import check_queue
-from qworker.pipeline.places import absolute_url
+from qworker.pipeline.spark.paths import absolute_url
 
 if TYPE_CHECKING:
-    from qworker.pipeline.reconcile import ReconcileResult
+    from qworker.pipeline.jobs.reconcile import ReconcileResult
 
 __all__ = ["command"]
 
@@ -78,8 +78,8 @@ def command(
         check_store(place)
     kind = source_format(table, form)
     with session("reconcile", master, conf) as work:
-        from qworker.pipeline.keys import parse_match
-        from qworker.pipeline.reconcile import reconcile
+        from qworker.pipeline.jobs.match_keys import parse_match
+        from qworker.pipeline.jobs.reconcile import reconcile
 
         source = read_source(work.spark, table, kind)
         matches = [parse_match(one) for one in on]

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from qworker.cli.common import URLCommand, check_store, json_option
+from qworker.cli.options import URLCommand, check_store, json_option
 from qworker.cli.output import print_json, print_table, say
 from qworker.cli.pipeline.session import session, spark_options
 from qworker.names import check_queue
-from qworker.pipeline.places import absolute_url
+from qworker.pipeline.spark.paths import absolute_url
 
 if TYPE_CHECKING:
-    from qworker.pipeline.replay import ReplayResult
+    from qworker.pipeline.jobs.replay import ReplayResult
 
 __all__ = ["command"]
 
@@ -66,7 +66,7 @@ def command(
     """
     check_store(url)
     with session("replay", master, conf) as work:
-        from qworker.pipeline.replay import replay
+        from qworker.pipeline.jobs.replay import replay
 
         result = replay(
             work.spark, absolute_url(url), queue, where, archive=archive, state=state, name=name, dry_run=dry_run

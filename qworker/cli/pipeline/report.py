@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from qworker.cli.common import Command, json_option
+from qworker.cli.options import Command, json_option
 from qworker.cli.output import print_json, print_table, say
 from qworker.cli.pipeline.session import session, spark_options
 from qworker.duration import parse_duration
 from qworker.errors import UsageError
 from qworker.names import check_queue
-from qworker.pipeline.places import absolute_url
+from qworker.pipeline.spark.paths import absolute_url
 
 if TYPE_CHECKING:
     from qworker.pipeline.report import Report
@@ -86,7 +86,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def _show(found: Report, html: Path | None) -> None:
-    from qworker.pipeline.report.words import clock_time, failure_rows, queue_rows, task_rows, worker_rows
+    from qworker.pipeline.report.format import clock_time, failure_rows, queue_rows, task_rows, worker_rows
 
     say(f"{found.source}, {clock_time(found.since)} to {clock_time(found.until)}")
     for headings, rows in (queue_rows(found), task_rows(found), failure_rows(found), worker_rows(found)):

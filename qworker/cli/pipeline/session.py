@@ -60,7 +60,7 @@ def session(name: str, master: str | None, conf: Sequence[str]) -> Generator[Wor
     _hush()
     from pyspark.sql import SparkSession
 
-    from qworker.pipeline.told import plain
+    from qworker.pipeline.spark.error_text import plain
 
     # A session that somebody else has started, as spark-submit or a test does, is not ours to stop.
     borrowed = SparkSession.getActiveSession() is not None
@@ -117,8 +117,8 @@ def read_source(spark: SparkSession, place: str, form: str, *, text: bool = Fals
     Raises:
         UsageError: there is nothing there.
     """
-    from qworker.pipeline.places import absolute_path
-    from qworker.pipeline.told import plain
+    from qworker.pipeline.spark.error_text import plain
+    from qworker.pipeline.spark.paths import absolute_path
 
     with plain():
         if form == "table":

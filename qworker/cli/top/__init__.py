@@ -7,10 +7,10 @@ import sys
 
 import click
 
-from qworker.cli.common import URLCommand, duration_type, json_option, opened, run
+from qworker.cli.options import URLCommand, duration_type, json_option, opened, run
 from qworker.cli.output import print_json, print_table, say
-from qworker.cli.top.cells import COLUMNS, cells, heading
-from qworker.cli.top.look import Look, Looker
+from qworker.cli.top.sampler import Look, Looker
+from qworker.cli.top.table import COLUMNS, cells, heading
 from qworker.extras import not_installed
 from qworker.names import check_queue
 

@@ -13,8 +13,8 @@ from textual.binding import Binding, BindingType
 from textual.widgets import DataTable, Footer, Static
 
 from qworker.cli.output import clock_time
-from qworker.cli.top.cells import COLUMNS, cells, heading
-from qworker.cli.top.look import Look, Row
+from qworker.cli.top.sampler import Look, Row
+from qworker.cli.top.table import COLUMNS, cells, heading
 from qworker.errors import BackendError
 from qworker.names import printable
 

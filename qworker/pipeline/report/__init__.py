@@ -10,11 +10,11 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from qworker.errors import UsageError
 from qworker.pipeline.inputs import evidence, is_queue_url
-from qworker.pipeline.lives import MESSAGE_COLUMNS, traces
-from qworker.pipeline.report import measures
+from qworker.pipeline.report import aggregations as measures
+from qworker.pipeline.report.event_points import clipped, points
 from qworker.pipeline.report.model import Report
 from qworker.pipeline.report.page import page
-from qworker.pipeline.report.points import clipped, points
+from qworker.pipeline.timelines import MESSAGE_COLUMNS, traces
 from qworker.url import mask
 
 __all__ = ["Report", "page", "report"]

@@ -11,9 +11,7 @@ import hashlib
 from importlib.resources import files
 
 from qworker.pipeline.report import plots
-from qworker.pipeline.report.markup import element, table, text
-from qworker.pipeline.report.model import Moment, Percentiles, Report
-from qworker.pipeline.report.words import (
+from qworker.pipeline.report.format import (
     clock_time,
     count,
     failure_rows,
@@ -23,6 +21,8 @@ from qworker.pipeline.report.words import (
     task_rows,
     worker_rows,
 )
+from qworker.pipeline.report.markup import element, table, text
+from qworker.pipeline.report.model import Moment, Percentiles, Report
 
 __all__ = ["page"]
 

@@ -173,7 +173,7 @@ def drain(given: dict[str, Any]) -> float:
 
 def _work(given: dict[str, Any], sync: str, step: Any) -> float:
     from harness.work import calls, noop_app, run_loop
-    from qworker.registry import open_backend
+    from qworker.backend.registry import open_backend
 
     async def run() -> float:
         backend = open_backend(f"fsq://{given['folder']}?sync={sync}")

@@ -89,7 +89,7 @@ def publish(given: dict[str, Any]) -> None:
     """One call of `block`."""
     from harness.work import QUEUE, run_loop
     from qworker import Draft
-    from qworker.registry import open_backend
+    from qworker.backend.registry import open_backend
 
     async def run() -> None:
         backend = open_backend(given["url"])

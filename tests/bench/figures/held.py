@@ -67,8 +67,8 @@ def work(given: dict[str, Any]) -> float:
     The mean, so that what happens once a second (the reaper, the rescan) has its share.
     """
     from harness.work import QUEUE, drafts, noop_app, run_loop
-    from qworker.run import Run
     from qworker.worker import Worker
+    from qworker.worker.delivery import Run
 
     class _Each:
         def __init__(self) -> None:

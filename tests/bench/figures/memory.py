@@ -81,7 +81,7 @@ def feed(given: dict[str, Any]) -> None:
     from harness.work import QUEUE, run_loop, say
     from qworker import Draft
     from qworker.backend import Backend
-    from qworker.registry import open_backend
+    from qworker.backend.registry import open_backend
 
     async def wait_until(backend: Backend, most: int) -> None:
         while True:

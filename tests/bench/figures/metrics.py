@@ -112,8 +112,8 @@ def _scrape(port: int, ended: threading.Event) -> None:
 
 def knows_history(_: dict[str, Any]) -> bool:
     """Whether backends keep a history yet."""
+    from qworker.backend.registry import open_backend
     from qworker.errors import InvalidURL
-    from qworker.registry import open_backend
 
     try:
         open_backend("file:///nowhere?history=1")
@@ -126,9 +126,9 @@ def work(given: dict[str, Any]) -> dict[str, float]:
     """Messages per second and microseconds of CPU per message of a worker that finds everything waiting; it says its health port first."""
     from harness.work import Finished, noop_app, publish, run_loop, say
     from qworker.health.address import listen
+    from qworker.health.answers import View
+    from qworker.health.monitor import Watch
     from qworker.health.server import HealthServer
-    from qworker.health.view import View
-    from qworker.health.watch import Watch
     from qworker.worker import Worker
 
     async def run() -> dict[str, float]:

@@ -81,9 +81,9 @@ def publish(given: dict[str, Any]) -> int:
     """Publish calls of `step` until told to end; how many were accepted: all that were tried."""
     from harness.work import QUEUE, run_loop
     from qworker import Draft
+    from qworker.backend.registry import open_backend
     from qworker.errors import BackendError
     from qworker.names import new_ids
-    from qworker.registry import open_backend
 
     async def run() -> int:
         loop = asyncio.get_running_loop()

@@ -99,7 +99,7 @@ def publish(given: dict[str, Any]) -> None:
     """Publish numbered calls of `step`, each with the time that it takes."""
     from harness.work import QUEUE, run_loop
     from qworker import Draft
-    from qworker.registry import open_backend
+    from qworker.backend.registry import open_backend
 
     draw = random.Random(given["seed"])
 
@@ -119,7 +119,7 @@ def publish(given: dict[str, Any]) -> None:
 def stored(given: dict[str, Any]) -> int:
     """How many messages are left in any state but done."""
     from harness.work import QUEUE, run_loop
-    from qworker.registry import open_backend
+    from qworker.backend.registry import open_backend
 
     async def run() -> int:
         backend = open_backend(given["url"])

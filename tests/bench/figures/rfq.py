@@ -98,8 +98,8 @@ def _ours(bench: Bench, server: RedisServer, batch: int) -> Times:
 def work(given: dict[str, Any]) -> Times:
     """Microseconds per message of publish, and of lease + ack, through the backend alone as the package's."""
     from harness.work import QUEUE, run_loop
+    from qworker.backend.registry import open_backend
     from qworker.message import Draft, SettleAction, Settlement
-    from qworker.registry import open_backend
 
     count, batch = given["count"], given["batch"]
 

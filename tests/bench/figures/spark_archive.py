@@ -61,9 +61,9 @@ def fill(given: dict[str, Any]) -> None:
     import os
 
     from figures.spark_read import body
-    from qworker.files import DIRECTORY
+    from qworker.backend.registry import open_backend
+    from qworker.kit.files import DIRECTORY
     from qworker.names import new_ids
-    from qworker.registry import open_backend
     from qworker_file.names import item_name
 
     async def create() -> None:
@@ -84,7 +84,7 @@ def fill(given: dict[str, Any]) -> None:
 
 def archive_all(given: dict[str, Any]) -> dict[str, float]:
     """The seconds of a run, and of one that deletes; and the most memory that this process, the driver, had in the first."""
-    from qworker.pipeline.archive import archive
+    from qworker.pipeline.jobs.archive import archive
     from qworker.pipeline.session import start_session
 
     spark = start_session(_MASTER, options={"spark.driver.memory": _HEAP})

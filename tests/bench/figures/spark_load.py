@@ -120,9 +120,9 @@ def enqueue(given: dict[str, Any]) -> float:
 def load_rows(given: dict[str, Any]) -> float:
     """Rows per second of one load, in a session that has loaded before."""
     from harness.work import QUEUE, noop_app, run_loop
-    from qworker.pipeline.load import load
+    from qworker.backend.registry import open_backend
+    from qworker.pipeline.jobs.load import load
     from qworker.pipeline.session import start_session
-    from qworker.registry import open_backend
 
     spark = start_session(MASTER)
     rows = given["rows"]
@@ -169,11 +169,11 @@ def bare_rows(given: dict[str, Any]) -> float:
 def kill(given: dict[str, Any]) -> dict[str, int]:
     """Load again and again, each time with one task process killed at a random moment; then count what is there."""
     from harness.work import QUEUE, noop_app, run_loop
+    from qworker.backend.registry import open_backend
     from qworker.errors import QworkerError
     from qworker.message import Query, State
-    from qworker.pipeline.load import load
+    from qworker.pipeline.jobs.load import load
     from qworker.pipeline.session import start_session
-    from qworker.registry import open_backend
 
     sys.path.insert(0, str(ROOT))
     from tests.spark.killing import Killer, jvm

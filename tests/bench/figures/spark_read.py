@@ -37,8 +37,8 @@ def measure(bench: Bench) -> list[Figure]:
 
 def fill(given: dict[str, Any]) -> None:
     """Append task calls of about 100 bytes."""
+    from qworker.backend.registry import open_backend
     from qworker.message import Draft
-    from qworker.registry import open_backend
 
     async def run() -> None:
         backend = open_backend(given["url"])

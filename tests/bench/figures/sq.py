@@ -95,7 +95,7 @@ def _sync_ms(folder: Any) -> float:
 def register(given: dict[str, Any]) -> None:
     """Make the topic and its idle channels."""
     from harness.work import run_loop
-    from qworker.registry import open_backend
+    from qworker.backend.registry import open_backend
 
     async def run() -> None:
         for number in range(given["channels"]):
@@ -111,7 +111,7 @@ def batches(given: dict[str, Any]) -> float:
     """Seconds for `count` messages in batches of 100."""
     from harness.work import run_loop
     from qworker import Draft
-    from qworker.registry import open_backend
+    from qworker.backend.registry import open_backend
 
     async def run() -> float:
         backend = open_backend(given["url"])
@@ -132,7 +132,7 @@ def writers(given: dict[str, Any]) -> float:
     """Seconds for `count` messages from a hundred writers that each wait for theirs."""
     from harness.work import run_loop
     from qworker import Draft
-    from qworker.registry import open_backend
+    from qworker.backend.registry import open_backend
 
     async def run() -> float:
         backend = open_backend(given["url"])
@@ -157,7 +157,7 @@ def bare(given: dict[str, Any]) -> tuple[float, float]:
     """Appends a second in batches of 1,000, and reads a second of what was appended."""
     from harness.work import run_loop
     from qworker import Draft
-    from qworker.registry import open_backend
+    from qworker.backend.registry import open_backend
     from qworker_sq import SqBackend
 
     async def run() -> tuple[float, float]:

@@ -10,11 +10,11 @@ from typing import Any, TypeVar
 
 from qworker import Draft, Tasks
 from qworker.logs import configure
-from qworker.run import Run
-from qworker.supervisor.collector import leave_alone_what_is_loaded
-from qworker.supervisor.loops import loop_factory
+from qworker.supervisor.event_loop import loop_factory
+from qworker.supervisor.gc_freeze import leave_alone_what_is_loaded
 from qworker.task import Call
 from qworker.worker import Worker, WorkerOptions
+from qworker.worker.delivery import Run
 
 __all__ = ["QUEUE", "Finished", "calls", "drafts", "noop_app", "publish", "run_loop", "say", "work_off"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from qworker.cli.common import Group
+from qworker.cli.options import Group
 
 __all__ = ["command"]
 

@@ -1,0 +1,238 @@
+"""What `qworker top` shows: one look after another at the queues of a backend, and the rates between them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+
+from qworker.backend import Backend
+from qworker.cli.top.history_rates import Told
+from qworker.clock import SYSTEM_CLOCK, Clock
+from qworker.errors import QueueNotFound
+from qworker.health.probe import ask
+from qworker.kit.browse import list_messages
+from qworker.logs import one_line
+from qworker.message import Query, QueueStats, State
+from qworker.url import mask
+from qworker.worker.outage import BACKEND_ERRORS
+
+__all__ = ["Fleet", "Look", "Looker", "Row"]
+
+# Rates are means over so many seconds, or since the first look.
+_WINDOW_S = 10.0
+# So many leases are asked for their holder.
+_MOST_LEASES = 500
+_HEALTH_PATIENCE_S = 2.0
+_OK = 200
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """One queue at one moment. Rates are messages a second; None: not known (yet)."""
+
+    queue: str
+    ready: int = 0
+    leased: int = 0
+    delayed: int = 0
+    failed: int = 0
+    # Seconds that the oldest ready message has waited; None when none is ready.
+    oldest_age_s: float | None = None
+    # Workers that hold a lease here, or have told the history of one lately.
+    workers: int = 0
+    paused: bool = False
+    # How fast ready, leased and delayed together grow; negative: they shrink.
+    backlog_rate: float | None = None
+    # Finished, and failed for good: as the workers' health ports count, or else as the history tells.
+    acked_rate: float | None = None
+    failed_rate: float | None = None
+
+
+class Fleet(msgspec.Struct, frozen=True):
+    """The workers behind the health ports, all together."""
+
+    workers: int = 0
+    # Handlers at work, and how many may be.
+    running: int = 0
+    concurrency: int = 0
+
+
+class Look(msgspec.Struct, frozen=True, kw_only=True):
+    """All queues at one moment."""
+
+    backend: str
+    # Unix seconds.
+    at: float
+    rows: list[Row]
+    # None: no health port was named, or none answers.
+    fleet: Fleet | None = None
+    # Why the rows are those of an earlier look, or why there are no counts from health ports.
+    problem: str | None = None
+
+
+class _Health(msgspec.Struct, frozen=True):
+    """What `/stats` of a health port says, as far as it is shown."""
+
+    workers: int
+    running: int
+    concurrency: int
+    # Messages that left the workers, by queue and outcome.
+    outcomes: dict[str, dict[str, int]] = {}
+
+
+class _Counted(msgspec.Struct, frozen=True):
+    """Numbers that only mean something beside those of another moment."""
+
+    backlog: int
+    done: int | None
+    failed: int | None
+
+
+class Looker:
+    """Looks again and again.
+
+    Args:
+        backend: opened.
+        queue: look at this one only.
+        health: HOST:PORT of workers that run with `--health`.
+        clock: both clocks.
+    """
+
+    def __init__(
+        self, backend: Backend, queue: str | None = None, health: Sequence[str] = (), *, clock: Clock = SYSTEM_CLOCK
+    ) -> None:
+        self._backend = backend
+        self._queue = queue
+        self._health = health
+        self._clock = clock
+        # Each with the monotonic time of the look.
+        self._past: deque[tuple[float, dict[str, _Counted]]] = deque()
+        self._told = Told(backend)
+        self._rows: list[Row] = []
+
+    async def look(self) -> Look:
+        """Look now. A store that does not answer gives the rows of before, and why.
+
+        Raises:
+            QueueNotFound: the one queue that was asked for is not there.
+        """
+        healths, problem = await self._ask_workers()
+        try:
+            rows = await self._look(healths)
+        except BACKEND_ERRORS as error:
+            if self._queue is not None and isinstance(error, QueueNotFound):
+                raise
+            problem = f"the backend cannot be asked: {mask(one_line(str(error)))}"
+        else:
+            self._rows = rows
+        fleet = None
+        if healths:
+            fleet = Fleet(*(sum(getattr(h, name) for h in healths) for name in ("workers", "running", "concurrency")))
+        return Look(
+            backend=self._backend.describe(), at=self._clock.time(), rows=self._rows, fleet=fleet, problem=problem
+        )
+
+    async def _look(self, healths: Sequence[_Health]) -> list[Row]:
+        names = [self._queue] if self._queue is not None else await self._backend.queues()
+        seen: list[tuple[QueueStats, int]] = []
+        for name in names:
+            try:
+                stats = await self._backend.stats(name)
+                seen.append((stats, await self._holders(stats)))
+            except QueueNotFound:
+                if name == self._queue:
+                    raise
+                # Deleted since it was listed.
+        now = self._clock.monotonic()
+        if self._told.on:
+            await self._told.look(now)
+        finished = _sums(healths) if healths else self._told_of(stats.queue for stats, _ in seen)
+        counted = {stats.queue: _count(stats, finished) for stats, _ in seen}
+        self._forget(now, counted)
+        rows = [self._row(stats, workers, counted[stats.queue], now) for stats, workers in seen]
+        self._past.append((now, counted))
+        return rows
+
+    def _forget(self, now: float, counted: Mapping[str, _Counted]) -> None:
+        """Drop what is too old, and everything when a worker has begun to count anew."""
+        while len(self._past) > 1 and self._past[1][0] <= now - _WINDOW_S:
+            self._past.popleft()
+        before = self._past[-1][1] if self._past else {}
+        if any((counts.done or 0) < (before[queue].done or 0) for queue, counts in counted.items() if queue in before):
+            self._past.clear()
+
+    def _told_of(self, queues: Iterable[str]) -> dict[str, dict[str, int]] | None:
+        told = self._told
+        if not told.on:
+            return None
+        return {queue: {"acked": told.done[queue], "failed": told.failed[queue]} for queue in queues}
+
+    async def _holders(self, stats: QueueStats) -> int:
+        if not stats.leased:
+            return 0
+        leases = await list_messages(self._backend, stats.queue, Query(State.LEASED, limit=_MOST_LEASES))
+        return len({lease.holder for lease in leases if lease.holder is not None})
+
+    def _row(self, stats: QueueStats, workers: int, counted: _Counted, now: float) -> Row:
+        before, since = next(
+            ((counts[stats.queue], at) for at, counts in self._past if stats.queue in counts), (None, now)
+        )
+        backlog_rate = acked_rate = failed_rate = None
+        if before is not None and now > since:
+            backlog_rate = (counted.backlog - before.backlog) / (now - since)
+            acked_rate = _rate(before.done, counted.done, now - since)
+            failed_rate = _rate(before.failed, counted.failed, now - since)
+        return Row(
+            queue=stats.queue,
+            ready=stats.ready,
+            leased=stats.leased,
+            delayed=stats.delayed,
+            failed=stats.failed,
+            oldest_age_s=stats.oldest_age_s,
+            workers=max(workers, self._told.workers(stats.queue, now - _WINDOW_S)),
+            paused=stats.paused,
+            backlog_rate=backlog_rate,
+            acked_rate=acked_rate,
+            failed_rate=failed_rate,
+        )
+
+    async def _ask_workers(self) -> tuple[list[_Health], str | None]:
+        """What the health ports say; and of the first that says nothing, why."""
+        answers = await asyncio.gather(
+            *(asyncio.to_thread(ask, where, "/stats", _HEALTH_PATIENCE_S) for where in self._health)
+        )
+        found: list[_Health] = []
+        problem: str | None = None
+        for where, (status, text) in zip(self._health, answers, strict=True):
+            try:
+                if status == _OK:
+                    found.append(msgspec.json.decode(text, type=_Health))
+                    continue
+                said = one_line(text)
+            except msgspec.DecodeError as error:
+                said = f"no worker's answer: {error}"
+            problem = problem or f"{where}: {said}"
+        return found, problem
+
+
+def _sums(healths: Sequence[_Health]) -> dict[str, dict[str, int]]:
+    sums: dict[str, dict[str, int]] = {}
+    for health in healths:
+        for queue, outcomes in health.outcomes.items():
+            mine = sums.setdefault(queue, {})
+            for outcome, count in outcomes.items():
+                mine[outcome] = mine.get(outcome, 0) + count
+    return sums
+
+
+def _count(stats: QueueStats, finished: Mapping[str, Mapping[str, int]] | None) -> _Counted:
+    backlog = stats.ready + stats.leased + stats.delayed
+    if finished is None:
+        return _Counted(backlog, None, None)
+    outcomes = finished.get(stats.queue, {})
+    return _Counted(backlog, outcomes.get("acked", 0), outcomes.get("failed", 0))
+
+
+def _rate(before: int | None, now: int | None, seconds: float) -> float | None:
+    return None if before is None or now is None else (now - before) / seconds

@@ -1,0 +1,51 @@
+"""A look as text: the same columns on the screen and in one table."""
+
+from __future__ import annotations
+
+from qworker.cli.output import span
+from qworker.cli.top.sampler import Look, Row
+from qworker.names import counted
+
+__all__ = ["COLUMNS", "cells", "heading"]
+
+COLUMNS = (
+    "queue",
+    "ready",
+    "leased",
+    "delayed",
+    "failed",
+    "backlog/s",
+    "acked/s",
+    "failed/s",
+    "oldest",
+    "workers",
+    "note",
+)
+
+
+def cells(row: Row) -> tuple[str, ...]:
+    """A row's texts, one for each of `COLUMNS`."""
+    counts = (f"{count:,}" for count in (row.ready, row.leased, row.delayed, row.failed))
+    rates = (_signed(row.backlog_rate), _number(row.acked_rate), _number(row.failed_rate))
+    return (row.queue, *counts, *rates, span(row.oldest_age_s), str(row.workers), "paused" if row.paused else "")
+
+
+def heading(look: Look) -> str:
+    """What stands above the table."""
+    if look.fleet is None:
+        return look.backend
+    fleet = look.fleet
+    return f"{look.backend}   {counted(fleet.workers, 'worker')}, {fleet.running:,} of {counted(fleet.concurrency, 'handler')} running"
+
+
+def _number(rate: float | None) -> str:
+    if rate is None:
+        return "-"
+    return f"{rate:,.1f}" if rate < 100 else f"{rate:,.0f}"
+
+
+def _signed(rate: float | None) -> str:
+    if rate is None:
+        return "-"
+    # What rounds to nothing has no sign.
+    return f"{rate:+,.0f}" if abs(rate) >= 100 else f"{rate:+,.1f}" if abs(rate) >= 0.05 else "0.0"

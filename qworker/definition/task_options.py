@@ -1,0 +1,105 @@
+"""The options of a handler, and those of a call, checked where they are given."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from typing import Any
+
+import msgspec
+
+from qworker.errors import MOST_DELAY, UsageError
+from qworker.names import check_id, check_key, check_queue
+from qworker.retry import DEFAULT_BACKOFF, Backoff
+from qworker.validation import check_flag, check_headers, check_seconds, check_text, check_whole, number_of, shown
+
+__all__ = ["DEFAULT_MAX_TRIES", "TaskOptions", "call_options"]
+
+DEFAULT_MAX_TRIES = 5
+
+
+class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How a handler's messages are run.
+
+    Attributes:
+        queue: The queue whose messages it takes.
+        max_tries: After this many failed attempts a message is failed and kept. The first run counts.
+        timeout: Seconds that a run may take; then it is cancelled and counts as failed. None: no limit.
+        backoff: The delays of its retries.
+        process: Whether it runs in a process pool, for work that holds the GIL.
+        priority: 0 to 9 (first), for calls that name none.
+
+    Raises:
+        UsageError: An option has the wrong type or is out of range.
+    """
+
+    queue: str = "default"
+    max_tries: int = DEFAULT_MAX_TRIES
+    timeout: float | None = None
+    backoff: Backoff = DEFAULT_BACKOFF
+    process: bool = False
+    priority: int = 0
+
+    def __post_init__(self) -> None:
+        check_queue(check_text("queue", self.queue))
+        check_whole("max_tries", self.max_tries, 1)
+        if self.timeout is not None:
+            seconds = check_seconds("timeout", self.timeout, positive=True, most=MOST_DELAY)
+            # A timedelta becomes what the worker counts in.
+            msgspec.structs.force_setattr(self, "timeout", seconds)
+        backoff: Any = self.backoff
+        if not isinstance(backoff, Backoff):
+            raise UsageError(f"backoff must be a Backoff, such as Backoff(initial=5) (got {shown(backoff)})")
+        check_flag("process", self.process)
+        check_whole("priority", self.priority, 0, 9)
+
+
+def call_options(
+    delay: float | timedelta | None,
+    due_at: float | None,
+    priority: int | None,
+    unique_key: str | None,
+    id: str | None,  # noqa: A002
+    queue: str | None,
+    headers: Mapping[str, str] | None,
+) -> dict[str, Any]:
+    """The fields of a draft.
+
+    Raises:
+        InvalidName: `unique_key`, `id` or `queue` is not allowed.
+        UsageError: an option has the wrong type or is out of range.
+    """
+    fields: dict[str, Any] = {}
+    if delay is not None:
+        if due_at is not None:
+            raise UsageError("delay and due_at cannot be given together: leave one out")
+        fields["delay"] = check_seconds("delay", delay, most=MOST_DELAY)
+    if due_at is not None:
+        fields["due_at"] = _check_time("due_at", due_at)
+    if priority is not None:
+        fields["priority"] = check_whole("priority", priority, 0, 9)
+    if unique_key is not None:
+        fields["unique_key"] = check_key(check_text("unique_key", unique_key))
+    if id is not None:
+        fields["id"] = check_id(check_text("id", id))
+    if queue is not None:
+        check_queue(check_text("queue", queue))
+    if headers is not None:
+        check_headers(headers)
+    return fields
+
+
+def _check_time(name: str, value: Any) -> float:
+    """Unix seconds as a float, in years of four digits."""
+    seconds = number_of(value)
+    if math.isnan(seconds):
+        hint = ": write when.timestamp()" if isinstance(value, datetime) else ""
+        raise UsageError(f"{name} must be a number of Unix seconds (got {shown(value)}){hint}")
+    if not 0 <= seconds < _YEAR_10000:
+        raise UsageError(f"{name} must be a time in Unix seconds, before the year 10000 (got {shown(value)})")
+    return seconds
+
+
+# Unix seconds.
+_YEAR_10000 = 253_402_300_800.0

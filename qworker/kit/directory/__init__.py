@@ -1,0 +1,1 @@
+"""What stores that are directories share."""

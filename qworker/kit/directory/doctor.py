@@ -1,0 +1,306 @@
+"""What `qworker doctor` tries on the file system that holds the queues of a directory: each operation that its protocol lives on."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import errno
+import fcntl
+import os
+import select
+import shutil
+import stat
+import struct
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+
+from qworker.backend.offers import Check, Health
+from qworker.kit.files import FULL, NETWORK, FileSystem, link_file, make_fifo, store_error
+from qworker.kit.mounts import MOUNTINFO
+
+__all__ = ["Attempt", "examine_directory", "try_fifo", "try_link"]
+
+# Raises OSError, or says what is wrong.
+Attempt = Callable[[str], Check]
+
+# Seconds between this host's clock and the file server's that leases can bear without a thought.
+_CLOCK_TOLERANCE_S = 2.0
+_LOW_SPACE_BYTES = 100_000_000
+_LOW_INODES = 10_000
+_IN_CREATE = 0x100
+_INOTIFY_WAIT_MS = 2000
+_MEMORY = {"tmpfs", "ramfs"}
+_ELSEWHERE = "put the queues on another file system"
+
+
+async def examine_directory(path: str | os.PathLike[str], more: Iterable[tuple[str, Attempt]] = ()) -> list[Check]:
+    """Try a directory; in a thread, since a sick file system may take its time.
+
+    Args:
+        path: absolute; it may be absent.
+        more: what is to be tried beside what every directory must be able to do.
+    """
+    return await asyncio.to_thread(_examine, os.fspath(path), [*_ATTEMPTS, *more])
+
+
+def _examine(root: str, attempts: list[tuple[str, Attempt]]) -> list[Check]:
+    try:
+        place, status = _nearest(root)
+    except OSError as error:
+        return [_broken("directory", error, f"use {root}")]
+    if not stat.S_ISDIR(status.st_mode):
+        return [Check("directory", Health.BROKEN, f"{place} is a file, not a directory", "check the URL")]
+    checks = [_file_system(place), _space(place), _inodes(place)]
+    try:
+        probe = tempfile.mkdtemp(prefix=".doctor-", dir=place)
+    except OSError as error:
+        return [
+            _permissions(root, place, status, keeps_modes=True),
+            *checks,
+            _broken("writing", error, f"write to {place}"),
+        ]
+    try:
+        # A new directory is its owner's alone, where there are modes.
+        keeps_modes = not stat.S_IMODE(os.stat(probe).st_mode) & 0o077
+        checks.insert(0, _permissions(root, place, status, keeps_modes=keeps_modes))
+        checks += [_tried(name, attempt, probe) for name, attempt in attempts]
+        shutil.rmtree(probe)
+    except OSError as error:
+        checks.append(_broken("writing", error, f"remove {probe}"))
+    return checks
+
+
+def _nearest(path: str) -> tuple[str, os.stat_result]:
+    """`path`, or the closest ancestor that is there: where it would be made."""
+    while True:
+        try:
+            return path, os.stat(path)
+        except FileNotFoundError:
+            path = os.path.dirname(path)
+
+
+def _broken(name: str, error: OSError, doing: str) -> Check:
+    return Check(name, Health.BROKEN, str(store_error(error, doing)))
+
+
+def _tried(name: str, attempt: Attempt, probe: str) -> Check:
+    try:
+        return attempt(probe)
+    except OSError as error:
+        fix = "free some space" if error.errno in FULL else _ELSEWHERE
+        return Check(name, Health.BROKEN, f"{error.strerror or error}", fix)
+
+
+def _permissions(root: str, place: str, status: os.stat_result, *, keeps_modes: bool) -> Check:
+    if root != place:
+        return Check("directory", Health.OK, f"{root} does not exist yet: it will be created in {place}")
+    mode = stat.S_IMODE(status.st_mode)
+    detail = f"{root}, mode {mode:04o}, owner {status.st_uid}, this user {os.geteuid()}"
+    fix = (
+        f"chmod o-rwx {root}"
+        if keeps_modes
+        else "this file system keeps no modes: mount it with umask=0077, or use another one"
+    )
+    if mode & stat.S_IWOTH:
+        return Check("directory", Health.BROKEN, detail, f"every user can enqueue there: {fix}")
+    if mode & stat.S_IROTH:
+        return Check("directory", Health.WARN, detail, f"every user can read the messages: {fix}")
+    return Check("directory", Health.OK, detail)
+
+
+def _file_system(place: str) -> Check:
+    name = "file system"
+    system = FileSystem.of(place)
+    found = f"{system.kind} on {system.source}"
+    if not system.kind:
+        return Check(name, Health.WARN, _unknown(), "no message is guaranteed to survive a loss of power")
+    if system.kind in _MEMORY:
+        return Check(name, Health.WARN, f"{system.kind}: memory, empty after a restart of the host", "use a disk")
+    if system.kind in NETWORK:
+        return Check(
+            name,
+            Health.WARN,
+            f"{system.kind}: wake-ups from other hosts do not arrive, so that rescans find their messages",
+            "fine for few writers; keep the hosts' clocks together",
+        )
+    if not system.has_barriers:
+        return Check(
+            name,
+            Health.WARN,
+            f"{found} is mounted without barriers: a loss of power may lose messages that were stored",
+            "remount it without the option nobarrier (barrier=1)",
+        )
+    if system.kind in {"ext3", "ext4"} and not system.keeps_renames:
+        return Check(
+            name,
+            Health.WARN,
+            f"{found} has no journal, or does not show one: a loss of power may tear a rename and lose a message",
+            "tune2fs -O has_journal on the unmounted device",
+        )
+    return Check(name, Health.OK, found)
+
+
+def _unknown() -> str:
+    try:
+        os.stat(MOUNTINFO)
+    except OSError as error:
+        return f"unknown: {store_error(error, 'read it')}"
+    return "unknown: the kernel does not show its mount here"
+
+
+def _space(place: str) -> Check:
+    status = os.statvfs(place)
+    free = status.f_bavail * status.f_frsize
+    total = status.f_blocks * status.f_frsize
+    detail = f"{free / 1e9:.1f} GB of {total / 1e9:.1f} GB are free"
+    if free == 0:
+        return Check("space", Health.BROKEN, detail, "publishing fails until there is space")
+    return Check(
+        "space", *((Health.WARN, detail, "make space") if free < _LOW_SPACE_BYTES else (Health.OK, detail, ""))
+    )
+
+
+def _inodes(place: str) -> Check:
+    status = os.statvfs(place)
+    if status.f_files == 0:
+        return Check("inodes", Health.OK, "created when they are needed")
+    detail = f"{status.f_favail:,} of {status.f_files:,} are free; each message takes one"
+    if status.f_favail == 0:
+        return Check("inodes", Health.BROKEN, detail, "publishing fails until files are removed")
+    low = status.f_favail < _LOW_INODES
+    return Check("inodes", *((Health.WARN, detail, "remove files") if low else (Health.OK, detail, "")))
+
+
+# -- attempts ----------------------------------------------------------------------------------------------------------
+
+
+def _try_rename(probe: str) -> Check:
+    first, second = os.path.join(probe, "rename-a"), os.path.join(probe, "rename-b")
+    _make(first, b"whole")
+    inode = os.stat(first).st_ino
+    os.rename(first, second)
+    if os.path.exists(first) or os.stat(second).st_ino != inode:
+        return Check("rename", Health.BROKEN, "a renamed file is not the same file", _ELSEWHERE)
+    try:
+        os.rename(first, second)
+    except FileNotFoundError:
+        return Check("rename", Health.OK, "atomic, and the second of two renames is refused")
+    return Check("rename", Health.BROKEN, "a second rename of a file that is gone succeeded", _ELSEWHERE)
+
+
+def try_link(probe: str) -> Check:
+    """Whether there are hard links."""
+    directory = os.open(probe, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        _make(os.path.join(probe, "link-a"), b"")
+        link_file("link-a", "link-b", directory, directory)
+        try:
+            link_file("link-a", "link-b", directory, directory)
+        except FileExistsError:
+            return Check("link", Health.OK, "never overwrites")
+    finally:
+        os.close(directory)
+    return Check("link", Health.BROKEN, "a link overwrote a file", _ELSEWHERE)
+
+
+def try_fifo(probe: str) -> Check:
+    """Whether there are named pipes."""
+    directory = os.open(probe, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        make_fifo("fifo", 0o600, directory)
+    finally:
+        os.close(directory)
+    return Check("fifo", Health.OK, "an idle worker is woken")
+
+
+def _try_sync(probe: str) -> Check:
+    began = time.perf_counter()
+    path = os.path.join(probe, "sync")
+    descriptor = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        os.write(descriptor, b"x")
+        os.fdatasync(descriptor)
+    finally:
+        os.close(descriptor)
+    directory = os.open(probe, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+    return Check("fsync", Health.OK, f"a file and its directory in {(time.perf_counter() - began) * 1000:.1f} ms")
+
+
+def _try_flock(probe: str) -> Check:
+    path = os.path.join(probe, "flock")
+    _make(path, b"")
+    first = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    second = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        fcntl.flock(first, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            fcntl.flock(second, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return Check("flock", Health.OK, "one holder at a time: a dead worker is noticed at once")
+        return Check("flock", Health.BROKEN, "two holders of one exclusive lock", "mount it with working locks")
+    finally:
+        os.close(first)
+        os.close(second)
+
+
+def _try_inotify(probe: str) -> Check:
+    libc = ctypes.CDLL(None, use_errno=True)
+    descriptor: int = libc.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK)
+    if descriptor < 0:
+        return _inotify_refused(ctypes.get_errno())
+    try:
+        if libc.inotify_add_watch(descriptor, os.fsencode(probe), _IN_CREATE) < 0:
+            return _inotify_refused(ctypes.get_errno())
+        _make(os.path.join(probe, "inotify"), b"")
+        poller = select.poll()
+        poller.register(descriptor, select.POLLIN)
+        if not poller.poll(_INOTIFY_WAIT_MS):
+            return Check(
+                "inotify", Health.WARN, "no event came", "messages of foreign writers are found by rescans only"
+            )
+        (_, mask) = struct.unpack_from("iI", os.read(descriptor, 4096))
+        return Check(
+            "inotify", Health.OK, "files that others drop are noticed at once" if mask & _IN_CREATE else "odd event"
+        )
+    finally:
+        os.close(descriptor)
+
+
+def _inotify_refused(error: int) -> Check:
+    fix = "messages of foreign writers are found by rescans only"
+    if error in {errno.EMFILE, errno.ENOSPC}:
+        fix = "all instances are in use: raise fs.inotify.max_user_instances; until then rescans find foreign messages"
+    return Check("inotify", Health.WARN, os.strerror(error), fix)
+
+
+def _try_clock(probe: str) -> Check:
+    path = os.path.join(probe, "clock")
+    before = time.time()
+    _make(path, b"")
+    ahead = os.stat(path).st_mtime - before
+    detail = f"the file system's clock is {ahead:+.2f} s from this host's"
+    if abs(ahead) > _CLOCK_TOLERANCE_S:
+        return Check("clock", Health.WARN, detail, "keep both by NTP: delays and expiries are off by as much")
+    return Check("clock", Health.OK, detail)
+
+
+def _make(path: str, content: bytes) -> None:
+    descriptor = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        os.write(descriptor, content)
+    finally:
+        os.close(descriptor)
+
+
+_ATTEMPTS: list[tuple[str, Attempt]] = [
+    ("rename", _try_rename),
+    ("fsync", _try_sync),
+    ("flock", _try_flock),
+    ("inotify", _try_inotify),
+    ("clock", _try_clock),
+]

@@ -1,0 +1,1 @@
+"""The jobs of the pipeline: load, archive, replay, dedupe and reconcile."""

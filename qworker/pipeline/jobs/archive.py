@@ -1,0 +1,209 @@
+"""`archive`: copy finished messages and the history to Parquet: `TARGET/messages` and `TARGET/events`.
+
+A run copies what it finds into staging, drops what the tables have already, and moves the rest into place
+(`intent.py`). A message is identified by its id, its state and the time at which it finished, and the history by its
+positions. So a run after a crash, or over a queue from which nothing is removed, adds only what is new. Only messages
+that are durable in the tables are removed from the queue, and only if they have not changed.
+
+No row passes through the driver. It sees the names of files, and counts for each queue and day.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from qworker.errors import UsageError
+from qworker.message import State
+from qworker.pipeline.jobs.tables import Table, merged, staged
+from qworker.pipeline.jobs.write_ahead import STAGING, Intent, carry_out, positions, recover
+from qworker.pipeline.session import own_interpreter, register_data_source
+from qworker.pipeline.spark.schema import PLACE, column_names
+from qworker.pipeline.spark.storage import Folder, open_folder
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = ["ArchiveResult", "archive", "read_archive"]
+
+_FINISHED = {state.word: state.value for state in (State.DONE, State.FAILED)}
+
+
+class ArchiveResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run has done.
+
+    Attributes:
+        target: The archive.
+        messages: The number of new rows in `messages`.
+        events: The number of new rows in `events`.
+        removed: The number of messages that were removed from the queue.
+        files: The number of new files.
+        replaced: The number of files that they replace.
+        recovered: Whether the run completed an earlier one.
+    """
+
+    target: str
+    messages: int = 0
+    events: int = 0
+    removed: int = 0
+    files: int = 0
+    replaced: int = 0
+    recovered: bool = False
+
+
+def archive(  # noqa: PLR0913 - each argument is one option of a run
+    spark: SparkSession,
+    url: str,
+    target: str,
+    *,
+    queues: Sequence[str] | None = None,
+    states: Sequence[str] = tuple(_FINISHED),
+    history: bool = True,
+    delete: bool = False,
+    compact: bool = True,
+    say: Callable[[str], None] | None = None,
+) -> ArchiveResult:
+    """Bring the tables up to date with a store.
+
+    Args:
+        spark: Any session.
+        url: The store.
+        target: A directory, or a URL that Spark can write to. Only one run can work on it at a time.
+        queues: The queues. None: all. The history is always that of the whole store.
+        states: `done`, `failed` or both.
+        history: Whether events are archived too.
+        delete: Whether archived messages and events are then removed from the store.
+        compact: Whether small files are compacted.
+        say: Called with a text for people before each step.
+
+    Raises:
+        UsageError: A state is not the state of a finished message, another run works on the target, or Spark's workers
+            cannot open the URL.
+        BackendError: The store or Spark failed. The next run continues.
+    """
+    from qworker.pipeline.spark.error_text import plain
+
+    stored = _stored(states)
+    register_data_source(spark)
+    folder = open_folder(spark, target)
+    run = _Run(spark, url, folder, delete=delete, compact=compact, say=say or _silence)
+    with plain(), folder.locked():
+        recovered = recover(folder)
+        if queues is None or queues:
+            run.messages(queues, stored)
+        if history:
+            run.events()
+        run.publish()
+        run.delete()
+        folder.remove(STAGING)
+    return msgspec.structs.replace(run.result, target=target, recovered=recovered)
+
+
+def read_archive(spark: SparkSession, target: str, table: str = "messages") -> DataFrame:
+    """Read a table of an archive, with a column `day`. It is empty if nothing was archived."""
+    return Table(spark, open_folder(spark, target), table).rows()
+
+
+def _stored(states: Sequence[str]) -> list[str]:
+    for state in states:
+        if state not in _FINISHED:
+            raise UsageError(
+                f"only finished messages are archived: state must be {' or '.join(_FINISHED)} (got {state!r})"
+            )
+    return [_FINISHED[state] for state in states]
+
+
+def _silence(_text: str) -> None:
+    """Ignore a text."""
+
+
+class _Run:
+    """One run."""
+
+    def __init__(
+        self, spark: SparkSession, url: str, folder: Folder, *, delete: bool, compact: bool, say: Callable[[str], None]
+    ) -> None:
+        self.result = ArchiveResult(target="")
+        self._spark = spark
+        self._url = url
+        self._folder = folder
+        self._delete = delete
+        self._compact = compact
+        self._say = say
+        self._intent = Intent()
+        # All rows that were found in the store, in staging.
+        self._found: DataFrame | None = None
+
+    def _read(self, table: str, hidden: Sequence[str], **options: str) -> DataFrame:
+        names = ",".join([*column_names(table), *hidden])
+        reader = self._spark.read.format("qworker").option("url", self._url)
+        return reader.options(table=table, columns=names, **options).load()
+
+    def messages(self, queues: Sequence[str] | None, states: Sequence[str]) -> None:
+        """Stage the finished messages, and select the new ones."""
+        self._say("reading finished messages")
+        chosen = {} if queues is None else {"queue": ",".join(queues)}
+        hidden = [PLACE] if self._delete else []
+        table = Table(self._spark, self._folder, "messages")
+        found = staged(table, "found", self._read("messages", hidden, state=",".join(states), **chosen))
+        if found is None:
+            return
+        self._found = found
+        self._say("writing messages")
+        if self._delete or table.touched():
+            count = self._add(table, table.without_known(found.drop(PLACE)))
+        else:
+            # All rows are new.
+            self._folder.move(table.staging("found"), table.staging("new"))
+            count = self._note(table)
+        self.result = msgspec.structs.replace(self.result, messages=count)
+
+    def events(self) -> None:
+        """Stage the events that the tables do not have."""
+        from pyspark.sql import functions as sql
+
+        self._say("reading the history")
+        table = Table(self._spark, self._folder, "events")
+        known = msgspec.json.encode(positions(self._folder)).decode()
+        hidden = ["part", "position"]
+        found = staged(table, "found", self._read("events", hidden, after=known))
+        if found is None:
+            return
+        # Positions are ordered as text. Each row has the position after its page.
+        reached = found.groupBy("part").agg(sql.max("position").alias("position")).collect()
+        self._intent.positions = {row["part"]: row["position"] for row in reached}
+        self.result = msgspec.structs.replace(self.result, events=self._add(table, found.drop(*hidden)))
+
+    def _add(self, table: Table, rows: DataFrame) -> int:
+        """Write the new rows of a table to staging, and note the moves. Return the number of rows."""
+        return 0 if staged(table, "new", table.sized(rows)) is None else self._note(table)
+
+    def _note(self, table: Table) -> int:
+        count = table.read(self._folder.path(table.staging("new"))).count()
+        moves, removes = merged(table, compact=self._compact)
+        self._intent.moves += moves
+        self._intent.removes += removes
+        return count
+
+    def publish(self) -> None:
+        """Move the staged files into the tables."""
+        self._say("moving files into place")
+        carry_out(self._folder, self._intent)
+        files, replaced = len(self._intent.moves), len(self._intent.removes)
+        self.result = msgspec.structs.replace(self.result, files=files, replaced=replaced)
+
+    def delete(self) -> None:
+        """Remove the archived messages and events from the store, if `delete` was given."""
+        from qworker.pipeline.jobs.delete_archived import discard_rows, forget
+
+        if not self._delete:
+            return
+        self._say("removing what is archived from the queue")
+        if self._found is not None:
+            with own_interpreter(self._spark):
+                removed = discard_rows(self._found, self._url)
+            self.result = msgspec.structs.replace(self.result, removed=removed)
+        asyncio.run(forget(self._url, positions(self._folder)))

@@ -1,0 +1,177 @@
+"""The options of a read: `spark.read.format("qworker").option(...)`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from qworker.backend.registry import backend_class
+from qworker.duration import parse_duration
+from qworker.errors import NotSupported, UsageError
+from qworker.message import STATE_WORDS, State
+from qworker.names import check_queue
+from qworker.pipeline.spark.schema import TABLES, column_names, selected
+from qworker.url import BackendURL
+
+__all__ = ["ReadOptions", "checked_url"]
+
+_KNOWN = (
+    "url",
+    "queue",
+    "state",
+    "table",
+    "columns",
+    "partitions",
+    "consume",
+    "starting_position",
+    "max_messages",
+    "max_bytes",
+    "visibility",
+    "after",
+)
+_STARTING = ("channel", "earliest", "latest")
+
+
+class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The options of a batch read or of a stream."""
+
+    url: str
+    # Empty: every queue of the store.
+    queues: tuple[str, ...] = ()
+    states: tuple[State, ...] = tuple(State)
+    table: str = "messages"
+    # The columns that are given, in order.
+    columns: tuple[str, ...] = ()
+    # About how many tasks a state of a queue is read by.
+    partitions: int = 2
+    # Of events, by part of the history: the positions to go on from.
+    after: dict[str, str] = {}
+    # -- streams: lease instead of following a log; where to begin; how much one batch holds; how long a lease lasts.
+    consume: bool = False
+    starting_position: str = "channel"
+    max_messages: int = 10_000
+    max_bytes: int = 32 << 20
+    visibility: float = 60.0
+
+    @property
+    def schema(self) -> str:
+        """The columns in Spark's notation."""
+        return selected(self.table, self.columns)
+
+    @classmethod
+    def parse(cls, given: Mapping[str, object], parallelism: int) -> ReadOptions:
+        """Read Spark's options.
+
+        Args:
+            given: by lower-case name; values are text.
+            parallelism: how many tasks the session runs at once.
+
+        Raises:
+            UsageError: one is unknown, absent or makes no sense.
+        """
+        texts = {name.lower(): str(value) for name, value in given.items()}
+        for name in texts:
+            if name not in _KNOWN:
+                raise UsageError(f"unknown option {name!r} of the format qworker. Options: {', '.join(_KNOWN)}")
+        table = _choice(texts, "table", tuple(TABLES))
+        names = texts.get("columns")
+        return cls(
+            url=checked_url(texts),
+            queues=tuple(check_queue(name) for name in _list(texts, "queue")),
+            states=tuple(map(_state, _list(texts, "state"))) or tuple(State),
+            table=table,
+            columns=tuple(column_names(table)) if names is None else tuple(_list(texts, "columns")),
+            partitions=_number(texts, "partitions", parallelism),
+            after=_positions(texts.get("after", "{}")),
+            consume=_choice(texts, "consume", ("false", "true")) == "true",
+            starting_position=_choice(texts, "starting_position", _STARTING),
+            max_messages=_number(texts, "max_messages", 10_000),
+            max_bytes=_number(texts, "max_bytes", 32 << 20),
+            visibility=_duration(texts, "visibility", 60.0),
+        )
+
+    @property
+    def parsed(self) -> BackendURL:
+        """The parsed URL of the store."""
+        return BackendURL.parse(self.url)
+
+    @property
+    def scheme(self) -> str:
+        """The scheme of the store's URL."""
+        return self.parsed.scheme
+
+    @property
+    def queue(self) -> str:
+        """The queue of a stream.
+
+        Raises:
+            UsageError: No queue or several queues are named.
+        """
+        if len(self.queues) != 1:
+            raise UsageError('a stream must have exactly one queue: pass .option("queue", "NAME")')
+        return self.queues[0]
+
+
+def checked_url(texts: Mapping[str, str]) -> str:
+    """The store's URL, if other processes can open it.
+
+    Raises:
+        UsageError: it is absent, not known, or of a store that lives in one process.
+    """
+    url = texts.get("url")
+    if url is None:
+        raise UsageError('the format qworker needs a URL: pass .option("url", "file:///var/spool/app")')
+    parsed = BackendURL.parse(url)
+    if not backend_class(parsed.scheme).shared:
+        raise NotSupported(
+            f"{parsed.scheme}: queues exist only in the process that created them, and Spark's workers are other processes: use file: or redis:"
+        )
+    return url
+
+
+def _positions(text: str) -> dict[str, str]:
+    try:
+        return msgspec.json.decode(text, type=dict[str, str])
+    except msgspec.DecodeError as error:
+        raise UsageError(f"the option 'after' must be a JSON object of logs and positions: {error}") from error
+
+
+def _list(texts: Mapping[str, str], name: str) -> list[str]:
+    return [word.strip() for word in texts.get(name, "").split(",") if word.strip()]
+
+
+def _choice(texts: Mapping[str, str], name: str, words: tuple[str, ...]) -> str:
+    return _one_of(name, texts.get(name, words[0]).lower(), words)
+
+
+def _state(word: str) -> State:
+    # What stands in the column is taken too.
+    if word == State.FAILED.value:
+        return State.FAILED
+    return State.of_word(_one_of("state", word, [*STATE_WORDS.values()]))
+
+
+def _one_of(name: str, word: str, words: tuple[str, ...] | list[str]) -> str:
+    if word not in words:
+        raise UsageError(f"the option {name!r} must be one of {', '.join(words)} (got {word!r})")
+    return word
+
+
+def _duration(texts: Mapping[str, str], name: str, default: float) -> float:
+    text = texts.get(name)
+    if text is None:
+        return default
+    try:
+        return parse_duration(text, least=1.0)
+    except UsageError as error:
+        raise UsageError(f"the option {name!r}: {error}") from None
+
+
+def _number(texts: Mapping[str, str], name: str, default: int) -> int:
+    text = texts.get(name)
+    if text is None:
+        return default
+    if not (text.isascii() and text.isdigit() and int(text) > 0):
+        raise UsageError(f"the option {name!r} must be a whole number of at least 1 (got {text!r})")
+    return int(text)

@@ -1,0 +1,138 @@
+"""Make drafts of the rows of a DataFrame: `task`, `args` and `kwargs`, or `body`; `due_at`, `priority` and `key`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import msgspec
+import pyarrow as pa
+
+from qworker.errors import InvalidArguments, UsageError
+from qworker.message import Draft
+from qworker.pipeline.source.call_encoder import CALL, CallMaker
+
+__all__ = ["COLUMNS", "SOURCE", "RowReader", "check_columns"]
+
+# What a DataFrame may hold, with the Spark types that each of them may have.
+COLUMNS: Mapping[str, tuple[str, ...]] = {
+    "task": ("string",),
+    "args": ("string",),
+    "kwargs": ("string",),
+    "body": ("binary",),
+    "due_at": ("timestamp", "timestamp_ntz", "double", "float", "bigint", "int"),
+    "priority": ("tinyint", "smallint", "int", "bigint"),
+    "key": ("string",),
+}
+# The struct column of what a row was, for the table of those that cannot be enqueued.
+SOURCE = "_source"
+
+_json = msgspec.json.Encoder().encode
+_check_args = msgspec.json.Decoder(list[msgspec.Raw]).decode
+_check_kwargs = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+
+
+def check_columns(types: Mapping[str, str]) -> None:
+    """Check that a DataFrame can be enqueued, before anything runs.
+
+    Args:
+        types: The Spark types of the columns, by name.
+
+    Raises:
+        UsageError: A column is missing, unknown or of the wrong type.
+    """
+    for name, found in types.items():
+        if name == SOURCE:
+            continue
+        wanted = COLUMNS.get(name)
+        if wanted is None:
+            raise UsageError(f"the column {name!r} is not one of {', '.join(COLUMNS)}: select those, or use load")
+        if found not in wanted and found != "void":
+            raise UsageError(f"the column {name!r} must be {' or '.join(wanted[:2])} (got {found})")
+    if "body" not in types and "task" not in types:
+        raise UsageError("the rows do not name a task: add a column `task`, or a binary `body`")
+
+
+class RowReader:
+    """A reader of record batches.
+
+    Args:
+        names: The columns.
+        maker: Makes calls of the rows. None: the rows are calls.
+    """
+
+    def __init__(self, names: Sequence[str], maker: CallMaker | None = None) -> None:
+        self._names = frozenset(names) - {SOURCE, CALL}
+        self._maker = maker
+        self._heads: dict[str, bytes] = {}
+
+    def read(self, batch: pa.RecordBatch) -> tuple[list[Draft], list[tuple[int, str]]]:
+        """Return the drafts of a batch, and the numbers of its rejected rows with the reasons."""
+        columns: dict[str, list[Any]] = {name: self._values(batch, name) for name in self._names}
+        bad: list[tuple[int, str]] = []
+        task: str | None = None
+        if self._maker is not None:
+            task = self._maker.task
+            bodies, bad = self._maker.make(batch)
+            columns.update(body=bodies)
+        if columns.keys() == {"body"} and None not in columns["body"]:
+            return [Draft(body=body, task=task) for body in columns["body"]], bad
+        drafts: list[Draft] = []
+        refused = {number for number, _ in bad}
+        for number in range(batch.num_rows):
+            if number in refused:
+                continue
+            try:
+                drafts.append(self._draft({name: values[number] for name, values in columns.items()}, task))
+            except InvalidArguments as error:
+                bad.append((number, str(error)))
+        return drafts, bad
+
+    @staticmethod
+    def _values(batch: pa.RecordBatch, name: str) -> list[Any]:
+        column = cast("Any", batch.column(name))
+        if name == "due_at" and pa.types.is_timestamp(column.type):
+            micro = column.cast(pa.timestamp("us", column.type.tz), safe=False).cast(pa.int64()).to_pylist()
+            return [None if value is None else value / 1e6 for value in micro]
+        return cast("list[Any]", column.to_pylist())
+
+    def _draft(self, row: Mapping[str, Any], task: str | None) -> Draft:
+        body, task = row.get("body"), task or row.get("task")
+        if body is None:
+            if not task:
+                raise InvalidArguments("the row has neither a task nor a body")
+            body = self._envelope(task, row.get("args"), row.get("kwargs"))
+        due_at = row.get("due_at")
+        priority = row.get("priority") or 0
+        if not 0 <= priority <= 9:
+            raise InvalidArguments(f"priority must be from 0 to 9 (got {priority})")
+        key = row.get("key")
+        if key is not None and not 0 < (size := len(key.encode())) <= 255:
+            raise InvalidArguments(f"a unique key must have 1 to 255 bytes (got {size})")
+        return Draft(
+            body=body,
+            task=task or None,
+            due_at=None if due_at is None else float(due_at),
+            priority=priority,
+            unique_key=key,
+        )
+
+    def _envelope(self, task: str, args: str | None, kwargs: str | None) -> bytes:
+        head = self._heads.get(task)
+        if head is None:
+            if len(self._heads) > 1000:
+                self._heads.clear()
+            head = self._heads[task] = b'{"task":' + _json(task) + b',"args":'
+        body = head + (b"[]" if args is None else _checked(args, "args", _check_args, "an array"))
+        if kwargs is not None:
+            body += b',"kwargs":' + _checked(kwargs, "kwargs", _check_kwargs, "an object")
+        return body + b"}"
+
+
+def _checked(text: str, name: str, check: Any, what: str) -> bytes:
+    raw = text.encode()
+    try:
+        check(raw)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise InvalidArguments(f"`{name}` is not {what} in JSON: {error}") from error
+    return raw

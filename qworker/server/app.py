@@ -1,0 +1,314 @@
+"""`create_app`: an ASGI application with mq's six endpoints on any backend, and the additions under `/-/`.
+
+The six are plain functions of scope, receive and send, since they are the path of every message; what is asked for rarely is a
+Starlette application below them (`additions`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+from collections.abc import Sequence
+
+import structlog
+
+from qworker.backend import Backend
+from qworker.errors import BackendError, InvalidName, QueueNotFound, QworkerError
+from qworker.message import Draft, Lease, Selection, SettleAction
+from qworker.names import check_id, is_queue_name
+from qworker.server.batcher import Batches
+from qworker.server.client_leases import Leases, parse_token
+from qworker.server.error_responses import refusal_of
+from qworker.server.idempotency import Idempotency
+from qworker.server.responses import (
+    ASGIApp,
+    BodyTooLarge,
+    Disconnected,
+    Headers,
+    Receive,
+    Scope,
+    Send,
+    header,
+    number,
+    query,
+    read_body,
+    reply,
+    segments,
+)
+
+__all__ = ["LONGEST_VISIBILITY", "LONGEST_WAIT", "MqApp", "create_app"]
+
+# Seconds.
+LONGEST_WAIT = 60.0
+LONGEST_VISIBILITY = 7 * 86400.0
+_REAP_EVERY = 1.0
+
+_CONTENT = [(b"content-type", b"application/octet-stream"), (b"x-content-type-options", b"nosniff")]
+_LOCAL = frozenset({b"localhost", b"127.0.0.1", b"[::1]", b"::1"})
+_TEXT = (b"content-type", b"text/plain; charset=utf-8")
+_Refusal = tuple[int, Headers, bytes]
+_NO_TOKEN: _Refusal = (
+    401,
+    [(b"www-authenticate", b"Bearer"), _TEXT],
+    b"send the header Authorization: Bearer TOKEN, with the server's QWORKER_HTTP_TOKEN\n",
+)
+_FOREIGN_PAGE: _Refusal = (
+    403,
+    [_TEXT],
+    b"without QWORKER_HTTP_TOKEN no web page is served: set it at the server, and send it\n",
+)
+_FOREIGN_HOST: _Refusal = (
+    403,
+    [_TEXT],
+    b"without QWORKER_HTTP_TOKEN the host must be localhost, 127.0.0.1 or [::1]: set it at the server, and send it\n",
+)
+
+log = structlog.get_logger()
+
+
+class MqApp:
+    """The server's ASGI application; see `create_app`."""
+
+    def __init__(
+        self, backend: Backend, *, token: str | None, body_limit: int, visibility: float, additions: bool, reaps: bool
+    ) -> None:
+        self.backend = backend
+        self.leases = Leases(backend)
+        self.body_limit = body_limit
+        self.visibility = visibility
+        self._token = None if token is None else b"Bearer " + token.encode()
+        self._posts = Batches(self._post_batch)
+        self._gets = Batches(self._get_batch)
+        self._removals = Batches(self._remove_batch)
+        self._idempotency = Idempotency(self._publish_as)
+        self._additions: ASGIApp | None = None
+        self._reaps = reaps
+        self._reaper: asyncio.Task[None] | None = None
+        if additions:
+            from qworker.server.native_routes import make_additions
+
+            self._additions = make_additions(self)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request, or run the lifespan."""
+        if scope["type"] == "lifespan":
+            await self._lifespan(receive, send)
+            return
+        if scope["type"] != "http":
+            return
+        try:
+            await self._answer(scope, receive, send)
+        except (BodyTooLarge, Disconnected, QworkerError) as error:
+            await reply(send, *refusal_of(error))
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        refusal = self._refusal(scope)
+        if refusal is not None:
+            await reply(send, *refusal)
+            return
+        parts = segments(scope)
+        if parts is None or not parts:
+            await reply(send, 404)
+        elif parts[0] == "-" and self._additions is not None:
+            await self._additions(scope, receive, send)
+        elif is_queue_name(parts[0]):
+            await self._mq(parts, scope, receive, send)
+        else:
+            await reply(send, 404)
+
+    def _refusal(self, scope: Scope) -> _Refusal | None:
+        """What a client that may not ask is answered; None for one that may."""
+        if self._token is not None:
+            given = header(scope, b"authorization") or b""
+            return None if hmac.compare_digest(given, self._token) else _NO_TOKEN
+        # Without a token anything on this machine may ask, but no web page that its browser happens to show.
+        host = (header(scope, b"host") or b"localhost").rsplit(b":", 1)[0] if scope["http_version"] != "1.0" else b"::1"
+        foreign = header(scope, b"origin") is not None or header(scope, b"sec-fetch-site") in {
+            b"cross-site",
+            b"same-site",
+        }
+        if foreign:
+            return _FOREIGN_PAGE
+        return None if host.lower() in _LOCAL else _FOREIGN_HOST
+
+    # -- the six endpoints -------------------------------------------------------------------------------------------
+
+    async def _mq(self, parts: list[str], scope: Scope, receive: Receive, send: Send) -> None:
+        method: str = scope["method"]
+        if len(parts) == 2 and parts[1] == "messages":
+            if method == "POST":
+                await self._post(parts[0], scope, receive, send)
+                return
+            if method == "GET":
+                await self._get(parts[0], scope, receive, send)
+                return
+        elif len(parts) == 3 and parts[1] == "messages" and method == "DELETE":
+            await self._delete_message(parts[0], parts[2], scope, send)
+            return
+        elif len(parts) == 1 and method in {"GET", "PUT", "DELETE"}:
+            await self._queue(parts[0], method, send)
+            return
+        await reply(send, 404)
+
+    async def _queue(self, queue: str, method: str, send: Send) -> None:
+        if method == "PUT":
+            await self.backend.create(queue)
+            await reply(send, 201)
+        elif method == "DELETE":
+            await self.backend.delete(queue)
+            await reply(send, 200)
+        else:
+            await reply(send, 200 if queue in await self.backend.queues() else 404)
+
+    async def _post(self, queue: str, scope: Scope, receive: Receive, send: Send) -> None:
+        body = await read_body(scope, receive, self.body_limit)
+        key = header(scope, b"idempotency-key")
+        if key is None:
+            message_id = await self._posts.add(queue, Draft(body=body))
+        else:
+            message_id = await self._idempotency.publish(queue, key, body)
+        await reply(send, 201, [(b"x-message-id", message_id.encode())])
+
+    async def _post_batch(self, queue: str, drafts: Sequence[Draft]) -> Sequence[str]:
+        return await self.backend.publish(queue, drafts)
+
+    async def _publish_as(self, queue: str, body: bytes, message_id: str | None) -> str:
+        return (await self.backend.publish(queue, [Draft(body=body, id=message_id)]))[0]
+
+    async def _get(self, queue: str, scope: Scope, receive: Receive, send: Send) -> None:
+        given = query(scope)
+        wait = number(given, "wait", 0.0, least=0.0, most=LONGEST_WAIT)
+        visibility = number(given, "visibility_timeout", self.visibility, least=0.1, most=LONGEST_VISIBILITY)
+        if wait:
+            lease = await self._poll(queue, wait, visibility, receive)
+        else:
+            lease = await self._gets.add(queue, visibility)
+        if lease is None:
+            await reply(send, 204)
+            return
+        message = lease.message
+        headers = [
+            (b"x-message-id", message.id.encode()),
+            *_CONTENT,
+            (b"x-lease-token", b"%d" % lease.token),
+            (b"x-lease-expires", b"%.3f" % lease.expires_at),
+            (b"x-message-tries", b"%d" % message.tries),
+        ]
+        await reply(send, 200, headers, message.body)
+
+    async def _get_batch(self, queue: str, visibilities: Sequence[float]) -> Sequence[Lease | None]:
+        results: list[Lease | None] = [None] * len(visibilities)
+        # As a rule all want the same.
+        for visibility in dict.fromkeys(visibilities):
+            places = [place for place, wanted in enumerate(visibilities) if wanted == visibility]
+            leases = await self.leases.take(queue, len(places), visibility)
+            for place, lease in zip(places, leases, strict=False):
+                results[place] = lease
+        return results
+
+    async def _poll(self, queue: str, wait: float, visibility: float, receive: Receive) -> Lease | None:
+        """Lease, waiting for work and watching the client: what it cannot hear of any more is given back."""
+        taking = asyncio.create_task(self.leases.take(queue, 1, visibility, wait))
+        leaving = asyncio.create_task(_left(receive))
+        try:
+            await asyncio.wait((taking, leaving), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            gone = leaving.done()
+            leaving.cancel()
+            if not taking.done():
+                taking.cancel()
+        try:
+            leases = await taking
+        except asyncio.CancelledError:
+            if gone:
+                return None
+            raise
+        if gone:
+            await self.leases.release(leases)
+            return None
+        return leases[0] if leases else None
+
+    async def _delete_message(self, queue: str, message_id: str, scope: Scope, send: Send) -> None:
+        token = parse_token(header(scope, b"x-lease-token"))
+        if token is not None:
+            done = await self.leases.settle(queue, check_id(message_id), token, SettleAction.ACK)
+            await reply(send, 202 if done else 409)
+            return
+        try:
+            await self._removals.add(queue, check_id(message_id))
+        except (InvalidName, QueueNotFound):
+            # No such message: that is what was wanted.
+            pass
+        await reply(send, 202)
+
+    async def _remove_batch(self, queue: str, ids: Sequence[str]) -> Sequence[None]:
+        await self.backend.remove(queue, Selection(ids=ids))
+        for message_id in ids:
+            self.leases.forget(queue, message_id)
+        return [None] * len(ids)
+
+    # -- the process -------------------------------------------------------------------------------------------------
+
+    async def _lifespan(self, receive: Receive, send: Send) -> None:
+        await receive()
+        await self.start()
+        await send({"type": "lifespan.startup.complete"})
+        await receive()
+        await self.stop()
+        await send({"type": "lifespan.shutdown.complete"})
+
+    async def start(self) -> None:
+        """Open the backend, and begin to reap."""
+        await self.backend.open()
+        if self._reaps and self._reaper is None:
+            self._reaper = asyncio.create_task(self._reap())
+
+    async def stop(self) -> None:
+        """Finish what runs; leases stay with the clients that hold them."""
+        if self._reaper is not None:
+            self._reaper.cancel()
+            await asyncio.wait([self._reaper])
+            self._reaper = None
+        for batches in (self._posts, self._gets, self._removals):
+            await batches.aclose()
+
+    async def _reap(self) -> None:
+        while True:
+            try:
+                for queue in await self.backend.queues():
+                    await self.backend.reap(queue)
+            except BackendError as error:
+                log.warning("reap_failed", error=str(error))
+            self.leases.prune()
+            await asyncio.sleep(_REAP_EVERY)
+
+
+def create_app(
+    backend: Backend,
+    *,
+    token: str | None = None,
+    body_limit: int = 1 << 20,
+    visibility_timeout: float = 30.0,
+    additions: bool = True,
+    reaps: bool = True,
+) -> MqApp:
+    """The mq endpoints on `backend`, as an ASGI application that opens it at its start; closing it is the caller's.
+
+    Args:
+        backend: from `open_backend(url, remote_leases=True)`, and not opened yet.
+        token: what clients must send as `Authorization: Bearer`; None: none, and only requests that name this machine as
+            their host are answered.
+        body_limit: bytes that a message may have.
+        visibility_timeout: seconds that a fetched message stays away, unless its request says otherwise.
+        additions: False: mq's endpoints and nothing under `/-/`.
+        reaps: whether expired leases and due messages are returned from here; False: a worker on the same store does.
+    """
+    return MqApp(
+        backend, token=token, body_limit=body_limit, visibility=visibility_timeout, additions=additions, reaps=reaps
+    )
+
+
+async def _left(receive: Receive) -> None:
+    """Returns when the client goes away."""
+    while (await receive())["type"] != "http.disconnect":
+        pass

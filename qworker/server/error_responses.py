@@ -1,0 +1,42 @@
+"""From an error to the response that tells it: one table for mq's endpoints and the additions."""
+
+from __future__ import annotations
+
+import structlog
+
+from qworker.errors import QueueNotFound, UsageError
+from qworker.server.idempotency import KeyReused
+from qworker.server.responses import BodyTooLarge, Disconnected
+
+__all__ = ["refusal_of"]
+
+log = structlog.get_logger()
+
+_TEXT = (b"content-type", b"text/plain; charset=utf-8")
+
+
+def refusal_of(error: Exception) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
+    """The status, headers and body for an error.
+
+    A store that says no is 503 with `Retry-After`: a message is not stored, or perhaps, and the client comes again.
+    """
+    if isinstance(error, BodyTooLarge):
+        # The rest of the body is not read.
+        return 413, [(b"connection", b"close"), _TEXT], b"the body is too large: send less, or raise --max-body-size"
+    if isinstance(error, Disconnected):
+        return 400, [(b"connection", b"close")], b""
+    headers = [
+        _TEXT,
+        # By name, for `mq+http:`, which raises the same.
+        (b"x-qworker-error", type(error).__name__.encode()),
+    ]
+    text = str(error).encode(errors="replace")
+    if isinstance(error, KeyReused):
+        return 422, headers, text
+    if isinstance(error, UsageError):
+        return 400, headers, text
+    if isinstance(error, QueueNotFound):
+        return 404, headers, text
+    log.warning("backend_error", error=str(error))
+    # Paths and addresses of the store are nobody's business outside.
+    return 503, [*headers[1:], (b"retry-after", b"10")], b""

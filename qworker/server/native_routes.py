@@ -1,0 +1,400 @@
+"""What `/-/` has: everything that mq has no endpoint for, as JSON. `mq+http:` is its client; the OpenAPI document describes it.
+
+A queue's name never begins with `-`, so that no plain mq client can meet any of this.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from qworker import __version__
+from qworker.errors import InvalidName, QueueNotFound, QworkerError, UsageError
+from qworker.kit.parts import PAGE_BYTES
+from qworker.message import Draft, Lease, Query, Selection, Settlement, State, StoredMessage
+from qworker.names import check_id, check_queue
+from qworker.server.client_leases import parse_token
+from qworker.server.error_responses import refusal_of
+from qworker.server.history_routes import history_routes
+from qworker.server.responses import BodyTooLarge, Disconnected, number, read_body
+from qworker.server.schemas import (
+    ACTIONS,
+    Extended,
+    Extension,
+    Given,
+    Held,
+    Ids,
+    SettleRequest,
+    Wish,
+    check_delay,
+    check_draft,
+    check_selection,
+    checked_lease,
+)
+
+if TYPE_CHECKING:
+    from qworker.server.app import MqApp
+
+__all__ = ["Additions", "make_additions"]
+
+T = TypeVar("T")
+
+# A batch may hold this many bodies of the largest size.
+_BATCH = 16
+_MOST = 1000
+
+
+_Handler = Callable[[Request], Awaitable[Response]]
+
+
+class Additions:
+    """The handlers; each is one call of the backend.
+
+    Args:
+        app: whose backend and leases they use.
+    """
+
+    def __init__(self, app: MqApp) -> None:
+        self._app = app
+        self._backend = app.backend
+
+    def routes(self) -> list[Route]:
+        """Every path; fixed ones first."""
+        table: list[tuple[str, str, _Handler]] = [
+            ("GET", "/-/openapi.json", self.openapi),
+            ("GET", "/-/about", self.about),
+            ("GET", "/-/queues", self.queues),
+            ("GET", "/-/stats", self.all_stats),
+            ("POST", "/-/settle", self.settle_many),
+            ("POST", "/-/extend", self.extend_many),
+            ("POST", "/-/wait", self.wait),
+            ("PATCH", "/-/{queue}/messages/{id}", self.extend),
+            ("GET", "/-/{queue}/messages/{id}", self.find),
+            ("POST", "/-/{queue}/messages/{id}/{action}", self.settle),
+            ("POST", "/-/{queue}/publish", self.publish),
+            ("POST", "/-/{queue}/lease", self.lease),
+            ("GET", "/-/{queue}/stats", self.stats),
+            ("GET", "/-/{queue}/browse", self.browse),
+            ("POST", "/-/{queue}/find", self.find_many),
+            ("POST", "/-/{queue}/requeue", self.requeue),
+            ("POST", "/-/{queue}/remove", self.remove),
+            ("POST", "/-/{queue}/reap", self.reap),
+            ("POST", "/-/{queue}/pause", self.pause),
+            ("POST", "/-/{queue}/resume", self.resume),
+        ]
+        routes = [Route(path, handler, methods=[method]) for method, path, handler in table]
+        return [*history_routes(self._backend, self._app.body_limit * _BATCH), *routes]
+
+    # -- about the server --------------------------------------------------------------------------------------------
+
+    async def openapi(self, _request: Request) -> Response:
+        """The OpenAPI document."""
+        from qworker.server.openapi import document
+
+        return _json(document())
+
+    async def about(self, _request: Request) -> Response:
+        """What answers here."""
+        return _json(
+            {
+                "server": "qworker",
+                "version": __version__,
+                "durability": self._backend.durability,
+                "shared": self._backend.shared,
+                "history": self._backend.history.enabled,
+                "deviations": dict(self._backend.deviations),
+            }
+        )
+
+    async def queues(self, _request: Request) -> Response:
+        """The queues' names."""
+        return _json(await self._backend.queues())
+
+    async def all_stats(self, _request: Request) -> Response:
+        """The counts of every queue."""
+        counted: list[Any] = []
+        for queue in await self._backend.queues():
+            try:
+                counted.append(await self._backend.stats(queue))
+            except QueueNotFound:
+                # Deleted since it was listed.
+                continue
+        return _json(counted)
+
+    # -- single leases -----------------------------------------------------------------------------------------------
+
+    async def extend(self, request: Request) -> Response:
+        """Extend one lease."""
+        place = _held(request)
+        visibility = self._visibility(request)
+        lease = await self._app.leases.extend(place.queue, place.id, place.token, visibility)
+        if lease is None:
+            return Response(status_code=409)
+        return Response(status_code=200, headers={"x-lease-expires": f"{lease.expires_at:.3f}"})
+
+    async def settle(self, request: Request) -> Response:
+        """End one lease: the last part of the path is the action."""
+        word = request.path_params["action"]
+        if word not in ACTIONS:
+            raise HTTPException(404)
+        place = _held(request)
+        given = await self._read(request, dict[str, Any])
+        outcome = _converted({"lease": msgspec.to_builtins(place), "action": word, **given}, SettleRequest)
+        check_delay(outcome.delay)
+        done = await self._app.leases.settle(
+            place.queue, place.id, place.token, ACTIONS[word], delay=outcome.delay, error=outcome.error
+        )
+        return Response(status_code=202 if done else 409)
+
+    # -- batches -----------------------------------------------------------------------------------------------------
+
+    async def publish(self, request: Request) -> Response:
+        """Publish drafts; their bodies are base64."""
+        queue = _queue(request)
+        drafts = await self._read(request, list[Draft])
+        for draft in drafts:
+            check_draft(draft, self._app.body_limit)
+        return _json(await self._backend.publish(queue, drafts), 201)
+
+    async def lease(self, request: Request) -> Response:
+        """Lease up to `limit` messages, waiting up to `wait` seconds for the first."""
+        queue = _queue(request)
+        given = dict(request.query_params)
+        limit = int(number(given, "limit", 1, least=1, most=_MOST))
+        wait = number(given, "wait", 0.0, least=0.0, most=60.0)
+        visibility = self._visibility(request)
+        if not wait:
+            leases = await self._app.leases.take(queue, limit, visibility)
+        else:
+            polled = await self._while_connected(request, self._app.leases.take(queue, limit, visibility, wait))
+            leases = polled or []
+        return _json([Given(lease.message, lease.token, lease.expires_at) for lease in leases])
+
+    async def _while_connected(self, request: Request, work: Awaitable[list[Lease]]) -> list[Lease] | None:
+        """Leases, or None when the client went away meanwhile: then they are given back."""
+        taking = asyncio.ensure_future(work)
+        leaving = asyncio.create_task(_left(request))
+        try:
+            await asyncio.wait((taking, leaving), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            gone = leaving.done()
+            leaving.cancel()
+            if not taking.done():
+                taking.cancel()
+        await asyncio.wait([taking])
+        if taking.cancelled():
+            return None
+        leases = taking.result()
+        if gone and leases:
+            await self._app.leases.release(leases)
+            return None
+        return leases
+
+    async def extend_many(self, request: Request) -> Response:
+        """Extend leases."""
+        wish = await self._read(request, Extension)
+        if not 0 < wish.visibility_timeout <= 7 * 86400.0:
+            raise UsageError("visibility_timeout must be a number of seconds, at most a week")
+        leases = [await self._app.leases.find(h.queue, h.id, h.token) for h in map(checked_lease, wish.leases)]
+        known = [lease for lease in leases if lease is not None]
+        lost = {id(lease) for lease in await asyncio.to_thread(self._backend.extend, known, wish.visibility_timeout)}
+        gone = [number for number, lease in enumerate(leases) if lease is None or id(lease) in lost]
+        return _json(
+            Extended(
+                lost=gone,
+                expires_at=[
+                    0.0 if number in set(gone) or lease is None else lease.expires_at
+                    for number, lease in enumerate(leases)
+                ],
+            )
+        )
+
+    async def settle_many(self, request: Request) -> Response:
+        """End leases; the places of the refused ones."""
+        outcomes = await self._read(request, list[SettleRequest])
+        refused: list[int] = []
+        settlements: list[Settlement] = []
+        places: list[int] = []
+        for outcome in outcomes:
+            check_delay(outcome.delay)
+            checked_lease(outcome.lease)
+        for place, outcome in enumerate(outcomes):
+            held = outcome.lease
+            lease = await self._app.leases.find(held.queue, held.id, held.token)
+            if lease is None:
+                refused.append(place)
+                continue
+            places.append(place)
+            settlements.append(
+                Settlement(lease=lease, action=ACTIONS[outcome.action], delay=outcome.delay, error=outcome.error)
+            )
+        back = {id(settlement) for settlement in await self._backend.settle(settlements)}
+        for place, settlement in zip(places, settlements, strict=True):
+            self._app.leases.forget(settlement.lease.message.queue, settlement.lease.message.id)
+            if id(settlement) in back:
+                refused.append(place)
+        return _json(sorted(refused))
+
+    async def wait(self, request: Request) -> Response:
+        """Wait until one of the queues may have work."""
+        wish = await self._read(request, Wish)
+        for queue in wish.queues:
+            check_queue(queue)
+        waiting = asyncio.ensure_future(self._backend.wait(wish.queues, max(0.0, min(wish.timeout, 60.0))))
+        leaving = asyncio.create_task(_left(request))
+        try:
+            await asyncio.wait((waiting, leaving), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            leaving.cancel()
+            if not waiting.done():
+                waiting.cancel()
+        await asyncio.wait([waiting])
+        if not waiting.cancelled():
+            waiting.result()
+        return Response(status_code=204)
+
+    # -- administering -----------------------------------------------------------------------------------------------
+
+    async def find(self, request: Request) -> Response:
+        """Look at one message."""
+        found = await self._backend.find(_queue(request), [request.path_params["id"]])
+        return _json(found[0].to_json()) if found else Response(status_code=404)
+
+    async def find_many(self, request: Request) -> Response:
+        """Look at messages by their ids."""
+        ids = (await self._read(request, Ids)).ids
+        if len(ids) > _MOST:
+            raise UsageError(f"a request must have at most {_MOST} ids (got {len(ids)})")
+        return _json([stored.to_json() for stored in await self._backend.find(_queue(request), ids)])
+
+    async def stats(self, request: Request) -> Response:
+        """Count a queue."""
+        return _json(await self._backend.stats(_queue(request)))
+
+    async def browse(self, request: Request) -> Response:
+        """Look at messages: up to `limit`, fewer where they are large; with X-More where others may follow the last of them."""
+        given = dict(request.query_params)
+        state = State.of_word(given.get("state", "ready"))
+        limit = int(number(given, "limit", 100, least=1, most=_MOST))
+        newest = bool(number(given, "newest", 0, least=0, most=1))
+        query = Query(state, after=given.get("after"), limit=limit, newest=newest)
+        found: list[StoredMessage] = []
+        size = 0
+        async for page in self._backend.browse(_queue(request), query):
+            found += page
+            size += sum(len(stored.message.body) for stored in page)
+            if size >= PAGE_BYTES:
+                break
+        response = _json([stored.to_json() for stored in found])
+        if size >= PAGE_BYTES or len(found) == limit:
+            response.headers["x-more"] = "1"
+        return response
+
+    async def requeue(self, request: Request) -> Response:
+        """Make failed messages ready."""
+        return _json(await self._backend.requeue(_queue(request), await self._selection(request)))
+
+    async def remove(self, request: Request) -> Response:
+        """Delete messages."""
+        return _json(await self._backend.remove(_queue(request), await self._selection(request)))
+
+    async def _selection(self, request: Request) -> Selection:
+        data = await self._read(request, dict[str, Any])
+        try:
+            selection = Selection.from_json(data)
+        except msgspec.ValidationError as error:
+            raise UsageError(f"the body is not valid: {error}") from error
+        check_selection(selection)
+        return selection
+
+    async def reap(self, request: Request) -> Response:
+        """Return what expired."""
+        return _json(await self._backend.reap(_queue(request)))
+
+    async def pause(self, request: Request) -> Response:
+        """Pause a queue."""
+        await self._backend.pause(_queue(request))
+        return Response(status_code=204)
+
+    async def resume(self, request: Request) -> Response:
+        """Resume a queue."""
+        await self._backend.resume(_queue(request))
+        return Response(status_code=204)
+
+    # -- reading -----------------------------------------------------------------------------------------------------
+
+    def _visibility(self, request: Request) -> float:
+        given = dict(request.query_params)
+        return number(given, "visibility_timeout", self._app.visibility, least=0.001, most=7 * 86400.0)
+
+    async def _read(self, request: Request, kind: type[T]) -> T:
+        body = await read_body(request.scope, request.receive, self._app.body_limit * _BATCH)
+        try:
+            return msgspec.json.decode(body or b"{}", type=kind)
+        except (msgspec.DecodeError, msgspec.ValidationError) as error:
+            raise UsageError(f"the body is not valid: {error}") from error
+
+
+def make_additions(app: MqApp) -> Starlette:
+    """The application below `/-/`."""
+    return Starlette(
+        routes=Additions(app).routes(),
+        exception_handlers={
+            HTTPException: _plain,
+            QworkerError: _refused,
+            BodyTooLarge: _refused,
+            Disconnected: _refused,
+        },
+    )
+
+
+async def _refused(_request: Request, error: Exception) -> Response:
+    status, headers, body = refusal_of(error)
+    response = Response(body, status_code=status)
+    response.raw_headers.extend(headers)
+    return response
+
+
+async def _plain(_request: Request, error: Exception) -> Response:
+    # What is nobody's path or method is 404, as everywhere in mq.
+    status = error.status_code if isinstance(error, HTTPException) else 500
+    return Response(status_code=404 if status == 405 else status)
+
+
+def _json(value: Any, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(value), status_code=status, media_type="application/json")
+
+
+def _queue(request: Request) -> str:
+    try:
+        return check_queue(request.path_params["queue"])
+    except InvalidName:
+        raise HTTPException(404) from None
+
+
+def _held(request: Request) -> Held:
+    text = request.headers.get("x-lease-token")
+    token = parse_token(None if text is None else text.encode())
+    if token is None:
+        raise UsageError("the X-Lease-Token header is missing: send the token that you received with the message")
+    return Held(_queue(request), check_id(request.path_params["id"]), token)
+
+
+def _converted(value: Mapping[str, Any], kind: type[T]) -> T:
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        raise UsageError(f"the body is not valid: {error}") from error
+
+
+async def _left(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

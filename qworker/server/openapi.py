@@ -1,0 +1,220 @@
+"""The OpenAPI document, made from the tables below and the types that travel."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import msgspec
+
+from qworker import __version__
+from qworker.history.batch import EventBatch
+from qworker.history.event import Event
+from qworker.message import Draft, QueueStats, Selection, State, StoredMessage
+from qworker.server.schemas import ACTIONS, Extended, Extension, Given, Ids, Page, SettleRequest, Until, Wish
+
+__all__ = ["document"]
+
+_REF = "#/components/schemas/{name}"
+_CONTENT = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
+
+
+@cache
+def document() -> dict[str, Any]:
+    """The whole document."""
+    schemas = msgspec.json.schema_components(
+        [
+            Draft,
+            Event,
+            EventBatch,
+            Extended,
+            Extension,
+            Given,
+            Ids,
+            SettleRequest,
+            Page,
+            QueueStats,
+            Selection,
+            StoredMessage,
+            Until,
+            Wish,
+        ],
+        ref_template=_REF,
+    )[1]
+    schemas["State"]["enum"] = sorted(state.word for state in State)
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "qworker", "version": __version__, "description": "mq's endpoints, and additions under /-/."},
+        "paths": {**_mq(), **_additions()},
+        "components": {
+            "schemas": schemas,
+            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
+        },
+        "security": [{"token": []}, {}],
+    }
+
+
+def _mq() -> dict[str, Any]:
+    post = _operation(
+        "publish a message",
+        {201: "stored durably", 400: "the body cannot be read", 413: "too large", 503: "not stored"},
+        parameters=[_header("Idempotency-Key", "string")],
+        body=_CONTENT,
+    )
+    get = _operation(
+        "fetch a message",
+        {200: "the content; X-Message-Id, X-Lease-Token, X-Lease-Expires, X-Message-Tries", 204: "there is none"},
+        parameters=[_query("wait"), _query("visibility_timeout")],
+    )
+    get["responses"]["200"]["content"] = _CONTENT
+    delete = _operation(
+        "delete a message",
+        {202: "gone, or there was none", 409: "X-Lease-Token was given, and that lease is lost"},
+        parameters=[_header("X-Lease-Token", "integer")],
+    )
+    queue = {
+        "get": _operation("whether a queue exists", {200: "it does", 404: "it does not"}),
+        "put": _operation("make a queue", {201: "it exists"}),
+        "delete": _operation("delete a queue and its messages", {200: "it is gone"}),
+    }
+    return {
+        "/{queue}": {"parameters": [_path("queue")], **queue},
+        "/{queue}/messages": {"parameters": [_path("queue")], "post": post, "get": get},
+        "/{queue}/messages/{id}": {"parameters": [_path("queue"), _path("id")], "delete": delete},
+    }
+
+
+def _additions() -> dict[str, Any]:
+    token = _header("X-Lease-Token", "integer", required=True)
+    message = [_path("queue"), _path("id")]
+    number = {"type": "integer"}
+    lost = {409: "the lease is lost"}
+    paths: dict[str, Any] = {
+        "/-/about": {"get": _json("what answers here", {"type": "object"})},
+        "/-/queues": {"get": _json("the queues", {"type": "array", "items": {"type": "string"}})},
+        "/-/stats": {"get": _json("every queue's counts", _list("QueueStats"))},
+        "/-/settle": {"post": _json("end leases; the places of the refused", _ints(), takes=_list("SettleRequest"))},
+        "/-/extend": {"post": _json("extend leases", _ref("Extended"), takes=_ref("Extension"))},
+        "/-/wait": {"post": _operation("wait for work", {204: "there may be some"}, body=_body(_ref("Wish")))},
+        "/-/-history": {
+            "get": _json("the names of the history's logs", {"type": "array", "items": {"type": "string"}}),
+            "post": _operation("record events", {202: "they are kept"}, body=_body(_list("EventBatch"))),
+        },
+        "/-/-history/{log}": {
+            "parameters": [_path("log")],
+            "get": _json("read a log, starting at `after`", _ref("Page")),
+        },
+        "/-/-history/{log}/forget": {
+            "parameters": [_path("log")],
+            "post": _operation(
+                "allow the removal of events before a position", {204: "done"}, body=_body(_ref("Until"))
+            ),
+        },
+        "/-/{queue}/messages/{id}/history": {
+            "parameters": message,
+            "get": _json("the events of a message", _list("Event")),
+        },
+        "/-/{queue}/messages/{id}": {
+            "parameters": message,
+            "get": _json("find a message", _ref("StoredMessage")),
+            "patch": _operation(
+                "extend a lease", {200: "X-Lease-Expires", **lost}, parameters=[token, _query("visibility_timeout")]
+            ),
+        },
+        "/-/{queue}/messages/{id}/{action}": {
+            "parameters": [*message, _path("action", list(ACTIONS))],
+            "post": _operation("end a lease", {202: "done", **lost}, parameters=[token]),
+        },
+    }
+    for name, summary, given, takes in (
+        (
+            "publish",
+            "publish drafts; bodies are base64",
+            {"type": "array", "items": {"type": "string"}},
+            _list("Draft"),
+        ),
+        ("lease", "lease messages; bodies are base64", _list("Given"), None),
+        ("find", "find messages by their ids", _list("StoredMessage"), _ref("Ids")),
+        ("requeue", "make failed messages ready: by ids, or all of the state failed", number, _ref("Selection")),
+        ("remove", "delete messages: by ids, or all of a state", number, _ref("Selection")),
+        ("reap", "return what expired", number, None),
+    ):
+        paths[f"/-/{{queue}}/{name}"] = {"parameters": [_path("queue")], "post": _json(summary, given, takes=takes)}
+    paths["/-/{queue}/stats"] = {"parameters": [_path("queue")], "get": _json("count a queue", _ref("QueueStats"))}
+    paths["/-/{queue}/browse"] = {
+        "parameters": [
+            _path("queue"),
+            _parameter(
+                "state", {"type": "string", "enum": [state.word for state in State]}, "ready if it is not given"
+            ),
+            _parameter("limit", {"type": "integer"}, "1 to 1000; 100 if it is not given"),
+            _parameter("after", {"type": "string"}, "the position of a message: what follows it"),
+            _parameter("newest", {"type": "integer", "enum": [0, 1]}, "1 reverses the order"),
+        ],
+        "get": _json("browse messages; X-More says that others may follow", _list("StoredMessage")),
+    }
+    for name in ("pause", "resume"):
+        paths[f"/-/{{queue}}/{name}"] = {
+            "parameters": [_path("queue")],
+            "post": _operation(f"{name} a queue", {204: "done"}),
+        }
+    return paths
+
+
+def _operation(
+    summary: str,
+    answers: dict[int, str],
+    *,
+    parameters: list[dict[str, Any]] | None = None,
+    body: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    operation: dict[str, Any] = {
+        "summary": summary,
+        "responses": {str(status): {"description": text} for status, text in answers.items()},
+    }
+    if parameters:
+        operation["parameters"] = parameters
+    if body is not None:
+        operation["requestBody"] = {"content": body, "required": True}
+    return operation
+
+
+def _json(summary: str, schema: dict[str, Any], *, takes: dict[str, Any] | None = None) -> dict[str, Any]:
+    operation = _operation(summary, {200: summary}, body=None if takes is None else _body(takes))
+    operation["responses"]["200"]["content"] = _body(schema)
+    return operation
+
+
+def _body(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"application/json": {"schema": schema}}
+
+
+def _ref(name: str) -> dict[str, Any]:
+    return {"$ref": _REF.format(name=name)}
+
+
+def _list(name: str) -> dict[str, Any]:
+    return {"type": "array", "items": _ref(name)}
+
+
+def _ints() -> dict[str, Any]:
+    return {"type": "array", "items": {"type": "integer"}}
+
+
+def _path(name: str, choices: list[str] | None = None) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "string"}
+    if choices is not None:
+        schema["enum"] = choices
+    return {"name": name, "in": "path", "required": True, "schema": schema}
+
+
+def _query(name: str) -> dict[str, Any]:
+    return _parameter(name, {"type": "number"}, "seconds")
+
+
+def _parameter(name: str, schema: dict[str, Any], description: str) -> dict[str, Any]:
+    return {"name": name, "in": "query", "schema": schema, "description": description}
+
+
+def _header(name: str, kind: str, *, required: bool = False) -> dict[str, Any]:
+    return {"name": name, "in": "header", "required": required, "schema": {"type": kind}}

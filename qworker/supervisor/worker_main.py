@@ -1,0 +1,299 @@
+"""One worker in this process: its signals, its limits, its end.
+
+The same code runs under a supervisor and without one. The first SIGTERM, SIGINT or SIGHUP drains, a second cancels the handlers and
+releases their messages; SIGTSTP quiets; SIGUSR1 reports.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import threading
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from enum import Enum
+from functools import partial
+from types import FrameType
+
+import structlog
+
+from qworker.app import Tasks
+from qworker.backend import Backend
+from qworker.errors import AppImportError, UsageError
+from qworker.health.endpoint import Outlet, of_worker
+from qworker.health.monitor import Reporter, Watch
+from qworker.logs import configure, show_standard_logging
+from qworker.streams import flush_all
+from qworker.supervisor.connect import reached
+from qworker.supervisor.control_socket import Command, ControlEnd, Ready
+from qworker.supervisor.event_loop import loop_factory
+from qworker.supervisor.gc_freeze import leave_alone_what_is_loaded
+from qworker.supervisor.reexec import deliver_signals, replace_process, took_over
+from qworker.supervisor.run_settings import Exit, RunSettings
+from qworker.supervisor.signals import Signals
+from qworker.supervisor.source_watcher import changes, wait_for_change
+from qworker.supervisor.status_dump import report
+from qworker.worker import Worker, WorkerOptions, telemetry
+from qworker.worker.outage import Outage
+
+__all__ = ["run_single"]
+
+_MEMORY_EVERY_S = 1.0
+# A worker whose supervisor is dead and whose loop is blocked gets this much longer than its grace period.
+_ORPHAN_MARGIN_S = 10.0
+
+
+class _End(Enum):
+    """Why a worker has ended."""
+
+    FINISHED = "finished"
+    # A fresh process takes over.
+    RECYCLED = "recycled"
+    TIMED_OUT = "timed out"
+
+
+def run_single(load: Callable[[], Tasks], settings: RunSettings, control: ControlEnd | None = None) -> Exit:
+    """Run a worker until it is told to stop, or, with `burst`, until nothing is left to do.
+
+    Args:
+        load: imports the app.
+        settings: the options of `qworker run`.
+        control: the line to the supervisor, if there is one.
+
+    Returns:
+        CLEAN or DRAIN_TIMED_OUT. A recycled worker does not return: a fresh process takes its place.
+
+    Raises:
+        AppImportError: the app cannot be imported; with `reload`, only under a supervisor, which waits for the fix.
+        BackendError: the backend cannot be reached at the start, and nobody waits for it.
+    """
+    deliver_signals(early=True)
+    configure(settings.log_json, settings.log_level)
+    watch = Watch(settings.concurrency)
+    outlet = _outlet(watch, settings, control)
+    try:
+        status = _run(load, settings, control, watch, outlet)
+    finally:
+        if outlet is not None:
+            outlet.close()
+    _leave_threads_behind(status)
+    return status
+
+
+def _run(
+    load: Callable[[], Tasks],
+    settings: RunSettings,
+    control: ControlEnd | None,
+    watch: Watch,
+    outlet: Outlet | None,
+) -> Exit:
+    try:
+        tasks = load()
+    except AppImportError as error:
+        if not settings.reload or control is not None:
+            raise
+        structlog.get_logger().error("import_failed", error=str(error), waiting_for="a change of the source")
+        wait_for_change()
+        if outlet is not None:
+            outlet.keep_across_exec()
+        replace_process()
+    show_standard_logging(settings.log_json, settings.log_level)
+    with asyncio.Runner(loop_factory=loop_factory(settings.loop)) as runner:
+        end = runner.run(_Single(tasks, settings, control, watch).run())
+    telemetry.flush()
+    if end is _End.RECYCLED:
+        if outlet is not None:
+            outlet.keep_across_exec()
+        if control is not None:
+            control.keep_across_exec()
+        replace_process(worked=True)
+    return Exit.CLEAN if end is _End.FINISHED else Exit.DRAIN_TIMED_OUT
+
+
+def _outlet(watch: Watch, settings: RunSettings, control: ControlEnd | None) -> Outlet | None:
+    """Where this process tells of itself; None: nobody asks."""
+    if settings.health is None:
+        return None
+    if control is not None:
+        return Reporter(watch, control.send)
+    return of_worker(watch, settings.health, settings.stall_timeout)
+
+
+class _Single:
+    """A worker and what watches it."""
+
+    def __init__(self, tasks: Tasks, settings: RunSettings, control: ControlEnd | None, watch: Watch) -> None:
+        self._tasks = tasks
+        self._settings = settings
+        self._control = control
+        self._log = structlog.get_logger("qworker.process").bind(pid=os.getpid())
+        self._worker = Worker(tasks, _options(settings))
+        self._watch = watch
+        if settings.health is not None:
+            watch.attach(self._worker)
+        self._waits = took_over() or settings.wait_for_backend
+        self._told = asyncio.Event()
+        self._signals = 0
+        self._recycle = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def run(self) -> _End:
+        """Run the worker to its end."""
+        loop = self._loop = asyncio.get_running_loop()
+        with Signals(loop, self._signalled, self._report):
+            self._listen(loop)
+            outage = Outage("start", self._log, random.random)
+            backend = await reached(self._tasks.backend, waits=self._waits, told=self._told, outage=outage)
+            finished = backend is None or await self._work(backend)
+        await self._tasks.aclose()
+        if not finished:
+            return _End.TIMED_OUT
+        return _End.RECYCLED if self._wants_recycling() else _End.FINISHED
+
+    async def _work(self, backend: Backend) -> bool:
+        if self._settings.workers != (1, 1) and not backend.shared:
+            raise UsageError(f"{backend.describe()}: queues exist only in one process: leave --workers out")
+        leave_alone_what_is_loaded()
+        if self._control is not None:
+            queues = list(self._settings.queues or self._tasks.queue_names())
+            self._control.send(Ready(self._tasks.url, queues, self._settings.concurrency))
+        async with self._watched(backend):
+            return await self._worker.run()
+
+    def _wants_recycling(self) -> bool:
+        if self._signals:
+            return False
+        limit = self._settings.max_messages
+        counts = self._worker.counts
+        return self._recycle or (limit is not None and counts.leased - counts.released >= limit)
+
+    # -- being told --------------------------------------------------------------------------------------------------
+
+    def _signalled(self, number: int) -> None:
+        if number == signal.SIGTSTP:
+            self._worker.quiet()
+            return
+        # Under a supervisor a signal may arrive twice, once by way of the process group: only the line says abort.
+        if self._control is not None or not self._signals:
+            self._drain()
+        else:
+            self._worker.cancel_handlers()
+
+    def _drain(self) -> None:
+        self._signals += 1
+        self._told.set()
+        self._worker.drain()
+
+    def _abort(self) -> None:
+        self._signals += 1
+        self._told.set()
+        self._worker.cancel_handlers()
+
+    def _drain_to_recycle(self, why: str) -> None:
+        if not self._recycle and not self._signals:
+            self._log.info("worker_recycling", reason=why)
+            self._recycle = True
+            self._told.set()
+            self._worker.drain()
+
+    def _report(self, frame: FrameType | None) -> None:
+        if self._loop is not None:
+            # One unbuffered write: this runs between any two instructions, perhaps inside another write to stderr.
+            try:
+                os.write(2, report(self._worker.running_messages(), self._loop, frame).encode())
+            except OSError:
+                # A handler was interrupted for this: that standard error is gone must not end it.
+                pass
+
+    def _listen(self, loop: asyncio.AbstractEventLoop) -> None:
+        if self._control is None:
+            return
+        orders: dict[Command, Callable[[], None]] = {
+            Command.DRAIN: self._drain,
+            Command.ABORT: self._abort,
+            Command.QUIET: self._worker.quiet,
+            Command.RECYCLE: partial(self._drain_to_recycle, "the source has changed"),
+        }
+
+        def obey(command: Command) -> None:
+            if command is Command.REPORT:
+                # By the signal, whose Python handler runs even while a handler blocks the loop.
+                os.kill(os.getpid(), signal.SIGUSR1)
+            else:
+                _call_soon(loop, orders[command])
+
+        self._control.listen(obey, partial(self._orphaned, loop))
+
+    def _orphaned(self, loop: asyncio.AbstractEventLoop) -> None:
+        """The supervisor is dead: drain, and end even if a handler never gives the loop back. In a thread of its own."""
+        _call_soon(loop, self._drain)
+        deadline = threading.Timer(self._settings.shutdown_timeout + _ORPHAN_MARGIN_S, os._exit, [Exit.CRASH])
+        deadline.daemon = True
+        deadline.start()
+
+    # -- watching ----------------------------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def _watched(self, backend: Backend) -> AsyncGenerator[None]:
+        watchers: list[asyncio.Task[None]] = []
+        if telemetry.observe_queues(self._watch.queues) or self._settings.health is not None:
+            watchers.append(asyncio.create_task(self._watch.pulse.beat()))
+            watchers.append(asyncio.create_task(self._watch.look(backend, self._worker.queues)))
+        if self._settings.max_memory_mb is not None:
+            watchers.append(asyncio.create_task(self._watch_memory(self._settings.max_memory_mb)))
+        if self._settings.reload and self._control is None:
+            watchers.append(asyncio.create_task(self._watch_sources()))
+        try:
+            yield
+        finally:
+            for watcher in watchers:
+                watcher.cancel()
+            for outcome in await asyncio.gather(*watchers, return_exceptions=True):
+                if isinstance(outcome, Exception):
+                    self._log.error("watcher_failed", error=repr(outcome))
+
+    async def _watch_memory(self, limit_mb: float) -> None:
+        # Not at once: under a limit that a fresh process exceeds already, some work is still done between two replacements.
+        await asyncio.sleep(_MEMORY_EVERY_S)
+        while (used := _resident_mb()) <= limit_mb:
+            await asyncio.sleep(_MEMORY_EVERY_S)
+        self._drain_to_recycle(f"{used:.0f} MB of memory are more than {limit_mb:g}")
+
+    async def _watch_sources(self) -> None:
+        async for names in changes():
+            self._drain_to_recycle(f"changed: {', '.join(names[:3])}")
+
+
+def _options(settings: RunSettings) -> WorkerOptions:
+    return WorkerOptions(
+        queues=settings.queues,
+        concurrency=settings.concurrency,
+        visibility_timeout=settings.visibility,
+        shutdown_timeout=settings.shutdown_timeout,
+        burst=settings.burst,
+        max_messages=settings.max_messages,
+    )
+
+
+def _call_soon(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
+    try:
+        loop.call_soon_threadsafe(callback)
+    except RuntimeError:
+        # The loop is closed: the process is on its way out already.
+        return
+
+
+def _resident_mb() -> float:
+    """This process's resident memory in MB."""
+    with open("/proc/self/statm", "rb") as file:
+        pages = int(file.read().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+
+def _leave_threads_behind(status: Exit) -> None:
+    """End now if a handler's thread still runs: it cannot be cancelled, and its message is released or left to expire."""
+    if status is Exit.DRAIN_TIMED_OUT:
+        flush_all()
+        os._exit(status)

@@ -1,0 +1,31 @@
+"""From a URL to a source of work."""
+
+from __future__ import annotations
+
+from qworker.backend.offers import scan_of
+from qworker.errors import NotSupported
+from qworker.tools.scan.engine import ScanOptions, Source
+from qworker.url import BackendURL
+
+__all__ = ["open_source"]
+
+
+def open_source(url: str, queue: str, options: ScanOptions) -> Source:
+    """The source of a queue's work.
+
+    Raises:
+        InvalidURL: the URL, its scheme or an option is not known.
+        NotSupported: an option means nothing on this backend.
+        ScanError: there is no such queue.
+    """
+    parsed = BackendURL.parse(url)
+    own = scan_of(parsed.scheme)
+    if own is not None:
+        return own.open_scan(parsed, queue, options)
+    if options.all_hosts or options.hosts:
+        raise NotSupported(f"{parsed.scheme}: does not support sub-queues for hosts: use -a and -A with fsq:")
+    if options.ignore_down or options.lock is False:
+        raise NotSupported(f"{parsed.scheme}: does not support -i and -L: use them with fsq:")
+    from qworker.tools.scan.leased import LeasedSource
+
+    return LeasedSource(url, queue, options)

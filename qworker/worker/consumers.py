@@ -1,0 +1,259 @@
+"""The consumers: as many persistent asyncio tasks as messages may run at once, taking from one deque.
+
+No task is made per message, and no wake-up is sent per message: whoever finds the deque filled wakes two more, so that handlers
+that wait spread over all consumers in a few turns, and handlers that do not are run one after the other by one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol
+
+from qworker.clock import Clock
+from qworker.logs import RUNNING
+from qworker.message import SettleAction
+from qworker.worker.delivery import Run, Stop
+
+__all__ = ["Consumers"]
+
+# Seconds that handlers which never wait may run in a row before the loop gets its turn.
+_SLICE = 0.002
+
+
+class _Executor(Protocol):
+    def prepare(self, run: Run) -> bool: ...
+    def last_chance(self, run: Run) -> bool: ...
+    async def run(self, run: Run, consumer: asyncio.Task[None]) -> None: ...
+
+
+class Consumers:
+    """Runs messages, each in a free consumer, or alone.
+
+    Args:
+        limit: how many at once.
+        held: the worker's leases.
+        executor: runs one message.
+        absorb: forgets cancellations that were meant for a handler.
+        submit: takes a run whose settlement is decided.
+        lost: takes a run whose lease is gone.
+        closed: called when a message is to run alone: nothing may be leased until `opened`.
+        opened: called when it has.
+        freed: called when a consumer that waited for a thread is free again.
+        patience: seconds that a message waits for the others to finish before it goes back to its queue.
+        clock: the monotonic clock.
+    """
+
+    def __init__(  # noqa: PLR0913 - each is one collaborator
+        self,
+        limit: int,
+        held: set[Run],
+        executor: _Executor,
+        *,
+        absorb: Callable[[asyncio.Task[None]], Coroutine[Any, Any, None]],
+        submit: Callable[[Run], None],
+        lost: Callable[[Run, str], None],
+        closed: Callable[[Run], None],
+        opened: Callable[[], None],
+        freed: Callable[[], None],
+        patience: float,
+        clock: Clock,
+    ) -> None:
+        self._limit = limit
+        self._held = held
+        self._executor = executor
+        self._absorb = absorb
+        self._submit = submit
+        self._lost = lost
+        self._closed = closed
+        self._opened = opened
+        self._freed = freed
+        self._patience = patience
+        self._clock = clock
+        self._queue: deque[Run] = deque()
+        self._idle: list[asyncio.Future[None]] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._ending = False
+        # Consumers that have been woken and not come yet.
+        self._woken = 0
+        self._loop = asyncio.get_running_loop()
+        self._failed: asyncio.Future[None] = self._loop.create_future()
+        self._end: asyncio.Future[None] = self._loop.create_future()
+        # The message that runs alone, and the event that it waits for.
+        self._solo: Run | None = None
+        self._others_done = asyncio.Event()
+        # Consumers whose thread has outlived its message.
+        self.outlasted = 0
+
+    @property
+    def open(self) -> bool:
+        """Whether messages may be leased: none runs alone."""
+        return self._solo is None
+
+    @property
+    def ended(self) -> bool:
+        """Whether `end` was called."""
+        return self._ending
+
+    def feed(self, runs: list[Run]) -> None:
+        """Take leased messages."""
+        self._queue.extend(runs)
+        if self._solo is not None or self._ending:
+            self.release_waiting()
+        else:
+            self._wake(len(self._queue))
+
+    def release_waiting(self) -> None:
+        """Give back what has not been started."""
+        while self._queue:
+            self._release(self._queue.popleft())
+
+    def settled(self) -> None:
+        """Leases have ended: a message that is to run alone may be."""
+        if self._solo is not None and len(self._held) <= 1:
+            self._others_done.set()
+
+    async def watch(self) -> None:
+        """Raise what ended a consumer: none ends by itself."""
+        await self._failed
+
+    async def end(self, patience: float) -> bool:
+        """End every consumer and wait up to `patience` seconds; False if a handler does not end.
+
+        Handlers that are to be cancelled have been: a second cancellation would cut their clean-up short.
+        """
+        self._ending = True
+        self.release_waiting()
+        self._wake_all()
+        if self._tasks:
+            await asyncio.wait(tuple(self._tasks), timeout=patience)
+        return not self._tasks
+
+    # -- one consumer ------------------------------------------------------------------------------------------------
+
+    async def _consume(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._woken -= 1
+        while not self._ending:
+            try:
+                await self._work(task)
+            except asyncio.CancelledError:
+                # Nobody cancels a consumer: it was meant for a handler that has ended.
+                await self._absorb(task)
+
+    async def _work(self, task: asyncio.Task[None]) -> None:
+        while not self._queue:
+            if self._ending:
+                return
+            await self._rest()
+        self._wake(len(self._queue) - 1)
+        turn = self._clock.monotonic()
+        while self._queue and not self._ending:
+            await self._execute(self._queue.popleft(), task)
+            now = self._clock.monotonic()
+            if now - turn > _SLICE:
+                await asyncio.sleep(0)
+                turn = now
+
+    async def _execute(self, run: Run, task: asyncio.Task[None]) -> None:
+        executor = self._executor
+        if run.stop is not None or executor.prepare(run):
+            if run.stop is None and executor.last_chance(run):
+                await self._run_alone(run, task)
+            else:
+                await executor.run(run, task)
+            if task.cancelling():
+                await self._absorb(task)
+        if run.settlement is not None:
+            self._submit(run)
+        else:
+            self._lost(run, "it was lost while the handler ran")
+        if run.leftover is not None:
+            await self._outlast(run.leftover)
+
+    async def _run_alone(self, run: Run, task: asyncio.Task[None]) -> None:
+        if self._solo is not None:
+            run.settle(SettleAction.RELEASE)
+            return
+        self._solo = run
+        try:
+            self._closed(run)
+            self.release_waiting()
+            if await self._others_finish():
+                await self._executor.run(run, task)
+            else:
+                # What runs beside it takes long: meanwhile the queue must flow. Another worker may be free.
+                run.settle(SettleAction.RELEASE, delay=0.0 if self._ending else self._patience / 2)
+        finally:
+            self._solo = None
+            self._opened()
+
+    async def _others_finish(self) -> bool:
+        self._others_done.clear()
+        self.settled()
+        try:
+            async with asyncio.timeout(self._patience):
+                await self._others_done.wait()
+        except TimeoutError:
+            return False
+        return not self._ending
+
+    async def _outlast(self, leftover: asyncio.Future[None]) -> None:
+        """A thread cannot be cancelled: its consumer stays in use until it ends."""
+        self.outlasted += 1
+        try:
+            await asyncio.wait((leftover, self._end), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self.outlasted -= 1
+            self._freed()
+
+    def _release(self, run: Run) -> None:
+        if run.stop is Stop.LOST:
+            self._lost(run, "it was lost before the handler ran")
+            return
+        run.settle(SettleAction.RELEASE)
+        self._submit(run)
+
+    # -- rest and wake -----------------------------------------------------------------------------------------------
+
+    async def _rest(self) -> None:
+        """Wait for a wake-up."""
+        # Of the last message nothing is to be kept.
+        RUNNING.set(None)
+        woken: asyncio.Future[None] = self._loop.create_future()
+        self._idle.append(woken)
+        try:
+            await woken
+        finally:
+            if woken.cancelled():
+                self._idle.remove(woken)
+            else:
+                self._woken -= 1
+
+    def _wake(self, work: int) -> None:
+        """Wake two consumers, unless as many are on their way as there are messages for."""
+        wanted = min(2, work - self._woken)
+        while wanted > 0 and (self._idle or len(self._tasks) < self._limit):
+            wanted -= 1
+            self._woken += 1
+            if self._idle:
+                self._idle.pop().set_result(None)
+            else:
+                task = self._loop.create_task(self._consume(), name=f"qworker-consumer-{len(self._tasks)}")
+                self._tasks.add(task)
+                task.add_done_callback(self._ended)
+
+    def _wake_all(self) -> None:
+        while self._idle:
+            self._woken += 1
+            self._idle.pop().set_result(None)
+        self._others_done.set()
+        if not self._end.done():
+            self._end.set_result(None)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None and not self._failed.done():
+            self._failed.set_exception(error)

@@ -1,0 +1,224 @@
+"""What a worker's loops share: the record of one leased message, and who wants to hear of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import Any, Protocol
+
+import msgspec
+
+from qworker.context import Context
+from qworker.message import Lease, SettleAction, Settlement
+from qworker.names import check_queue
+from qworker.task import Handler
+from qworker.validation import check_flag, check_seconds, check_whole
+
+__all__ = ["Observer", "Outcome", "Run", "RunningMessage", "Stop", "Transitions", "WorkerCounts", "WorkerOptions"]
+
+
+class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How a worker works.
+
+    Attributes:
+        queues: The queues whose messages it takes; None: every queue that the app's tasks and handlers name.
+        concurrency: Messages at once. A worker that is killed repeats at most so many.
+        visibility_timeout: Seconds until others may take the messages of a worker that has died.
+        shutdown_timeout: Seconds that handlers get to finish after `drain`.
+        burst: Whether it ends when nothing is ready or leased. Messages due in the future do not hold it.
+        max_messages: It drains after so many; None: no limit.
+
+    Raises:
+        UsageError: An option has the wrong type or is out of range.
+    """
+
+    queues: tuple[str, ...] | None = None
+    concurrency: int = 100
+    visibility_timeout: float = 30.0
+    shutdown_timeout: float = 30.0
+    burst: bool = False
+    max_messages: int | None = None
+
+    def __post_init__(self) -> None:
+        for queue in self.queues or ():
+            check_queue(queue)
+        check_whole("concurrency", self.concurrency, 1)
+        for name, positive in (("visibility_timeout", True), ("shutdown_timeout", False)):
+            seconds = check_seconds(name, getattr(self, name), positive=positive)
+            msgspec.structs.force_setattr(self, name, seconds)
+        check_flag("burst", self.burst)
+        if self.max_messages is not None:
+            check_whole("max_messages", self.max_messages, 1)
+
+
+class Stop(StrEnum):
+    """Why a handler is cancelled."""
+
+    TIMEOUT = "timeout"
+    # Another may have the message.
+    LOST = "lost"
+    # The lease could not be extended and is about to expire.
+    EXPIRING = "expiring"
+    # The worker ends.
+    SHUTDOWN = "shutdown"
+
+
+class Run(msgspec.Struct, eq=False):
+    """One leased message on its way through a worker; lives from its lease to its settlement."""
+
+    lease: Lease
+    # Monotonic seconds: when the lease was last known to begin, and when it ends at the earliest.
+    extended_at: float
+    expires: float
+    # Unix seconds: when it was leased.
+    leased_at: float = 0.0
+    # The name of the task or raw handler, once known.
+    task: str = ""
+    handler: Handler | None = None
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
+    headers: dict[str, str] | None = None
+    context: Context | None = None
+    # Monotonic seconds at which the handler began, and how long it took; 0 for what was never run.
+    started: float = 0.0
+    duration: float = 0.0
+    # The asyncio task that the handler runs in, while it runs there.
+    consumer: asyncio.Task[None] | None = None
+    # Set: the handler's own outcome no longer counts.
+    stop: Stop | None = None
+    # What the handler raised.
+    error: BaseException | None = None
+    settlement: Settlement | None = None
+    # True from the moment at which its settlement may be on its way: no extension begins any more.
+    settling: bool = False
+    # What log lines say of its span, while it is traced.
+    trace: dict[str, str] | None = None
+    # A thread that outlives its message: done when it ends.
+    leftover: asyncio.Future[None] | None = None
+
+    def cancel(self, why: Stop) -> None:
+        """Cancel the handler, or keep it from starting; the first reason stays. Only on the loop's thread."""
+        if self.stop is None:
+            self.stop = why
+        if self.consumer is not None:
+            self.consumer.cancel()
+
+    def settle(self, action: SettleAction, *, delay: float = 0.0, error: str | None = None) -> None:
+        """Decide how the lease ends."""
+        self.settlement = Settlement(lease=self.lease, action=action, delay=delay, error=error)
+
+    def is_lost(self, now: float) -> bool:
+        """Whether its lease is gone, at a monotonic time: another has it, it has expired, or its end is decided. From any thread."""
+        return self.stop is Stop.LOST or self.settlement is not None or now >= self.expires
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the handler has ended; not while a thread outlives its message."""
+        return self.consumer is None and (self.leftover is None or self.leftover.done())
+
+    def fields(self) -> dict[str, Any]:
+        """What a log line says of the message."""
+        message = self.lease.message
+        fields = {
+            "message_id": message.id,
+            "task": self.task,
+            "queue": message.queue,
+            "tries": message.tries,
+            "token": self.lease.token,
+        }
+        return fields if self.trace is None else fields | self.trace
+
+
+class RunningMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """A handler at work.
+
+    Attributes:
+        message_id: The message's id.
+        task: The name of the task or raw handler.
+        queue: The message's queue.
+        tries: Failed attempts before this one.
+        token: The lease's fencing token.
+        started: Monotonic seconds at which the handler began.
+        lease_remaining: Seconds until the lease ends, unless it is extended.
+        progress_text: The handler's last progress as text.
+    """
+
+    message_id: str
+    task: str
+    queue: str
+    tries: int
+    token: int
+    started: float
+    lease_remaining: float
+    progress_text: str | None = None
+
+
+class Outcome(StrEnum):
+    """How the delivery of a message ended."""
+
+    ACKED = "acked"
+    RETRIED = "retried"
+    FAILED = "failed"
+    RELEASED = "released"
+    # Its settlement was refused, or never reached the store.
+    LOST = "lost"
+
+
+class WorkerCounts(msgspec.Struct):
+    """What a worker has done since its start.
+
+    Attributes:
+        leased: Messages that it took.
+        acked: Messages that are done.
+        retried: Failed attempts whose message runs again.
+        failed: Messages that failed for good.
+        released: Messages that it gave back.
+        lost: Leases whose outcome was refused, or never reached the store.
+    """
+
+    leased: int = 0
+    acked: int = 0
+    retried: int = 0
+    failed: int = 0
+    released: int = 0
+    lost: int = 0
+
+
+class Observer(Protocol):
+    """Is told what a worker runs, on the loop's thread; must be quick, and must not raise."""
+
+    def handler_started(self, run: Run) -> None:
+        """A handler is about to run."""
+        ...
+
+    def message_settled(self, run: Run, outcome: Outcome, error: str | None, duration: float) -> None:
+        """A message has left the worker.
+
+        Args:
+            run: the message's record.
+            outcome: how its delivery ended.
+            error: why it failed, or was lost.
+            duration: seconds that the handler took; 0.0 if it was not run.
+        """
+        ...
+
+
+class Transitions(Protocol):
+    """Is told what becomes of a worker's leases, a batch at a time, on the loop's thread; must be quick, and must not raise."""
+
+    def leased(self) -> None:
+        """Messages were leased, and are held from now on."""
+        ...
+
+    def extended(self, runs: Sequence[Run]) -> None:
+        """Their leases were extended."""
+        ...
+
+    def settled(self, runs: Sequence[Run], at: float, acked: bool) -> None:
+        """Their leases have ended as their settlements, sent at `at`, say; `acked`: all of them by an ack."""
+        ...
+
+    def lost(self, run: Run, why: str) -> None:
+        """Its outcome does not count."""
+        ...

@@ -1,0 +1,210 @@
+"""The feeder: leases as many messages as consumers are free, fairly over the queues, and waits when there are none."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeVar
+
+from qworker.backend import Backend
+from qworker.clock import Clock
+from qworker.errors import QueueNotFound
+from qworker.message import Lease
+from qworker.worker.outage import BACKEND_ERRORS, Outage
+
+__all__ = ["Feeder"]
+
+T = TypeVar("T")
+
+# A wake-up that a store missed is made up for after so long.
+_LONGEST_WAIT = 1.0
+# Between two looks of a burst that may be at its end.
+_BURST_PAUSE = 0.05
+# A wait that ends within so many seconds and gives nothing was for nothing; the second one in a row is followed by a pause of as many.
+_AT_ONCE = 0.001
+
+
+class Feeder:
+    """Leases until it is stopped.
+
+    Args:
+        backend: the store.
+        queues: whose messages are leased.
+        visibility: seconds that a lease lasts.
+        burst: end when nothing is ready or leased.
+        room: how many messages may be leased now.
+        feed: takes leases and the monotonic time at which they began, at the latest.
+        idle: whether this worker holds no lease.
+        outage: says once when leasing fails.
+        clock: the monotonic clock.
+    """
+
+    def __init__(  # noqa: PLR0913 - each is one collaborator
+        self,
+        backend: Backend,
+        queues: Sequence[str],
+        visibility: float,
+        *,
+        burst: bool,
+        room: Callable[[], int],
+        feed: Callable[[list[Lease], float], None],
+        idle: Callable[[], bool],
+        outage: Outage,
+        clock: Clock,
+    ) -> None:
+        self._backend = backend
+        self._queues = deque(queues)
+        self._visibility = visibility
+        self._burst = burst
+        self._room = room
+        self._feed = feed
+        self._idle = idle
+        self._outage = outage
+        self._clock = clock
+        # An expiry is reckoned from before the wait that ends in a lease, so that wait is short beside it.
+        self._longest_wait = min(_LONGEST_WAIT, visibility / 3)
+        self._stopped = False
+        self._wake = asyncio.Event()
+        # The task that waits for messages, while it does, and whether the wait was ended by us.
+        self._waiting: asyncio.Task[Any] | None = None
+        self._interrupted = False
+        # The last lease gave as much as was asked for: there may be more.
+        self._more = True
+        # Waits in a row that ended at once and gave nothing.
+        self._in_vain = 0
+        # Queues whose last lease was refused, while others may do well.
+        self._failing: set[str] = set()
+
+    def stop(self) -> None:
+        """Lease nothing more; a wait for messages ends at once."""
+        self._stopped = True
+        self.interrupt()
+
+    def wake(self) -> None:
+        """There may be room."""
+        self._wake.set()
+
+    def interrupt(self) -> None:
+        """There is no room any more: end a wait for messages."""
+        self._wake.set()
+        if self._waiting is not None and not self._interrupted:
+            self._interrupted = True
+            self._waiting.cancel()
+
+    async def run(self) -> None:
+        """The loop; returns when it is stopped, or when a burst is at its end."""
+        empty_looks = 0
+        while not self._stopped:
+            try:
+                if await self._fill():
+                    empty_looks = 0
+                elif self._burst and self._idle():
+                    empty_looks = empty_looks + 1 if await self._nothing_left() else 0
+                    if empty_looks >= 2:
+                        return
+                if not self._failing:
+                    self._outage.over()
+            except BACKEND_ERRORS as error:
+                await self._pause(self._outage.failed(error))
+
+    async def _fill(self) -> bool:
+        """Lease once; whether anything was leased."""
+        room = self._room()
+        if room <= 0:
+            self._wake.clear()
+            await self._wake.wait()
+            return True
+        began = self._clock.monotonic()
+        waited = not self._more
+        leases = await self._lease_within(room) if waited else await self._lease(room)
+        self._more = len(leases) >= room
+        if leases:
+            self._feed(leases, began)
+        # The consumers first: beginning the next wait costs a store more than beginning a handler. And always, and not too often:
+        # a store may say at once that it has something, and give nothing.
+        in_vain = waited and not leases and self._clock.monotonic() - began < _AT_ONCE
+        self._in_vain = self._in_vain + 1 if in_vain else 0
+        await asyncio.sleep(_AT_ONCE if self._in_vain > 1 else 0)
+        return bool(leases)
+
+    async def _lease(self, room: int) -> list[Lease]:
+        if len(self._queues) == 1:
+            return await self._backend.lease(self._queues[0], room, self._visibility)
+        return await self._lease_fairly(room)
+
+    async def _lease_fairly(self, room: int) -> list[Lease]:
+        """An equal share of each queue first, then what is left over to whoever has more."""
+        share = max(1, room // len(self._queues))
+        leases: list[Lease] = []
+        having_more: list[str] = []
+        for _ in range(len(self._queues)):
+            wanted = min(share, room - len(leases))
+            if wanted <= 0:
+                break
+            queue = self._queues[0]
+            self._queues.rotate(-1)
+            found = await self._try(queue, wanted, leases)
+            if found == wanted:
+                having_more.append(queue)
+        for queue in having_more:
+            if len(leases) < room:
+                await self._try(queue, room - len(leases), leases)
+        return leases
+
+    async def _try(self, queue: str, wanted: int, leases: list[Lease]) -> int:
+        try:
+            found = await self._backend.lease(queue, wanted, self._visibility)
+        except BACKEND_ERRORS as error:
+            # What other queues gave is leased, and must run; with none of them well, the loop pauses.
+            self._failing.add(queue)
+            if len(self._failing) == len(self._queues) and not leases:
+                raise
+            self._outage.failed(error)
+            return 0
+        self._failing.discard(queue)
+        leases.extend(found)
+        return len(found)
+
+    async def _lease_within(self, room: int) -> list[Lease]:
+        timeout = _BURST_PAUSE if self._burst else self._longest_wait
+        if len(self._queues) == 1:
+            queue = self._queues[0]
+            return await self._interruptible(self._backend.lease(queue, room, self._visibility, timeout)) or []
+        # One that refuses to lease may say at once that it has something: it is tried again after each wait for the others.
+        well = [queue for queue in self._queues if queue not in self._failing] or list(self._queues)
+        await self._interruptible(self._backend.wait(well, timeout))
+        # The next turn leases: room may have changed.
+        self._more = True
+        return await self._lease_fairly(self._room()) if not self._stopped else []
+
+    async def _interruptible(self, waiting: Awaitable[T]) -> T | None:
+        # Every message to an idle worker passes here: a cancel scope would cost as much as the rest of the turn.
+        task = asyncio.current_task()
+        assert task is not None
+        self._waiting, self._interrupted = task, False
+        try:
+            return await waiting
+        except asyncio.CancelledError:
+            if not self._interrupted or task.cancelling() > 1:
+                raise
+            return None
+        finally:
+            self._waiting = None
+            if self._interrupted:
+                task.uncancel()
+
+    async def _nothing_left(self) -> bool:
+        """Whether no queue has anything ready that can be leased, or anything leased by anyone."""
+        for queue in tuple(self._queues):
+            try:
+                stats = await self._backend.stats(queue)
+            except QueueNotFound:
+                # Deleted while the worker ran.
+                continue
+            if stats.leased or (stats.ready and not stats.paused):
+                return False
+        return True
+
+    async def _pause(self, seconds: float) -> None:
+        await self._interruptible(asyncio.sleep(seconds))

@@ -1,0 +1,271 @@
+"""Running plain functions in processes, for work that holds the interpreter's lock.
+
+One message per process at a time, each over a socket of its own: a process that dies, or is killed because its time is up, takes
+no other message along, as it would in a pool with a common queue. Processes begin when they are needed and are used again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from qworker import logs
+from qworker.clock import Clock
+from qworker.errors import Fail, Retry, UsageError
+from qworker.failure_text import RemoteFailure, error_type
+from qworker.task import Handler, RawHandler
+from qworker.worker.delivery import Run, Stop
+from qworker.worker.handlers.child_main import Reply, Request, Setup
+
+__all__ = ["ProcessRunner", "check_importable"]
+
+# Not `-m`: the child must look for modules where its parent does.
+_START = "import sys; sys.path[:] = sys.argv[2:]; from qworker.worker.handlers.child_main import main; main(int(sys.argv[1]))"
+_LENGTH = 4
+# Seconds that processes without work get to end by themselves.
+_CLOSE_PATIENCE = 2.0
+
+
+def check_importable(handler: Handler) -> None:
+    """See that another process can find the handler's function.
+
+    Raises:
+        UsageError: it is defined inside another function, or in no file.
+    """
+    if handler.kind != "process":
+        return
+    qualname = getattr(handler.function, "__qualname__", "<nameless>")
+    if "<" in qualname or (handler.function.__module__ == "__main__" and _main_path() is None):
+        raise UsageError(
+            f"task {handler.name!r}: process=True needs a function at the top level of a module: move it there"
+        )
+
+
+def _flags() -> list[str]:
+    """The interpreter's flags (`-O`, `-X dev`, `-W error`), for a process that is to run handlers as this one would.
+
+    The standard library has the list for multiprocessing, and no public name for it: without it there are none.
+    """
+    flags: Callable[[], list[str]] = getattr(subprocess, "_args_from_interpreter_flags", list)
+    return flags()
+
+
+class _Child:
+    """One process and the parent's end of its socket."""
+
+    def __init__(self) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            try:
+                self._process = subprocess.Popen(
+                    [sys.executable, *_flags(), "-c", _START, str(theirs.fileno()), *sys.path],
+                    pass_fds=(theirs.fileno(),),
+                    stdin=subprocess.DEVNULL,
+                )
+            except BaseException:
+                ours.close()
+                raise
+        ours.setblocking(False)
+        self._socket = ours
+        self._set_up = False
+
+    async def ask(self, request: Request, begun: Callable[[], None], is_lost: Callable[[], bool]) -> Reply:
+        """Run one message.
+
+        Args:
+            request: the message.
+            begun: called when its handler is imported and starts.
+            is_lost: asked when the handler checks its lease.
+
+        Raises:
+            OSError, EOFError: the process has died.
+        """
+        loop = asyncio.get_running_loop()
+        if not self._set_up:
+            setup = Setup(main=_main_path(), logging=logs.configured(), parent=os.getpid())
+            await loop.sock_sendall(self._socket, _frame(setup))
+            self._set_up = True
+        await loop.sock_sendall(self._socket, _frame(request))
+        reply = await self._reply(loop)
+        while reply.how in {"begun", "check_lease"}:
+            if reply.how == "begun":
+                begun()
+            else:
+                await loop.sock_sendall(self._socket, _frame(is_lost()))
+            reply = await self._reply(loop)
+        return reply
+
+    async def _reply(self, loop: asyncio.AbstractEventLoop) -> Reply:
+        size = int.from_bytes(await self._exactly(loop, _LENGTH), "big")
+        return msgspec.msgpack.decode(await self._exactly(loop, size), type=Reply)
+
+    async def _exactly(self, loop: asyncio.AbstractEventLoop, count: int) -> bytes:
+        data = bytearray()
+        while len(data) < count:
+            part = await loop.sock_recv(self._socket, count - len(data))
+            if not part:
+                raise EOFError
+            data += part
+        return bytes(data)
+
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def hang_up(self) -> None:
+        """The process ends by itself when it has no work."""
+        self._socket.close()
+
+    def kill(self) -> None:
+        self._socket.close()
+        self._process.kill()
+
+    def death(self) -> str:
+        status = self._process.returncode
+        if status is None:
+            return "it closed its connection"
+        if status < 0:
+            try:
+                return f"killed by {signal.Signals(-status).name}"
+            except ValueError:
+                return f"killed by signal {-status}"
+        return f"exit status {status}"
+
+
+class _Timer:
+    """A run's timeout, begun when its handler is: waiting for a process and importing the app do not count."""
+
+    def __init__(self, run: Run, timeout: float | None) -> None:
+        self._run = run
+        self._timeout = timeout
+        self._handle: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        if self._timeout is not None:
+            self._handle = asyncio.get_running_loop().call_later(self._timeout, self._run.cancel, Stop.TIMEOUT)
+
+    def cancel(self) -> None:
+        if self._handle is not None:
+            self._handle.cancel()
+
+
+class ProcessRunner:
+    """At most one process per processor, or per consumer if there are fewer."""
+
+    def __init__(self, limit: int, clock: Clock) -> None:
+        self._clock = clock
+        self._slots = asyncio.Semaphore(min(limit, len(os.sched_getaffinity(0))))
+        self._idle: list[_Child] = []
+        # Told to end, and not yet gone.
+        self._ending: list[_Child] = []
+
+    async def run(self, run: Run) -> BaseException | None:
+        """What the handler raised, or None. Cancelled, it kills the handler's process."""
+        handler = run.handler
+        assert handler is not None
+        async with self._slots:
+            timer = _Timer(run, handler.options.timeout)
+            try:
+                return await self._run(
+                    self._request(run, handler), timer.start, lambda: run.is_lost(self._clock.monotonic())
+                )
+            finally:
+                timer.cancel()
+
+    async def close(self) -> None:
+        """End all processes."""
+        while self._idle:
+            child = self._idle.pop()
+            child.hang_up()
+            self._ending.append(child)
+        until = self._clock.monotonic() + _CLOSE_PATIENCE
+        while self._still_ending():
+            if self._clock.monotonic() > until:
+                for child in self._ending:
+                    child.kill()
+            await asyncio.sleep(0.01)
+
+    def _request(self, run: Run, handler: Handler) -> Request:
+        timeout = handler.options.timeout
+        return Request(
+            module=handler.function.__module__,
+            qualname=handler.function.__qualname__,
+            name=handler.name,
+            raw=isinstance(handler, RawHandler),
+            message=msgspec.structs.replace(run.lease.message, argv=()),
+            argv=tuple(os.fsencode(argument) for argument in run.lease.message.argv),
+            token=run.lease.token,
+            deadline=None if timeout is None else self._clock.time() + timeout,
+            max_tries=handler.options.max_tries,
+        )
+
+    async def _run(
+        self, request: Request, begun: Callable[[], None], is_lost: Callable[[], bool]
+    ) -> BaseException | None:
+        try:
+            child = self._free_child()
+        except OSError as error:
+            return RemoteFailure(error_type(error), f"the handler's process cannot be started: {error.strerror}")
+        try:
+            reply = await child.ask(request, begun, is_lost)
+        except (OSError, EOFError):
+            return await self._died(child)
+        except BaseException:
+            self._kill(child)
+            raise
+        self._idle.append(child)
+        return _error(reply)
+
+    def _free_child(self) -> _Child:
+        self._still_ending()
+        while self._idle:
+            child = self._idle.pop()
+            if child.alive():
+                return child
+            child.hang_up()
+        return _Child()
+
+    async def _died(self, child: _Child) -> BaseException:
+        self._ending.append(child)
+        for _ in range(100):
+            if not child.alive():
+                break
+            await asyncio.sleep(0.01)
+        how = child.death()
+        child.kill()
+        return RemoteFailure("ProcessDied", f"the handler's process died: {how}")
+
+    def _kill(self, child: _Child) -> None:
+        child.kill()
+        self._ending.append(child)
+
+    def _still_ending(self) -> bool:
+        self._ending = [child for child in self._ending if child.alive()]
+        return bool(self._ending)
+
+
+def _frame(value: Any) -> bytes:
+    encoded = msgspec.msgpack.encode(value)
+    return len(encoded).to_bytes(_LENGTH, "big") + encoded
+
+
+def _error(reply: Reply) -> BaseException | None:
+    if reply.how == "returned":
+        return None
+    if reply.how == "retry":
+        return Retry(reply.reason, delay=reply.delay)
+    if reply.how == "fail":
+        return Fail(reply.reason)
+    return RemoteFailure(reply.error_type, reply.reason)
+
+
+def _main_path() -> str | None:
+    path: str | None = getattr(sys.modules.get("__main__"), "__file__", None)
+    return None if path is None else os.path.abspath(path)

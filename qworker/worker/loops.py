@@ -1,0 +1,200 @@
+"""A worker's loops, tied together: what they share, and what each tells the others."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from collections.abc import Set as AbstractSet
+from typing import Any
+
+from qworker import log_events as events
+from qworker.app import Tasks
+from qworker.backend import Backend
+from qworker.clock import Clock
+from qworker.logs import debug_enabled
+from qworker.message import Lease
+from qworker.worker.consumers import Consumers
+from qworker.worker.delivery import Observer, Run, Stop, Transitions, WorkerCounts, WorkerOptions
+from qworker.worker.executor import Executor, absorb_cancels
+from qworker.worker.feeder import Feeder
+from qworker.worker.handlers.process_runner import ProcessRunner
+from qworker.worker.handlers.thread_runner import ThreadRunner
+from qworker.worker.lease_extender import Keeper
+from qworker.worker.outage import Outage
+from qworker.worker.reaper import Reaper
+from qworker.worker.settler import SENDERS, Settler
+
+__all__ = ["Crew"]
+
+
+class Crew:
+    """The parts of a working worker. Made on the running loop."""
+
+    def __init__(  # noqa: PLR0913 - each is one collaborator
+        self,
+        tasks: Tasks,
+        backend: Backend,
+        queues: tuple[str, ...],
+        options: WorkerOptions,
+        *,
+        state: Any,
+        counts: WorkerCounts,
+        observers: list[Observer],
+        transitions: Callable[[AbstractSet[Run]], Transitions | None],
+        clock: Clock,
+        draw: Callable[[], float],
+        log: Any,
+    ) -> None:
+        self._options = options
+        self._clock = clock
+        self._counts = counts
+        self._log = log
+        # Every lease of this worker, from its begin to its settlement.
+        self.held: set[Run] = set()
+        # Those whose handler is at work.
+        self.active: set[Run] = set()
+        self._transitions = transitions(self.held)
+        # Lease nothing, but stay.
+        self.quiet = False
+        # At most so many messages are asked for: few after one that had to run alone.
+        self._window = options.concurrency
+        self.threads = ThreadRunner(options.concurrency)
+        self.processes = ProcessRunner(options.concurrency, clock)
+        self.keeper = Keeper(
+            backend,
+            self.held,
+            options.visibility_timeout,
+            clock=clock,
+            outage=Outage("keeper", log, draw),
+            extended=self._extended,
+        )
+        self.settler = Settler(
+            backend,
+            self.held,
+            counts,
+            withdraw=self.keeper.withdraw,
+            sending=self._freed,
+            settled=self._settled,
+            observers=observers,
+            transitions=self._transitions,
+            clock=clock,
+            outage=Outage("settler", log, draw),
+            log=log,
+            debug=debug_enabled(),
+        )
+        executor = Executor(
+            tasks,
+            self.active,
+            runners={"thread": self.threads, "process": self.processes},
+            state=state,
+            observers=observers,
+            clock=clock,
+            draw=draw,
+            log=log,
+        )
+        self.consumers = Consumers(
+            options.concurrency,
+            self.held,
+            executor,
+            absorb=absorb_cancels,
+            submit=self.settler.submit,
+            lost=self.settler.lost,
+            closed=self._closed,
+            opened=self._opened,
+            freed=self._freed,
+            patience=options.visibility_timeout,
+            clock=clock,
+        )
+        self.feeder = Feeder(
+            backend,
+            queues,
+            options.visibility_timeout,
+            burst=options.burst,
+            room=self._room,
+            feed=self._feed,
+            idle=lambda: not self.held,
+            outage=Outage("feeder", log, draw),
+            clock=clock,
+        )
+        self.reaper = Reaper(backend, queues, outage=Outage("reaper", log, draw), draw=draw)
+
+    def loops(self) -> list[Callable[[], Any]]:
+        """What must go on while the feeder feeds and the handlers finish; each ends by an error or by cancellation only."""
+        return [*[self.settler.run] * SENDERS, self.keeper.watch, self.reaper.run, self.consumers.watch]
+
+    async def handlers_end(self, patience: float, aborting: asyncio.Event) -> bool:
+        """Wait until no lease is held; False: `patience` seconds or `aborting` came first."""
+        try:
+            async with asyncio.timeout(patience):
+                while self.held and not aborting.is_set():
+                    await asyncio.sleep(0.01)
+        except TimeoutError:
+            pass
+        return not self.held
+
+    async def cancel_handlers(self, patience: float) -> bool:
+        """Cancel what runs and let it be released; False: a handler has not ended within `patience` seconds.
+
+        Idempotent: each handler is cancelled once, so that its clean-up is not cut short.
+        """
+        for run in list(self.held):
+            if run.settlement is None and run.stop is None:
+                run.cancel(Stop.SHUTDOWN)
+        if await self.consumers.end(patience):
+            return True
+        for run in self.active:
+            self._log.warning(events.HANDLER_STUCK, **run.fields())
+        return False
+
+    # -- what the loops tell each other ------------------------------------------------------------------------------
+
+    def _room(self) -> int:
+        """How many messages may be leased now."""
+        if self.quiet or not self.consumers.open:
+            return 0
+        most = self._options.concurrency
+        # Settlements on their way occupy no consumer: the next messages are leased while the store commits. But a store that takes
+        # no settlements must not be leased empty.
+        occupied = len(self.held) - min(self.settler.on_the_way, most) + self.consumers.outlasted
+        room = min(most - occupied, self._window)
+        if self._options.max_messages is None:
+            return room
+        return min(room, self._options.max_messages - self._begun())
+
+    def _begun(self) -> int:
+        return self._counts.leased - self._counts.released
+
+    def _feed(self, leases: list[Lease], began: float) -> None:
+        expires = began + self._options.visibility_timeout
+        now = self._clock.time()
+        runs = [Run(lease, began, expires, now) for lease in leases]
+        self.held.update(runs)
+        self._counts.leased += len(runs)
+        if self._transitions is not None:
+            self._transitions.leased()
+        self._window = min(self._options.concurrency, self._window * 2)
+        self.consumers.feed(runs)
+
+    def _settled(self) -> None:
+        most = self._options.max_messages
+        if most is not None and not self.held and self._begun() >= most:
+            self.feeder.stop()
+        self.consumers.settled()
+        self.feeder.wake()
+
+    def _extended(self, runs: list[Run]) -> None:
+        if self._transitions is not None:
+            self._transitions.extended(runs)
+        self.settler.extended()
+
+    def _closed(self, run: Run) -> None:
+        self._log.info(events.MESSAGE_ISOLATED, **run.fields())
+        self.feeder.interrupt()
+
+    def _freed(self) -> None:
+        self.feeder.wake()
+
+    def _opened(self) -> None:
+        # More messages of its kind may follow: begin with few, so that few have to be given back.
+        self._window = 1
+        self.feeder.wake()

@@ -1,0 +1,45 @@
+"""A store that does not answer: said once, retried with growing pauses, and its return said once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from qworker import log_events as events
+from qworker.errors import BackendError
+from qworker.logs import one_line
+
+__all__ = ["BACKEND_ERRORS", "Outage"]
+
+# What a backend may raise without ending the worker.
+BACKEND_ERRORS = (BackendError, OSError)
+
+_FIRST_PAUSE = 0.05
+_LONGEST_PAUSE = 1.0
+
+
+class Outage:
+    """What one loop knows of the store's health."""
+
+    def __init__(self, loop_name: str, log: Any, draw: Callable[[], float]) -> None:
+        self._log = log.bind(**{events.LOOP: loop_name})
+        self._draw = draw
+        self._failures = 0
+
+    def failed(self, error: BaseException) -> float:
+        """Note a failed call; the seconds to wait before the next one."""
+        if not self._failures:
+            self._log.warning(
+                events.BACKEND_UNAVAILABLE,
+                **{events.ERROR_TYPE: type(error).__name__, events.ERROR: one_line(str(error))},
+            )
+        ceiling = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2.0 ** min(self._failures, 10))
+        self._failures += 1
+        # Between half of the ceiling and all of it: never at once, never in step with others.
+        return ceiling * (0.5 + self._draw() / 2)
+
+    def over(self) -> None:
+        """Note a call that went well."""
+        if self._failures:
+            self._log.warning(events.BACKEND_RECOVERED, failures=self._failures)
+            self._failures = 0

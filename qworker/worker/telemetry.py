@@ -1,0 +1,201 @@
+"""OpenTelemetry in a worker: the spans of runs, each of them a part of the trace of its enqueueing call, and the instruments.
+
+Only the API is imported, and only where the application has configured an SDK: otherwise a call costs one look-up, and a
+message nothing. Names are those of the messaging semantic conventions where there are any, else `qworker.*`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from qworker import log_events as events
+from qworker.enqueue.tracing import NAME, configured, on_queue
+from qworker.failure_text import error_type
+from qworker.logs import one_line
+from qworker.message import QueueStats
+from qworker.worker.delivery import Observer, Outcome, Run
+from qworker.worker.metrics import Metrics
+
+__all__ = ["Meter", "Tracer", "flush", "observe_queues", "observers"]
+
+_FLUSH_MS = 3000
+# So many exceptions are told apart: a library may make classes as it goes.
+_MOST_ERROR_TYPES = 100
+_OTHER = "_OTHER"
+_ERRORS = {Outcome.RETRIED, Outcome.FAILED, Outcome.LOST}
+
+
+def observers() -> list[Observer]:
+    """What a worker tells OpenTelemetry; empty unless the application has configured it."""
+    found: list[Observer] = []
+    if (tracer_provider := configured("trace", "get_tracer_provider")) is not None:
+        found.append(Tracer(tracer_provider))
+    if (meter_provider := configured("metrics", "get_meter_provider")) is not None:
+        found.append(Meter(meter_provider))
+    return found
+
+
+def observe_queues(look: Callable[[], Iterable[QueueStats]]) -> bool:
+    """Let OpenTelemetry ask for the depth and oldest age of queues; False: the application has not configured it.
+
+    Args:
+        look: the queues as they were last seen; called from the reader's thread.
+    """
+    provider = configured("metrics", "get_meter_provider")
+    if provider is None:
+        return False
+    observation: Any = importlib.import_module("opentelemetry.metrics").Observation
+
+    def depths(_options: Any) -> Iterator[Any]:
+        for stats in look():
+            for state in ("ready", "leased", "delayed", "failed"):
+                yield observation(getattr(stats, state), {**on_queue(stats.queue), "qworker.state": state})
+
+    def ages(_options: Any) -> Iterator[Any]:
+        for stats in look():
+            yield observation(stats.oldest_age_s or 0.0, on_queue(stats.queue))
+
+    meter = provider.get_meter(NAME)
+    meter.create_observable_gauge("qworker.queue.depth", [depths], "{message}", "Messages in the store, by state.")
+    meter.create_observable_gauge(
+        "qworker.queue.oldest_age", [ages], "s", "How long the oldest ready message has waited."
+    )
+    return True
+
+
+def flush() -> None:
+    """Let out what is gathered, before the process ends without its exit handlers or becomes another one.
+
+    Not for longer than a few seconds: exporters have patience of their own with a collector that is away.
+    """
+    providers = [configured("trace", "get_tracer_provider"), configured("metrics", "get_meter_provider")]
+    flushes = [f for f in (getattr(provider, "force_flush", None) for provider in providers) if f is not None]
+    if flushes:
+        thread = threading.Thread(target=lambda: [f(_FLUSH_MS) for f in flushes], name="qworker-flush", daemon=True)
+        thread.start()
+        thread.join(_FLUSH_MS / 1000)
+
+
+class Tracer:
+    """An `Observer` that makes a span of each handler's run, as a child of the span that enqueued it."""
+
+    def __init__(self, provider: Any) -> None:
+        self._trace: Any = importlib.import_module("opentelemetry.trace")
+        self._context: Any = importlib.import_module("opentelemetry.context")
+        self._extract: Any = importlib.import_module("opentelemetry.propagate").extract
+        self._tracer: Any = provider.get_tracer(NAME)
+        # Each with the Unix nanoseconds of its start.
+        self._spans: dict[Run, tuple[Any, int]] = {}
+
+    def handler_started(self, run: Run) -> None:
+        """Begin the span, and make it the current one of the handler."""
+        message = run.lease.message
+        # Not the consumer's own context: it still holds the message before.
+        parent: Any = self._extract(run.headers or {}, context=self._context.Context())
+        creation: Any = self._trace.get_current_span(parent).get_span_context()
+        now = time.time_ns()
+        span = self._tracer.start_span(
+            f"process {message.queue}",
+            context=parent,
+            kind=self._trace.SpanKind.CONSUMER,
+            start_time=now,
+            links=[self._trace.Link(creation)] if creation.is_valid else (),
+            attributes={
+                **on_queue(message.queue),
+                "messaging.operation.name": "process",
+                "messaging.operation.type": "process",
+                "messaging.message.id": message.id,
+                "messaging.message.body.size": len(message.body),
+                "qworker.task": run.task,
+                "qworker.tries": message.tries,
+            },
+        )
+        self._spans[run] = span, now
+        # The handler gets a copy of this context; the next message replaces it.
+        self._context.attach(self._trace.set_span_in_context(span, parent))
+        context: Any = span.get_span_context()
+        run.trace = {
+            events.TRACE_ID: self._trace.format_trace_id(context.trace_id),
+            events.SPAN_ID: self._trace.format_span_id(context.span_id),
+        }
+
+    def message_settled(self, run: Run, outcome: Outcome, error: str | None, duration: float) -> None:
+        """End the span where the handler ended, with the outcome that the store took."""
+        span, began = self._spans.pop(run, (None, 0))
+        if span is None:
+            return
+        span.set_attribute("qworker.outcome", str(outcome))
+        if outcome in _ERRORS:
+            if run.error is not None:
+                span.set_attribute("error.type", error_type(run.error))
+            span.set_status(self._trace.StatusCode.ERROR, one_line(error or ""))
+        span.end(end_time=began + round(duration * 1e9))
+
+
+class Meter:
+    """An `Observer` that feeds instruments. Counters are read when they are collected, and cost a message nothing more."""
+
+    def __init__(self, provider: Any) -> None:
+        self._counts = Metrics()
+        self._observation: Any = importlib.import_module("opentelemetry.metrics").Observation
+        self._attributes: dict[tuple[str, str, str], dict[str, str]] = {}
+        self._error_types: set[str] = set()
+        meter = provider.get_meter(NAME)
+        meter.create_observable_counter(
+            "messaging.client.consumed.messages", [self._consumed], "{message}", "Messages that left the worker."
+        )
+        meter.create_observable_counter(
+            "qworker.leases_lost", [self._lost], "{lease}", "Leases that were lost before their outcome was stored."
+        )
+        self._duration: Any = meter.create_histogram(
+            "messaging.process.duration", "s", "Duration of processing operation."
+        )
+        self._tries: Any = meter.create_histogram(
+            "qworker.message.tries", "{try}", "Failed attempts that messages had behind them at their final outcome."
+        )
+
+    def handler_started(self, run: Run) -> None:
+        """Nothing is measured before the end."""
+
+    def message_settled(self, run: Run, outcome: Outcome, error: str | None, duration: float) -> None:
+        """Measure a message that has left the worker."""
+        self._counts.message_settled(run, outcome, error, duration)
+        handler = run.handler
+        queue = run.lease.message.queue
+        problem = self._error_type(run) if run.error is not None and outcome in _ERRORS else ""
+        key = (queue, "" if handler is None else handler.name, problem)
+        attributes = self._attributes.get(key)
+        if attributes is None:
+            attributes = self._attributes[key] = self._labels(*key)
+        if run.started:
+            self._duration.record(duration, attributes)
+        if outcome is Outcome.ACKED or outcome is Outcome.FAILED:
+            self._tries.record(run.lease.message.tries, attributes)
+
+    def _error_type(self, run: Run) -> str:
+        name = error_type(run.error)
+        if name not in self._error_types:
+            if len(self._error_types) >= _MOST_ERROR_TYPES:
+                return _OTHER
+            self._error_types.add(name)
+        return name
+
+    def _labels(self, queue: str, task: str, problem: str) -> dict[str, str]:
+        labels = {**on_queue(queue), "messaging.operation.name": "process", "qworker.task": task}
+        return {**labels, "error.type": problem} if problem else labels
+
+    def _consumed(self, _options: Any) -> Iterator[Any]:
+        for cell in self._counts.counts():
+            for outcome, count in cell.outcomes.items():
+                if count:
+                    yield self._observation(
+                        count, {**self._labels(cell.queue, cell.task, ""), "qworker.outcome": outcome}
+                    )
+
+    def _lost(self, _options: Any) -> Iterator[Any]:
+        for cell in self._counts.counts():
+            yield self._observation(cell.lost, self._labels(cell.queue, cell.task, ""))

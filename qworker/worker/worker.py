@@ -1,0 +1,272 @@
+"""A worker: one process that leases messages and runs their handlers.
+
+    feeder ──► consumers ──► executor ──► settler ──► the store
+    (lease)    (deque)       (handlers)   (batches)      ▲
+                   keeper: extends, in a thread ─────────┤
+                   reaper: returns what has expired ─────┘
+
+Each loop is a file of its own and knows none of the others; here they are tied together, started, and stopped in order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import socket
+import sys
+from collections.abc import Callable
+from collections.abc import Set as AbstractSet
+from contextlib import AbstractAsyncContextManager, nullcontext
+from typing import Any, Literal, cast
+
+import anyio
+import msgspec
+import structlog
+
+from qworker import log_events as events
+from qworker.app import Tasks
+from qworker.backend import Backend
+from qworker.clock import SYSTEM_CLOCK, Clock
+from qworker.errors import UsageError
+from qworker.logs import WorkerLog
+from qworker.worker import telemetry
+from qworker.worker.delivery import Observer, Run, RunningMessage, WorkerCounts, WorkerOptions
+from qworker.worker.handlers.process_runner import check_importable
+from qworker.worker.loops import Crew
+from qworker.worker.recorder import Recorder
+
+__all__ = ["Observer", "Run", "RunningMessage", "Worker", "WorkerCounts", "WorkerOptions"]
+
+# Seconds that a cancelled handler gets for its clean-up.
+_CANCEL_PATIENCE = 5.0
+# Seconds that the last settlements get, and the keeper's thread to come back from the store.
+_FLUSH_PATIENCE = 10.0
+# The same when nothing else is left to be done for the store.
+_LAST_PATIENCE = 3.0
+# A handler's thread that never waits gives the interpreter's lock to the keeper after so many seconds, not after 5 ms.
+_SWITCH_INTERVAL = 1e-3
+
+
+class Worker:
+    """Leases the messages of an app's queues and runs their handlers.
+
+    Args:
+        tasks: the app; its backend is the one that handlers enqueue with.
+        options: how.
+        clock: both clocks.
+        draw: uniform numbers from [0, 1), for jitter.
+    """
+
+    def __init__(
+        self,
+        tasks: Tasks,
+        options: WorkerOptions = WorkerOptions(),  # noqa: B008 - immutable
+        *,
+        clock: Clock = SYSTEM_CLOCK,
+        draw: Callable[[], float] = random.random,
+    ) -> None:
+        self.name = f"{socket.gethostname()}-{os.getpid()}"
+        self.counts = WorkerCounts()
+        self.observers: list[Observer] = []
+        self.queues = options.queues if options.queues is not None else tuple(tasks.queue_names())
+        if not self.queues:
+            raise UsageError("there is nothing to run: register a task or a raw handler, or name a queue")
+        for handler in (*tasks.registered_tasks.values(), *tasks.raw_handlers.values()):
+            check_importable(handler)
+        self._tasks = tasks
+        self._options = options
+        self._clock = clock
+        self._draw = draw
+        self._log = WorkerLog(structlog.get_logger("qworker").bind(**{events.WORKER: self.name}))
+        self._crew: Crew | None = None
+        self._recorder: Recorder | None = None
+        self._draining = False
+        self._aborting = asyncio.Event()
+        self._quiet = False
+
+    # -- for signals, on the loop's thread ---------------------------------------------------------------------------
+
+    def drain(self) -> None:
+        """Lease nothing more, finish what runs, and end. Idempotent."""
+        if not self._draining:
+            self._draining = True
+            self._log.info(events.WORKER_DRAINING, running=len(self.running_messages()))
+            if self._crew is not None:
+                self._crew.feeder.stop()
+
+    def cancel_handlers(self) -> None:
+        """Cancel the handlers now and release their messages, tries unchanged. Idempotent."""
+        self.drain()
+        if not self._aborting.is_set():
+            self._log.warning(events.WORKER_ABORTING, running=len(self.running_messages()))
+            self._aborting.set()
+
+    def quiet(self) -> None:
+        """Lease nothing more, but stay. Idempotent."""
+        if not self._quiet:
+            self._quiet = True
+            self._log.info(events.WORKER_QUIET, running=len(self.running_messages()))
+            if self._crew is not None:
+                self._crew.quiet = True
+                self._crew.feeder.interrupt()
+
+    @property
+    def state(self) -> Literal["starting", "working", "quiet", "draining"]:
+        """What it is at. From any thread."""
+        if self._draining:
+            return "draining"
+        if self._crew is None:
+            return "starting"
+        return "quiet" if self._quiet else "working"
+
+    @property
+    def running_count(self) -> int:
+        """How many handlers are at work. From any thread."""
+        return 0 if self._crew is None else len(self._crew.active)
+
+    def running_messages(self) -> list[RunningMessage]:
+        """The handlers at work, oldest first."""
+        if self._crew is None:
+            return []
+        now = self._clock.monotonic()
+        return [_seen(run, now) for run in sorted(self._crew.active, key=lambda run: run.started)]
+
+    # -- the life of a worker ----------------------------------------------------------------------------------------
+
+    async def run(self) -> bool:
+        """Work until drained.
+
+        Returns:
+            True: everything that was begun is finished. False: the grace period ended or `cancel_handlers` was called, and what still
+            ran was cancelled and released.
+
+        Raises:
+            BackendError: the store could not be reached at the start.
+            Exception: what ended a loop; unfinished messages were released where the store let it.
+        """
+        backend = await self._tasks.backend()
+        for queue in self.queues:
+            await backend.create(queue)
+        switch_interval = sys.getswitchinterval()
+        sys.setswitchinterval(min(switch_interval, _SWITCH_INTERVAL))
+        try:
+            async with self._lifespan() as state:
+                return await self._work(backend, state)
+        finally:
+            sys.setswitchinterval(switch_interval)
+
+    def _lifespan(self) -> AbstractAsyncContextManager[Any]:
+        return nullcontext() if self._tasks.lifespan is None else self._tasks.lifespan(self._tasks)
+
+    async def _work(self, backend: Backend, state: Any) -> bool:
+        crew = self._start(backend, state)
+        finished = False
+        try:
+            async with anyio.create_task_group() as group:
+                for loop in crew.loops():
+                    group.start_soon(loop)
+                await crew.feeder.run()
+                finished = await self._finish(crew)
+                group.cancel_scope.cancel()
+        except BaseExceptionGroup as errors:
+            raise _first(errors) from None
+        finally:
+            with anyio.CancelScope(shield=True):
+                await self._stop(crew)
+        return finished
+
+    def _start(self, backend: Backend, state: Any) -> Crew:
+        # The lifespan may have configured it.
+        self.observers.extend(telemetry.observers())
+        options = self._options
+        crew = self._crew = Crew(
+            self._tasks,
+            backend,
+            self.queues,
+            options,
+            state=state,
+            counts=self.counts,
+            observers=self.observers,
+            transitions=lambda held: self._told_to(backend, held),
+            clock=self._clock,
+            draw=self._draw,
+            log=self._log,
+        )
+        crew.quiet = self._quiet
+        crew.keeper.start()
+        if self._draining:
+            crew.feeder.stop()
+        self._log.info(
+            events.WORKER_STARTED,
+            backend=backend.describe(),
+            queues=list(self.queues),
+            concurrency=options.concurrency,
+            visibility_timeout=options.visibility_timeout,
+        )
+        return crew
+
+    def _told_to(self, backend: Backend, held: AbstractSet[Run]) -> Recorder | None:
+        if backend.history.enabled:
+            self._recorder = Recorder(
+                backend.history.append,
+                held,
+                self.queues,
+                self.name,
+                clock=self._clock,
+                log=self._log,
+                texts="retry_errors" in backend.deviations,
+            )
+        return self._recorder
+
+    # The order of the end. `_finish` is the way of a drained worker, `_stop` also that of one whose loop has failed.
+
+    async def _finish(self, crew: Crew) -> bool:
+        # 1. The feeder has stopped: nothing more is leased.
+        self.drain()
+        # 2. What is leased and not started goes back, its tries unchanged.
+        crew.consumers.release_waiting()
+        # 3. Handlers finish, within the grace period; leases are extended and outcomes settled all the while.
+        finished = await crew.handlers_end(self._options.shutdown_timeout, self._aborting)
+        # 4. What still runs is cancelled and released, its tries unchanged.
+        ended = await crew.cancel_handlers(_CANCEL_PATIENCE)
+        # 5. The last outcomes reach the store.
+        flushed = await crew.settler.flush(_FLUSH_PATIENCE)
+        return finished and ended and flushed
+
+    async def _stop(self, crew: Crew) -> None:
+        try:
+            if not crew.consumers.ended:
+                await crew.cancel_handlers(_CANCEL_PATIENCE)
+            await crew.settler.last_flush(_LAST_PATIENCE)
+        finally:
+            # 6. No lease is extended from here on; the reaper has stopped with the loops.
+            await crew.keeper.stop(_FLUSH_PATIENCE)
+            crew.threads.close()
+            await crew.processes.close()
+            if self._recorder is not None:
+                self._recorder.close()
+            # 7. The lifespan is left last, by `run`.
+            self._log.info(events.WORKER_STOPPED, **msgspec.structs.asdict(self.counts))
+
+
+def _seen(run: Run, now: float) -> RunningMessage:
+    message = run.lease.message
+    return RunningMessage(
+        message_id=message.id,
+        task=run.task,
+        queue=message.queue,
+        tries=message.tries,
+        token=run.lease.token,
+        started=run.started,
+        lease_remaining=run.expires - now,
+        progress_text=None if run.context is None else run.context.progress_text,
+    )
+
+
+def _first(error: BaseException) -> BaseException:
+    """The first error of a group of groups: what ended the worker."""
+    if isinstance(error, BaseExceptionGroup):
+        errors = cast("tuple[BaseException, ...]", error.exceptions)  # pyright: ignore[reportUnknownMemberType]
+        return _first(errors[0])
+    return error
