@@ -30,7 +30,8 @@ from __future__ import annotations
 
 from qworker.app import Tasks
 from qworker.context import Context
-from qworker.errors import Fail, LeaseLost, QworkerError, Retry
+from qworker.decision import Fail, Retry
+from qworker.errors import LeaseLost, QworkerError
 from qworker.message import Draft, Message, State
 from qworker.retry import Backoff
 from qworker.task import Call, Job, Task

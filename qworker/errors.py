@@ -20,22 +20,18 @@ QworkerError
 │   ├── FormatTooNew         the queue was written by a newer release
 │   └── PermissionDenied     the store refuses this user, or is not fit for queues
 ├── LeaseLost                the lease is no longer held; its outcome was refused
-└── Decision                 raised by handlers to choose what happens to their message
+└── Decision                 raised by handlers to choose what happens to their message (decision.py)
     ├── Retry                fail_tmp: run again later
     └── Fail                 fail_perm: keep it as failed, with a reason
 """
 
 from __future__ import annotations
 
-from datetime import timedelta
-
 __all__ = [
     "AppImportError",
     "BackendError",
     "BackendUnavailable",
-    "Decision",
     "DuplicateTask",
-    "Fail",
     "FormatTooNew",
     "InvalidArguments",
     "InvalidName",
@@ -48,15 +44,11 @@ __all__ = [
     "QueueFull",
     "QueueNotFound",
     "QworkerError",
-    "Retry",
     "StorageFull",
     "StoreNotFound",
     "UnknownTask",
     "UsageError",
 ]
-
-# Seconds, ten years: a later time is not stored. The names and numbers of every backend have room for it.
-MOST_DELAY = 10 * 365 * 86400.0
 
 
 class QworkerError(Exception):
@@ -164,86 +156,3 @@ class PermissionDenied(BackendError):
 
 class LeaseLost(QworkerError):
     """The lease is no longer held: the message may run elsewhere, and this holder's outcome is refused."""
-
-
-class Decision(QworkerError):
-    """Raised by a handler to choose what happens to its message.
-
-    Attributes:
-        reason: what is kept of it.
-    """
-
-    # On the class too: a subclass need not call this `__init__`.
-    reason: str = ""
-
-    def __init__(self, reason: str | BaseException) -> None:
-        super().__init__(reason_text(reason, type(self).__name__))
-        self.reason = self.args[0]
-        if isinstance(reason, BaseException):
-            # Its traceback is kept, as with `raise ... from`.
-            self.__cause__ = reason
-
-
-class Retry(Decision):
-    """Run the message again later (fail_tmp).
-
-    Args:
-        reason: what to keep as the message's last error: text, or an exception, of which the type and the first line are kept.
-        delay: seconds until it may run again, or a timedelta, at most ten years; below 0 is 0. None takes the task's backoff.
-
-    Raises:
-        UsageError: the reason or the delay cannot be kept.
-    """
-
-    reason = "the handler asked for a retry"
-    delay: float | None = None
-
-    def __init__(self, reason: str | BaseException = reason, *, delay: float | timedelta | None = None) -> None:
-        super().__init__(reason)
-        self.delay = None if delay is None else delay_seconds(delay)
-
-
-class Fail(Decision):
-    """Keep the message as failed, with a reason, and never run it again (fail_perm).
-
-    Args:
-        reason: text, or an exception, of which the type and the first line are kept.
-
-    Raises:
-        UsageError: the reason is neither.
-    """
-
-    reason = "the handler failed the message permanently"
-
-    def __init__(self, reason: str | BaseException = reason) -> None:
-        super().__init__(reason)
-
-
-def reason_text(reason: object, owner: str) -> str:
-    """The text of a reason.
-
-    Raises:
-        UsageError: it is neither text nor an exception.
-    """
-    if isinstance(reason, str):
-        return reason
-    # Imported late: this module is the root of all.
-    from qworker.failure_text import summary_of
-    from qworker.validation import shown
-
-    if isinstance(reason, BaseException):
-        return summary_of(reason)
-    raise UsageError(f"{owner}: the reason must be text or an exception (got {shown(reason)})")
-
-
-def delay_seconds(delay: object) -> float:
-    """A delay in seconds, from 0 to MOST_DELAY.
-
-    Raises:
-        UsageError: it is not a number of seconds or a timedelta, or is too long.
-    """
-    from qworker.validation import check_seconds, number_of
-
-    seconds = delay.total_seconds() if isinstance(delay, timedelta) else number_of(delay)
-    # A time that has passed, as `until - now` gives it.
-    return 0.0 if seconds < 0 else check_seconds("delay", delay, most=MOST_DELAY)

@@ -7,14 +7,14 @@ import re
 import traceback
 from types import TracebackType
 
-from qworker.errors import Decision, Retry, delay_seconds, reason_text
-
-__all__ = ["CHAINED", "MODULE", "RemoteFailure", "error_type", "failure_text", "outcome_of", "summary", "summary_of"]
+__all__ = ["CHAINED", "MODULE", "RemoteFailure", "error_type", "failure_text", "summary", "summary_of", "with_cause"]
 
 # Characters of a text that are kept: its head and its tail.
 _HEAD, _TAIL = 1000, 7000
 
+# The directories of the modules that call handlers: their frames say nothing about a failure.
 _HERE = os.path.dirname(__file__)
+_OWN = {os.path.join(_HERE, *path) for path in ((), ("worker",), ("worker", "handlers"), ("definition",))}
 
 # These two are of Java too: Spark reads the same texts.
 # What Python writes between the tracebacks of a chain; the last one tells what was raised in the end.
@@ -49,23 +49,11 @@ def error_type(error: BaseException | None) -> str:
 # -- writing ---------------------------------------------------------------------------------------------------------
 
 
-def outcome_of(error: Decision) -> tuple[str, float | None]:
-    """The reason and the delay of what a handler chose; after the reason, the traceback of its cause.
-
-    Raises:
-        UsageError: a subclass, or whoever changed it, gave it what cannot be kept.
-        BaseException: a subclass raises it.
-    """
-    owner = type(error).__name__
-    delay = error.delay if isinstance(error, Retry) else None
-    seconds = None if delay is None else delay_seconds(delay)
-    reason = reason_text(error.reason, owner)
-    cause = error.__cause__
-    if cause is None and not error.__suppress_context__:
-        cause = error.__context__
+def with_cause(reason: str, cause: BaseException | None) -> str:
+    """A reason, and after it the traceback of its cause. Never raises."""
     more = "" if cause is None else _formatted(cause)
     # A cause that was made and never raised says nothing more.
-    return _kept(f"{reason}\n\n{more}" if more not in {"", reason} else reason, reason), seconds
+    return _kept(f"{reason}\n\n{more}" if more not in {"", reason} else reason, reason)
 
 
 def failure_text(error: BaseException) -> str:
@@ -94,7 +82,7 @@ def _kept(text: str, news: str) -> str:
 
 
 def _own_frames(frames: TracebackType | None) -> TracebackType | None:
-    while frames is not None and os.path.dirname(frames.tb_frame.f_code.co_filename) == _HERE:
+    while frames is not None and os.path.dirname(frames.tb_frame.f_code.co_filename) in _OWN:
         frames = frames.tb_next
     return frames
 

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import msgspec
 
-from qworker.errors import MOST_DELAY, UsageError
+from qworker.errors import UsageError
 from qworker.validation import number_of, shown
 
-__all__ = ["DEFAULT_BACKOFF", "Backoff"]
+__all__ = ["DEFAULT_BACKOFF", "MOST_DELAY", "Backoff"]
+
+# Seconds, ten years: a later time is not stored. The names and numbers of every backend have room for it.
+MOST_DELAY = 10 * 365 * 86400.0
 
 
 class Backoff(msgspec.Struct, frozen=True):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
+from typing import Any, Generic, ParamSpec, Protocol, TypeVar
 
 import msgspec
 
+from qworker.backend import Backend
 from qworker.context import Context
 from qworker.definition.callables import handler_name, kind_of
 from qworker.definition.hints import OtherMethods, exact_options
@@ -19,9 +20,6 @@ from qworker.envelope import EnvelopeEncoder
 from qworker.errors import UsageError
 from qworker.message import Draft, Message
 from qworker.signature import Signature
-
-if TYPE_CHECKING:
-    from qworker.app import Tasks
 
 __all__ = ["Call", "ConfiguredTask", "Handler", "Job", "RawHandler", "Task", "TaskOptions"]
 
@@ -33,6 +31,18 @@ _log = logging.getLogger("qworker")
 
 # Bytes: a larger body is stored, with a warning.
 _LARGE_BODY = 16 << 20
+
+
+class App(Protocol):
+    """What a task needs of the app that it is registered with."""
+
+    async def backend(self) -> Backend:
+        """Return the backend of this event loop."""
+        ...
+
+    def _collect_headers(self, given: Mapping[str, str]) -> dict[str, str]: ...
+
+    def _run_sync(self, coroutine: Coroutine[Any, Any, R], *, instead: str) -> R: ...
 
 
 class Job(msgspec.Struct, frozen=True):
@@ -113,7 +123,7 @@ class RawHandler(Handler):
 class Task(Handler, OtherMethods, Generic[P, R]):
     """A registered function: call it directly, or enqueue a call of it."""
 
-    def __init__(self, tasks: Tasks, function: Callable[..., R], name: str, options: TaskOptions) -> None:
+    def __init__(self, tasks: App, function: Callable[..., R], name: str, options: TaskOptions) -> None:
         super().__init__(function, name, options)
         self.signature.check_json()
         self._tasks = tasks
@@ -125,7 +135,7 @@ class Task(Handler, OtherMethods, Generic[P, R]):
         self.__wrapped__ = function
         self._show_signatures()
 
-    def belongs_to(self, tasks: Tasks[Any]) -> bool:
+    def belongs_to(self, tasks: App) -> bool:
         """Whether its calls go to this app's backend."""
         return self._tasks is tasks
 
@@ -217,7 +227,7 @@ class ConfiguredTask(OtherMethods, Generic[P, R]):
 
     def __init__(
         self,
-        tasks: Tasks,
+        tasks: App,
         task: Task[P, R],
         draft: Mapping[str, Any],
         *,

@@ -9,12 +9,12 @@ from typing import ClassVar, Self
 
 from qworker.backend import Backend
 from qworker.backend.deviations import refuse_unsupported
-from qworker.backend.offers import Check
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.errors import BackendUnavailable
 from qworker.history.directory import DirectoryHistory
 from qworker.kit.browse import at_most
 from qworker.kit.directory.missing import is_missing, queue_not_found
+from qworker.kit.doctor_check import Check
 from qworker.kit.files import check_writable, durability_at, store_errors
 from qworker.kit.parts import Share, shares
 from qworker.kit.wait import check_limit

@@ -17,12 +17,12 @@ import msgspec
 
 from qworker.backend import Backend
 from qworker.backend.deviations import refuse_unsupported
-from qworker.backend.offers import Check
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.errors import BackendUnavailable
 from qworker.history.directory import directory_history
 from qworker.history.store import HISTORY_OPTIONS
 from qworker.kit.directory.missing import is_missing, queue_not_found
+from qworker.kit.doctor_check import Check
 from qworker.kit.files import check_writable, durability_at, store_errors
 from qworker.kit.parts import shares
 from qworker.kit.wait import wait_for_ready

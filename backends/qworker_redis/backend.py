@@ -14,9 +14,9 @@ from typing import Any, ClassVar, Self, cast
 import structlog
 
 from qworker.backend import RemoteLeases
-from qworker.backend.offers import Check
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.errors import BackendError, BackendUnavailable
+from qworker.kit.doctor_check import Check
 from qworker.kit.wait import check_limit
 from qworker.message import Draft, Lease, SettleAction, Settlement
 from qworker.names import check_id, check_queue, new_ids

@@ -6,8 +6,8 @@ import asyncio
 import time
 from typing import cast
 
-from qworker.backend.offers import Check, Health
 from qworker.errors import BackendError, QworkerError
+from qworker.kit.doctor_check import Check, Health
 from qworker.url import BackendURL
 from qworker_redis.checks import ServerFacts, inspect, refuse
 from qworker_redis.options import Options

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from qworker.backend.deviations import refuse_unsupported
-from qworker.backend.offers import Check, Follower
+from qworker.backend.offers import Follower
+from qworker.kit.doctor_check import Check
 from qworker.kit.files import store_errors
 from qworker.kit.wait import wait_for_ready
 from qworker.message import Draft, Lease, SettleAction, Settlement

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from qworker.backend.deviations import refuse_unsupported
-from qworker.backend.offers import Check
+from qworker.kit.doctor_check import Check
 from qworker.kit.files import list_names, store_errors
 from qworker.kit.wait import wait_for_ready
 from qworker.message import Draft, Lease, SettleAction, Settlement

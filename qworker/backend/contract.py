@@ -270,7 +270,7 @@ class Backend(abc.ABC):
         read is in exactly one of them, once.
 
         Only the messages that the query asks for are read. To list what is in the state may cost more.
-        `qworker.kit.browse.list_messages` returns one list.
+        `qworker.backend.listing.list_messages` returns one list.
 
         Args:
             queue: Name of the queue.

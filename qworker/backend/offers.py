@@ -7,22 +7,16 @@ way, `follower` follows a store that is a log, for Spark's streams. Import insid
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from enum import StrEnum
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
-
-import msgspec
+from typing import Protocol, runtime_checkable
 
 from qworker.backend.registry import backend_class
+from qworker.backend.scan_source import ScanOptions, Source
+from qworker.kit.doctor_check import Check
 from qworker.message import StoredMessage
 from qworker.url import BackendURL
 
-if TYPE_CHECKING:
-    from qworker.tools.scan.engine import ScanOptions, Source
-
 __all__ = [
-    "Check",
     "Follower",
-    "Health",
     "OffersDoctor",
     "OffersFollower",
     "OffersScan",
@@ -30,27 +24,6 @@ __all__ = [
     "follower_of",
     "scan_of",
 ]
-
-
-class Health(StrEnum):
-    """How a check came out."""
-
-    OK = "ok"
-    # It works, but worse than it could.
-    WARN = "warn"
-    # It does not work.
-    BROKEN = "broken"
-
-
-class Check(msgspec.Struct, frozen=True):
-    """The outcome of one check."""
-
-    name: str
-    health: Health
-    # What was found.
-    detail: str
-    # What to do about it; empty where nothing is to be done.
-    fix: str = ""
 
 
 class Follower(Protocol):

@@ -7,10 +7,10 @@ import time
 import click
 import msgspec
 
+from qworker.backend.listing import list_messages
 from qworker.cli.options import URLCommand, json_option, opened, run, state_option
 from qworker.cli.output import as_data, body_preview, clock_time, print_json, print_table, say, span
 from qworker.errors import UsageError
-from qworker.kit.browse import list_messages
 from qworker.logs import one_line
 from qworker.message import Query, State, StoredMessage
 from qworker.names import check_queue

@@ -21,11 +21,13 @@ __all__ = [
     "OPTIONS",
     "PREFIX",
     "VARIABLES",
+    "all_options",
     "blamed",
     "did_you_mean",
     "file_defaults",
     "key_of",
     "options_of",
+    "root_group",
     "walk",
     "warn_of_unknown",
 ]
@@ -100,7 +102,7 @@ def warn_of_unknown() -> None:
     for name in sorted({*names} - known):
         # By what follows the prefix, which all of them share.
         meant = did_you_mean(name.removeprefix(PREFIX), (one.removeprefix(PREFIX) for one in known), PREFIX, _SIMILAR)
-        if meant and name not in map(_variable, all_options()):
+        if meant and name not in map(_variable, all_options(root_group())):
             say(f"qworker: {name} is not an option of any command: {meant}", err=True)
 
 
@@ -108,11 +110,16 @@ def _variable(option: str) -> str:
     return PREFIX + option.upper()
 
 
-def all_options() -> set[str]:
-    """The options of all commands, those of other packages among them."""
-    from qworker.cli.main import cli
+def root_group() -> click.Group | None:
+    """The group of all commands; None while a command runs alone."""
+    context = click.get_current_context(silent=True)
+    command = None if context is None else context.find_root().command
+    return command if isinstance(command, click.Group) else None
 
-    return {key for _, command in walk(cli) for key in options_of(command)}
+
+def all_options(root: click.Group | None) -> set[str]:
+    """The options of all commands, those of other packages among them."""
+    return set() if root is None else {key for _, command in walk(root) for key in options_of(command)}
 
 
 # -- the file ----------------------------------------------------------------------------------------------------------
@@ -150,12 +157,14 @@ def _check_keys(command: click.Command, path: Sequence[str], table: Mapping[str,
             raise _unknown(f"[tool.qworker.{'.'.join(path)}]", key, mine, why)
     options = {key for key, value in table.items() if not isinstance(value, dict)}
     for key in sorted(options):
-        if key.replace("-", "_") not in OPTIONS and key.replace("-", "_") not in (known := all_options()):
+        if key.replace("-", "_") not in OPTIONS and key.replace("-", "_") not in (
+            known := OPTIONS | all_options(root_group())
+        ):
             raise _unknown("[tool.qworker]", key, known, "no command has such an option")
     if table.keys() - options - {path[0]} or len(path) > 1:
-        from qworker.cli.main import cli
-
-        _check_tables(cli, table, "")
+        root = root_group()
+        if root is not None:
+            _check_tables(root, table, "")
 
 
 def _check_tables(group: click.Group, table: Mapping[str, Any], above: str) -> None:

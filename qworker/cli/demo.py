@@ -17,12 +17,12 @@ import click
 import msgspec
 
 from qworker.backend import Backend
+from qworker.backend.listing import list_messages
 from qworker.backend.registry import open_backend
 from qworker.cli.demo_app import DEMO_LOG, hopeless, long, short, stumbling, tasks
 from qworker.cli.options import Command, run
 from qworker.cli.output import say
 from qworker.errors import QworkerError
-from qworker.kit.browse import list_messages
 from qworker.logs import one_line
 from qworker.message import Query, QueueStats, State
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import click
 import msgspec
 
-from qworker.backend.offers import Check, Health
 from qworker.backend.registry import open_backend
 from qworker.cli.configured import file_defaults, walk
 from qworker.cli.options import Unavailable, URLCommand, json_option, run
 from qworker.cli.output import print_json, say
 from qworker.errors import UsageError
+from qworker.kit.doctor_check import Check, Health
 from qworker.settings import file_settings, settings_path
 from qworker.tools.doctor import examine
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from qworker.backend.scan_source import ScanError, ScanOptions
 from qworker.cli.configured import did_you_mean
 from qworker.cli.options import Command, exit_code_options, item_limit_options
 from qworker.cli.output import say
@@ -14,7 +15,7 @@ from qworker.errors import QworkerError, UsageError
 from qworker.names import check_queue
 from qworker.settings import setting
 from qworker.streams import ERROR_STREAM
-from qworker.tools.scan import ScanError, ScanOptions, open_source, scan
+from qworker.tools.scan import open_source, scan
 
 __all__ = ["ProgramCommand", "command"]
 

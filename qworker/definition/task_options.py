@@ -9,9 +9,9 @@ from typing import Any
 
 import msgspec
 
-from qworker.errors import MOST_DELAY, UsageError
+from qworker.errors import UsageError
 from qworker.names import check_id, check_key, check_queue
-from qworker.retry import DEFAULT_BACKOFF, Backoff
+from qworker.retry import DEFAULT_BACKOFF, MOST_DELAY, Backoff
 from qworker.validation import check_flag, check_headers, check_seconds, check_text, check_whole, number_of, shown
 
 __all__ = ["DEFAULT_MAX_TRIES", "TaskOptions", "call_options"]

@@ -1,4 +1,4 @@
-"""Looking at what is in a state: the public `list_messages`, and what backends share to answer a `Query`."""
+"""What backends share to answer a `Query`: the order of a state, positions, parts and limits."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import itertools
 import math
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import Generic, TypeVar
 from urllib.parse import quote, unquote
 
 import msgspec
@@ -17,9 +17,6 @@ from qworker.kit.parts import pages
 from qworker.message import Query, StoredMessage
 from qworker.names import printable
 
-if TYPE_CHECKING:
-    from qworker.backend import Backend
-
 __all__ = [
     "Chosen",
     "Place",
@@ -28,7 +25,6 @@ __all__ = [
     "browse_rows",
     "browse_share",
     "first",
-    "list_messages",
     "place_of",
     "position_of",
 ]
@@ -45,20 +41,6 @@ _PLAIN = re.compile(r"[A-Za-z0-9_.~-]*")
 _SPARE = 4000
 # Passes over a state whose messages change their places meanwhile.
 PASSES = 4
-
-
-async def list_messages(backend: Backend, queue: str, query: Query) -> list[StoredMessage]:
-    """Everything that a query gives, in one list: for a state that is known to be small, or a query with a limit.
-
-    Args:
-        backend: where the queue is.
-        queue: its name.
-        query: what is wanted.
-
-    Raises:
-        QueueNotFound: there is no such queue.
-    """
-    return [stored async for page in backend.browse(queue, query) for stored in page]
 
 
 async def at_most(limit: int | None, found: AsyncIterator[list[StoredMessage]]) -> AsyncIterator[list[StoredMessage]]:

@@ -87,7 +87,7 @@ class MqApp:
         if additions:
             from qworker.server.native_routes import make_additions
 
-            self._additions = make_additions(self)
+            self._additions = make_additions(backend, self.leases, body_limit=body_limit, lease_time=visibility)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, or run the lifespan."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 from starlette.applications import Starlette
@@ -17,11 +17,12 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from qworker import __version__
+from qworker.backend import Backend
 from qworker.errors import InvalidName, QueueNotFound, QworkerError, UsageError
 from qworker.kit.parts import PAGE_BYTES
 from qworker.message import Draft, Lease, Query, Selection, Settlement, State, StoredMessage
 from qworker.names import check_id, check_queue
-from qworker.server.client_leases import parse_token
+from qworker.server.client_leases import Leases, parse_token
 from qworker.server.error_responses import refusal_of
 from qworker.server.history_routes import history_routes
 from qworker.server.responses import BodyTooLarge, Disconnected, number, read_body
@@ -40,9 +41,6 @@ from qworker.server.schemas import (
     checked_lease,
 )
 
-if TYPE_CHECKING:
-    from qworker.server.app import MqApp
-
 __all__ = ["Additions", "make_additions"]
 
 T = TypeVar("T")
@@ -59,12 +57,17 @@ class Additions:
     """The handlers; each is one call of the backend.
 
     Args:
-        app: whose backend and leases they use.
+        backend: what they call.
+        leases: the leases of the server's clients.
+        body_limit: bytes of a message's body.
+        lease_time: seconds of a lease for which the client asks no time.
     """
 
-    def __init__(self, app: MqApp) -> None:
-        self._app = app
-        self._backend = app.backend
+    def __init__(self, backend: Backend, leases: Leases, *, body_limit: int, lease_time: float) -> None:
+        self._backend = backend
+        self._leases = leases
+        self._body_limit = body_limit
+        self._lease_time = lease_time
 
     def routes(self) -> list[Route]:
         """Every path; fixed ones first."""
@@ -91,7 +94,7 @@ class Additions:
             ("POST", "/-/{queue}/resume", self.resume),
         ]
         routes = [Route(path, handler, methods=[method]) for method, path, handler in table]
-        return [*history_routes(self._backend, self._app.body_limit * _BATCH), *routes]
+        return [*history_routes(self._backend, self._body_limit * _BATCH), *routes]
 
     # -- about the server --------------------------------------------------------------------------------------------
 
@@ -135,7 +138,7 @@ class Additions:
         """Extend one lease."""
         place = _held(request)
         visibility = self._visibility(request)
-        lease = await self._app.leases.extend(place.queue, place.id, place.token, visibility)
+        lease = await self._leases.extend(place.queue, place.id, place.token, visibility)
         if lease is None:
             return Response(status_code=409)
         return Response(status_code=200, headers={"x-lease-expires": f"{lease.expires_at:.3f}"})
@@ -149,7 +152,7 @@ class Additions:
         given = await self._read(request, dict[str, Any])
         outcome = _converted({"lease": msgspec.to_builtins(place), "action": word, **given}, SettleRequest)
         check_delay(outcome.delay)
-        done = await self._app.leases.settle(
+        done = await self._leases.settle(
             place.queue, place.id, place.token, ACTIONS[word], delay=outcome.delay, error=outcome.error
         )
         return Response(status_code=202 if done else 409)
@@ -161,7 +164,7 @@ class Additions:
         queue = _queue(request)
         drafts = await self._read(request, list[Draft])
         for draft in drafts:
-            check_draft(draft, self._app.body_limit)
+            check_draft(draft, self._body_limit)
         return _json(await self._backend.publish(queue, drafts), 201)
 
     async def lease(self, request: Request) -> Response:
@@ -172,9 +175,9 @@ class Additions:
         wait = number(given, "wait", 0.0, least=0.0, most=60.0)
         visibility = self._visibility(request)
         if not wait:
-            leases = await self._app.leases.take(queue, limit, visibility)
+            leases = await self._leases.take(queue, limit, visibility)
         else:
-            polled = await self._while_connected(request, self._app.leases.take(queue, limit, visibility, wait))
+            polled = await self._while_connected(request, self._leases.take(queue, limit, visibility, wait))
             leases = polled or []
         return _json([Given(lease.message, lease.token, lease.expires_at) for lease in leases])
 
@@ -194,7 +197,7 @@ class Additions:
             return None
         leases = taking.result()
         if gone and leases:
-            await self._app.leases.release(leases)
+            await self._leases.release(leases)
             return None
         return leases
 
@@ -203,7 +206,7 @@ class Additions:
         wish = await self._read(request, Extension)
         if not 0 < wish.visibility_timeout <= 7 * 86400.0:
             raise UsageError("visibility_timeout must be a number of seconds, at most a week")
-        leases = [await self._app.leases.find(h.queue, h.id, h.token) for h in map(checked_lease, wish.leases)]
+        leases = [await self._leases.find(h.queue, h.id, h.token) for h in map(checked_lease, wish.leases)]
         known = [lease for lease in leases if lease is not None]
         lost = {id(lease) for lease in await asyncio.to_thread(self._backend.extend, known, wish.visibility_timeout)}
         gone = [number for number, lease in enumerate(leases) if lease is None or id(lease) in lost]
@@ -228,7 +231,7 @@ class Additions:
             checked_lease(outcome.lease)
         for place, outcome in enumerate(outcomes):
             held = outcome.lease
-            lease = await self._app.leases.find(held.queue, held.id, held.token)
+            lease = await self._leases.find(held.queue, held.id, held.token)
             if lease is None:
                 refused.append(place)
                 continue
@@ -238,7 +241,7 @@ class Additions:
             )
         back = {id(settlement) for settlement in await self._backend.settle(settlements)}
         for place, settlement in zip(places, settlements, strict=True):
-            self._app.leases.forget(settlement.lease.message.queue, settlement.lease.message.id)
+            self._leases.forget(settlement.lease.message.queue, settlement.lease.message.id)
             if id(settlement) in back:
                 refused.append(place)
         return _json(sorted(refused))
@@ -333,20 +336,20 @@ class Additions:
 
     def _visibility(self, request: Request) -> float:
         given = dict(request.query_params)
-        return number(given, "visibility_timeout", self._app.visibility, least=0.001, most=7 * 86400.0)
+        return number(given, "visibility_timeout", self._lease_time, least=0.001, most=7 * 86400.0)
 
     async def _read(self, request: Request, kind: type[T]) -> T:
-        body = await read_body(request.scope, request.receive, self._app.body_limit * _BATCH)
+        body = await read_body(request.scope, request.receive, self._body_limit * _BATCH)
         try:
             return msgspec.json.decode(body or b"{}", type=kind)
         except (msgspec.DecodeError, msgspec.ValidationError) as error:
             raise UsageError(f"the body is not valid: {error}") from error
 
 
-def make_additions(app: MqApp) -> Starlette:
+def make_additions(backend: Backend, leases: Leases, *, body_limit: int, lease_time: float) -> Starlette:
     """The application below `/-/`."""
     return Starlette(
-        routes=Additions(app).routes(),
+        routes=Additions(backend, leases, body_limit=body_limit, lease_time=lease_time).routes(),
         exception_handlers={
             HTTPException: _plain,
             QworkerError: _refused,

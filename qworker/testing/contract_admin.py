@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from qworker.backend.listing import list_messages
 from qworker.errors import InvalidName, QueueNotFound, UsageError
-from qworker.kit.browse import list_messages
 from qworker.message import FinishedMessage, Query, Selection, SettleAction, State
 from qworker.testing.base import Contract
 from qworker.testing.contract_publish import HOSTILE_NAMES

@@ -9,7 +9,8 @@ import pytest
 from qworker.app import Tasks
 from qworker.backend import Backend
 from qworker.context import Context
-from qworker.errors import Fail, Retry, UsageError
+from qworker.decision import Fail, Retry
+from qworker.errors import UsageError
 from qworker.history.batch import to_batches
 from qworker.history.event import Event
 from qworker.message import Message

@@ -9,9 +9,9 @@ from types import TracebackType
 from typing import Any, Self
 
 from qworker.backend import Backend
+from qworker.backend.listing import list_messages
 from qworker.backend.registry import open_backend
 from qworker.clock import SYSTEM_CLOCK
-from qworker.kit.browse import list_messages
 from qworker.message import Draft, Lease, Query, QueueStats, SettleAction, Settlement, State, StoredMessage
 from qworker.testing.clock import FakeClock
 from qworker.url import BackendURL

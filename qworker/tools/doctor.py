@@ -11,11 +11,12 @@ from importlib.metadata import PackageNotFoundError, version
 
 from qworker import __version__
 from qworker.backend import Backend
-from qworker.backend.offers import Check, Health, doctor_of
+from qworker.backend.offers import doctor_of
 from qworker.backend.registry import backend_class, open_backend, schemes
 from qworker.bulk import IncompleteLoad, incomplete_loads
 from qworker.errors import BackendUnavailable, MissingExtra, QworkerError
 from qworker.kit.directory.missing import is_missing
+from qworker.kit.doctor_check import Check, Health
 from qworker.kit.files import store_error
 from qworker.names import counted
 from qworker.url import BackendURL

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from qworker.worker.delivery import Observer, RunningMessage, WorkerCounts, WorkerOptions
+from qworker.worker.delivery import Observer, RunningMessage, WorkerCounts
 from qworker.worker.worker import Worker
+from qworker.worker.worker_options import WorkerOptions
 
 __all__ = ["Observer", "RunningMessage", "Worker", "WorkerCounts", "WorkerOptions"]

@@ -12,15 +12,16 @@ from qworker import log_events as events
 from qworker.app import Tasks
 from qworker.clock import Clock
 from qworker.context import Context
+from qworker.decision import Fail, Retry, outcome_of
 from qworker.definition.callables import unrun
 from qworker.envelope import Envelope, open_envelope
-from qworker.errors import MOST_DELAY, Fail, InvalidArguments, Retry
-from qworker.failure_text import failure_text, outcome_of, summary_of
+from qworker.errors import InvalidArguments
+from qworker.failure_text import failure_text, summary_of
 from qworker.logs import RUNNING
 from qworker.message import SettleAction
 from qworker.names import printable
 from qworker.parcel import unpack
-from qworker.retry import DEFAULT_BACKOFF, Backoff
+from qworker.retry import DEFAULT_BACKOFF, MOST_DELAY, Backoff
 from qworker.task import Handler
 from qworker.worker.delivery import Observer, Run, Stop
 

@@ -14,7 +14,7 @@ from qworker.clock import Clock
 from qworker.logs import debug_enabled
 from qworker.message import Lease
 from qworker.worker.consumers import Consumers
-from qworker.worker.delivery import Observer, Run, Stop, Transitions, WorkerCounts, WorkerOptions
+from qworker.worker.delivery import Observer, Run, Stop, Transitions, WorkerCounts
 from qworker.worker.executor import Executor, absorb_cancels
 from qworker.worker.feeder import Feeder
 from qworker.worker.handlers.process_runner import ProcessRunner
@@ -23,6 +23,7 @@ from qworker.worker.lease_extender import Keeper
 from qworker.worker.outage import Outage
 from qworker.worker.reaper import Reaper
 from qworker.worker.settler import SENDERS, Settler
+from qworker.worker.worker_options import WorkerOptions
 
 __all__ = ["Crew"]
 

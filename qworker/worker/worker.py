@@ -31,10 +31,11 @@ from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.errors import UsageError
 from qworker.logs import WorkerLog
 from qworker.worker import telemetry
-from qworker.worker.delivery import Observer, Run, RunningMessage, WorkerCounts, WorkerOptions
+from qworker.worker.delivery import Observer, Run, RunningMessage, WorkerCounts
 from qworker.worker.handlers.process_runner import check_importable
 from qworker.worker.loops import Crew
 from qworker.worker.recorder import Recorder
+from qworker.worker.worker_options import WorkerOptions
 
 __all__ = ["Observer", "Run", "RunningMessage", "Worker", "WorkerCounts", "WorkerOptions"]
 

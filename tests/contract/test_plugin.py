@@ -50,7 +50,7 @@ import asyncio
 
 import shop
 from qworker import State
-from qworker.kit.browse import list_messages
+from qworker.backend.listing import list_messages
 from qworker.message import Query
 from qworker.testing import enqueued_calls, run_until_idle
 

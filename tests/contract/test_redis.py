@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 import pytest_asyncio
 
+from qworker.backend.listing import list_messages
 from qworker.backend.registry import open_backend
 from qworker.errors import FormatTooNew
-from qworker.kit.browse import list_messages
 from qworker.message import Draft, Query, Selection, SettleAction, Settlement, State
 from qworker.testing.contract import BackendContract
 from qworker.testing.contract_browse import in_order

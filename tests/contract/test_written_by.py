@@ -17,14 +17,14 @@ import pytest_asyncio
 
 from qworker import Context, Message, Tasks, bulk
 from qworker.backend import Backend
+from qworker.backend.listing import list_messages
 from qworker.bulk import StagedPartition
 from qworker.envelope import Envelope, open_envelope
-from qworker.kit.browse import list_messages
 from qworker.message import Draft, Lease, Query, Selection, SettleAction, Settlement, State
 from qworker.parcel import unpack
 from qworker.tools.explain import explain
 from qworker.worker import Worker
-from qworker.worker.delivery import WorkerOptions
+from qworker.worker.worker_options import WorkerOptions
 from tests.servers import PROGRAMS
 from tests.written import FOLDER, KEEPS_DONE, KINDS, STATES, Written, body_of, described, open_written, unpack_all
 

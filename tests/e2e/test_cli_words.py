@@ -96,7 +96,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_options_that_are_written_down_are_those_of_the_commands() -> None:
-    assert all_options() == OPTIONS
+    assert all_options(cli) == OPTIONS
 
 
 def test_every_variable_that_the_program_reads_is_known() -> None:

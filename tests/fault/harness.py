@@ -13,8 +13,8 @@ import time
 from collections import Counter
 from pathlib import Path
 
+from qworker.backend.listing import list_messages
 from qworker.backend.registry import open_backend
-from qworker.kit.browse import list_messages
 from qworker.message import Lease, Query, SettleAction, Settlement, State
 
 HERE = Path(__file__).parent

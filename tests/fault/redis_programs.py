@@ -17,7 +17,7 @@ from qworker.backend.registry import open_backend
 from qworker.errors import BackendError
 from qworker.message import Draft, SettleAction, Settlement
 from qworker.worker import Worker
-from qworker.worker.delivery import WorkerOptions
+from qworker.worker.worker_options import WorkerOptions
 
 QUEUE = "work"
 VISIBILITY = 30.0

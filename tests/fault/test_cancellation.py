@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from qworker.backend import Backend
+from qworker.backend.listing import list_messages
 from qworker.backend.registry import open_backend
-from qworker.kit.browse import list_messages
 from qworker.message import Draft, Query, State
 from tests.fault import harness
 from tests.fault.harness import QUEUE

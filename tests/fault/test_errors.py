@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from qworker.backend.listing import list_messages
 from qworker.backend.registry import open_backend
 from qworker.errors import StorageFull
-from qworker.kit.browse import list_messages
 from qworker.message import Draft, Query, State
 from tests.depth import DEEP
 from tests.fault.harness import (

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from qworker.backend.listing import list_messages
 from qworker.backend.registry import open_backend
-from qworker.kit.browse import list_messages
 from qworker.message import Query, State
 from tests.depth import DEPTH
 from tests.fault import mixed_programs

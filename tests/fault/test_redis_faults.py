@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from qworker.backend.offers import Health
+from qworker.backend.listing import list_messages
 from qworker.backend.registry import open_backend
 from qworker.errors import BackendError, BackendUnavailable, PublishUncertain, StorageFull
-from qworker.kit.browse import list_messages
+from qworker.kit.doctor_check import Health
 from qworker.message import Draft, Lease, Query, Selection, SettleAction, Settlement, State
 from qworker.testing.wait_until import wait_until
 from qworker.url import BackendURL

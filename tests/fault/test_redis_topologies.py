@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from qworker import bulk
+from qworker.backend.listing import list_messages
 from qworker.backend.registry import open_backend
 from qworker.errors import BackendUnavailable, PermissionDenied, PublishUncertain
-from qworker.kit.browse import list_messages
 from qworker.message import Draft, Lease, Query, SettleAction, Settlement, State
 from qworker.testing.wait_until import wait_until
 from qworker.url import BackendURL

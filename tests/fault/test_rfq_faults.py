@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from qworker.backend import Backend
-from qworker.backend.offers import Health
+from qworker.backend.listing import list_messages
 from qworker.backend.registry import open_backend
 from qworker.errors import BackendUnavailable
-from qworker.kit.browse import list_messages
+from qworker.kit.doctor_check import Health
 from qworker.message import Draft, Lease, Query, SettleAction, Settlement, State
 from qworker.testing.wait_until import wait_until
 from qworker.url import BackendURL
@@ -35,7 +35,7 @@ CONCURRENCY = 5
 WORKER = f"""\
 import asyncio, os, sys
 from qworker import Message, Tasks
-from qworker.worker.delivery import WorkerOptions
+from qworker.worker.worker_options import WorkerOptions
 from qworker.worker import Worker
 
 tasks = Tasks(sys.argv[1])

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from qworker.backend import Backend
+from qworker.backend.listing import list_messages
 from qworker.backend.registry import open_backend
-from qworker.kit.browse import list_messages
 from qworker.message import Draft, Query, SettleAction, Settlement, State
 from tests.interop.fsq_peer import PATIENCE, Fsq
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from qworker.backend.listing import list_messages
 from qworker.backend.registry import open_backend
-from qworker.kit.browse import list_messages
 from qworker.message import Query, SettleAction, Settlement, State
 from qworker.testing.clock import FakeClock
 from tests.archives import unpack

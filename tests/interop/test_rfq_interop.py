@@ -18,9 +18,9 @@ import pytest
 from click.testing import CliRunner
 
 from qworker.backend import Backend
+from qworker.backend.listing import list_messages
 from qworker.backend.registry import open_backend
 from qworker.cli.main import cli
-from qworker.kit.browse import list_messages
 from qworker.message import Draft, Lease, Query, SettleAction, Settlement, State
 from qworker.testing.wait_until import wait_until
 from tests.installed import environment

@@ -24,8 +24,8 @@ from hypothesis.stateful import (
 )
 
 from qworker.backend import Backend
+from qworker.backend.listing import list_messages
 from qworker.backend.registry import open_backend
-from qworker.kit.browse import list_messages
 from qworker.message import Draft, Lease, Query, Selection, SettleAction, Settlement, State
 from qworker.names import new_ids
 from qworker.testing.clock import FakeClock

@@ -11,8 +11,8 @@ import pytest
 from redis import Redis
 
 from qworker.backend import Backend
+from qworker.backend.listing import list_messages
 from qworker.backend.registry import open_backend
-from qworker.kit.browse import list_messages
 from qworker.message import Draft, Lease, Query, Selection, SettleAction, Settlement, State
 from tests.depth import DEPTH
 from tests.servers import RedisServer, free_port

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from qworker.backend import Backend
+from qworker.backend.listing import list_messages
 from qworker.backend.registry import open_backend
-from qworker.kit.browse import list_messages
 from qworker.message import Draft, Lease, Query, SettleAction, Settlement, State
 
 T = TypeVar("T")
@@ -69,7 +69,7 @@ def work_off(url: str, messages: int, queue: str = QUEUE) -> None:
     """Enqueue calls and let a worker run them, so that the history tells of it."""
     from qworker import Tasks
     from qworker.worker import Worker
-    from qworker.worker.delivery import WorkerOptions
+    from qworker.worker.worker_options import WorkerOptions
 
     tasks = Tasks(url)
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from qworker.backend import Backend
+from qworker.backend.listing import list_messages
 from qworker.errors import QueueNotFound, UsageError
 from qworker.history.event import Event
-from qworker.kit.browse import list_messages
 from qworker.message import Query, Selection, SettleAction, State
 from qworker.pipeline.jobs import write_ahead as intents
 from qworker.pipeline.jobs.archive import ArchiveResult, archive, read_archive

@@ -14,9 +14,9 @@ import msgspec
 import pytest
 
 from qworker import Tasks
+from qworker.backend.listing import list_messages
 from qworker.backend.registry import open_backend
 from qworker.errors import InvalidArguments, QworkerError, UnknownTask, UsageError
-from qworker.kit.browse import list_messages
 from qworker.message import Query, State, StoredMessage
 from qworker.pipeline.jobs.load import load
 from qworker.worker import Worker, WorkerOptions

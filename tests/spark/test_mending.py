@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from qworker.backend import Backend
+from qworker.backend.listing import list_messages
 from qworker.errors import UsageError
-from qworker.kit.browse import list_messages
 from qworker.message import Draft, Query, SettleAction, Settlement, State, StoredMessage
 from qworker.pipeline.jobs import bulk_calls as hands
 from qworker.pipeline.jobs.dedupe import dedupe

@@ -12,9 +12,9 @@ from pyspark.sql.datasource import InputPartition
 
 from qworker.errors import MissingExtra, UsageError
 from qworker.message import SettleAction
-from qworker.pipeline.session import check_installation, map_in_arrow
 from qworker.pipeline.source.options import ReadOptions
 from qworker.pipeline.source.reader import EventsReader, FilteredMessagesReader
+from qworker.pipeline.spark.runtime import check_installation, map_in_arrow
 from qworker.pipeline.spark.schema import MESSAGES, column_names
 from tests.exports import check_exports
 from tests.spark.stores import QUEUE, ask, file_url, finish, publish, work_off

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
+from qworker.backend.listing import list_messages
 from qworker.backend.registry import open_backend
 from qworker.errors import BackendError, InvalidArguments, NotSupported, QworkerError, UsageError
-from qworker.kit.browse import list_messages
 from qworker.message import Query, SettleAction, Settlement, State, StoredMessage
-from qworker.pipeline.session import map_in_arrow
 from qworker.pipeline.spark.error_text import plain
+from qworker.pipeline.spark.runtime import map_in_arrow
 from tests.servers import RedisServer
 from tests.spark.killing import COMMIT, Killer, forked, jvm
 

@@ -13,7 +13,7 @@ import pytest
 
 from qworker import Context, Tasks
 from qworker.backend import Backend
-from qworker.kit.browse import list_messages
+from qworker.backend.listing import list_messages
 from qworker.message import Query, State
 from qworker.pipeline.jobs.archive import archive, read_archive
 from qworker.pipeline.jobs.load import load
@@ -22,7 +22,7 @@ from qworker.pipeline.jobs.reconcile import reconcile
 from qworker.pipeline.jobs.replay import replay
 from qworker.pipeline.report import report
 from qworker.worker import Worker
-from qworker.worker.delivery import WorkerOptions
+from qworker.worker.worker_options import WorkerOptions
 from tests.archives import unpack
 from tests.spark.stores import ask, file_url
 from tests.written import FOLDER, KEEPS_DONE, KINDS, body_of, restored

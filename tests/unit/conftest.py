@@ -10,8 +10,8 @@ import hypothesis
 import pytest
 
 from qworker import State, Tasks
+from qworker.backend.listing import list_messages
 from qworker.errors import BackendUnavailable
-from qworker.kit.browse import list_messages
 from qworker.kit.retention import KEEP_ALL
 from qworker.message import Query
 from qworker.worker import Worker, WorkerOptions

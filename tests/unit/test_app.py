@@ -13,8 +13,8 @@ import pytest
 
 import qworker
 from qworker import Backoff, Call, Context, Draft, Fail, Job, State, Tasks
+from qworker.backend.listing import list_messages
 from qworker.errors import DuplicateTask, InvalidArguments, InvalidName, InvalidURL, UnknownTask, UsageError
-from qworker.kit.browse import list_messages
 from qworker.message import Message, Query, QueueStats, StoredMessage
 from qworker.task import TaskOptions
 from qworker.testing import run_until_idle

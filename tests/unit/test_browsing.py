@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 from qworker.backend import Backend
+from qworker.backend.listing import list_messages
 from qworker.backend.registry import open_backend
 from qworker.errors import UsageError
 from qworker.kit import browse as browsing
 from qworker.kit import parts
-from qworker.kit.browse import Chosen, Place, browse_rows, browse_share, list_messages, place_of, position_of
+from qworker.kit.browse import Chosen, Place, browse_rows, browse_share, place_of, position_of
 from qworker.message import Draft, Message, Query, SettleAction, Settlement, State, StoredMessage
 from qworker.testing.clock import FakeClock
 

@@ -13,11 +13,11 @@ import pytest
 
 from qworker import bulk
 from qworker.backend import Backend
+from qworker.backend.listing import list_messages
 from qworker.backend.registry import open_backend
 from qworker.bulk import BulkWriter, StagedPartition, check_load, message_id
 from qworker.bulk.spool import BATCH, SpooledBulkWriter
 from qworker.errors import BackendError, BackendUnavailable, InvalidName, NotSupported, UsageError
-from qworker.kit.browse import list_messages
 from qworker.message import Draft, Query, SettleAction, Settlement, State
 from qworker_file.staging import FileBulkWriter
 from qworker_redis.staging import RedisBulkWriter

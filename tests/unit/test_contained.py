@@ -13,8 +13,8 @@ import pytest
 import structlog
 
 from qworker import Backoff, Draft, Fail, Retry, State
-from qworker.errors import MOST_DELAY
 from qworker.failure_text import summary
+from qworker.retry import MOST_DELAY
 from qworker.worker import Worker, WorkerOptions
 
 

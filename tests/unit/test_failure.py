@@ -13,8 +13,10 @@ from fractions import Fraction
 import pytest
 
 from qworker import Fail, Retry
-from qworker.errors import MOST_DELAY, UsageError
-from qworker.failure_text import failure_text, outcome_of, summary, summary_of
+from qworker.decision import outcome_of
+from qworker.errors import UsageError
+from qworker.failure_text import failure_text, summary, summary_of
+from qworker.retry import MOST_DELAY
 
 
 class Unsayable(Exception):

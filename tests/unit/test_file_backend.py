@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from qworker.backend.listing import list_messages
 from qworker.backend.registry import open_backend
 from qworker.errors import (
     BackendError,
@@ -27,7 +28,6 @@ from qworker.errors import (
     PublishUncertain,
     StorageFull,
 )
-from qworker.kit.browse import list_messages
 from qworker.kit.files import GroupCommit, read_all
 from qworker.message import Draft, Lease, Query, Selection, SettleAction, Settlement, State
 from qworker.names import new_id

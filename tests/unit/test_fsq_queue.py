@@ -23,9 +23,9 @@ from hypothesis import strategies as st
 
 from qworker import Retry, Tasks
 from qworker.backend import Backend
+from qworker.backend.listing import list_messages
 from qworker.backend.registry import open_backend
 from qworker.cli.main import main
-from qworker.kit.browse import list_messages
 from qworker.message import Draft, Message, Query, Selection, SettleAction, Settlement, State
 from qworker.testing import FakeClock, run_until_idle, wait_until
 from qworker_file.fsq.constants import Constants

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import pytest
 
 from qworker import Draft, State
+from qworker.backend.listing import list_messages
 from qworker.errors import BackendError, BackendUnavailable, QueueNotFound
-from qworker.kit.browse import list_messages
 from qworker.message import Query, Selection, SettleAction, Settlement
 from qworker.testing import FakeClock
 from qworker.tools.move import move

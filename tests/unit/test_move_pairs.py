@@ -10,8 +10,8 @@ import pytest
 
 from qworker import Tasks
 from qworker.backend import Backend
+from qworker.backend.listing import list_messages
 from qworker.backend.registry import open_backend
-from qworker.kit.browse import list_messages
 from qworker.message import Draft, Message, Query, SettleAction, Settlement, State
 from qworker.parcel import pack, unpack
 from qworker.testing import run_until_idle

@@ -12,9 +12,9 @@ import pytest
 import pytest_asyncio
 
 from qworker.backend import Backend
+from qworker.backend.listing import list_messages
 from qworker.backend.registry import open_backend
 from qworker.errors import FormatTooNew
-from qworker.kit.browse import list_messages
 from qworker.kit.files import boot_id
 from qworker.message import Draft, Lease, Query, SettleAction, Settlement, State
 from qworker.testing.clock import FakeClock

@@ -7,8 +7,9 @@ from importlib.metadata import EntryPoint
 import pytest
 
 from qworker.backend import registry
-from qworker.backend.offers import Check, Health, doctor_of, follower_of, scan_of
+from qworker.backend.offers import doctor_of, follower_of, scan_of
 from qworker.backend.registry import backend_class
+from qworker.kit.doctor_check import Check, Health
 from qworker.tools.doctor import examine
 from qworker.url import BackendURL
 from qworker_memory import MemoryBackend

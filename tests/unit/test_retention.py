@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qworker.backend import Backend
+from qworker.backend.listing import list_messages
 from qworker.backend.registry import open_backend
 from qworker.errors import InvalidURL
-from qworker.kit.browse import list_messages
 from qworker.kit.retention import Retention, keep_done
 from qworker.message import Draft, Query, SettleAction, Settlement, State
 from qworker.testing.harness import Harness

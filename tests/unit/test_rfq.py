@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from redis import Redis
 
 from qworker.backend import Backend
+from qworker.backend.listing import list_messages
 from qworker.backend.registry import open_backend
 from qworker.cli.main import main
 from qworker.errors import BackendError, InvalidArguments, InvalidURL, NotSupported
-from qworker.kit.browse import list_messages
 from qworker.message import Draft, Lease, Query, Selection, SettleAction, Settlement, State
 from qworker_redis.rfq.codec import BODY, BODY_BASE64, decode, encode
 from qworker_redis.rfq.ids import id_of, is_id, new_ids, published_at, ticks_of

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from qworker.backend import Backend
+from qworker.backend.listing import list_messages
 from qworker.backend.offers import follower_of
 from qworker.backend.registry import open_backend
-from qworker.kit.browse import list_messages
 from qworker.message import Draft, Query, State
 from qworker.url import BackendURL
 from qworker_sq import SqBackend

@@ -13,9 +13,9 @@ import pytest
 import pytest_asyncio
 
 from qworker.backend import Backend
+from qworker.backend.listing import list_messages
 from qworker.backend.registry import open_backend
 from qworker.errors import InvalidURL, NotSupported, PublishUncertain, StorageFull
-from qworker.kit.browse import list_messages
 from qworker.kit.segments.state import decode_state
 from qworker.message import Draft, Lease, Query, Selection, SettleAction, Settlement, State
 from qworker.testing.wait_until import wait_until

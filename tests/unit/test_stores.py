@@ -14,7 +14,7 @@ import structlog
 
 from qworker import Draft, State, bulk
 from qworker.backend import Backend
-from qworker.backend.offers import Check, Health
+from qworker.backend.listing import list_messages
 from qworker.backend.registry import _installed, open_backend, schemes
 from qworker.errors import (
     BackendError,
@@ -28,7 +28,7 @@ from qworker.history import log_writer as writer
 from qworker.history.batch import EventBatch
 from qworker.history.directory import DirectoryHistory
 from qworker.history.store import HistoryOptions
-from qworker.kit.browse import list_messages
+from qworker.kit.doctor_check import Check, Health
 from qworker.kit.files import store_error
 from qworker.kit.parts import shares
 from qworker.message import Query, Selection

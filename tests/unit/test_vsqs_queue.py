@@ -11,9 +11,9 @@ import pytest_asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
+from qworker.backend.listing import list_messages
 from qworker.backend.registry import open_backend
 from qworker.errors import InvalidURL, NotSupported, PublishUncertain, QueueFull
-from qworker.kit.browse import list_messages
 from qworker.kit.files import GroupCommit
 from qworker.message import Draft, Lease, Query, SettleAction, Settlement, State
 from qworker.testing.clock import FakeClock

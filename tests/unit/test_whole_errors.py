@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from qworker import Backoff, Fail, Retry, Tasks
+from qworker.backend.listing import list_messages
 from qworker.cli.main import main
-from qworker.kit.browse import list_messages
 from qworker.message import Query, State
 from qworker.task import Job
 from qworker.testing import run_until_idle

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, ClassVar, Self
 
 from qworker.backend import Backend
 from qworker.backend.deviations import refuse_unsupported
-from qworker.backend.offers import Check
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.errors import BackendUnavailable
 from qworker.history.directory import directory_history
 from qworker.kit.browse import at_most
 from qworker.kit.directory.missing import is_missing, queue_not_found
+from qworker.kit.doctor_check import Check
 from qworker.kit.files import check_writable, durability_at, link_file, store_errors
 from qworker.kit.find import find_each, stamp
 from qworker.kit.parts import shares
@@ -47,7 +47,7 @@ from qworker_file.fsq.store import ABSENT_PAUSE, Store
 from qworker_file.unchanged import unchanged
 
 if TYPE_CHECKING:
-    from qworker.tools.scan.engine import ScanOptions, Source
+    from qworker.backend.scan_source import ScanOptions, Source
 
 __all__ = ["FsqBackend"]
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from qworker.tools.scan import Ended, ScanError
+from qworker.backend.scan_source import Ended, ScanError
 from qworker_file.fsq.layout import QueueDir
 from qworker_file.fsq.reenqueue import link_item, opened, reenqueue
 from qworker_file.fsq.scan import FsqSource, FsqWork

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import msgspec
 
+from qworker.backend.scan_source import Ended, Exits, ScanDown, ScanError, ScanOptions
 from qworker.kit.files import DIRECTORY
-from qworker.tools.scan import Ended, Exits, ScanDown, ScanError, ScanOptions
 from qworker.url import BackendURL
 from qworker_file.fsq.claim import Claimed, NotClaimed, claim, exhausted, reason_name
 from qworker_file.fsq.constants import Constants

@@ -53,7 +53,8 @@ def session(name: str, master: str | None, conf: Sequence[str]) -> Generator[Wor
         UsageError: there is no Java, `conf` cannot be read, or a Python worker says so.
         BackendError: Spark, or the store as its workers see it, failed.
     """
-    from qworker.pipeline.session import check_installation, start_session
+    from qworker.pipeline.session import start_session
+    from qworker.pipeline.spark.runtime import check_installation
 
     options = dict(_pair(one) for one in conf)
     check_installation()

@@ -9,11 +9,11 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from qworker.backend import Backend
+from qworker.backend.listing import list_messages
 from qworker.cli.top.history_rates import Told
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.errors import QueueNotFound
 from qworker.health.probe import ask
-from qworker.kit.browse import list_messages
 from qworker.logs import one_line
 from qworker.message import Query, QueueStats, State
 from qworker.url import mask

@@ -15,7 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable
 
-from qworker.backend.offers import Check, Health
+from qworker.kit.doctor_check import Check, Health
 from qworker.kit.files import FULL, NETWORK, FileSystem, link_file, make_fifo, store_error
 from qworker.kit.mounts import MOUNTINFO
 

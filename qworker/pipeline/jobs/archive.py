@@ -20,7 +20,8 @@ from qworker.errors import UsageError
 from qworker.message import State
 from qworker.pipeline.jobs.tables import Table, merged, staged
 from qworker.pipeline.jobs.write_ahead import STAGING, Intent, carry_out, positions, recover
-from qworker.pipeline.session import own_interpreter, register_data_source
+from qworker.pipeline.session import register_data_source
+from qworker.pipeline.spark.runtime import own_interpreter
 from qworker.pipeline.spark.schema import PLACE, column_names
 from qworker.pipeline.spark.storage import Folder, open_folder
 

@@ -13,7 +13,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from qworker.backend import Backend
 from qworker.backend.registry import open_backend
 from qworker.message import Selection
-from qworker.pipeline.session import map_in_arrow, own_interpreter
+from qworker.pipeline.spark.runtime import map_in_arrow, own_interpreter
 
 __all__ = ["find", "remove", "requeue"]
 

@@ -13,8 +13,8 @@ import pyarrow.compute as pc
 from qworker.backend import Backend
 from qworker.errors import QueueNotFound
 from qworker.message import FinishedMessage, Selection, State
-from qworker.pipeline.session import map_in_arrow
 from qworker.pipeline.source.reader import opened
+from qworker.pipeline.spark.runtime import map_in_arrow
 from qworker.pipeline.spark.schema import PLACE
 
 # The stubs of pyarrow leave the types of elements open.

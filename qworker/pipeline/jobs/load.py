@@ -14,12 +14,12 @@ from pyspark.sql import functions as F  # noqa: N812
 from qworker.bulk import LoadDone, check_load
 from qworker.errors import InvalidArguments, UsageError
 from qworker.names import check_queue
-from qworker.pipeline.session import own_interpreter
 from qworker.pipeline.source.call_encoder import CALL, CallMaker
 from qworker.pipeline.source.row_reader import SOURCE
 from qworker.pipeline.source.source import loading_class
 from qworker.pipeline.source.write_partition import WriteOptions, bulk_writer
 from qworker.pipeline.spark.error_text import plain
+from qworker.pipeline.spark.runtime import own_interpreter
 from qworker.signature import Signature
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from qworker.pipeline.jobs.write_ahead import STAGING
-from qworker.pipeline.session import parallelism
+from qworker.pipeline.spark.runtime import parallelism
 from qworker.pipeline.spark.schema import TABLES, column_names
 from qworker.pipeline.spark.storage import Folder
 from qworker.pipeline.spark.structs import struct

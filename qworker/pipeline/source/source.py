@@ -17,8 +17,8 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from qworker.pipeline.session import hands_filters_down, parallelism
 from qworker.pipeline.source.options import ReadOptions
+from qworker.pipeline.spark.runtime import hands_filters_down, parallelism
 from qworker.pipeline.spark.structs import struct
 
 if TYPE_CHECKING:

@@ -6,17 +6,7 @@ another by `open_scan` on its backend class (qworker/backend/offers.py).
 
 from __future__ import annotations
 
-from qworker.tools.scan.engine import Ended, Exits, ScanDown, ScanError, ScanOptions, Source, Work, scan
+from qworker.tools.scan.engine import scan
 from qworker.tools.scan.sources import open_source
 
-__all__ = [
-    "Ended",
-    "Exits",
-    "ScanDown",
-    "ScanError",
-    "ScanOptions",
-    "Source",
-    "Work",
-    "open_source",
-    "scan",
-]
+__all__ = ["open_source", "scan"]

@@ -11,11 +11,11 @@ from typing import IO, Any, TypeVar
 
 from qworker.backend import Backend
 from qworker.backend.registry import open_backend
+from qworker.backend.scan_source import Ended, Exits, ScanDown, ScanError, ScanOptions, Work
 from qworker.enqueue.portal import Portal
 from qworker.errors import BackendUnavailable
 from qworker.kit.directory.missing import require_directory
 from qworker.message import Lease, SettleAction, Settlement
-from qworker.tools.scan.engine import Ended, Exits, ScanDown, ScanError, ScanOptions, Work
 
 __all__ = ["LeasedSource"]
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from qworker.backend.offers import scan_of
+from qworker.backend.scan_source import ScanOptions, Source
 from qworker.errors import NotSupported
-from qworker.tools.scan.engine import ScanOptions, Source
 from qworker.url import BackendURL
 
 __all__ = ["open_source"]

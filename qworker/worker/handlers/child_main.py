@@ -22,10 +22,11 @@ import msgspec
 from qworker import log_events as events
 from qworker import logs
 from qworker.context import Context
+from qworker.decision import Fail, Retry, outcome_of
 from qworker.definition.callables import unrun
 from qworker.envelope import Envelope, open_envelope
-from qworker.errors import Fail, Retry, UsageError
-from qworker.failure_text import error_type, failure_text, outcome_of
+from qworker.errors import UsageError
+from qworker.failure_text import error_type, failure_text
 from qworker.message import Message
 from qworker.signature import Signature
 from qworker.task import Handler

@@ -19,7 +19,8 @@ import msgspec
 
 from qworker import logs
 from qworker.clock import Clock
-from qworker.errors import Fail, Retry, UsageError
+from qworker.decision import Fail, Retry
+from qworker.errors import UsageError
 from qworker.failure_text import RemoteFailure, error_type
 from qworker.task import Handler, RawHandler
 from qworker.worker.delivery import Run, Stop

@@ -10,10 +10,10 @@ from typing import Any, TypeVar
 import click
 import msgspec
 
+from qworker.backend.scan_source import ScanError
 from qworker.cli.options import URLCommand
 from qworker.cli.output import say
 from qworker.errors import InvalidURL, QworkerError, UsageError
-from qworker.tools.scan import ScanError
 from qworker.url import BackendURL
 from qworker_file.fsq.constants import Constants
 from qworker_file.fsq.options import FsqOptions, root_of

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import click
 
+from qworker.backend.scan_source import ScanOptions
 from qworker.cli.options import exit_code_options, item_limit_options
 from qworker.errors import QueueNotFound
 from qworker.names import check_queue
-from qworker.tools.scan import ScanOptions
 from qworker.url import BackendURL
 from qworker_file.fsq.cli.common import FsqCommand, complain, owner_options, placed, shout
 from qworker_file.fsq.distribute import Distribution, distribute
