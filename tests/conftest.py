@@ -9,8 +9,8 @@ import pytest
 import structlog
 
 from qworker import logs
-from tests.depth import pytest_collection_modifyitems
-from tests.noskip import pytest_make_collect_report, pytest_runtest_makereport
+from tests.support.depth import pytest_collection_modifyitems
+from tests.support.noskip import pytest_make_collect_report, pytest_runtest_makereport
 
 __all__ = ["pytest_collection_modifyitems", "pytest_make_collect_report", "pytest_runtest_makereport"]
 

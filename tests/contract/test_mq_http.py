@@ -10,7 +10,7 @@ from qworker.backend.registry import open_backend
 from qworker.testing.clock import FakeClock
 from qworker.testing.contract import BackendContract
 from qworker.testing.harness import Harness
-from tests.serving import served
+from tests.support.serving import served
 
 
 @pytest.fixture(scope="module")

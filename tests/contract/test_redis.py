@@ -14,7 +14,7 @@ from qworker.testing.contract import BackendContract
 from qworker.testing.contract_browse import in_order
 from qworker.testing.harness import Case, Harness
 from qworker_redis import admin
-from tests.servers import PROGRAMS, RedisHarness, RedisServer
+from tests.support.servers import PROGRAMS, RedisHarness, RedisServer
 
 
 @pytest.fixture(scope="module", params=PROGRAMS)

@@ -7,7 +7,7 @@ import pytest_asyncio
 
 from qworker.testing.contract import BackendContract
 from qworker.testing.harness import Harness
-from tests.servers import MovedClock, RedisHarness, RedisServer, free_port
+from tests.support.servers import MovedClock, RedisHarness, RedisServer, free_port
 
 
 @pytest.fixture(scope="module")

@@ -25,8 +25,18 @@ from qworker.parcel import unpack
 from qworker.tools.explain import explain
 from qworker.worker import Worker
 from qworker.worker.worker_options import WorkerOptions
-from tests.servers import PROGRAMS
-from tests.written import FOLDER, KEEPS_DONE, KINDS, STATES, Written, body_of, described, open_written, unpack_all
+from tests.support.servers import PROGRAMS
+from tests.support.written import (
+    FOLDER,
+    KEEPS_DONE,
+    KINDS,
+    STATES,
+    Written,
+    body_of,
+    described,
+    open_written,
+    unpack_all,
+)
 
 # A store, and the server that it is on: each that is supported, and the oldest, which wrote the keys.
 STORES = [*KINDS, *[f"redis on {program}" for program in PROGRAMS if program != "redis-server"]]

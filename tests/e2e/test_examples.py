@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.depth import DEEP
+from tests.support.depth import DEEP
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 # Seconds for one step; the whole installation is thousands of files, and two processors may be busy with other tests.

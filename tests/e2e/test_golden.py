@@ -32,9 +32,9 @@ from qworker.testing import FakeClock
 from qworker.worker.metrics import TaskCounts
 from qworker_memory import MemoryBackend
 from tests.e2e.processes import PATIENCE, PYTHON, environment
-from tests.golden_text import Normal, check, json_of_command
-from tests.servers import RedisServer, free_port
-from tests.serving import served
+from tests.support.golden_text import Normal, check, json_of_command
+from tests.support.servers import RedisServer, free_port
+from tests.support.serving import served
 
 ROOT = Path(__file__).parents[2]
 URL = "file://./spool?keep_done=all&history=1"

@@ -19,8 +19,8 @@ import pytest
 
 from qworker.cli.main import main
 from qworker_memory import MemoryBackend
-from tests.servers import RedisServer, free_port
-from tests.serving import served
+from tests.support.servers import RedisServer, free_port
+from tests.support.serving import served
 
 SCHEMES = ["file", "fsq", "mq", "sq", "vsqs"]
 NOBODY = 65534

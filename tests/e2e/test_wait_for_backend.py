@@ -13,7 +13,7 @@ import pytest
 from qworker import Draft
 from qworker.backend.registry import open_backend
 from tests.e2e.processes import Process, started
-from tests.servers import RedisServer
+from tests.support.servers import RedisServer
 
 APP = """
 import asyncio, os

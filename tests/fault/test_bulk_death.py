@@ -14,9 +14,9 @@ from qworker import bulk
 from qworker.backend.registry import open_backend
 from qworker.bulk import IncompleteLoad
 from qworker.message import SettleAction, Settlement
-from tests.depth import DEPTH
 from tests.fault.harness import KILL, LOSE, QUEUE, Launcher, fault, strays
-from tests.servers import RedisServer
+from tests.support.depth import DEPTH
+from tests.support.servers import RedisServer
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(300)]
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.depth import DEPTH
 from tests.fault import harness
 from tests.fault.harness import Books
 from tests.fault.test_power_cut import _mount, _pull_the_plug, _unmount, image
+from tests.support.depth import DEPTH
 
 __all__ = ["image"]
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.depth import DEPTH
 from tests.fault.harness import KILL, PATIENCE, Books, Launcher, check_invariant, drain, fault, strays
+from tests.support.depth import DEPTH
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(300)]
 

@@ -17,7 +17,6 @@ from qworker.backend.listing import list_messages
 from qworker.backend.registry import open_backend
 from qworker.errors import StorageFull
 from qworker.message import Draft, Query, State
-from tests.depth import DEEP
 from tests.fault.harness import (
     FAIL,
     PATIENCE,
@@ -32,6 +31,7 @@ from tests.fault.harness import (
     strays,
 )
 from tests.fault.programs import Ledger, publish
+from tests.support.depth import DEEP
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(300)]
 

@@ -15,8 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from qworker.backend.registry import open_backend
-from tests.depth import DEPTH
-from tests.serving import Served, served
+from tests.support.depth import DEPTH
+from tests.support.serving import Served, served
 
 STATUS = re.compile(rb"HTTP/1\.1 (\d{3}) ")
 LIMIT = 64 * 1024

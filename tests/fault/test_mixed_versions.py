@@ -18,12 +18,12 @@ import pytest
 from qworker.backend.listing import list_messages
 from qworker.backend.registry import open_backend
 from qworker.message import Query, State
-from tests.depth import DEPTH
 from tests.fault import mixed_programs
 from tests.fault.harness import kill
-from tests.old_code import FIRST, unpack_commit
-from tests.servers import RedisServer
-from tests.written import FOLDER
+from tests.support.depth import DEPTH
+from tests.support.old_code import FIRST, unpack_commit
+from tests.support.servers import RedisServer
+from tests.support.written import FOLDER
 
 # Of each publisher; in the deep tests 2,000.
 COUNT = 2000 if DEPTH > 1 else 150

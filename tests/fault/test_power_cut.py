@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.depth import DEPTH
 from tests.fault import harness
 from tests.fault.harness import Books, check_invariant, drain
+from tests.support.depth import DEPTH
 
 pytestmark = [pytest.mark.fault, pytest.mark.serial, pytest.mark.timeout(600)]
 

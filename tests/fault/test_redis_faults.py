@@ -19,9 +19,9 @@ from qworker.testing.wait_until import wait_until
 from qworker.url import BackendURL
 from qworker_redis.doctor import examine_server
 from qworker_redis.scripts import queue_key
-from tests.depth import DEPTH
-from tests.proxy import LossyProxy
-from tests.servers import PROGRAMS, RedisServer
+from tests.support.depth import DEPTH
+from tests.support.proxy import LossyProxy
+from tests.support.servers import PROGRAMS, RedisServer
 
 pytestmark = pytest.mark.fault
 

@@ -22,7 +22,7 @@ from qworker.url import BackendURL
 from qworker_redis.blocking import BlockingWire
 from qworker_redis.options import Options
 from qworker_redis.topology import slot_of
-from tests.servers import RedisServer, free_port
+from tests.support.servers import RedisServer, free_port
 
 pytestmark = pytest.mark.fault
 

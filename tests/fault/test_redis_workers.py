@@ -20,8 +20,8 @@ from qworker.backend.listing import list_messages
 from qworker.backend.registry import open_backend
 from qworker.message import Draft, Query, SettleAction, Settlement, State
 from qworker.testing.wait_until import wait_until
-from tests.depth import DEPTH
-from tests.servers import RedisServer
+from tests.support.depth import DEPTH
+from tests.support.servers import RedisServer
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(300)]
 

@@ -22,8 +22,8 @@ from qworker.message import Draft, Lease, Query, SettleAction, Settlement, State
 from qworker.testing.wait_until import wait_until
 from qworker.url import BackendURL
 from qworker_redis.doctor import examine_server
-from tests.proxy import LossyProxy
-from tests.servers import RedisServer, free_port
+from tests.support.proxy import LossyProxy
+from tests.support.servers import RedisServer, free_port
 
 pytestmark = pytest.mark.fault
 

@@ -19,7 +19,7 @@ from tests.e2e.processes import environment, until
 from tests.e2e.test_examples import workers_of
 from tests.fault import harness
 from tests.fault.harness import Books, drain, strays
-from tests.servers import RedisServer
+from tests.support.servers import RedisServer
 
 SECONDS = float(os.environ.get("QWORKER_TEST_SOAK", "4"))
 ROOT = Path(__file__).parents[2]

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.installed import installed
+from tests.support.installed import installed
 
 __all__ = ["install_fsq", "interpreters"]
 

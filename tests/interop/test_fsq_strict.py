@@ -24,8 +24,8 @@ from qworker.backend.registry import open_backend
 from qworker.cli.main import main
 from qworker.message import Draft, Lease, Query, Selection, SettleAction, Settlement, State
 from qworker.testing.wait_until import wait_until
-from tests.archives import unpack
 from tests.interop.fsq_peer import PATIENCE, Fsq
+from tests.support.archives import unpack
 
 QUEUE = "work"
 FIXTURE = Path(__file__).parents[1] / "fixtures" / "fsq.tar.gz"

@@ -12,8 +12,8 @@ from qworker.backend.listing import list_messages
 from qworker.backend.registry import open_backend
 from qworker.message import Query, SettleAction, Settlement, State
 from qworker.testing.clock import FakeClock
-from tests.archives import unpack
-from tests.serving import Served, served
+from tests.support.archives import unpack
+from tests.support.serving import Served, served
 
 FIXTURE = Path(__file__).parent.parent / "fixtures" / "mq.tar.gz"
 LINE = re.compile(r"(GET|PUT|POST|PATCH|DELETE) ?(\S*) -> HTTP/1.1 (\d+) .*")

@@ -23,8 +23,8 @@ from qworker.backend.registry import open_backend
 from qworker.cli.main import cli
 from qworker.message import Draft, Lease, Query, SettleAction, Settlement, State
 from qworker.testing.wait_until import wait_until
-from tests.installed import environment
-from tests.servers import RedisServer, free_port
+from tests.support.installed import environment
+from tests.support.servers import RedisServer, free_port
 
 FIXTURE = Path(__file__).parents[1] / "fixtures" / "rfq.keyspace.json"
 PEER = Path(__file__).with_name("rfq_peer.py")

@@ -10,7 +10,7 @@ import pytest
 
 from qworker.backend.registry import open_backend
 from qworker.message import Draft, SettleAction, Settlement
-from tests.archives import unpack
+from tests.support.archives import unpack
 
 FIXTURE = Path(__file__).parents[1] / "fixtures" / "sq.tar.gz"
 

@@ -14,8 +14,8 @@ from qworker.backend.listing import list_messages
 from qworker.backend.registry import open_backend
 from qworker.message import Draft, Query, Selection, SettleAction, Settlement, State
 from qworker.testing.wait_until import wait_until
-from tests.archives import unpack
-from tests.installed import environment
+from tests.support.archives import unpack
+from tests.support.installed import environment
 
 FIXTURE = Path(__file__).parents[1] / "fixtures" / "vsqs.tar.gz"
 PEER = Path(__file__).with_name("vsqs_peer.py")

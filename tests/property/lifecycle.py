@@ -30,7 +30,7 @@ from qworker.message import Draft, Lease, Query, Selection, SettleAction, Settle
 from qworker.names import new_ids
 from qworker.testing.clock import FakeClock
 from qworker.testing.harness import Harness
-from tests.depth import DEPTH
+from tests.support.depth import DEPTH
 
 T = TypeVar("T")
 # No sum of steps is a visibility or a delay, so that nothing depends on what happens at the very moment of an expiry.

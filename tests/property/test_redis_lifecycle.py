@@ -6,7 +6,7 @@ import pytest
 
 from qworker.testing.harness import Harness
 from tests.property.lifecycle import check_lifecycle
-from tests.servers import RedisHarness, RedisServer
+from tests.support.servers import RedisHarness, RedisServer
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -14,8 +14,8 @@ from qworker.backend import Backend
 from qworker.backend.listing import list_messages
 from qworker.backend.registry import open_backend
 from qworker.message import Draft, Lease, Query, Selection, SettleAction, Settlement, State
-from tests.depth import DEPTH
-from tests.servers import RedisServer, free_port
+from tests.support.depth import DEPTH
+from tests.support.servers import RedisServer, free_port
 
 TOPIC = "shared"
 BACKLOG, NEXTLOG = f"rfq:{TOPIC}:backlog", f"rfq:{TOPIC}:nextlog"

@@ -14,8 +14,8 @@ from qworker.message import Query, Selection, SettleAction, State
 from qworker.pipeline.jobs import write_ahead as intents
 from qworker.pipeline.jobs.archive import ArchiveResult, archive, read_archive
 from qworker.pipeline.spark.storage import HadoopFolder, LocalFolder
-from tests.servers import RedisServer
 from tests.spark.stores import QUEUE, ask, bodies, count, file_url, finish, publish, work_off
+from tests.support.servers import RedisServer
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -10,8 +10,8 @@ import pytest
 
 from qworker.message import SettleAction, State
 from qworker.pipeline.jobs.archive import archive
-from tests.pages import blocks, pages
 from tests.spark.stores import count, finish, publish
+from tests.support.pages import blocks, pages
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

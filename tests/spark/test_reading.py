@@ -16,8 +16,8 @@ from qworker.pipeline.source.options import ReadOptions
 from qworker.pipeline.source.reader import EventsReader, FilteredMessagesReader
 from qworker.pipeline.spark.runtime import check_installation, map_in_arrow
 from qworker.pipeline.spark.schema import MESSAGES, column_names
-from tests.exports import check_exports
 from tests.spark.stores import QUEUE, ask, file_url, finish, publish, work_off
+from tests.support.exports import check_exports
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

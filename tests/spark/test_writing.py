@@ -23,8 +23,8 @@ from qworker.errors import BackendError, InvalidArguments, NotSupported, Qworker
 from qworker.message import Query, SettleAction, Settlement, State, StoredMessage
 from qworker.pipeline.spark.error_text import plain
 from qworker.pipeline.spark.runtime import map_in_arrow
-from tests.servers import RedisServer
 from tests.spark.killing import COMMIT, Killer, forked, jvm
+from tests.support.servers import RedisServer
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

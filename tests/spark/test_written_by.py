@@ -23,9 +23,9 @@ from qworker.pipeline.jobs.replay import replay
 from qworker.pipeline.report import report
 from qworker.worker import Worker
 from qworker.worker.worker_options import WorkerOptions
-from tests.archives import unpack
 from tests.spark.stores import ask, file_url
-from tests.written import FOLDER, KEEPS_DONE, KINDS, body_of, restored
+from tests.support.archives import unpack
+from tests.support.written import FOLDER, KEEPS_DONE, KINDS, body_of, restored
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -16,7 +16,7 @@ from qworker.kit.retention import KEEP_ALL
 from qworker.message import Query
 from qworker.worker import Worker, WorkerOptions
 from qworker_memory import MemoryBackend
-from tests.depth import DEPTH
+from tests.support.depth import DEPTH
 
 _names = itertools.count()
 

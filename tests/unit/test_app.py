@@ -19,7 +19,7 @@ from qworker.message import Message, Query, QueueStats, StoredMessage
 from qworker.task import TaskOptions
 from qworker.testing import run_until_idle
 from qworker.worker import Worker, WorkerCounts, WorkerOptions
-from tests.servers import RedisServer
+from tests.support.servers import RedisServer
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from qworker.errors import BackendError, BackendUnavailable, InvalidName, NotSup
 from qworker.message import Draft, Query, SettleAction, Settlement, State
 from qworker_file.staging import FileBulkWriter
 from qworker_redis.staging import RedisBulkWriter
-from tests.servers import RedisServer
+from tests.support.servers import RedisServer
 
 NATIVE = ("file", "redis")
 EVERY = (*NATIVE, "vsqs", "mq", "sq", "memory")

@@ -1,6 +1,6 @@
 """Every block of every page is proved, outside of the checkout; and links lead somewhere.
 
-What proves a block depends on its language (see tests/pages.py). A block that nothing here understands fails its page's test.
+What proves a block depends on its language (see tests/support/pages.py). A block that nothing here understands fails its page's test.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from qworker.backend.registry import open_backend
 from qworker.cli.main import cli, main
 from qworker.cli.run import command as run_command
 from qworker.message import Draft, SettleAction, Settlement
-from tests import cli_page
-from tests.pages import ROOT, Block, blocks, commands, environment, pages, parsed, sessions, shown
-from tests.servers import RedisServer
+from tests.support import cli_page
+from tests.support.pages import ROOT, Block, blocks, commands, environment, pages, parsed, sessions, shown
+from tests.support.servers import RedisServer
 
 PATIENCE = 120.0
 # What a page's files lie beside.
@@ -371,4 +371,4 @@ def test_the_examples_in_the_help_of_every_command_are_understood() -> None:
 
 
 def test_the_page_of_the_command_line_says_what_the_help_of_every_command_says() -> None:
-    assert cli_page.PAGE.read_text() == cli_page.written(), "write it again: .venv/bin/python -m tests.cli_page"
+    assert cli_page.PAGE.read_text() == cli_page.written(), "write it again: .venv/bin/python -m tests.support.cli_page"

@@ -36,7 +36,7 @@ from qworker.testing.wait_until import wait_until
 from qworker_file import FileBackend
 from qworker_file.names import parse_delay, parse_item, parse_lease
 from qworker_file.window import Window
-from tests.archives import unpack
+from tests.support.archives import unpack
 
 FIXTURE = Path(__file__).parent.parent / "fixtures" / "fsq.tar.gz"
 LONG = 3600.0

@@ -31,7 +31,7 @@ from qworker.testing import FakeClock, run_until_idle, wait_until
 from qworker_file.fsq.constants import Constants
 from qworker_file.fsq.rpc.methods import Methods
 from qworker_file.fsq.rpc.server import RpcServer
-from tests.depth import DEPTH
+from tests.support.depth import DEPTH
 
 QUEUE = "q"
 ITEM = "_20131005205643_0_77_host_0"

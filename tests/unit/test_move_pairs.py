@@ -16,7 +16,7 @@ from qworker.message import Draft, Message, Query, SettleAction, Settlement, Sta
 from qworker.parcel import pack, unpack
 from qworker.testing import run_until_idle
 from qworker.tools.move import Moved, move
-from tests.servers import RedisServer, free_port
+from tests.support.servers import RedisServer, free_port
 
 QUEUE = "jobs"
 KINDS = ("memory", "file", "fsq", "mq", "redis", "rfq", "sq", "vsqs")

@@ -23,8 +23,8 @@ from qworker.server.openapi import document
 from qworker.server.server import check_exposure
 from qworker_memory import MemoryBackend
 from qworker_mq.ids import new_uuids
-from tests.servers import RedisServer
-from tests.serving import Served, served
+from tests.support.servers import RedisServer
+from tests.support.serving import Served, served
 
 Response = tuple[int, http.client.HTTPMessage, bytes]
 

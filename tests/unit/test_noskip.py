@@ -26,7 +26,18 @@ def test_a_skipped_test_fails_with_its_reason_and_one_that_is_expected_to_fail_d
     for way, text in WAYS.items():
         (tmp_path / f"test_{way}.py").write_text(text)
     (tmp_path / "test_known.py").write_text("import pytest\n@pytest.mark.xfail\ndef test_x():\n    raise ValueError\n")
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.noskip", "-p", "no:cacheprovider", "-p", "no:anyio"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "tests.support.noskip",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:anyio",
+    ]
     # The settings of this project are not theirs.
     command += ["-c", "/dev/null", f"--rootdir={tmp_path}", "--continue-on-collection-errors", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=50)

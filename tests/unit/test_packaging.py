@@ -20,8 +20,8 @@ import qworker
 from qworker.backend import Backend
 from qworker.backend.registry import GROUP
 from qworker.cli.main import GROUP as COMMANDS
-from tests.archives import unpack
-from tests.exports import check_exports
+from tests.support.archives import unpack
+from tests.support.exports import check_exports
 
 # Building and starting interpreters takes its time on a busy machine.
 pytestmark = pytest.mark.timeout(300)

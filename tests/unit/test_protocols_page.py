@@ -5,11 +5,11 @@ import re
 import pytest
 
 from qworker.backend.registry import backend_class
-from tests.protocols_page import DOCS, PAGE, written
+from tests.support.protocols_page import DOCS, PAGE, written
 
 
 def test_the_page_about_protocols_says_what_the_backends_declare() -> None:
-    assert PAGE.read_text() == written(), "write it again: .venv/bin/python -m tests.protocols_page"
+    assert PAGE.read_text() == written(), "write it again: .venv/bin/python -m tests.support.protocols_page"
 
 
 @pytest.mark.parametrize("page", sorted(path.stem for path in (DOCS / "protocols").glob("*.md")))

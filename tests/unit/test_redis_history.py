@@ -14,7 +14,7 @@ from qworker.testing import FakeClock
 from qworker.testing.contract_history import read_all
 from qworker.testing.wait_until import wait_until
 from qworker.worker import Worker, WorkerOptions
-from tests.servers import RedisServer
+from tests.support.servers import RedisServer
 
 QUEUE = "jobs"
 

@@ -7,7 +7,7 @@ import re
 from qworker import log_events as events
 from qworker.cli.configured import OPTIONS
 from qworker.history.event import KINDS, Event
-from tests.reference import (
+from tests.support.reference import (
     ROOT,
     bound_fields,
     command_names,
@@ -56,7 +56,7 @@ def test_the_tables_of_variables_have_every_variable() -> None:
 
 
 def test_the_table_of_settings_has_every_option_of_every_command() -> None:
-    assert (ROOT / CONFIGURATION).read_text() == written_settings(), "write it again: python -m tests.reference"
+    assert (ROOT / CONFIGURATION).read_text() == written_settings(), "write it again: python -m tests.support.reference"
     listed = {name_of(row[0]).replace("-", "_") for row in table(CONFIGURATION, "Settings in pyproject.toml")}
     assert listed == {*settings()} - {"url"}
     assert listed <= OPTIONS

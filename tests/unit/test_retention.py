@@ -20,7 +20,7 @@ from qworker.kit.retention import Retention, keep_done
 from qworker.message import Draft, Query, SettleAction, Settlement, State
 from qworker.testing.harness import Harness
 from qworker.url import BackendURL
-from tests.servers import RedisHarness, RedisServer, free_port
+from tests.support.servers import RedisHarness, RedisServer, free_port
 
 QUEUE = "jobs"
 DAY = 86_400.0

@@ -24,7 +24,7 @@ from qworker.message import Draft, Lease, Query, Selection, SettleAction, Settle
 from qworker_redis.rfq.codec import BODY, BODY_BASE64, decode, encode
 from qworker_redis.rfq.ids import id_of, is_id, new_ids, published_at, ticks_of
 from qworker_redis.rfq.keys import rfq_key, topic_of
-from tests.servers import RedisServer, free_port
+from tests.support.servers import RedisServer, free_port
 
 TOPIC = "tiles"
 NAMES = st.text(st.characters(exclude_categories=["Cs"])).filter(lambda name: name not in {BODY, BODY_BASE64})

@@ -1,4 +1,4 @@
-"""Writes docs/cli.md from the commands' own help: `python -m tests.cli_page`. What stands below `<!-- more -->` in a section is kept."""
+"""Writes docs/cli.md from the commands' own help: `python -m tests.support.cli_page`. What stands below `<!-- more -->` in a section is kept."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from qworker.cli.main import COMMANDS, GROUPS, cli
 
 __all__ = ["PAGE", "written"]
 
-PAGE = Path(__file__).parents[1] / "docs" / "cli.md"
-_MARK = "<!-- Written from here on by `python -m tests.cli_page` from the help of the commands; a test compares. -->"
+PAGE = Path(__file__).parents[2] / "docs" / "cli.md"
+_MARK = "<!-- Written from here on by `python -m tests.support.cli_page` from the help of the commands; a test compares. -->"
 _MORE = "<!-- more -->"
 # What is code in a help text: options, variables, URLs with a scheme only.
 _CODE = re.compile(r"(?<![`\w-])(--[a-z][a-z-]*|(?:QWORKER|FSQ|RFQ)_[A-Z_]+[A-Z*](?:<OPTION>)?)(?![\w`])")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 __all__ = ["FIRST", "files_of_commit", "unpack_commit"]
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 # What it has written must stay readable, and its processes work beside those of today.
 FIRST = "31528ec"
 

@@ -1,6 +1,6 @@
 """The public names of qworker, as the code has them, and the tables of the pages that list them.
 
-`python -m tests.reference` writes the tables that need no words of their own.
+`python -m tests.support.reference` writes the tables that need no words of their own.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ __all__ = [
     "written_settings",
 ]
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 _CONFIGURATION = "docs/configuration.md"
-_MARK = "<!-- Written by `python -m tests.reference` from the commands; a test compares. -->\n"
+_MARK = "<!-- Written by `python -m tests.support.reference` from the commands; a test compares. -->\n"
 
 
 def tables(page: str, heading: str) -> list[list[list[str]]]:
@@ -178,7 +178,7 @@ def metrics() -> dict[str, Metric]:
 def instruments() -> dict[str, str]:
     """Every instrument of OpenTelemetry, with its type."""
     calls = re.finditer(
-        r"create_(?:observable_)?(\w+)\(\s*\"([^\"]+)\"", (ROOT / "qworker" / "telemetry.py").read_text()
+        r"create_(?:observable_)?(\w+)\(\s*\"([^\"]+)\"", (ROOT / "qworker" / "worker" / "telemetry.py").read_text()
     )
     return {call[2]: call[1] for call in calls}
 
@@ -268,7 +268,7 @@ def _returned(name: str, module: ast.Module) -> list[ast.Dict]:
         for node in ast.walk(function)
         if isinstance(node, ast.Return) and isinstance(node.value, ast.Dict)
     ]
-    assert found, f"cannot tell the fields that {name} returns: say it in tests/reference.py"
+    assert found, f"cannot tell the fields that {name} returns: say it in tests/support/reference.py"
     return found
 
 

@@ -17,7 +17,7 @@ import msgspec
 from qworker.backend import Backend
 from qworker.backend.registry import open_backend
 from qworker.message import State, StoredMessage
-from tests.servers import MovedClock, RedisServer, free_port
+from tests.support.servers import MovedClock, RedisServer, free_port
 
 __all__ = [
     "DIRECTORIES",
@@ -33,7 +33,7 @@ __all__ = [
     "unpack_all",
 ]
 
-FOLDER = Path(__file__).parent / "fixtures" / "written-by-31528ec"
+FOLDER = Path(__file__).parents[1] / "fixtures" / "written-by-31528ec"
 DIRECTORIES = ("file", "fsq", "mq", "sq", "vsqs")
 KINDS = (*DIRECTORIES, "redis", "rfq")
 # Of URLs, in the words of today: what is done is kept where that can be, and so is the history.

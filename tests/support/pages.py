@@ -21,7 +21,7 @@ from tests.e2e.processes import PYTHON
 
 __all__ = ["ROOT", "Block", "blocks", "commands", "environment", "pages", "parsed", "sessions", "shown"]
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 _FILE = re.compile(r"# ([\w-]+(?:/[\w-]+)*\.(?:py|toml|ini))(, continued)?\n")
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
 _SUBSTITUTION = re.compile(r"\$\(([^()]*)\)")

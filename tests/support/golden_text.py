@@ -18,7 +18,7 @@ from qworker.cli.main import main
 
 __all__ = ["Normal", "check", "json_of_command"]
 
-FOLDER = Path(__file__).parent / "golden"
+FOLDER = Path(__file__).parents[1] / "golden"
 # What differs from run to run inside texts.
 _VARYING = (
     (re.compile(r"\b\d{14}_\d+_\d+_[\w.-]+-[0-9a-f]{6,}\b"), "<id>"),

@@ -28,7 +28,7 @@ __all__ = ["PROGRAMS", "MovedClock", "RedisHarness", "RedisServer", "free_port"]
 
 # The programs that queues are to live in: the system's, and those that tests/install-tools.sh fetches; they are built for one processor.
 PROGRAMS = ["redis-server", *(["redis-6.2", "valkey-8.1", "valkey-9.1"] if platform.machine() == "x86_64" else [])]
-_FETCHED = Path(__file__).parents[1] / ".venv" / ".servers"
+_FETCHED = Path(__file__).parents[2] / ".venv" / ".servers"
 
 _DEADLINE = 60.0
 _STOPPING = 10.0

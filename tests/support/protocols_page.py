@@ -1,4 +1,4 @@
-"""Writes docs/protocols.md from what the installed backends declare: `python -m tests.protocols_page`."""
+"""Writes docs/protocols.md from what the installed backends declare: `python -m tests.support.protocols_page`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from qworker_mq.plain import PlainMqHttpBackend
 
 __all__ = ["DOCS", "PAGE", "written"]
 
-DOCS = Path(__file__).parents[1] / "docs"
+DOCS = Path(__file__).parents[2] / "docs"
 PAGE = DOCS / "protocols.md"
 
 # A page for a scheme that has none under protocols/.
@@ -21,7 +21,7 @@ _PAGES = {"file": "file-format.md", "redis": "redis.md", "memory": "howto/testin
 _BEGINNING = """\
 # Protocols
 
-<!-- Written by `python -m tests.protocols_page` from what the backends declare; a test holds it to that. -->
+<!-- Written by `python -m tests.support.protocols_page` from what the backends declare; a test holds it to that. -->
 
 Every backend does what [the contract](howto/backend.md) says. A dialect, which other programs share live, does so as far as its protocol
 has a place for it, and declares the rest: each deviation is a rule of the contract, and the contract's suite proves that the backend
