@@ -1,0 +1,63 @@
+"""Every backend arranges the same things under the same names: who knows one backend finds everything in another."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from importlib.metadata import entry_points
+from pathlib import Path
+
+import pytest
+
+from qworker.backend import Backend
+
+# A module's name says what is in it. One thing has one name in every package.
+FORMER_NAMES = {
+    "looks": "browse",
+    "contents": "browse",
+    "consume": "lease",
+    "claim": "lease",
+    "claims": "lease",
+    "publisher": "publish",
+    "publishing": "publish",
+    "settling": "settle",
+    "waiting": "wait",
+    "wake": "wait",
+    "life": "holder",
+    "owner": "holder",
+}
+LONGEST_METHOD = 10
+
+CLASSES = sorted({point.load() for point in entry_points(group="qworker.backends")}, key=lambda one: one.__name__)
+
+
+@pytest.mark.parametrize("backend", CLASSES, ids=lambda one: one.__name__)
+def test_a_backend_is_one_class_in_which_every_method_of_the_contract_can_be_seen(backend: type[Backend]) -> None:
+    assert backend.__bases__ == (Backend,)
+    assert vars(backend).keys() >= Backend.__abstractmethods__
+
+
+@pytest.mark.parametrize("backend", CLASSES, ids=lambda one: one.__name__)
+def test_a_method_of_the_contract_is_short_since_the_work_is_in_the_modules_beside_it(backend: type[Backend]) -> None:
+    tree = ast.parse(Path(inspect.getfile(backend)).read_text())
+    (found,) = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == backend.__name__]
+    lengths = {
+        node.name: _length(node) for node in found.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    }
+    assert lengths.keys() >= Backend.__abstractmethods__
+    too_long = {name: lengths[name] for name in Backend.__abstractmethods__ if lengths[name] > LONGEST_METHOD}
+    assert not too_long
+
+
+@pytest.mark.parametrize("backend", CLASSES, ids=lambda one: one.__name__)
+def test_the_modules_of_a_backend_have_the_names_that_all_backends_use(backend: type[Backend]) -> None:
+    folder = Path(inspect.getfile(backend)).parent
+    modules = {path.stem for path in folder.glob("*.py")}
+    assert {name: FORMER_NAMES[name] for name in modules & FORMER_NAMES.keys()} == {}
+    assert "backend" in modules
+
+
+def _length(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Lines of a function's body, without its docstring."""
+    body = function.body[1:] if ast.get_docstring(function) is not None else function.body
+    return body[-1].end_lineno - body[0].lineno + 1 if body else 0
