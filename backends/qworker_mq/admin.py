@@ -16,7 +16,7 @@ from qworker.kit.parts import Share, pages
 from qworker.message import FinishedMessage, Message, Query, QueueStats, Selection, State, StoredMessage
 from qworker.names import check_queue, is_queue_name
 from qworker_mq.layout import split_name, usable_id
-from qworker_mq.mover import Mover, Trash
+from qworker_mq.reap import Mover, Trash
 from qworker_mq.store import Held, Store
 from qworker_mq.window import listing, order_of
 

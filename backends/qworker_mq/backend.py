@@ -40,10 +40,10 @@ from qworker.message import (
 from qworker.names import check_queue
 from qworker.url import BackendURL
 from qworker_mq.admin import Admin
-from qworker_mq.claims import Busy, Claims, MqLease, RemoteMqLeases, Stranger
 from qworker_mq.ids import is_uuid
-from qworker_mq.mover import Mover, Trash, set_aside
-from qworker_mq.publisher import Publisher
+from qworker_mq.lease import Busy, Claims, MqLease, RemoteMqLeases, Stranger
+from qworker_mq.publish import Publisher
+from qworker_mq.reap import Mover, Trash, set_aside
 from qworker_mq.store import Held, Store
 
 __all__ = ["MqBackend"]

@@ -14,11 +14,11 @@ from qworker.errors import QueueNotFound
 from qworker.kit.files import FileSystem, GroupCommit, boot_id, raise_file_limit
 from qworker.kit.inotify import Watcher
 from qworker.names import check_queue
-from qworker_mq.claims import Claims
 from qworker_mq.due import DueIndex
+from qworker_mq.holder import LifeSign
 from qworker_mq.layout import QueueDirs, Root
-from qworker_mq.life import LifeSign
-from qworker_mq.record import Records
+from qworker_mq.lease import Claims
+from qworker_mq.lease_state import Records
 from qworker_mq.window import Window
 
 __all__ = ["Held", "Store"]

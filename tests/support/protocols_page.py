@@ -9,7 +9,7 @@ from pathlib import Path
 from qworker.backend import Backend
 from qworker.backend.registry import GROUP, backend_class
 from qworker.testing.rules import RULES
-from qworker_mq.plain import PlainMqHttpBackend
+from qworker_mq.standard_server import PlainMqHttpBackend
 
 __all__ = ["DOCS", "PAGE", "written"]
 

@@ -281,8 +281,8 @@ async def test_what_strangers_and_the_dead_left_behind_is_cleared(
     (root / "remove" / f"q:{new_uuids(1)[0]}").write_bytes(b"removed by a foreign server")
     (root / ".qworker" / "tmp" / "unfinished").write_bytes(b"half")
     (root / ".qworker" / "workers" / "1-dead").write_bytes(boot_id().encode())
-    monkeypatch.setattr("qworker_mq.mover._STRAY", -60.0)
-    monkeypatch.setattr("qworker_mq.mover._ORPHAN", -60.0)
+    monkeypatch.setattr("qworker_mq.reap._STRAY", -60.0)
+    monkeypatch.setattr("qworker_mq.reap._ORPHAN", -60.0)
     await backend.reap("q")
     assert {path.name for path in (root / ".qworker" / "lease").iterdir()} == {f"q:{i}" for i in ids[1:]}
     assert list((root / "remove").iterdir()) == list((root / ".qworker" / "tmp").iterdir()) == []

@@ -1,6 +1,6 @@
 """What mq has no place for, in `.qworker/lease/<queue>:<id>`: tries, and the lease with its token and expiry.
 
-A record is written in place by one call, always at the same length, and only under the message's lock (see `claims`), so that no
+A record is written in place by one call, always at the same length, and only under the message's lock (see `lease`), so that no
 reader sees half of one. A store that is full takes no new record: then it is kept in this process, which can still work the queue
 empty; to other processes such a lease looks like a foreign server's.
 """
@@ -30,7 +30,7 @@ class Record(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True):
     visibility: float = 0.0
     # Unix seconds.
     expires_at: float = 0.0
-    # The life sign to look for (see `life`); empty: the lease ends by time alone.
+    # The life sign to look for (see `holder`); empty: the lease ends by time alone.
     holder: str = ""
     # The file's change time (ns) after the rename that leased it. A later one: somebody moved it since, so the lease is over.
     moved: int = 0

@@ -1,7 +1,7 @@
 """`mq+http://[:TOKEN@]host[:port]` and `mq+https:`: the queues of a server, such as `qworker serve`.
 
 The token may also come from QWORKER_HTTP_TOKEN. A server of another make, which has mq's endpoints and nothing else, is reached with
-`?standard_only=1` (see `plain`).
+`?standard_only=1` (see `standard_server`).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from qworker.message import (
 from qworker.names import check_queue
 from qworker.url import BackendURL
 from qworker_mq.client import Address, Answer, BlockingClient, Client
-from qworker_mq.told import HttpHistory
+from qworker_mq.remote_history import HttpHistory
 
 __all__ = ["MqHttpBackend"]
 
@@ -121,7 +121,7 @@ class MqHttpBackend(Backend):
         """`mq+http://[:TOKEN@]host[:port][?standard_only=1|history=0]`."""
         url.only({"standard_only", "history"})
         if url.boolean("standard_only", False):
-            from qworker_mq.plain import PlainMqHttpBackend
+            from qworker_mq.standard_server import PlainMqHttpBackend
 
             return cast("Self", PlainMqHttpBackend(url, clock=clock))
         return cls(url, clock=clock, remote_leases=remote_leases)

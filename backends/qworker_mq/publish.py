@@ -14,7 +14,7 @@ from qworker.errors import BackendError, PermissionDenied, PublishUncertain, Sto
 from qworker.kit.files import CREATE, files_at_once, store_error, write_all
 from qworker.message import Draft
 from qworker_mq.ids import at_unix, new_uuids, uuid_of
-from qworker_mq.record import Record
+from qworker_mq.lease_state import Record
 from qworker_mq.store import Held, Store
 
 __all__ = ["Publisher"]

@@ -22,7 +22,7 @@ from qworker.kit.files import store_errors
 from qworker.message import Lease, Message, SettleAction, Settlement
 from qworker.names import check_queue
 from qworker_mq.layout import QueueDirs, Root
-from qworker_mq.record import Record, Records
+from qworker_mq.lease_state import Record, Records
 
 __all__ = ["Busy", "Claims", "MqLease", "RemoteMqLeases", "Stranger", "write_reason"]
 

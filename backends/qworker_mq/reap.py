@@ -10,9 +10,9 @@ import time
 import msgspec
 
 from qworker.kit.files import is_finished
-from qworker_mq.claims import Busy, MqLease, Stranger, write_reason
+from qworker_mq.holder import is_dead
 from qworker_mq.layout import split_name
-from qworker_mq.life import is_dead
+from qworker_mq.lease import Busy, MqLease, Stranger, write_reason
 from qworker_mq.store import Held, Store
 
 __all__ = ["Mover", "Trash"]

@@ -32,7 +32,7 @@ from qworker.message import (
 )
 from qworker.names import check_queue
 from qworker_mq.client import Answer
-from qworker_mq.remote import MqHttpBackend
+from qworker_mq.qworker_server import MqHttpBackend
 
 __all__ = ["PlainMqHttpBackend"]
 
