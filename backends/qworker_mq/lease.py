@@ -1,328 +1,236 @@
-"""The transitions of one message: each is one rename, made under the message's lock and conditional on the lease's token.
-
-The lock is a flock on the message's file, held for the few system calls of one transition, never while a handler works: it makes
-"the token is still mine" and the rename one step among qworker processes. mq's own programs know no locks and no tokens; what they
-did since the lease shows in the file's change time, which every rename sets.
-
-A crash between the record and the rename of one transition leaves a message that is leased by nobody: the mover returns it.
-"""
+"""Leases: take them, extend them, and find them for the clients of a server."""
 
 from __future__ import annotations
 
+import asyncio
 import errno
-import fcntl
 import os
-import stat
 import time
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Sequence
+from typing import ParamSpec, TypeVar
 
-from qworker.clock import Clock
 from qworker.kit.files import store_errors
 from qworker.message import Lease, Message, SettleAction, Settlement
 from qworker.names import check_queue
-from qworker_mq.layout import QueueDirs, Root
-from qworker_mq.lease_state import Record, Records
+from qworker_mq.lease_state import LeaseState, MqLease, change_time_token
+from qworker_mq.message_lock import LOCK_TIMEOUT, MessageLocked, NotARegularFile, lock_message
+from qworker_mq.reap import StoreReaper
+from qworker_mq.settle import move_to_failed, settle_one
+from qworker_mq.store import OpenQueue, Store
+from qworker_mq.window import SLICE
 
-__all__ = ["Busy", "Claims", "MqLease", "RemoteMqLeases", "Stranger", "write_reason"]
+__all__ = ["RemoteMqLeases", "extend_leases", "lease_messages"]
 
+P = ParamSpec("P")
 T = TypeVar("T")
-
-_MESSAGE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-# How long another process's transition may take before a caller is told that the store does not answer.
-_PATIENCE = 5.0
-
-
-class MqLease(Lease, kw_only=True, eq=False):
-    """A lease on `mq:`."""
-
-    # The change time (ns) that the file got by being leased.
-    moved: int = 0
-    # Whether the lease has a record; see `Claims`.
-    recorded: bool = True
-
-
-class Busy(Exception):
-    """Another process moves this message at this moment."""
-
-
-class Stranger(Exception):
-    """What has a message's name is not a regular file."""
 
 
 class RemoteMqLeases:
-    """Leases whose holders are not in this process; see `qworker.backend.RemoteLeases`.
+    """Leases whose holders are not in this process. See `qworker.backend.RemoteLeases`.
 
     Args:
-        claims: gives the transitions of the opened directories.
+        open_store: Returns the opened store.
     """
 
-    def __init__(self, claims: Callable[[], Claims]) -> None:
-        self._claims = claims
+    def __init__(self, open_store: Callable[[], Store]) -> None:
+        self._open_store = open_store
 
     async def find(self, queue: str, message_id: str, token: int) -> Lease | None:
         """Find the lease that has this token."""
         with store_errors(f"find a lease of {queue!r}"):
-            return self._claims().find_lease(check_queue(queue), message_id, token)
+            store = self._open_store()
+            return _retry_while_locked(_find_lease, store, check_queue(queue), message_id, token)
 
 
-class Claims:
-    """The transitions of the messages below one root. Safe to use from several threads.
-
-    Args:
-        root: the opened directories.
-        records: the leases and tries.
-        clock: where expiries come from.
-        plain: seconds after which a mover returns what has no record. A lease of just this length, bound to no process, is what an mq
-            server's fetch is, and needs no record either: its token is the file's change time.
-    """
-
-    def __init__(self, root: Root, records: Records, clock: Clock, *, plain: float) -> None:
-        self._root = root
-        self._records = records
-        self._clock = clock
-        self._plain = plain
-
-    def claim(self, queue: str, dirs: QueueDirs, message_id: str, visibility: float, holder: str) -> MqLease | None:
-        """Lease a ready message; None when it is gone.
-
-        Raises:
-            Busy: somebody else moves it.
-            Stranger: not a regular file.
-        """
-        fd = _locked(message_id, dirs.ready)
-        if fd < 0:
-            return None
-        try:
-            body = _read(fd)
-            name = f"{queue}:{message_id}"
-            record = self._records.read(name)
-            try:
-                os.rename(message_id, name, src_dir_fd=dirs.ready, dst_dir_fd=self._root.delay)
-            except FileNotFoundError:
-                return None
-            return self._leased(fd, queue, message_id, body, record, visibility, holder)
-        finally:
-            os.close(fd)
-
-    def _leased(
-        self, fd: int, queue: str, message_id: str, body: bytes, record: Record, visibility: float, holder: str
-    ) -> MqLease:
-        now = self._clock.time()
-        found = os.fstat(fd)
-        # A lease in the record of a ready message: a foreign mover ended it, and it counts as expired.
-        tries = record.tries + 1 if record.visibility else record.tries
-        token = max(record.token + 1, _plain_token(found.st_ctime_ns))
-        recorded = bool(record.token or record.tries or record.origin or holder or visibility != self._plain)
-        if recorded:
-            self._records.write(
-                f"{queue}:{message_id}",
-                Record(
-                    tries=tries,
-                    token=token,
-                    visibility=visibility,
-                    expires_at=now + visibility,
-                    holder=holder,
-                    moved=found.st_ctime_ns,
-                    error=record.error,
-                    origin=record.origin,
-                ),
-            )
-        origin = record.origin or None
-        message = Message(
-            id=message_id, queue=queue, body=body, tries=tries, enqueued_at=found.st_mtime, original_id=origin
-        )
-        return MqLease(
-            message=message, token=token, expires_at=now + visibility, moved=found.st_ctime_ns, recorded=recorded
-        )
-
-    def extend(self, lease: Lease, visibility: float) -> bool:
-        """Extend a lease; False when it is lost. Waits for a transition that is under way."""
-        return self._patiently(lambda: self._extend(lease, visibility))
-
-    def _extend(self, lease: Lease, visibility: float) -> bool:
-        name = _name(lease)
-        fd = _locked(name, self._root.delay)
-        if fd < 0:
-            return False
-        try:
-            record = self._held(fd, name, lease.token)
-            if record is None:
-                return False
-            expires_at = self._clock.time() + visibility
-            self._records.write(
-                name,
-                Record(
-                    tries=record.tries,
-                    token=record.token,
-                    visibility=visibility,
-                    expires_at=expires_at,
-                    holder=record.holder,
-                    moved=record.moved,
-                    error=record.error,
-                    origin=record.origin,
-                ),
-            )
-            lease.expires_at = expires_at
-            if isinstance(lease, MqLease):
-                lease.recorded = True
-            return True
-        finally:
-            os.close(fd)
-
-    def settle(self, settlement: Settlement, dirs: QueueDirs) -> bool:
-        """End a lease; False when it is lost.
-
-        Raises:
-            Busy: somebody else moves the message.
-        """
-        lease = settlement.lease
-        name = _name(lease)
-        fd = _locked(name, self._root.delay)
-        if fd < 0:
-            return False
-        try:
-            record = self._held(fd, name, lease.token)
-            if record is None:
-                return False
-            if settlement.action is SettleAction.ACK:
-                return self._ack(name)
-            if settlement.action is SettleAction.FAIL_PERM:
-                return self._fail(name, lease.message.id, dirs, record, settlement.error or "")
-            failed = settlement.action is SettleAction.FAIL_TMP
-            after = record.ended(tries=record.tries + failed, error=settlement.error)
-            due_at = self._clock.time() + settlement.delay if settlement.delay > 0 else 0.0
-            return self._back(name, lease.message.id, dirs, after, due_at)
-        finally:
-            os.close(fd)
-
-    def _ack(self, name: str) -> bool:
-        if not _moved(name, self._root.delay, name, self._root.remove):
-            return False
-        self._records.forget(name)
-        return True
-
-    def _fail(self, name: str, message_id: str, dirs: QueueDirs, record: Record, error: str) -> bool:
-        # The reason first: a message in fail/ always has one.
-        write_reason(self._root.reason, name, error)
-        self._records.write(name, record.ended())
-        return _moved(name, self._root.delay, message_id, dirs.fail)
-
-    def _back(self, name: str, message_id: str, dirs: QueueDirs, after: Record, due_at: float) -> bool:
-        # The record first: a stale holder finds its lease ended before the message can be leased again.
-        self._records.write(name, after)
-        if due_at:
-            return _moved(name, self._root.delay, f"{int(due_at * 1000)}.{message_id}", dirs.due)
-        return _moved(name, self._root.delay, message_id, dirs.ready)
-
-    def expire(self, name: str, message_id: str, dirs: QueueDirs, seen: tuple[int, float, int]) -> bool:
-        """Return a leased message to its queue with tries + 1, if its lease is still the one that was `seen`.
-
-        Args:
-            name: in delay/.
-            message_id: the part of it after the queue.
-            dirs: its queue's directories.
-            seen: token, expiry and change time.
-
-        Raises:
-            Busy: somebody else moves the message.
-        """
-        fd = _locked(name, self._root.delay)
-        if fd < 0:
-            return False
-        try:
-            record = self._records.read(name)
-            if (record.token, record.expires_at, os.fstat(fd).st_ctime_ns) != seen:
-                return False
-            after = record.ended(tries=record.tries + 1, error="the lease expired")
-            return self._back(name, message_id, dirs, after, 0.0)
-        finally:
-            os.close(fd)
-
-    def _held(self, fd: int, name: str, token: int) -> Record | None:
-        """The record behind a lease, while it is held."""
-        record = self._records.read(name)
-        moved = os.fstat(fd).st_ctime_ns
-        if not record.token and token == _plain_token(moved):
-            # Without a record: see `plain`.
-            expires_at = moved / 1e9 + self._plain
-            return Record(tries=record.tries, token=token, visibility=self._plain, expires_at=expires_at, moved=moved)
-        if record.token != token or not record.visibility or record.moved != moved:
-            return None
-        return record
-
-    def find_lease(self, queue: str, message_id: str, token: int) -> MqLease | None:
-        """The lease that has this token, whoever took it; None when it is lost."""
-        return self._patiently(lambda: self._find_lease(queue, message_id, token))
-
-    def _find_lease(self, queue: str, message_id: str, token: int) -> MqLease | None:
-        name = f"{queue}:{message_id}"
-        fd = _locked(name, self._root.delay)
-        if fd < 0:
-            return None
-        try:
-            record = self._held(fd, name, token)
-            if record is None:
-                return None
-            message = Message(
-                id=message_id,
-                queue=queue,
-                body=_read(fd),
-                tries=record.tries,
-                enqueued_at=os.fstat(fd).st_mtime,
-                original_id=record.origin or None,
-            )
-            return MqLease(message=message, token=token, expires_at=record.expires_at, moved=record.moved)
-        finally:
-            os.close(fd)
-
-    @staticmethod
-    def _patiently(step: Callable[[], T]) -> T:
-        deadline = time.monotonic() + _PATIENCE
-        while True:
-            try:
-                return step()
-            except Busy:
-                if time.monotonic() >= deadline:
-                    raise TimeoutError(errno.ETIMEDOUT, "another process holds a message lock") from None
-                time.sleep(0.001)
+async def lease_messages(store: Store, reaper: StoreReaper, queue: str, limit: int, visibility: float) -> list[Lease]:
+    """Lease up to `limit` ready messages of a queue, without waiting for them."""
+    open_queue = store.get(queue)
+    if open_queue is None:
+        return []
+    async with open_queue.fetching:
+        if store.is_paused(queue):
+            return []
+        reaper.promote(open_queue)
+        return await _lease_ready(store, reaper, open_queue, limit, visibility)
 
 
-def _plain_token(moved: int) -> int:
-    """The token of a lease without a record: microseconds, which JSON's numbers hold in every language."""
-    return moved // 1000
-
-
-def _name(lease: Lease) -> str:
-    return f"{lease.message.queue}:{lease.message.id}"
-
-
-def _locked(name: str, directory: int) -> int:
-    """A locked descriptor of a message's file; -1 when there is none."""
+async def _lease_ready(
+    store: Store, reaper: StoreReaper, queue: OpenQueue, limit: int, visibility: float
+) -> list[Lease]:
+    leases: list[Lease] = []
+    locked: list[str] = []
+    holder = store.holder()
+    until = time.monotonic() + SLICE
     try:
-        fd = os.open(name, _MESSAGE, dir_fd=directory)
-    except FileNotFoundError:
-        return -1
-    except OSError as error:
-        # ELOOP: a link. ENXIO: a socket, or a device without a driver.
-        if error.errno in {errno.ELOOP, errno.ENXIO}:
-            raise Stranger(name) from error
-        raise
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
-        os.close(fd)
-        raise Stranger(name)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(fd)
-        raise Busy from None
+        while len(leases) < limit:
+            message_id = await queue.window.take()
+            if message_id is None:
+                break
+            lease = _try_lease(store, queue, message_id, visibility, holder, locked)
+            if lease is not None:
+                reaper.note(lease, visibility, holder)
+                leases.append(lease)
+            if time.monotonic() >= until:
+                await asyncio.sleep(0)
+                until = time.monotonic() + SLICE
     except BaseException:
-        os.close(fd)
+        # Cancelled, or the store failed: the caller does not get these leases.
+        _release_all(store, queue, leases)
         raise
-    return fd
+    finally:
+        for message_id in locked:
+            queue.window.add(message_id)
+    return leases
 
 
-def _read(fd: int) -> bytes:
+def _try_lease(
+    store: Store, queue: OpenQueue, message_id: str, visibility: float, holder: str, locked: list[str]
+) -> MqLease | None:
+    """Lease a ready message. None: it is gone, or locked, or it is not a message."""
+    try:
+        return _lease_one(store, queue, message_id, visibility, holder)
+    except MessageLocked:
+        locked.append(message_id)
+        return None
+    except NotARegularFile:
+        move_to_failed(store, message_id, queue.dirs.ready, queue, message_id)
+        return None
+
+
+def _lease_one(store: Store, queue: OpenQueue, message_id: str, visibility: float, holder: str) -> MqLease | None:
+    ready = queue.dirs.ready
+    fd = lock_message(message_id, ready)
+    if fd < 0:
+        return None
+    try:
+        body = _read_body(fd)
+        name = f"{queue.name}:{message_id}"
+        state = store.lease_states.read(name)
+        try:
+            os.rename(message_id, name, src_dir_fd=ready, dst_dir_fd=store.root.delay)
+        except FileNotFoundError:
+            return None
+        return _make_lease(store, fd, queue.name, message_id, body, state, visibility, holder)
+    finally:
+        os.close(fd)
+
+
+def _make_lease(
+    store: Store,
+    fd: int,
+    queue: str,
+    message_id: str,
+    body: bytes,
+    state: LeaseState,
+    visibility: float,
+    holder: str,
+) -> MqLease:
+    now = store.clock.time()
+    found = os.fstat(fd)
+    # A ready message whose state has a lease: a foreign mover ended the lease, which counts as expired.
+    tries = state.tries + 1 if state.visibility else state.tries
+    token = max(state.token + 1, change_time_token(found.st_ctime_ns))
+    has_state = bool(state.token or state.tries or state.origin or holder or visibility != store.options.delay)
+    if has_state:
+        store.lease_states.write(
+            f"{queue}:{message_id}",
+            LeaseState(
+                tries=tries,
+                token=token,
+                visibility=visibility,
+                expires_at=now + visibility,
+                holder=holder,
+                moved=found.st_ctime_ns,
+                error=state.error,
+                origin=state.origin,
+            ),
+        )
+    origin = state.origin or None
+    message = Message(
+        id=message_id, queue=queue, body=body, tries=tries, enqueued_at=found.st_mtime, original_id=origin
+    )
+    return MqLease(
+        message=message, token=token, expires_at=now + visibility, moved=found.st_ctime_ns, has_state=has_state
+    )
+
+
+def _release_all(store: Store, queue: OpenQueue, leases: Sequence[Lease]) -> None:
+    for lease in leases:
+        try:
+            if settle_one(store, Settlement(lease=lease, action=SettleAction.RELEASE), queue.dirs):
+                queue.window.add(lease.message.id)
+        except MessageLocked:
+            # It expires.
+            continue
+
+
+def extend_leases(store: Store, reaper: StoreReaper, leases: Sequence[Lease], visibility: float) -> list[Lease]:
+    """Extend leases, and return the lost ones. Blocks while another process moves a message. Any thread can call it."""
+    lost: list[Lease] = []
+    with store.extend_lock:
+        holder = store.holder()
+        for lease in leases:
+            if store.closed or not _retry_while_locked(_extend_one, store, lease, visibility):
+                lost.append(lease)
+            elif isinstance(lease, MqLease):
+                reaper.note(lease, visibility, holder)
+    return lost
+
+
+def _extend_one(store: Store, lease: Lease, visibility: float) -> bool:
+    name = f"{lease.message.queue}:{lease.message.id}"
+    fd = lock_message(name, store.root.delay)
+    if fd < 0:
+        return False
+    try:
+        state = store.lease_states.read_valid(name, fd, lease.token)
+        if state is None:
+            return False
+        expires_at = store.clock.time() + visibility
+        store.lease_states.write(
+            name,
+            LeaseState(
+                tries=state.tries,
+                token=state.token,
+                visibility=visibility,
+                expires_at=expires_at,
+                holder=state.holder,
+                moved=state.moved,
+                error=state.error,
+                origin=state.origin,
+            ),
+        )
+        lease.expires_at = expires_at
+        if isinstance(lease, MqLease):
+            lease.has_state = True
+        return True
+    finally:
+        os.close(fd)
+
+
+def _find_lease(store: Store, queue: str, message_id: str, token: int) -> MqLease | None:
+    name = f"{queue}:{message_id}"
+    fd = lock_message(name, store.root.delay)
+    if fd < 0:
+        return None
+    try:
+        state = store.lease_states.read_valid(name, fd, token)
+        if state is None:
+            return None
+        message = Message(
+            id=message_id,
+            queue=queue,
+            body=_read_body(fd),
+            tries=state.tries,
+            enqueued_at=os.fstat(fd).st_mtime,
+            original_id=state.origin or None,
+        )
+        return MqLease(message=message, token=token, expires_at=state.expires_at, moved=state.moved)
+    finally:
+        os.close(fd)
+
+
+def _read_body(fd: int) -> bytes:
     body = os.read(fd, 1 << 16)
     if len(body) < 1 << 16:
         return body
@@ -332,25 +240,12 @@ def _read(fd: int) -> bytes:
     return b"".join(parts)
 
 
-def _moved(name: str, source: int, target: str, destination: int) -> bool:
-    """Rename; False when the file is gone, which is when a foreign program moved it."""
-    try:
-        os.rename(name, target, src_dir_fd=source, dst_dir_fd=destination)
-    except FileNotFoundError:
-        return False
-    return True
-
-
-def write_reason(directory: int, name: str, error: str) -> None:
-    """Keep why a message failed; a store that is full keeps the message without it."""
-    try:
-        fd = os.open(
-            name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=directory
-        )
+def _retry_while_locked(step: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    deadline = time.monotonic() + LOCK_TIMEOUT
+    while True:
         try:
-            os.write(fd, error.encode(errors="replace"))
-        finally:
-            os.close(fd)
-    except OSError as found:
-        if found.errno not in {errno.ENOSPC, errno.EDQUOT}:
-            raise
+            return step(*args, **kwargs)
+        except MessageLocked:
+            if time.monotonic() >= deadline:
+                raise TimeoutError(errno.ETIMEDOUT, "another process holds a message lock") from None
+            time.sleep(0.001)
