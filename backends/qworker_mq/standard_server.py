@@ -14,8 +14,6 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import ClassVar, NoReturn, Self
 from urllib.parse import quote
 
-from msgspec.structs import replace
-
 from qworker.backend import Backend
 from qworker.backend.deviations import refuse_unsupported
 from qworker.clock import SYSTEM_CLOCK, Clock
@@ -111,10 +109,7 @@ class StandardServerBackend(Backend):
 
     async def publish(self, queue: str, drafts: Sequence[Draft]) -> list[str]:
         """Store messages, one after the other to keep their order."""
-        now = self._clock.time()
-        # What was due already is published at once, as everywhere.
-        drafts = [replace(draft, due_at=None) if (draft.due_at or now) < now else draft for draft in drafts]
-        refuse_unsupported("mq+http", self.deviations, drafts)
+        refuse_unsupported("mq+http", self.deviations, drafts, now=self._clock.time())
         ids: list[str] = []
         for draft in drafts:
             try:
