@@ -11,6 +11,7 @@ import os
 import secrets
 
 from qworker.kit.files import boot_id
+from qworker_mq.layout import try_unlink
 
 __all__ = ["LivenessFile", "is_dead"]
 
@@ -43,10 +44,7 @@ class LivenessFile:
         """Remove the file. This process is then no longer known as alive."""
         _own_files.discard(self)
         if self._fd >= 0:
-            try:
-                os.unlink(self.holder, dir_fd=self._workers)
-            except FileNotFoundError:
-                pass
+            try_unlink(self.holder, self._workers)
             self.abandon()
 
     def abandon(self) -> None:

@@ -12,6 +12,7 @@ from typing import ParamSpec, TypeVar
 from qworker.kit.files import store_errors
 from qworker.message import Lease, Message, SettleAction, Settlement
 from qworker.names import check_queue
+from qworker_mq.layout import try_rename
 from qworker_mq.lease_state import LeaseState, MqLease, change_time_token
 from qworker_mq.message_lock import LOCK_TIMEOUT, MessageLocked, NotARegularFile, lock_message
 from qworker_mq.reap import StoreReaper
@@ -106,9 +107,7 @@ def _lease_one(store: Store, queue: OpenQueue, message_id: str, visibility: floa
         body = _read_body(fd)
         name = f"{queue.name}:{message_id}"
         state = store.lease_states.read(name)
-        try:
-            os.rename(message_id, name, src_dir_fd=ready, dst_dir_fd=store.root.delay)
-        except FileNotFoundError:
+        if not try_rename(message_id, ready, name, store.root.delay):
             return None
         return _make_lease(store, fd, queue.name, message_id, body, state, visibility, holder)
     finally:

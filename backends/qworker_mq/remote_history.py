@@ -49,7 +49,7 @@ class RemoteHistory(HistoryStore):
         self._log: Any = structlog.get_logger("qworker.history")
 
     def describe_retention(self) -> str:
-        """Return who keeps the events."""
+        """Return that the server keeps the events."""
         return "kept by the server"
 
     # -- writing -----------------------------------------------------------------------------------------------------
