@@ -10,7 +10,7 @@ import click
 
 from qworker import logs
 from qworker.cli.options import Command, Group, duration_type
-from qworker_mq.daemons import Mover, Reaper, open_source, run_daemon
+from qworker_mq.daemons import DelayedMover, TrashCleaner, open_source, run_daemon
 
 __all__ = ["command"]
 
@@ -49,7 +49,7 @@ def mover_command(source: Path, destination: Path, delay: float) -> None:
     try:
         target = open_source(destination)
         try:
-            asyncio.run(run_daemon(Mover(opened, target, delay), opened))
+            asyncio.run(run_daemon(DelayedMover(opened, target, delay), opened))
         finally:
             os.close(target)
     finally:
@@ -70,6 +70,6 @@ def reaper_command(source: Path) -> None:
     logs.configure()
     opened = open_source(source)
     try:
-        asyncio.run(run_daemon(Reaper(opened), opened))
+        asyncio.run(run_daemon(TrashCleaner(opened), opened))
     finally:
         os.close(opened)

@@ -1,4 +1,4 @@
-"""An HTTP/1.1 client for one server: h11 reads and writes, an asyncio stream or a blocking socket carries."""
+"""An HTTP/1.1 client for one server: h11 has the protocol, and an asyncio stream or a blocking socket carries it."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from qworker.errors import BackendUnavailable, InvalidURL
 from qworker.kit.network import why
 from qworker.url import BackendURL
 
-__all__ = ["Address", "Answer", "BlockingClient", "Client"]
+__all__ = ["Answer", "BlockingClient", "Client", "ServerAddress"]
 
-# Seconds after which an idle connection is not used again: the server is about to close it.
+# Seconds after which an idle connection is not used again, because the server is about to close it.
 _IDLE = 2.0
 _CONNECT = 10.0
 _CHUNK = 1 << 16
 
 
-class Address(msgspec.Struct, frozen=True):
-    """Where a server is, and what it wants to see."""
+class ServerAddress(msgspec.Struct, frozen=True):
+    """The address of a server, and the token that it wants."""
 
     host: str
     port: int
@@ -34,11 +34,15 @@ class Address(msgspec.Struct, frozen=True):
     token: str | None
 
     @classmethod
-    def of(cls, url: BackendURL, token: str | None) -> Address:
-        """The server of `mq+http://[:TOKEN@]host[:port]`.
+    def parse(cls, url: BackendURL, token: str | None) -> ServerAddress:
+        """Parse `mq+http://[:TOKEN@]host[:port]`.
+
+        Args:
+            url: The URL.
+            token: The token if the URL has none.
 
         Raises:
-            InvalidURL: there is no host, the port is none, or a path follows.
+            InvalidURL: There is no host, the port is not valid, or there is a path.
         """
         user, _, place = url.authority.rpartition("@")
         if url.path not in {"", "/"}:
@@ -54,7 +58,7 @@ class Address(msgspec.Struct, frozen=True):
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """A response."""
+    """A response of the server."""
 
     status: int
     # By name, in lower case.
@@ -62,10 +66,10 @@ class Answer(msgspec.Struct, frozen=True):
     body: bytes
 
 
-class _Exchange:
-    """One request and its response on one connection, without the connection."""
+class _RequestCodec:
+    """Encodes one request and decodes its response, without sending or receiving anything."""
 
-    def __init__(self, connection: h11.Connection, address: Address, method: str, target: str) -> None:
+    def __init__(self, connection: h11.Connection, address: ServerAddress, method: str, target: str) -> None:
         self._connection = connection
         self._address = address
         self._method = method
@@ -74,8 +78,8 @@ class _Exchange:
         self._headers: dict[str, str] = {}
         self._parts: list[bytes] = []
 
-    def request(self, headers: Mapping[str, str], body: bytes) -> bytes:
-        """The bytes to send."""
+    def encode(self, headers: Mapping[str, str], body: bytes) -> bytes:
+        """Return the bytes to send."""
         host = f"[{self._address.host}]" if ":" in self._address.host else self._address.host
         sent = [("host", f"{host}:{self._address.port}"), ("content-length", str(len(body))), *headers.items()]
         if self._address.token is not None:
@@ -89,10 +93,13 @@ class _Exchange:
         return b"".join(self._connection.send(event) or b"" for event in events)
 
     def feed(self, data: bytes) -> Answer | None:
-        """Take what arrived (nothing: the end); the answer once it is whole.
+        """Decode received data, and return the answer when it is complete.
+
+        Args:
+            data: Received bytes. Empty: the connection was closed.
 
         Raises:
-            BackendUnavailable: this is no answer.
+            BackendUnavailable: It is not a valid answer.
         """
         try:
             self._connection.receive_data(data)
@@ -116,15 +123,16 @@ class _Exchange:
                 raise BackendUnavailable("the server closed the connection before it answered")
 
 
-def _reusable(connection: h11.Connection) -> bool:
+def _try_reuse(connection: h11.Connection) -> bool:
+    """Prepare a connection for the next request, and return whether it can have one."""
     if connection.our_state is not h11.DONE or connection.their_state is not h11.DONE:
         return False
     connection.start_next_cycle()
     return True
 
 
-def _unreachable(address: Address, error: OSError) -> BackendUnavailable:
-    """Why there is no answer, and what to do."""
+def _connection_error(address: ServerAddress, error: OSError) -> BackendUnavailable:
+    """Return the error that says why there is no answer, and what to do."""
     if isinstance(error, ssl.SSLCertVerificationError):
         reason = f"its certificate is not trusted ({error.verify_message})"
     elif isinstance(error, ssl.SSLError):
@@ -134,8 +142,8 @@ def _unreachable(address: Address, error: OSError) -> BackendUnavailable:
     return BackendUnavailable(f"cannot connect to the server at {address.host}:{address.port}: {reason}")
 
 
-class _Link:
-    """A connection with an event loop."""
+class _Connection:
+    """A connection that an event loop uses."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader = reader
@@ -145,86 +153,90 @@ class _Link:
 
 
 class Client:
-    """Requests from an event loop; connections are kept for the next one.
+    """Sends requests from an event loop, and keeps connections for the next ones.
 
     Args:
-        address: of the server.
+        address: The server.
     """
 
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: ServerAddress) -> None:
         self._address = address
-        self._idle: list[_Link] = []
+        self._idle: list[_Connection] = []
         self._tls = ssl.create_default_context() if address.secure else None
 
     async def request(
         self, method: str, target: str, *, headers: Mapping[str, str] | None = None, body: bytes = b"", timeout: float
     ) -> Answer:
-        """Ask, and wait up to `timeout` seconds for the answer. A cancelled request's connection is closed.
+        """Send a request, and wait up to `timeout` seconds for the answer.
+
+        If the call is cancelled, its connection is closed.
 
         Raises:
-            BackendUnavailable: there is no answer; whether the request was carried out is unknown.
+            BackendUnavailable: There is no answer. It is unknown whether the server has carried out the request.
         """
         try:
             async with asyncio.timeout(timeout):
-                link = self._kept() or await self._connect()
+                connection = self._take_idle() or await self._connect()
                 try:
-                    return await self._exchange(link, method, target, headers or {}, body)
+                    return await self._exchange(connection, method, target, headers or {}, body)
                 except BaseException:
-                    link.writer.close()
+                    connection.writer.close()
                     raise
         except TimeoutError as error:
             raise BackendUnavailable(f"{self._address.host} did not answer within {timeout:g} s") from error
         except OSError as error:
-            raise _unreachable(self._address, error) from error
+            raise _connection_error(self._address, error) from error
 
-    def _kept(self) -> _Link | None:
+    def _take_idle(self) -> _Connection | None:
         while self._idle:
-            link = self._idle.pop()
-            fresh = time.monotonic() - link.idle_since < _IDLE
-            if fresh and not link.reader.at_eof() and not link.writer.is_closing():
-                return link
-            link.writer.close()
+            connection = self._idle.pop()
+            fresh = time.monotonic() - connection.idle_since < _IDLE
+            if fresh and not connection.reader.at_eof() and not connection.writer.is_closing():
+                return connection
+            connection.writer.close()
         return None
 
-    async def _connect(self) -> _Link:
+    async def _connect(self) -> _Connection:
         async with asyncio.timeout(_CONNECT):
-            return _Link(*await asyncio.open_connection(self._address.host, self._address.port, ssl=self._tls))
+            return _Connection(*await asyncio.open_connection(self._address.host, self._address.port, ssl=self._tls))
 
-    async def _exchange(self, link: _Link, method: str, target: str, headers: Mapping[str, str], body: bytes) -> Answer:
-        exchange = _Exchange(link.state, self._address, method, target)
-        link.writer.write(exchange.request(headers, body))
-        await link.writer.drain()
+    async def _exchange(
+        self, connection: _Connection, method: str, target: str, headers: Mapping[str, str], body: bytes
+    ) -> Answer:
+        codec = _RequestCodec(connection.state, self._address, method, target)
+        connection.writer.write(codec.encode(headers, body))
+        await connection.writer.drain()
         while True:
-            answer = exchange.feed(await link.reader.read(_CHUNK))
+            answer = codec.feed(await connection.reader.read(_CHUNK))
             if answer is not None:
                 break
-        if _reusable(link.state):
-            link.idle_since = time.monotonic()
-            self._idle.append(link)
+        if _try_reuse(connection.state):
+            connection.idle_since = time.monotonic()
+            self._idle.append(connection)
         else:
-            link.writer.close()
+            connection.writer.close()
         return answer
 
     async def aclose(self) -> None:
-        """Close what is idle."""
+        """Close the idle connections."""
         while self._idle:
-            link = self._idle.pop()
-            link.writer.close()
+            connection = self._idle.pop()
+            connection.writer.close()
             try:
-                await link.writer.wait_closed()
+                await connection.writer.wait_closed()
             except OSError:
-                # The server was faster.
+                # The server has closed it.
                 continue
 
 
 class BlockingClient:
-    """Requests from any thread, one at a time.
+    """Sends requests from any thread, one at a time.
 
     Args:
-        address: of the server.
+        address: The server.
     """
 
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: ServerAddress) -> None:
         self._address = address
         self._lock = threading.Lock()
         self._socket: socket.socket | None = None
@@ -232,41 +244,41 @@ class BlockingClient:
         self._used_at = 0.0
 
     def request(self, method: str, target: str, *, headers: Mapping[str, str], body: bytes, timeout: float) -> Answer:
-        """Ask, and block up to about `timeout` seconds for the answer.
+        """Send a request, and block up to about `timeout` seconds for the answer.
 
         Raises:
-            BackendUnavailable: there is no answer.
+            BackendUnavailable: There is no answer.
         """
         with self._lock:
             try:
                 return self._exchange(method, target, headers, body, timeout)
             except OSError as error:
                 self._drop()
-                raise _unreachable(self._address, error) from error
+                raise _connection_error(self._address, error) from error
             except BaseException:
                 self._drop()
                 raise
 
     def _exchange(self, method: str, target: str, headers: Mapping[str, str], body: bytes, timeout: float) -> Answer:
-        connected = self._connected(timeout)
-        exchange = _Exchange(self._state, self._address, method, target)
-        connected.sendall(exchange.request(headers, body))
+        connection = self._get_socket(timeout)
+        codec = _RequestCodec(self._state, self._address, method, target)
+        connection.sendall(codec.encode(headers, body))
         answer: Answer | None = None
         while answer is None:
-            answer = exchange.feed(connected.recv(_CHUNK))
+            answer = codec.feed(connection.recv(_CHUNK))
         self._used_at = time.monotonic()
-        if not _reusable(self._state):
+        if not _try_reuse(self._state):
             self._drop()
         return answer
 
-    def _connected(self, timeout: float) -> socket.socket:
+    def _get_socket(self, timeout: float) -> socket.socket:
         if self._socket is not None and time.monotonic() - self._used_at > _IDLE:
             self._drop()
         if self._socket is None:
-            made = socket.create_connection((self._address.host, self._address.port), timeout=timeout)
+            connection = socket.create_connection((self._address.host, self._address.port), timeout=timeout)
             if self._address.secure:
-                made = ssl.create_default_context().wrap_socket(made, server_hostname=self._address.host)
-            self._socket = made
+                connection = ssl.create_default_context().wrap_socket(connection, server_hostname=self._address.host)
+            self._socket = connection
             self._state = h11.Connection(h11.CLIENT)
         self._socket.settimeout(timeout)
         return self._socket

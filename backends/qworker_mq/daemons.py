@@ -1,6 +1,8 @@
-"""mq's daemons: the mover brings `queue:id` files to `<destination>/<queue>/<id>`, the reaper unlinks what is to be removed.
+"""The work of mq's daemons: new messages go to their queues, and removed ones are unlinked.
 
-Unlike the released ones they take what was there before they started.
+A backend does this work itself with `Mover` and `Trash`, unless its URL has `daemons=0`. The commands
+`qworker mq mover` and `qworker mq reaper` run `DelayedMover` and `TrashCleaner` on the directories of a root. Unlike
+mq's own daemons they also take what was there before they started.
 """
 
 from __future__ import annotations
@@ -9,30 +11,152 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import structlog
 
-from qworker.errors import InvalidName, UsageError
+from qworker.errors import UsageError
 from qworker.kit.files import DIRECTORY, is_finished, list_names, store_errors
 from qworker.kit.inotify import Watcher
-from qworker.names import check_id, check_queue
+from qworker_mq.holder import is_dead
+from qworker_mq.layout import split_name, try_rename, try_unlink
+from qworker_mq.store import Store
 
-__all__ = ["Mover", "Reaper", "open_source", "run_daemon"]
+__all__ = ["DelayedMover", "Mover", "Trash", "TrashCleaner", "open_source", "run_daemon"]
 
+# A change so shortly before a listing (ns) may have the same time as one after it.
+_TICK_NS = 50_000_000
 # Seconds between listings that no notification asked for.
 _RESCAN = 1.0
+# Seconds after which an unfinished publish belongs to a dead process.
+_STRAY = 36 * 3600.0
+# Seconds that the lease state of a missing message is kept: longer than any transition.
+_ORPHAN = 3600.0
 
 log = structlog.get_logger()
 
 
+# -- inside a backend --------------------------------------------------------------------------------------------------
+
+
+class Mover:
+    """Moves new messages to their queues.
+
+    Args:
+        store: The opened root.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._stamp = -1
+        self._has_unfinished = False
+
+    def sweep(self) -> None:
+        """Move finished messages from new/ to their queues."""
+        if not self._store.options.daemons:
+            return
+        root = self._store.root
+        stamp = os.fstat(root.new).st_mtime_ns
+        if stamp == self._stamp and not self._has_unfinished:
+            return
+        # A change in the same tick as this listing would not show.
+        self._stamp = stamp if time.time_ns() - stamp > _TICK_NS else -1
+        self._has_unfinished = False
+        for name in os.listdir(root.new):
+            parts = split_name(name)
+            if parts is None:
+                continue
+            finished = is_finished(name, root.new)
+            if not finished:
+                self._has_unfinished |= finished is False
+                continue
+            queue, message_id = parts
+            open_queue = self._store.get_or_create(queue)
+            if try_rename(name, root.new, message_id, open_queue.dirs.ready):
+                open_queue.window.add(message_id)
+                self._store.wake(queue)
+
+
+class Trash:
+    """Unlinks removed messages.
+
+    Args:
+        store: The opened root.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._swept_at = float("-inf")
+        self._names: list[str] = []
+        self._unlinking: asyncio.Task[None] | None = None
+
+    def unlink(self, names: list[str]) -> None:
+        """Unlink what this process has just moved to remove/, in a thread, because freeing blocks takes time."""
+        if not self._store.options.daemons or not names:
+            return
+        self._names.extend(names)
+        if self._unlinking is None or self._unlinking.done():
+            self._unlinking = asyncio.create_task(self._unlink())
+
+    async def _unlink(self) -> None:
+        while self._names:
+            names, self._names = self._names, []
+            await asyncio.to_thread(self._unlink_all, names)
+
+    def _unlink_all(self, names: list[str]) -> None:
+        for name in names:
+            try_unlink(name, self._store.root.remove)
+
+    async def aclose(self) -> None:
+        """Wait for what is being unlinked."""
+        if self._unlinking is not None:
+            await asyncio.wait([self._unlinking])
+
+    def sweep(self) -> None:
+        """Unlink everything in remove/, and what dead publishers left, at most once per minute."""
+        now = time.monotonic()
+        if not self._store.options.daemons or now - self._swept_at < 60.0:
+            return
+        self._swept_at = now
+        root, lease_states = self._store.root, self._store.lease_states
+        for name in os.listdir(root.remove):
+            if split_name(name) is not None and try_unlink(name, root.remove):
+                lease_states.delete(name)
+        now = time.time()
+        for name in os.listdir(root.tmp):
+            if _is_unchanged_since(now - _STRAY, name, root.tmp):
+                try_unlink(name, root.tmp)
+        for name in os.listdir(root.lease):
+            if _is_unchanged_since(now - _ORPHAN, name, root.lease) and not self._is_stored(name):
+                lease_states.delete(name)
+        for name in os.listdir(root.workers):
+            if is_dead(root.workers, name):
+                try_unlink(name, root.workers)
+
+    def _is_stored(self, name: str) -> bool:
+        """Return whether the message of a lease state is stored. Foreign programs delete only the message."""
+        parts = split_name(name)
+        open_queue = None if parts is None else self._store.get(parts[0])
+        return parts is not None and open_queue is not None and self._store.is_stored(open_queue, parts[1])
+
+
+def _is_unchanged_since(limit: float, name: str, directory: int) -> bool:
+    """Return whether a file exists and has not changed since `limit`."""
+    try:
+        return os.stat(name, dir_fd=directory, follow_symlinks=False).st_ctime < limit
+    except FileNotFoundError:
+        return False
+
+
+# -- as processes ------------------------------------------------------------------------------------------------------
+
+
 def open_source(path: Path) -> int:
-    """A descriptor of a directory that a daemon works on.
+    """Open a directory that a daemon works on.
 
     Raises:
-        UsageError: it is none.
-        PermissionDenied: this user may not.
+        UsageError: It is not a directory.
+        PermissionDenied: This user may not read it.
     """
     with store_errors(f"open {path}"):
         try:
@@ -41,13 +165,13 @@ def open_source(path: Path) -> int:
             raise UsageError(f"{path} is not a directory: create it first") from error
 
 
-class Mover:
-    """Moves files, each after a delay from when it was first seen.
+class DelayedMover:
+    """Moves files named `<queue>:<id>` to `<destination>/<queue>/<id>`, each after a delay from when it was first seen.
 
     Args:
-        source: descriptor of `new/` or `delay/`.
-        destination: descriptor of `queues/`.
-        delay: seconds.
+        source: Descriptor of `new/` or `delay/`.
+        destination: Descriptor of `queues/`.
+        delay: Seconds that a file stays in the source.
     """
 
     def __init__(self, source: int, destination: int, delay: float) -> None:
@@ -58,7 +182,7 @@ class Mover:
         self._seen: dict[str, tuple[int, float]] = {}
 
     async def sweep(self) -> float:
-        """Move what is due; seconds until more is."""
+        """Move what is due, and return the seconds until more is."""
         names = await list_names(self._source)
         present = set(names)
         for name in [name for name in self._seen if name not in present]:
@@ -66,18 +190,18 @@ class Mover:
         now = time.monotonic()
         soonest = _RESCAN
         for name in names:
-            place = _place(name)
-            if place is None:
+            parts = split_name(name)
+            if parts is None:
                 continue
-            rest = self._rest(name, now)
+            rest = self._seconds_left(name, now)
             if rest is not None and rest <= 0:
-                self._move(name, *place)
+                self._move(name, *parts)
             elif rest is not None:
                 soonest = min(soonest, rest)
         return soonest
 
-    def _rest(self, name: str, now: float) -> float | None:
-        """Seconds until a file is due; None for one that is gone."""
+    def _seconds_left(self, name: str, now: float) -> float | None:
+        """Return the seconds until a file is due. None: it is gone."""
         if not self._delay:
             return 0.0
         try:
@@ -86,7 +210,7 @@ class Mover:
             return None
         seen = self._seen.get(name)
         if seen is None or seen[0] != changed:
-            # Already there when the daemon started: its time began when it was put there.
+            # It was there before the daemon started: its delay began when it was put there.
             age = max(0.0, time.time() - changed / 1e9) if seen is None else 0.0
             seen = self._seen[name] = (changed, now - min(age, self._delay))
         return seen[1] + self._delay - now
@@ -100,29 +224,26 @@ class Mover:
             pass
         target = os.open(queue, DIRECTORY | os.O_NOFOLLOW, dir_fd=self._destination)
         try:
-            os.rename(name, message_id, src_dir_fd=self._source, dst_dir_fd=target)
-        except FileNotFoundError:
-            # Another mover, or a delete, was faster.
-            return
+            if try_rename(name, self._source, message_id, target):
+                self._seen.pop(name, None)
         finally:
             os.close(target)
-        self._seen.pop(name, None)
 
 
-class Reaper:
+class TrashCleaner:
     """Unlinks every message in a directory.
 
     Args:
-        source: descriptor of `remove/`.
+        source: Descriptor of `remove/`.
     """
 
     def __init__(self, source: int) -> None:
         self._source = source
 
     async def sweep(self) -> float:
-        """Unlink what is there; seconds until the next look."""
+        """Unlink what is there, and return the seconds until the next sweep."""
         for name in await list_names(self._source):
-            if _place(name) is None:
+            if split_name(name) is None:
                 continue
             try:
                 os.unlink(name, dir_fd=self._source)
@@ -133,7 +254,7 @@ class Reaper:
         return _RESCAN
 
 
-async def run_daemon(daemon: Mover | Reaper, source: int, ready: Callable[[], None] | None = None) -> None:
+async def run_daemon(daemon: DelayedMover | TrashCleaner, source: int) -> None:
     """Sweep at every change in `source`, and on a timer, until a signal comes."""
     loop = asyncio.get_running_loop()
     changed = asyncio.Event()
@@ -149,8 +270,6 @@ async def run_daemon(daemon: Mover | Reaper, source: int, ready: Callable[[], No
     watcher = Watcher(changed.set)
     try:
         watcher.add(source)
-        if ready is not None:
-            ready()
         while not ended:
             changed.clear()
             with store_errors("sweep"):
@@ -162,14 +281,3 @@ async def run_daemon(daemon: Mover | Reaper, source: int, ready: Callable[[], No
                 pass
     finally:
         watcher.close()
-
-
-def _place(name: str) -> tuple[str, str] | None:
-    """The queue and id of `queue:id`; None for what is no message."""
-    queue, colon, message_id = name.partition(":")
-    if not colon or ":" in message_id:
-        return None
-    try:
-        return check_queue(queue), check_id(message_id)
-    except InvalidName:
-        return None

@@ -1,4 +1,7 @@
-"""Messages for later: `.qworker/due/<queue>/<due ms>.<id>`, out of the sight of mq's own mover, which knows one delay for all."""
+"""Delayed messages: `.qworker/due/<queue>/<due ms>.<id>`.
+
+mq's own mover, which has one delay for all messages, does not see them.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +15,10 @@ _RESCAN = 30.0
 
 
 class DueIndex:
-    """What is due when, in one queue; the directory is read again only after it changed.
+    """The due times of the delayed messages in one queue. The directory is read again only after it changed.
 
     Args:
-        directory: descriptor of the queue's `due` directory.
+        directory: Descriptor of the queue's `due` directory.
     """
 
     def __init__(self, directory: int) -> None:
@@ -24,15 +27,15 @@ class DueIndex:
         self._next = 0
         self._stamp: int = -1
         self._listed_at = 0.0
-        self._settled = False
+        self._is_stable = False
 
     def refresh(self) -> None:
-        """Read the directory, if it may have changed."""
+        """Read the directory if it may have changed."""
         stamp = os.fstat(self._directory).st_mtime_ns
         now = time.monotonic()
-        if self._settled and stamp == self._stamp and now - self._listed_at < _RESCAN:
+        if self._is_stable and stamp == self._stamp and now - self._listed_at < _RESCAN:
             return
-        self._settled = time.time_ns() - stamp > _TICK_NS
+        self._is_stable = time.time_ns() - stamp > _TICK_NS
         self._stamp = stamp
         self._listed_at = now
         self._due = {}
@@ -43,12 +46,12 @@ class DueIndex:
         self._next = min(self._due.values(), default=0)
 
     def next_due(self) -> float | None:
-        """When the first message becomes due, in Unix seconds; None when none waits."""
+        """Return when the first message becomes due, in Unix seconds. None: no message is delayed."""
         self.refresh()
         return self._next / 1000 if self._due else None
 
-    def due(self, now: float) -> list[str]:
-        """The ids of what is due at `now`, the first due first."""
+    def list_due(self, now: float) -> list[str]:
+        """Return the ids of the messages that are due at `now`, the first due first."""
         self.refresh()
         limit = int(now * 1000)
         if not self._due or self._next > limit:
@@ -56,20 +59,20 @@ class DueIndex:
         return sorted((i for i, due in self._due.items() if due <= limit), key=lambda i: self._due[i])
 
     def get(self, message_id: str) -> int | None:
-        """When a message is due, in milliseconds; None when it does not wait here."""
+        """Return when a message is due, in Unix milliseconds. None: it is not delayed."""
         self.refresh()
         return self._due.get(message_id)
 
-    def all(self) -> list[tuple[int, str]]:
-        """Due times in milliseconds and ids, in order."""
+    def list_all(self) -> list[tuple[int, str]]:
+        """Return due times in Unix milliseconds, and ids, in order."""
         self.refresh()
         return sorted((due, message_id) for message_id, due in self._due.items())
 
     def file_name(self, message_id: str) -> str:
-        """The file of a message that waits here."""
+        """Return the name of a delayed message's file."""
         return f"{self._due[message_id]}.{message_id}"
 
-    def forget(self, message_id: str) -> None:
-        """A message left; the directory's time stamp says the rest to others."""
+    def drop(self, message_id: str) -> None:
+        """Drop a message that was moved. Other processes see it by the change time of the directory."""
         if self._due.pop(message_id, None) == self._next:
             self._next = min(self._due.values(), default=0)

@@ -4,7 +4,8 @@
     <root>/.qworker/  format  tmp/<nonce>  lease/<queue>:<id>  due/<queue>/<due ms>.<id>
                       fail/<queue>/<id>  reason/<queue>:<id>  down/<queue>  workers/<holder>  what mq has no place for
 
-Every directory is opened once, as a directory and never through a link; every name is then resolved below its descriptor.
+Every directory is opened once, as a directory and never through a link. Every name is then resolved below its
+descriptor.
 """
 
 from __future__ import annotations
@@ -16,7 +17,16 @@ from pathlib import Path
 from qworker.errors import FormatTooNew, InvalidName
 from qworker.names import check_queue
 
-__all__ = ["QueueDirs", "Root", "open_directory", "split_name", "usable_id"]
+__all__ = [
+    "QueueDirs",
+    "Root",
+    "file_exists",
+    "is_usable_id",
+    "open_directory",
+    "split_name",
+    "try_rename",
+    "try_unlink",
+]
 
 _FORMAT = 1
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,119}")
@@ -24,9 +34,9 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def split_name(name: str) -> tuple[str, str] | None:
-    """The queue and id of a name in new/, delay/ or remove/; None when it is no message's."""
+    """Split a name in new/, delay/ or remove/ into queue and id. None: it is not the name of a message."""
     queue, colon, message_id = name.partition(":")
-    if not colon or not usable_id(message_id):
+    if not colon or not is_usable_id(message_id):
         return None
     try:
         return check_queue(queue), message_id
@@ -34,17 +44,47 @@ def split_name(name: str) -> tuple[str, str] | None:
         return None
 
 
-def usable_id(name: str) -> bool:
-    """Whether a file of this name in a queue is taken for a message: a foreign program's id need be no UUID."""
+def is_usable_id(name: str) -> bool:
+    """Return whether a file of this name is a message. The id of a foreign program need not be a UUID."""
     return _ID.fullmatch(name) is not None
 
 
+def try_rename(name: str, source: int, target: str, destination: int) -> bool:
+    """Rename a file, and return whether it was there. If not, another process has moved it."""
+    try:
+        os.rename(name, target, src_dir_fd=source, dst_dir_fd=destination)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def try_unlink(name: str, directory: int) -> bool:
+    """Unlink a file, and return whether it was there."""
+    try:
+        os.unlink(name, dir_fd=directory)
+    except FileNotFoundError:
+        return False
+    except IsADirectoryError:
+        # A foreign directory, which is not ours to empty.
+        return False
+    return True
+
+
+def file_exists(name: str, directory: int) -> bool:
+    """Return whether a directory has a file, without following a link."""
+    try:
+        os.stat(name, dir_fd=directory, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return True
+
+
 def open_directory(name: str, parent: int, *, create: bool) -> int:
-    """A descriptor of the directory `name` below `parent`.
+    """Open the directory `name` below `parent`.
 
     Raises:
-        FileNotFoundError: there is none, and `create` is not set.
-        NotADirectoryError: it is a link or a file.
+        FileNotFoundError: It does not exist, and `create` is not set.
+        NotADirectoryError: It is a link or a file.
     """
     if create:
         try:
@@ -65,9 +105,9 @@ class QueueDirs:
         self.fail = fail
 
     @property
-    def gone(self) -> bool:
-        """Whether the queue was deleted under us (and perhaps made again)."""
-        # A deletion begins with this one.
+    def is_deleted(self) -> bool:
+        """Whether the queue was deleted while it was open. It may exist again."""
+        # A deletion begins with this directory.
         return os.fstat(self.ready).st_nlink == 0
 
     def close(self) -> None:
@@ -81,7 +121,7 @@ class Root:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._opened: list[int] = []
+        self._descriptors: list[int] = []
         try:
             os.makedirs(path, mode=0o700, exist_ok=True)
             self._open(path)
@@ -91,25 +131,25 @@ class Root:
 
     def _open(self, path: Path) -> None:
         root = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        self._opened.append(root)
+        self._descriptors.append(root)
         self.root = root
-        own = self._directory(".qworker", root)
+        own = self._open_directory(".qworker", root)
         self._check_format(own)
-        self.new = self._directory("new", root)
-        self.queues = self._directory("queues", root)
-        self.delay = self._directory("delay", root)
-        self.remove = self._directory("remove", root)
-        self.tmp = self._directory("tmp", own)
-        self.lease = self._directory("lease", own)
-        self.due = self._directory("due", own)
-        self.fail = self._directory("fail", own)
-        self.reason = self._directory("reason", own)
-        self.down = self._directory("down", own)
-        self.workers = self._directory("workers", own)
+        self.new = self._open_directory("new", root)
+        self.queues = self._open_directory("queues", root)
+        self.delay = self._open_directory("delay", root)
+        self.remove = self._open_directory("remove", root)
+        self.tmp = self._open_directory("tmp", own)
+        self.lease = self._open_directory("lease", own)
+        self.due = self._open_directory("due", own)
+        self.fail = self._open_directory("fail", own)
+        self.reason = self._open_directory("reason", own)
+        self.paused = self._open_directory("down", own)
+        self.workers = self._open_directory("workers", own)
 
-    def _directory(self, name: str, parent: int) -> int:
+    def _open_directory(self, name: str, parent: int) -> int:
         fd = open_directory(name, parent, create=True)
-        self._opened.append(fd)
+        self._descriptors.append(fd)
         return fd
 
     def _check_format(self, own: int) -> None:
@@ -127,14 +167,15 @@ class Root:
             text = os.read(fd, 32).strip()
         finally:
             os.close(fd)
-        # Empty: another process makes it at this moment.
+        # Empty: another process is creating it.
         if text and (not text.isdigit() or int(text) > _FORMAT):
             raise FormatTooNew(
-                f"{self.path} has format {text.decode(errors='replace')!r}, but this release reads only up to {_FORMAT}: upgrade qworker"
+                f"{self.path} has format {text.decode(errors='replace')!r}, "
+                f"but this release reads only up to {_FORMAT}: upgrade qworker"
             )
 
     def queue(self, queue: str, *, create: bool) -> QueueDirs | None:
-        """The directories of a queue; None when there is no such queue."""
+        """Open the directories of a queue. None: it does not exist, and `create` is not set."""
         try:
             ready = open_directory(queue, self.queues, create=create)
         except FileNotFoundError:
@@ -151,5 +192,5 @@ class Root:
 
     def close(self) -> None:
         """Close every descriptor."""
-        while self._opened:
-            os.close(self._opened.pop())
+        while self._descriptors:
+            os.close(self._descriptors.pop())

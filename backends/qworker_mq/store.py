@@ -1,9 +1,8 @@
-"""An opened root, and what this process knows of its queues."""
+"""An opened root, and the state of its queues in this process."""
 
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
@@ -14,23 +13,23 @@ from qworker.errors import QueueNotFound
 from qworker.kit.files import FileSystem, GroupCommit, boot_id, raise_file_limit
 from qworker.kit.inotify import Watcher
 from qworker.names import check_queue
-from qworker_mq.claims import Claims
 from qworker_mq.due import DueIndex
-from qworker_mq.layout import QueueDirs, Root
-from qworker_mq.life import LifeSign
-from qworker_mq.record import Records
+from qworker_mq.holder import LivenessFile
+from qworker_mq.layout import QueueDirs, Root, file_exists
+from qworker_mq.lease_state import LeaseStates
+from qworker_mq.options import MqOptions
 from qworker_mq.window import Window
 
-__all__ = ["Held", "Store"]
+__all__ = ["OpenQueue", "Store"]
 
 
-class Held:
+class OpenQueue:
     """One queue of a store.
 
     Args:
-        name: of the queue.
-        dirs: its directories.
-        peers: see `Window`.
+        name: Name of the queue.
+        dirs: Its directories.
+        peers: See `Window`.
     """
 
     def __init__(self, name: str, dirs: QueueDirs, peers: int) -> None:
@@ -38,108 +37,114 @@ class Held:
         self.dirs = dirs
         self.window = Window(dirs.ready, peers)
         self.due = DueIndex(dirs.due)
-        # All fetches of one queue are serialised in a process, as in mq's server.
+        # All leases of one queue are serialised in a process, as in mq's server.
         self.fetching = asyncio.Lock()
-        # Sweeps that may be under way use the descriptors: closed with the store, or when nobody fetches.
-        self.watched = False
+        self.is_watched = False
 
 
 class Store:
     """An opened root.
 
     Args:
-        path: of the root.
-        clock: where delays and expiries come from.
-        peers: see `Window`.
-        sync: whether publishes and settlements are synced.
-        plain: see `Claims`.
+        path: Path of the root.
+        clock: The source of delays and expiries.
+        options: The options of the URL.
+        has_remote_holders: Whether the holders of leases are outside this process.
     """
 
-    def __init__(self, path: Path, clock: Clock, *, peers: int, sync: bool, plain: float) -> None:
-        # No lease can be taken without it: better no store than a worker that waits for ever.
+    def __init__(self, path: Path, clock: Clock, options: MqOptions, *, has_remote_holders: bool) -> None:
+        # No lease can be taken without it. An error here is better than a worker that waits for ever.
         boot_id()
         raise_file_limit()
         self.clock = clock
+        self.options = options
         self.root = Root(path)
-        self.records = Records(self.root.lease)
-        self.claims = Claims(self.root, self.records, clock, plain=plain)
+        self.lease_states = LeaseStates(self.root.lease, options.delay)
         system = FileSystem(self.root.root)
-        self._commit = GroupCommit(self.root.root, system) if sync else None
-        self._peers = peers
-        self._held: dict[str, Held] = {}
+        self._commit = GroupCommit(self.root.root, system) if options.sync else None
+        self._has_remote_holders = has_remote_holders
+        self._queues: dict[str, OpenQueue] = {}
         self._retired: list[QueueDirs] = []
         self._waiting: set[tuple[frozenset[str], asyncio.Event]] = set()
         self._watcher: Watcher | None = None
-        self._sign: LifeSign | None = None
-        # Leases are extended by threads, and closing waits for them.
-        self.using = threading.Lock()
+        self._liveness_file: LivenessFile | None = None
+        # Other threads extend leases, and closing waits for them.
+        self.extend_lock = threading.Lock()
         self.closed = False
 
     # -- queues ------------------------------------------------------------------------------------------------------
 
-    def held(self, queue: str) -> Held | None:
-        """A queue; None when there is none (any more)."""
-        held = self._held.get(queue)
-        if held is not None:
-            if not held.dirs.gone:
-                return held
-            self.forget(queue)
-        return self._take_up(queue, create=False)
+    def get(self, queue: str) -> OpenQueue | None:
+        """Return a queue. None: it does not exist, or was deleted."""
+        open_queue = self._queues.get(queue)
+        if open_queue is not None:
+            if not open_queue.dirs.is_deleted:
+                return open_queue
+            self.drop(queue)
+        return self._open_queue(queue, create=False)
 
-    def found(self, queue: str) -> Held:
-        """A queue.
+    def require(self, queue: str) -> OpenQueue:
+        """Return a queue.
 
         Raises:
-            QueueNotFound: there is none.
+            QueueNotFound: It does not exist.
         """
-        held = self.held(check_queue(queue))
-        if held is None:
+        open_queue = self.get(check_queue(queue))
+        if open_queue is None:
             raise QueueNotFound(queue)
-        return held
+        return open_queue
 
-    def made(self, queue: str) -> Held:
-        """A queue, made if there is none."""
-        held = self.held(check_queue(queue)) or self._take_up(queue, create=True)
-        assert held is not None, "a queue that was just made"
-        return held
+    def get_or_create(self, queue: str) -> OpenQueue:
+        """Return a queue, and create it if it does not exist."""
+        open_queue = self.get(check_queue(queue)) or self._open_queue(queue, create=True)
+        assert open_queue is not None, "a queue that was just created"
+        return open_queue
 
-    def _take_up(self, queue: str, *, create: bool) -> Held | None:
+    def _open_queue(self, queue: str, *, create: bool) -> OpenQueue | None:
         dirs = self.root.queue(queue, create=create)
         if dirs is None:
             return None
-        held = self._held[queue] = Held(queue, dirs, self._peers)
-        return held
+        open_queue = self._queues[queue] = OpenQueue(queue, dirs, self.options.peers)
+        return open_queue
 
-    def forget(self, queue: str) -> None:
-        """A queue was deleted; calls that are under way still use its descriptors, so they are closed with the store."""
-        held = self._held.pop(queue, None)
-        if held is not None:
-            self._retired.append(held.dirs)
+    def drop(self, queue: str) -> None:
+        """Drop a deleted queue. Calls may still use its descriptors, so they are closed with the store."""
+        open_queue = self._queues.pop(queue, None)
+        if open_queue is not None:
+            self._retired.append(open_queue.dirs)
 
-    def is_down(self, queue: str) -> bool:
-        """Whether a queue is paused."""
-        try:
-            os.stat(queue, dir_fd=self.root.down, follow_symlinks=False)
-        except FileNotFoundError:
-            return False
-        return True
+    def is_paused(self, queue: str) -> bool:
+        """Return whether a queue is paused."""
+        return file_exists(queue, self.root.paused)
+
+    def is_stored(self, queue: OpenQueue, message_id: str) -> bool:
+        """Return whether a message is stored, in any state."""
+        root, dirs = self.root, queue.dirs
+        name = f"{queue.name}:{message_id}"
+        # In the direction in which messages move, twice: one that moves on meanwhile is found in the second pass.
+        places = [(message_id, dirs.ready), (name, root.delay), (name, root.new), (message_id, dirs.fail)] * 2
+        return (
+            queue.due.get(message_id) is not None
+            or any(file_exists(*place) for place in places)
+            or queue.due.get(message_id) is not None
+        )
 
     # -- durability --------------------------------------------------------------------------------------------------
 
     async def sync_data(self, files: Sequence[int]) -> None:
-        """Put the contents of new files on the disk; see `GroupCommit.data`."""
+        """Sync the contents of new files. See `GroupCommit.data`."""
         if self._commit is not None and files:
             await self._commit.data(files)
 
     async def sync_directories(self, *directories: int) -> None:
-        """Put renames on the disk; see `GroupCommit.directories`."""
+        """Sync renames. See `GroupCommit.directories`."""
         if self._commit is not None and directories:
             await self._commit.directories(frozenset(directories))
 
     # -- wake-ups ----------------------------------------------------------------------------------------------------
 
     def wake(self, queue: str) -> None:
-        """Something became ready in a queue."""
+        """Wake the calls that wait for a queue, because a message became ready in it."""
         for queues, event in tuple(self._waiting):
             if queue in queues:
                 event.set()
@@ -149,8 +154,8 @@ class Store:
             event.set()
 
     @contextmanager
-    def listening(self, queues: Sequence[str]) -> Generator[asyncio.Event]:
-        """An event that `wake` and changes in the directories set."""
+    def listen(self, queues: Sequence[str]) -> Generator[asyncio.Event]:
+        """Give an event that `wake` and changes in the directories set."""
         row = (frozenset(queues), asyncio.Event())
         self._waiting.add(row)
         try:
@@ -159,25 +164,30 @@ class Store:
             self._waiting.discard(row)
 
     def watch(self, queues: Sequence[str]) -> None:
-        """Have changes in the directories of `queues` set the events of `pause`, as far as the kernel allows."""
+        """Let changes in the directories of `queues` set the events of `listen`, as far as the kernel allows."""
         if self._watcher is None:
             self._watcher = Watcher(self._wake_all)
             for directory in (self.root.new, self.root.queues):
                 self._watcher.add(directory)
         for queue in queues:
-            held = self.held(queue)
-            if held is not None and not held.watched:
-                held.watched = True
-                self._watcher.add(held.dirs.ready)
-                self._watcher.add(held.dirs.due)
+            open_queue = self.get(queue)
+            if open_queue is not None and not open_queue.is_watched:
+                open_queue.is_watched = True
+                self._watcher.add(open_queue.dirs.ready)
+                self._watcher.add(open_queue.dirs.due)
 
-    # -- life --------------------------------------------------------------------------------------------------------
+    # -- holder ------------------------------------------------------------------------------------------------------
 
     def holder(self) -> str:
-        """The name of this process's life sign, put up at the first call."""
-        if self._sign is None:
-            self._sign = LifeSign(self.root.workers, self.root.tmp)
-        return self._sign.holder
+        """Return the name that this process's leases carry. Its liveness file is created at the first call.
+
+        Leases of remote holders carry none: they end by time alone.
+        """
+        if self._has_remote_holders:
+            return ""
+        if self._liveness_file is None:
+            self._liveness_file = LivenessFile(self.root.workers, self.root.tmp)
+        return self._liveness_file.holder
 
     async def aclose(self) -> None:
         """Close everything."""
@@ -185,12 +195,12 @@ class Store:
             await self._commit.aclose()
         if self._watcher is not None:
             self._watcher.close()
-        if self._sign is not None:
-            self._sign.close()
-        with self.using:
+        if self._liveness_file is not None:
+            self._liveness_file.close()
+        with self.extend_lock:
             self.closed = True
-            for held in self._held.values():
-                held.dirs.close()
+            for open_queue in self._queues.values():
+                open_queue.dirs.close()
             for dirs in self._retired:
                 dirs.close()
             self.root.close()

@@ -1,4 +1,4 @@
-"""The ready messages of a queue that this process knows of, oldest first: a listing is made once, and leased from many times."""
+"""The ready messages of a queue that this process knows, oldest first: one listing serves many leases."""
 
 from __future__ import annotations
 
@@ -9,97 +9,93 @@ import random
 import time
 from collections.abc import AsyncIterator
 
-from qworker_mq.ids import at_unix, made_at
-from qworker_mq.layout import usable_id
+from qworker_mq.ids import parse_ticks, to_ticks
+from qworker_mq.layout import is_usable_id
 
-__all__ = ["Window", "listing", "order_of"]
+__all__ = ["SLICE", "Window", "iterate_names", "read_order"]
 
 # A window of more names than this is cut: memory does not depend on the backlog.
 _LIMIT = 50_000
-# Seconds of the event loop that one slice of a listing may take.
-_SLICE = 0.002
+# Seconds after which a long piece of work lets the event loop run.
+SLICE = 0.002
 # A change less than this before a listing (ns) may carry the same time stamp as one after it.
 _TICK_NS = 50_000_000
-# Seconds after which a listing is repeated whatever the time stamps say: a file server's clock is not ours.
+# Seconds after which a listing is repeated whatever the change times are: the clock of a file server is not ours.
 _RESCAN = 1.0
-# A listing is repeated early, for what others returned, while that costs at most this part of the time.
+# A listing is repeated early, to find what other processes returned, if that costs at most this part of the time.
 _SHARE = 0.02
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
-def order_of(name: str, directory: int) -> int:
-    """Where a message stands in its queue: by the time in its id, or that of its file."""
-    made = made_at(name)
-    if made is not None:
-        return made
+def read_order(name: str, directory: int) -> int:
+    """Return the time that orders a message in its queue, in ticks: the time in its id, or that of its file."""
+    ticks = parse_ticks(name)
+    if ticks is not None:
+        return ticks
     try:
-        return at_unix(os.stat(name, dir_fd=directory, follow_symlinks=False).st_mtime)
+        return to_ticks(os.stat(name, dir_fd=directory, follow_symlinks=False).st_mtime)
     except FileNotFoundError:
         return 0
 
 
-async def listing(directory: int) -> AsyncIterator[str]:
-    """The names in a directory, giving the event loop its turn between slices."""
-    # A descriptor of its own: those that share one share its position.
+async def iterate_names(directory: int) -> AsyncIterator[str]:
+    """Yield the names in a directory, and let the event loop run between slices."""
+    # A separate descriptor: listings that share one share its position.
     fd = os.open(".", _DIRECTORY, dir_fd=directory)
     try:
         with os.scandir(fd) as entries:
-            until = time.monotonic() + _SLICE
+            until = time.monotonic() + SLICE
             for number, entry in enumerate(entries, 1):
                 yield entry.name
                 if number % 64 == 0 and time.monotonic() >= until:
                     await asyncio.sleep(0)
-                    until = time.monotonic() + _SLICE
+                    until = time.monotonic() + SLICE
     finally:
         os.close(fd)
 
 
 class Window:
-    """Ready messages of one queue.
+    """The known ready messages of one queue.
 
     Args:
-        directory: descriptor of `queues/<queue>`.
-        peers: how many others fetch from the same directory: one of the `peers + 1` oldest is taken, at random, so that they
-            do not all go for the same file.
+        directory: Descriptor of `queues/<queue>`.
+        peers: Number of other processes that fetch from the same directory. One of the `peers + 1` oldest messages is
+            taken at random, so that the processes do not all try the same file.
     """
 
     def __init__(self, directory: int, peers: int) -> None:
         self._directory = directory
         self._peers = peers
         self._heap: list[tuple[int, str]] = []
-        # The newest that a cut listing kept; what is newer is found by a later listing.
+        # The newest message that a cut listing kept. A later listing finds the newer ones.
         self._cut: tuple[int, str] | None = None
         self._stamp = -1
         self._listed_at = 0.0
         self._cost = 0.0
-        self._settled = False
+        # Whether a change after the last listing is sure to show.
+        self.is_stable = False
 
     def __len__(self) -> int:
         return len(self._heap)
 
-    @property
-    def settled(self) -> bool:
-        """Whether a change after the last listing is sure to show."""
-        return self._settled
-
     def add(self, message_id: str) -> None:
-        """Know of a message that became ready."""
-        row = (order_of(message_id, self._directory), message_id)
+        """Add a message that became ready."""
+        row = (read_order(message_id, self._directory), message_id)
         if self._cut is None or row < self._cut:
             heapq.heappush(self._heap, row)
 
     async def take(self) -> str | None:
-        """The next message to try; None when none is ready. It may be gone by now."""
+        """Return the next message to try, which another process may have taken. None: no message is ready."""
         await self.refresh()
         heap = self._heap
         if not heap:
             return None
         if not self._peers:
             return heapq.heappop(heap)[1]
-        return await self._take_fuzzily()
+        return await self._take_random()
 
-    async def _take_fuzzily(self) -> str | None:
+    async def _take_random(self) -> str | None:
         heap = self._heap
         if len(heap) <= self._peers:
             # The queue is short: contention is likely.
@@ -113,26 +109,26 @@ class Window:
         return chosen[1]
 
     async def refresh(self) -> None:
-        """List the directory, if what is known is used up or old and it may have changed."""
+        """List the directory if the known messages are used up or old, and it may have changed."""
         now = time.monotonic()
         age = now - self._listed_at
         if self._heap and age < max(_RESCAN, self._cost / _SHARE):
             return
         changed = os.fstat(self._directory).st_mtime_ns
-        if self._settled and changed == self._stamp and age < _RESCAN:
+        if self.is_stable and changed == self._stamp and age < _RESCAN:
             return
         await self._list(changed)
 
     async def _list(self, stamp: int) -> None:
         started = time.monotonic()
-        settled = time.time_ns() - stamp > _TICK_NS
-        # Sorted the other way round once it is full, so that the newest is the one to drop.
+        is_stable = time.time_ns() - stamp > _TICK_NS
+        # Reversed when it is full, so that the newest message is the one to drop.
         rows: list[tuple[int, str]] = []
         newest_first: list[tuple[int, _Reversed]] | None = None
-        async for name in listing(self._directory):
-            if not usable_id(name):
+        async for name in iterate_names(self._directory):
+            if not is_usable_id(name):
                 continue
-            row = (order_of(name, self._directory), name)
+            row = (read_order(name, self._directory), name)
             if newest_first is not None:
                 heapq.heappushpop(newest_first, (-row[0], _Reversed(name)))
                 continue
@@ -147,12 +143,12 @@ class Window:
         heapq.heapify(rows)
         self._keep(rows)
         self._stamp = stamp
-        self._settled = settled
+        self.is_stable = is_stable
         self._listed_at = time.monotonic()
         self._cost = self._listed_at - started
 
     def _keep(self, rows: list[tuple[int, str]]) -> None:
-        # What was added while the listing ran may have been missed by it; what the listing found again is known already.
+        # The listing may have missed what was added while it ran. What it found again is not added twice.
         found = set(rows)
         for row in self._heap:
             if row not in found and (self._cut is None or row < self._cut):
@@ -161,7 +157,7 @@ class Window:
 
 
 class _Reversed:
-    """A name that sorts the other way round."""
+    """A name that sorts in reverse."""
 
     __slots__ = ("name",)
 

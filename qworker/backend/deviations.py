@@ -27,6 +27,7 @@ def refuse_unsupported(
     drafts: Iterable[Draft],
     *,
     takes_id: Callable[[str], bool] | None = None,
+    now: float = 0.0,
 ) -> None:
     """Refuse drafts that ask for something that a protocol does not support.
 
@@ -34,7 +35,10 @@ def refuse_unsupported(
         scheme: The backend's scheme, for the error.
         deviations: `Backend.deviations`.
         drafts: What is to be published.
-        takes_id: Returns whether an id can be given although the protocol deviates from `given_ids`. None: no id can be given.
+        takes_id: Returns whether an id can be given although the protocol deviates from `given_ids`. None: no id can
+            be given.
+        now: The time, in Unix seconds. A `due_at` that has passed is not a delay. Needed only by a protocol that
+            deviates from `delay`.
 
     Raises:
         NotSupported: A draft asks for it; the error says what to do instead.
@@ -50,7 +54,7 @@ def refuse_unsupported(
             _refuse("fields", scheme, deviations)
         if draft.argv:
             _refuse("argv", scheme, deviations)
-        if draft.delay > 0 or draft.due_at is not None:
+        if draft.delay > 0 if draft.due_at is None else draft.due_at > now:
             _refuse("delay", scheme, deviations)
         if not draft.body:
             _refuse("empty_bodies", scheme, deviations)

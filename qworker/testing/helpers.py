@@ -5,7 +5,6 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -75,7 +74,7 @@ def in_memory(tasks: Tasks, clock: Clock = SYSTEM_CLOCK) -> Generator[Tasks]:
     # What was given, if anything: not what the environment says today.
     url = tasks._url  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
     before, making = tasks.clock, vars(tasks).get("_make_backend")
-    refuse = _refusal_of(tasks)
+    refuse = _refusal_of(tasks, clock)
     memory = f"memory://testing-{secrets.token_hex(8)}"
 
     def make() -> Backend:
@@ -96,7 +95,7 @@ def in_memory(tasks: Tasks, clock: Clock = SYSTEM_CLOCK) -> Generator[Tasks]:
             vars(tasks)["_make_backend"] = making
 
 
-def _refusal_of(tasks: Tasks) -> _Refusal | None:
+def _refusal_of(tasks: Tasks, clock: Clock) -> _Refusal | None:
     """Return what refuses drafts for the app's own store; None where that cannot be known here."""
     try:
         own = tasks._make_backend()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
@@ -107,8 +106,12 @@ def _refusal_of(tasks: Tasks) -> _Refusal | None:
     outer: _Refusal | None = vars(own).get(_REFUSAL)
     if outer is not None:
         return outer
-    scheme = own.describe().partition(":")[0]
-    return partial(refuse_unsupported, scheme, own.deviations, takes_id=getattr(own, "takes_id", None))
+    scheme, takes_id = own.describe().partition(":")[0], getattr(own, "takes_id", None)
+
+    def refuse(drafts: Sequence[Draft]) -> None:
+        refuse_unsupported(scheme, own.deviations, drafts, takes_id=takes_id, now=clock.time())
+
+    return refuse
 
 
 def _refusing(backend: Backend, refuse: _Refusal) -> Backend:

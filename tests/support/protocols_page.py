@@ -9,7 +9,7 @@ from pathlib import Path
 from qworker.backend import Backend
 from qworker.backend.registry import GROUP, backend_class
 from qworker.testing.rules import RULES
-from qworker_mq.plain import PlainMqHttpBackend
+from qworker_mq.standard_server import StandardServerBackend
 
 __all__ = ["DOCS", "PAGE", "written"]
 
@@ -52,7 +52,7 @@ def _backends() -> dict[str, Mapping[str, str]]:
     found = {min(names, key=lambda name: (name not in _PAGES, len(name))): k.deviations for k, names in schemes.items()}
     ordered = [*first, *sorted(name for name in found if name not in first)]
     backends = {f"`{name}:`": found[name] for name in ordered if name in found}
-    backends["`mq+http:`, `?standard_only=1`"] = PlainMqHttpBackend.deviations
+    backends["`mq+http:`, `?standard_only=1`"] = StandardServerBackend.deviations
     return backends
 
 

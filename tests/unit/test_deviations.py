@@ -6,9 +6,15 @@ from typing import Any
 
 import pytest
 
+from qworker.backend import Backend
 from qworker.backend.deviations import refuse_unsupported
+from qworker.backend.registry import backend_class, open_backend, schemes
 from qworker.errors import NotSupported
 from qworker.message import Draft
+from qworker.testing.clock import FakeClock
+from qworker.url import BackendURL
+from qworker_mq.standard_server import StandardServerBackend
+from tests.support.serving import served
 
 ASKED = {
     "priority": {"priority": 1},
@@ -31,9 +37,34 @@ def test_each_deviation_refuses_what_asks_for_it_in_one_line_and_nothing_else(ru
     refuse_unsupported("x", {}, [_draft(**asked) for asked in ASKED.values()])
 
 
-def test_a_message_for_a_time_asks_for_a_delay() -> None:
+@pytest.mark.parametrize("draft", [{"due_at": 11.0}, {"due_at": 11.0, "delay": 1.0}, {"delay": 1.0}])
+def test_a_message_for_a_later_time_asks_for_a_delay(draft: dict[str, Any]) -> None:
     with pytest.raises(NotSupported, match="delays"):
-        refuse_unsupported("x", {"delay": "because"}, [_draft(due_at=1.0)])
+        refuse_unsupported("x", {"delay": "because"}, [_draft(**draft)], now=10.0)
+
+
+@pytest.mark.parametrize("draft", [{"due_at": 9.0}, {"due_at": 10.0}, {"due_at": 9.0, "delay": 1.0}, {}])
+def test_a_message_for_a_time_that_has_passed_asks_for_no_delay(draft: dict[str, Any]) -> None:
+    refuse_unsupported("x", {"delay": "because"}, [_draft(**draft)], now=10.0)
+
+
+def _without_delays() -> list[type[Backend]]:
+    found: set[type[Backend]] = {*map(backend_class, schemes()), StandardServerBackend}
+    return [kind for kind in found if "delay" in kind.deviations]
+
+
+@pytest.mark.parametrize("kind", _without_delays())
+async def test_every_backend_without_delays_publishes_what_was_due_already(kind: type[Backend]) -> None:
+    clock = FakeClock()
+    with served(open_backend("memory://due-already", clock=clock), additions=False) as server:
+        # All of them are reached over HTTP.
+        url = BackendURL.parse(f"mq+http://127.0.0.1:{server.port}?standard_only=1")
+        backend = kind.from_url(url, clock=clock)
+        await backend.publish("q", [_draft(due_at=clock.time() - 1.0), _draft(due_at=clock.time())])
+        with pytest.raises(NotSupported, match="delays"):
+            await backend.publish("q", [_draft(due_at=clock.time() + 1.0)])
+        assert len(await backend.lease("q", 5, 100.0)) == 2
+        await backend.aclose()
 
 
 def test_ids_of_the_protocols_own_form_can_be_given() -> None:

@@ -19,7 +19,7 @@ from qworker.kit.files import boot_id
 from qworker.message import Draft, Lease, Query, SettleAction, Settlement, State
 from qworker.testing.clock import FakeClock
 from qworker.testing.wait_until import wait_until
-from qworker_mq.ids import made_at, new_uuids
+from qworker_mq.ids import new_uuids, parse_ticks
 
 LONG = 1000.0
 
@@ -60,7 +60,7 @@ def move_back(root: Path, message_id: str) -> None:
 def test_ids_are_uuids_of_version_1_that_rise() -> None:
     ids = new_uuids(1000)
     assert all(uuid.UUID(i).version == 1 and uuid.UUID(i).variant == uuid.RFC_4122 for i in ids)
-    assert [made_at(i) for i in ids] == sorted(uuid.UUID(i).time for i in ids)
+    assert [parse_ticks(i) for i in ids] == sorted(uuid.UUID(i).time for i in ids)
     assert len(set(ids)) == 1000
 
 
@@ -281,8 +281,8 @@ async def test_what_strangers_and_the_dead_left_behind_is_cleared(
     (root / "remove" / f"q:{new_uuids(1)[0]}").write_bytes(b"removed by a foreign server")
     (root / ".qworker" / "tmp" / "unfinished").write_bytes(b"half")
     (root / ".qworker" / "workers" / "1-dead").write_bytes(boot_id().encode())
-    monkeypatch.setattr("qworker_mq.mover._STRAY", -60.0)
-    monkeypatch.setattr("qworker_mq.mover._ORPHAN", -60.0)
+    monkeypatch.setattr("qworker_mq.daemons._STRAY", -60.0)
+    monkeypatch.setattr("qworker_mq.daemons._ORPHAN", -60.0)
     await backend.reap("q")
     assert {path.name for path in (root / ".qworker" / "lease").iterdir()} == {f"q:{i}" for i in ids[1:]}
     assert list((root / "remove").iterdir()) == list((root / ".qworker" / "tmp").iterdir()) == []

@@ -265,7 +265,7 @@ async def test_what_is_not_installed_is_one_line_of_the_doctor(monkeypatch: pyte
     def load(point: EntryPoint) -> Any:
         if "redis" in point.value:
             raise ModuleNotFoundError("No module named 'redis'", name="redis")
-        if "remote" in point.value:
+        if "qworker_server" in point.value:
             raise ModuleNotFoundError("No module named 'h11'", name="h11")
         return real[type(point)](point)
 

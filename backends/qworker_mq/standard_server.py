@@ -1,8 +1,8 @@
 """`mq+http://host?standard_only=1`: a server of another make, with mq's six endpoints and nothing else.
 
-It knows no tokens, no tries and no failures, and its mover's delay is the visibility of every message, whatever is asked for. A
-message that failed for a while is left to that mover; one that failed for good is put into the queue `<queue>failed` before it is
-deleted, for nothing is deleted silently.
+It knows no tokens, no tries and no failures. Its mover's delay is the visibility timeout of every message, whatever the
+caller asks for. A message that failed temporarily is left to that mover. A message that failed permanently is put into
+the queue `<queue>failed` before it is deleted, because nothing is deleted silently.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ import asyncio
 import random
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import ClassVar, NoReturn
+from typing import ClassVar, NoReturn, Self
 from urllib.parse import quote
 
-from msgspec.structs import replace
-
+from qworker.backend import Backend
 from qworker.backend.deviations import refuse_unsupported
+from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.errors import BackendUnavailable, NotSupported, PublishUncertain
+from qworker.kit.wait import check_limit
 from qworker.message import (
     Draft,
     Lease,
@@ -31,18 +32,23 @@ from qworker.message import (
     StoredMessage,
 )
 from qworker.names import check_queue
+from qworker.url import BackendURL
 from qworker_mq.client import Answer
-from qworker_mq.remote import MqHttpBackend
+from qworker_mq.server_client import ServerClient, keep_or_release
 
-__all__ = ["PlainMqHttpBackend"]
+__all__ = ["StandardServerBackend"]
 
-_PATIENCE = 30.0
-# Seconds between looks at a queue: there is no other way to wait.
+# Seconds between fetches while a queue is empty: there is no other way to wait.
 _POLL = 0.5
 
 
-class PlainMqHttpBackend(MqHttpBackend):
-    """Queues of a plain mq server; see the module."""
+class StandardServerBackend(Backend):
+    """The queues of a standard mq server.
+
+    Args:
+        url: The server.
+        clock: The source of the time.
+    """
 
     deviations: ClassVar[Mapping[str, str]] = {
         "priority": "mq has no priorities",
@@ -72,44 +78,62 @@ class PlainMqHttpBackend(MqHttpBackend):
         "browse_leased": "mq lists nothing",
     }
 
+    def __init__(self, url: BackendURL, *, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._server = ServerClient(url)
+        self._clock = clock
+
+    @classmethod
+    def from_url(cls, url: BackendURL, *, clock: Clock = SYSTEM_CLOCK, remote_leases: bool = False) -> Self:
+        """Create an instance for `mq+http://[:TOKEN@]host[:port]?standard_only=1`."""
+        url.only({"standard_only", "history"})
+        return cls(url, clock=clock)
+
     async def open(self) -> None:
-        """See whether anything answers."""
-        await self._client.request("GET", "/", timeout=_PATIENCE)
+        """Check that the server answers."""
+        await self._server.get_unchecked("/")
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await self._server.aclose()
+
+    def describe(self) -> str:
+        """Return the URL with its token masked."""
+        return self._server.url
 
     @property
     def durability(self) -> str:
         """`disk`: mq answers after its fsync."""
         return "disk"
 
-    async def _plain(self, method: str, target: str, body: bytes = b"") -> Answer:
-        return self._checked(await self._client.request(method, target, body=body, timeout=_PATIENCE))
+    # -- producing ---------------------------------------------------------------------------------------------------
 
     async def publish(self, queue: str, drafts: Sequence[Draft]) -> list[str]:
         """Store messages, one after the other to keep their order."""
-        now = self._clock.time()
-        # What was due already is published at once, as everywhere.
-        drafts = [replace(draft, due_at=None) if (draft.due_at or now) < now else draft for draft in drafts]
-        refuse_unsupported("mq+http", self.deviations, drafts)
+        refuse_unsupported("mq+http", self.deviations, drafts, now=self._clock.time())
         ids: list[str] = []
         for draft in drafts:
             try:
-                answer = await self._plain("POST", f"/{check_queue(queue)}/messages", draft.body)
+                answer = await self._server.send("POST", f"/{check_queue(queue)}/messages", draft.body)
             except BackendUnavailable as error:
                 raise PublishUncertain(f"the message may or may not be stored: {error}") from error
             ids.append(_message_id(answer))
         return ids
 
+    # -- consuming ---------------------------------------------------------------------------------------------------
+
     async def lease(self, queue: str, limit: int, visibility: float, timeout: float = 0.0) -> list[Lease]:
         """Fetch messages before and after the wait, which cannot check whether there are any."""
-        leases = await super().lease(queue, limit, visibility)
+        check_limit(limit)
+        leases = await keep_or_release(self._fetch(queue, min(limit, 1000), visibility), self.settle)
         if leases or timeout <= 0:
             return leases
-        return await super().lease(queue, limit, visibility, timeout)
+        await self.wait([queue], timeout)
+        return await keep_or_release(self._fetch(queue, min(limit, 1000), visibility), self.settle)
 
-    async def _lease(self, queue: str, limit: int, visibility: float) -> list[Lease]:
+    async def _fetch(self, queue: str, limit: int, visibility: float) -> list[Lease]:
         leases: list[Lease] = []
         while len(leases) < limit:
-            answer = await self._plain("GET", f"/{check_queue(queue)}/messages")
+            answer = await self._server.send("GET", f"/{check_queue(queue)}/messages")
             if answer.status != 200:
                 break
             message = Message(id=_message_id(answer), queue=queue, body=answer.body)
@@ -118,74 +142,86 @@ class PlainMqHttpBackend(MqHttpBackend):
         return leases
 
     async def wait(self, queues: Sequence[str], timeout: float) -> None:
-        """Wait a moment: whether there is work is known only by fetching it."""
+        """Wait a moment, because only a fetch shows whether there is a message."""
         await asyncio.sleep(min(timeout, _POLL * random.uniform(0.5, 1.0)))
 
     def extend(self, leases: Sequence[Lease], visibility: float) -> list[Lease]:
-        """Extend nothing: a lease is lost when the time that was asked for is over."""
+        """Extend nothing. A lease is lost when the time that was asked for is over."""
         now = time.time()
         return [lease for lease in leases if lease.expires_at <= now]
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[Settlement]:
-        """Delete what is done; leave what is not to the server's mover."""
+        """Delete finished messages, and leave the others to the server's mover."""
         for settlement in settlements:
             message = settlement.lease.message
             if settlement.action is SettleAction.FAIL_PERM:
-                await self._plain("POST", f"/{message.queue}failed/messages", message.body)
+                await self._server.send("POST", f"/{message.queue}failed/messages", message.body)
             if settlement.action in {SettleAction.ACK, SettleAction.FAIL_PERM}:
-                await self._remove(message.queue, message.id)
+                await self._delete_message(message.queue, message.id)
         return []
 
     async def reap(self, queue: str) -> int:
-        """Nothing: the server's mover does."""
+        """Do nothing, because the server's mover returns messages."""
         return 0
 
+    # -- queues --------------------------------------------------------------------------------------------------------
+
     async def queues(self) -> list[str]:
-        """Not known."""
-        self._refuse("list queues")
+        """Refuse: the server does not list its queues."""
+        _refuse("list queues")
+
+    async def create(self, queue: str) -> None:
+        """Create a queue."""
+        await self._server.ask("PUT", f"/{check_queue(queue)}", queue=queue)
+
+    async def delete(self, queue: str) -> None:
+        """Delete a queue."""
+        await self._server.ask("DELETE", f"/{check_queue(queue)}", queue=queue)
 
     async def stats(self, queue: str) -> QueueStats:
-        """Not known."""
-        self._refuse("count")
-
-    def browse(self, queue: str, query: Query) -> AsyncIterator[list[StoredMessage]]:
-        """Not known."""
-        self._refuse("list messages")
-
-    async def parts(self, queue: str, state: State, count: int) -> list[str]:
-        """Not known."""
-        self._refuse("list messages")
-
-    async def find(self, queue: str, ids: Sequence[str]) -> list[StoredMessage]:
-        """Not known."""
-        self._refuse("look at messages")
-
-    async def requeue(self, queue: str, selection: Selection) -> int:
-        """There are no failed messages."""
-        self._refuse("requeue")
-
-    async def remove(self, queue: str, selection: Selection) -> int:
-        """Delete messages by their ids; the server does not say whether they were there."""
-        if selection.ids is None:
-            self._refuse("remove messages otherwise than by their ids")
-        for message_id in selection.ids:
-            await self._remove(queue, message_id)
-        return len(selection.ids)
-
-    async def _remove(self, queue: str, message_id: str) -> None:
-        await self._plain("DELETE", f"/{check_queue(queue)}/messages/{quote(message_id, safe='')}")
+        """Refuse: the server counts nothing."""
+        _refuse("count")
 
     async def pause(self, queue: str) -> None:
-        """Not possible."""
-        self._refuse("pause a queue")
+        """Refuse: the server cannot pause a queue."""
+        _refuse("pause a queue")
 
     async def resume(self, queue: str) -> None:
-        """Not possible."""
-        self._refuse("resume a queue")
+        """Refuse: the server cannot resume a queue."""
+        _refuse("resume a queue")
 
-    @staticmethod
-    def _refuse(what: str) -> NoReturn:
-        raise NotSupported(f"a standard mq server cannot {what}: use `qworker serve`")
+    # -- messages ------------------------------------------------------------------------------------------------------
+
+    def browse(self, queue: str, query: Query) -> AsyncIterator[list[StoredMessage]]:
+        """Refuse: the server lists nothing."""
+        _refuse("list messages")
+
+    async def parts(self, queue: str, state: State, count: int) -> list[str]:
+        """Refuse: the server lists nothing."""
+        _refuse("list messages")
+
+    async def find(self, queue: str, ids: Sequence[str]) -> list[StoredMessage]:
+        """Refuse: the server shows no messages."""
+        _refuse("look at messages")
+
+    async def requeue(self, queue: str, selection: Selection) -> int:
+        """Refuse: the server has no failed messages."""
+        _refuse("requeue")
+
+    async def remove(self, queue: str, selection: Selection) -> int:
+        """Delete messages by their ids. The server does not report whether they were there."""
+        if selection.ids is None:
+            _refuse("remove messages otherwise than by their ids")
+        for message_id in selection.ids:
+            await self._delete_message(queue, message_id)
+        return len(selection.ids)
+
+    async def _delete_message(self, queue: str, message_id: str) -> None:
+        await self._server.send("DELETE", f"/{check_queue(queue)}/messages/{quote(message_id, safe='')}")
+
+
+def _refuse(what: str) -> NoReturn:
+    raise NotSupported(f"a standard mq server cannot {what}: use `qworker serve`")
 
 
 def _message_id(answer: Answer) -> str:

@@ -1,6 +1,7 @@
-"""Life signs: a file per process in `.qworker/workers`, locked for as long as the process lives.
+"""Liveness files: a file per process in `.qworker/workers`, locked as long as the process lives.
 
-A free lock on the same boot means dead at once. A held one never vetoes an expiry: a forked child may hold it.
+A free lock on the same boot means that the process is dead. A held lock never prevents an expiry, because a forked
+child may hold it.
 """
 
 from __future__ import annotations
@@ -10,16 +11,17 @@ import os
 import secrets
 
 from qworker.kit.files import boot_id
+from qworker_mq.layout import try_unlink
 
-__all__ = ["LifeSign", "is_dead"]
+__all__ = ["LivenessFile", "is_dead"]
 
 
-class LifeSign:
-    """This process's life sign.
+class LivenessFile:
+    """The liveness file of this process.
 
     Args:
-        workers: descriptor of `.qworker/workers`.
-        tmp: descriptor of `.qworker/tmp`.
+        workers: Descriptor of `.qworker/workers`.
+        tmp: Descriptor of `.qworker/tmp`.
     """
 
     def __init__(self, workers: int, tmp: int) -> None:
@@ -30,48 +32,45 @@ class LifeSign:
         )
         try:
             os.write(self._fd, boot_id().encode())
-            # Locked before it is visible, so that nobody sees it free.
+            # Locked before it is visible, so that no process sees it free.
             fcntl.flock(self._fd, fcntl.LOCK_EX)
             os.rename(self.holder, self.holder, src_dir_fd=tmp, dst_dir_fd=workers)
         except BaseException:
             os.close(self._fd)
             raise
-        _living.add(self)
+        _own_files.add(self)
 
     def close(self) -> None:
-        """Take the sign down."""
-        _living.discard(self)
+        """Remove the file. This process is then no longer known as alive."""
+        _own_files.discard(self)
         if self._fd >= 0:
-            try:
-                os.unlink(self.holder, dir_fd=self._workers)
-            except FileNotFoundError:
-                pass
+            try_unlink(self.holder, self._workers)
             self.abandon()
 
     def abandon(self) -> None:
-        """Close the descriptor only: the sign is another process's."""
+        """Close only the descriptor, because the file belongs to another process."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
 
 
-_living: set[LifeSign] = set()
+_own_files: set[LivenessFile] = set()
 
 
 def _after_fork() -> None:
     # The child's copy of the descriptor would hold the lock after the parent's death.
-    for sign in _living:
-        sign.abandon()
-    _living.clear()
+    for file in _own_files:
+        file.abandon()
+    _own_files.clear()
 
 
 os.register_at_fork(after_in_child=_after_fork)
 
 
 def is_dead(workers: int, holder: str) -> bool:
-    """Whether the process behind a life sign is known to be dead: its lock is free, on this boot of this machine.
+    """Return whether a holder is known to be dead: the lock of its file is free, on this boot of this machine.
 
-    An absent sign is that of a process that closed its backend: dead as well.
+    If the file does not exist, the process has closed its backend. It counts as dead.
     """
     try:
         fd = os.open(holder, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=workers)

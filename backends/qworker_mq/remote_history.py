@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Any
 from urllib.parse import quote, urlencode
 
 import msgspec
 import structlog
 
 from qworker import log_events as events
-from qworker.errors import BackendError, BackendUnavailable, UsageError
+from qworker.errors import BackendError, UsageError
 from qworker.history.batch import EventBatch, encode_batch
 from qworker.history.event import Event
 from qworker.history.store import HistoryStore
 from qworker.names import check_queue, printable
-from qworker_mq.client import Answer
+from qworker_mq.server_client import ServerClient, decode
 
-__all__ = ["HttpHistory"]
-
-T = TypeVar("T")
+__all__ = ["RemoteHistory"]
 
 # Batches that wait to be sent. If there are more, the oldest are dropped.
 _MOST_WAITING = 200
@@ -36,16 +34,14 @@ class _Page(msgspec.Struct):
     after: str | None
 
 
-class HttpHistory(HistoryStore):
+class RemoteHistory(HistoryStore):
     """A history that a server keeps.
 
     Args:
-        ask: Sends a request, and checks the answer.
-        server: The server's URL, for logs.
+        server: The server.
     """
 
-    def __init__(self, ask: Callable[..., Awaitable[Answer]], server: str) -> None:
-        self._ask = ask
+    def __init__(self, server: ServerClient) -> None:
         self._server = server
         self._waiting: deque[EventBatch] = deque(maxlen=_MOST_WAITING)
         self._sender: asyncio.Task[None] | None = None
@@ -53,7 +49,7 @@ class HttpHistory(HistoryStore):
         self._log: Any = structlog.get_logger("qworker.history")
 
     def describe_retention(self) -> str:
-        """Return who keeps the events."""
+        """Return that the server keeps the events."""
         return "kept by the server"
 
     # -- writing -----------------------------------------------------------------------------------------------------
@@ -69,7 +65,7 @@ class HttpHistory(HistoryStore):
             while self._waiting:
                 some = [self._waiting.popleft() for _ in range(min(_MOST_SENT, len(self._waiting)))]
                 try:
-                    await self._ask("POST", "/-/-history", [msgspec.Raw(encode_batch(batch)) for batch in some])
+                    await self._server.ask("POST", "/-/-history", [msgspec.Raw(encode_batch(batch)) for batch in some])
                 except (BackendError, UsageError, OSError) as error:
                     self._pause(error)
                     await asyncio.sleep(_PAUSE)
@@ -82,12 +78,12 @@ class HttpHistory(HistoryStore):
         if not self._paused:
             self._paused = True
             fields = {events.ERROR_TYPE: type(error).__name__, events.ERROR: printable(str(error))}
-            self._log.warning(events.HISTORY_PAUSED, server=self._server, **fields)
+            self._log.warning(events.HISTORY_PAUSED, server=self._server.url, **fields)
 
     def _resume(self) -> None:
         if self._paused:
             self._paused = False
-            self._log.warning(events.HISTORY_RESUMED, server=self._server)
+            self._log.warning(events.HISTORY_RESUMED, server=self._server.url)
 
     async def aclose(self) -> None:
         """Wait up to 2 s for what is being sent."""
@@ -102,26 +98,19 @@ class HttpHistory(HistoryStore):
 
     async def logs(self) -> list[str]:
         """Return the logs of the server."""
-        return _decoded(await self._ask("GET", "/-/-history"), list[str])
+        return decode(await self._server.ask("GET", "/-/-history"), list[str])
 
     async def read(self, log: str, after: str | None, limit: int) -> tuple[list[Event], str | None]:
         """Read one page from the server, of at most 1000 events."""
         query = {"limit": min(limit, 1000), **({} if after is None else {"after": after})}
-        page = _decoded(await self._ask("GET", f"/-/-history/{check_queue(log)}?{urlencode(query)}"), _Page)
+        page = decode(await self._server.ask("GET", f"/-/-history/{check_queue(log)}?{urlencode(query)}"), _Page)
         return page.events, page.after
 
     async def delete_before(self, log: str, position: str) -> None:
         """Ask the server to remove them."""
-        await self._ask("POST", f"/-/-history/{check_queue(log)}/forget", {"until": position})
+        await self._server.ask("POST", f"/-/-history/{check_queue(log)}/forget", {"until": position})
 
     async def for_message(self, queue: str, message_id: str) -> list[Event]:
         """Ask the server."""
         target = f"/-/{check_queue(queue)}/messages/{quote(message_id, safe='')}/history"
-        return _decoded(await self._ask("GET", target), list[Event])
-
-
-def _decoded(answer: Answer, kind: type[T]) -> T:
-    try:
-        return msgspec.json.decode(answer.body, type=kind)
-    except ValueError as error:
-        raise BackendUnavailable(f"the answer of the server is not valid: {error}") from error
+        return decode(await self._server.ask("GET", target), list[Event])

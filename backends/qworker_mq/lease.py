@@ -1,0 +1,250 @@
+"""Leases: take them, extend them, and find them for the clients of a server."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import time
+from collections.abc import Callable, Sequence
+from typing import ParamSpec, TypeVar
+
+from qworker.kit.files import store_errors
+from qworker.message import Lease, Message, SettleAction, Settlement
+from qworker.names import check_queue
+from qworker_mq.layout import try_rename
+from qworker_mq.lease_state import LeaseState, MqLease, change_time_token
+from qworker_mq.message_lock import LOCK_TIMEOUT, MessageLocked, NotARegularFile, lock_message
+from qworker_mq.reap import StoreReaper
+from qworker_mq.settle import move_to_failed, settle_one
+from qworker_mq.store import OpenQueue, Store
+from qworker_mq.window import SLICE
+
+__all__ = ["RemoteMqLeases", "extend_leases", "lease_messages"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class RemoteMqLeases:
+    """Leases whose holders are not in this process. See `qworker.backend.RemoteLeases`.
+
+    Args:
+        open_store: Returns the opened store.
+    """
+
+    def __init__(self, open_store: Callable[[], Store]) -> None:
+        self._open_store = open_store
+
+    async def find(self, queue: str, message_id: str, token: int) -> Lease | None:
+        """Find the lease that has this token."""
+        with store_errors(f"find a lease of {queue!r}"):
+            store = self._open_store()
+            return _retry_while_locked(_find_lease, store, check_queue(queue), message_id, token)
+
+
+async def lease_messages(store: Store, reaper: StoreReaper, queue: str, limit: int, visibility: float) -> list[Lease]:
+    """Lease up to `limit` ready messages of a queue, without waiting for them."""
+    open_queue = store.get(queue)
+    if open_queue is None:
+        return []
+    async with open_queue.fetching:
+        if store.is_paused(queue):
+            return []
+        reaper.promote(open_queue)
+        return await _lease_ready(store, reaper, open_queue, limit, visibility)
+
+
+async def _lease_ready(
+    store: Store, reaper: StoreReaper, queue: OpenQueue, limit: int, visibility: float
+) -> list[Lease]:
+    leases: list[Lease] = []
+    locked: list[str] = []
+    holder = store.holder()
+    until = time.monotonic() + SLICE
+    try:
+        while len(leases) < limit:
+            message_id = await queue.window.take()
+            if message_id is None:
+                break
+            lease = _try_lease(store, queue, message_id, visibility, holder, locked)
+            if lease is not None:
+                reaper.note(lease, visibility, holder)
+                leases.append(lease)
+            if time.monotonic() >= until:
+                await asyncio.sleep(0)
+                until = time.monotonic() + SLICE
+    except BaseException:
+        # Cancelled, or the store failed: the caller does not get these leases.
+        _release_all(store, queue, leases)
+        raise
+    finally:
+        for message_id in locked:
+            queue.window.add(message_id)
+    return leases
+
+
+def _try_lease(
+    store: Store, queue: OpenQueue, message_id: str, visibility: float, holder: str, locked: list[str]
+) -> MqLease | None:
+    """Lease a ready message. None: it is gone, or locked, or it is not a message."""
+    try:
+        return _lease_one(store, queue, message_id, visibility, holder)
+    except MessageLocked:
+        locked.append(message_id)
+        return None
+    except NotARegularFile:
+        move_to_failed(store, message_id, queue.dirs.ready, queue, message_id)
+        return None
+
+
+def _lease_one(store: Store, queue: OpenQueue, message_id: str, visibility: float, holder: str) -> MqLease | None:
+    ready = queue.dirs.ready
+    fd = lock_message(message_id, ready)
+    if fd < 0:
+        return None
+    try:
+        body = _read_body(fd)
+        name = f"{queue.name}:{message_id}"
+        state = store.lease_states.read(name)
+        if not try_rename(message_id, ready, name, store.root.delay):
+            return None
+        return _make_lease(store, fd, queue.name, message_id, body, state, visibility, holder)
+    finally:
+        os.close(fd)
+
+
+def _make_lease(
+    store: Store,
+    fd: int,
+    queue: str,
+    message_id: str,
+    body: bytes,
+    state: LeaseState,
+    visibility: float,
+    holder: str,
+) -> MqLease:
+    now = store.clock.time()
+    found = os.fstat(fd)
+    # A ready message whose state has a lease: a foreign mover ended the lease, which counts as expired.
+    tries = state.tries + 1 if state.visibility else state.tries
+    token = max(state.token + 1, change_time_token(found.st_ctime_ns))
+    has_state = bool(state.token or state.tries or state.origin or holder or visibility != store.options.delay)
+    if has_state:
+        store.lease_states.write(
+            f"{queue}:{message_id}",
+            LeaseState(
+                tries=tries,
+                token=token,
+                visibility=visibility,
+                expires_at=now + visibility,
+                holder=holder,
+                moved=found.st_ctime_ns,
+                error=state.error,
+                origin=state.origin,
+            ),
+        )
+    origin = state.origin or None
+    message = Message(
+        id=message_id, queue=queue, body=body, tries=tries, enqueued_at=found.st_mtime, original_id=origin
+    )
+    return MqLease(
+        message=message, token=token, expires_at=now + visibility, moved=found.st_ctime_ns, has_state=has_state
+    )
+
+
+def _release_all(store: Store, queue: OpenQueue, leases: Sequence[Lease]) -> None:
+    for lease in leases:
+        try:
+            if settle_one(store, Settlement(lease=lease, action=SettleAction.RELEASE), queue.dirs):
+                queue.window.add(lease.message.id)
+        except MessageLocked:
+            # It expires.
+            continue
+
+
+def extend_leases(store: Store, reaper: StoreReaper, leases: Sequence[Lease], visibility: float) -> list[Lease]:
+    """Extend leases, and return the lost ones. Blocks while another process moves a message. Any thread can call it."""
+    lost: list[Lease] = []
+    with store.extend_lock:
+        holder = store.holder()
+        for lease in leases:
+            if store.closed or not _retry_while_locked(_extend_one, store, lease, visibility):
+                lost.append(lease)
+            elif isinstance(lease, MqLease):
+                reaper.note(lease, visibility, holder)
+    return lost
+
+
+def _extend_one(store: Store, lease: Lease, visibility: float) -> bool:
+    name = f"{lease.message.queue}:{lease.message.id}"
+    fd = lock_message(name, store.root.delay)
+    if fd < 0:
+        return False
+    try:
+        state = store.lease_states.read_valid(name, fd, lease.token)
+        if state is None:
+            return False
+        expires_at = store.clock.time() + visibility
+        store.lease_states.write(
+            name,
+            LeaseState(
+                tries=state.tries,
+                token=state.token,
+                visibility=visibility,
+                expires_at=expires_at,
+                holder=state.holder,
+                moved=state.moved,
+                error=state.error,
+                origin=state.origin,
+            ),
+        )
+        lease.expires_at = expires_at
+        if isinstance(lease, MqLease):
+            lease.has_state = True
+        return True
+    finally:
+        os.close(fd)
+
+
+def _find_lease(store: Store, queue: str, message_id: str, token: int) -> MqLease | None:
+    name = f"{queue}:{message_id}"
+    fd = lock_message(name, store.root.delay)
+    if fd < 0:
+        return None
+    try:
+        state = store.lease_states.read_valid(name, fd, token)
+        if state is None:
+            return None
+        message = Message(
+            id=message_id,
+            queue=queue,
+            body=_read_body(fd),
+            tries=state.tries,
+            enqueued_at=os.fstat(fd).st_mtime,
+            original_id=state.origin or None,
+        )
+        return MqLease(message=message, token=token, expires_at=state.expires_at, moved=state.moved)
+    finally:
+        os.close(fd)
+
+
+def _read_body(fd: int) -> bytes:
+    body = os.read(fd, 1 << 16)
+    if len(body) < 1 << 16:
+        return body
+    parts = [body]
+    while part := os.read(fd, 1 << 20):
+        parts.append(part)
+    return b"".join(parts)
+
+
+def _retry_while_locked(step: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    deadline = time.monotonic() + LOCK_TIMEOUT
+    while True:
+        try:
+            return step(*args, **kwargs)
+        except MessageLocked:
+            if time.monotonic() >= deadline:
+                raise TimeoutError(errno.ETIMEDOUT, "another process holds a message lock") from None
+            time.sleep(0.001)

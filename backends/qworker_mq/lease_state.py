@@ -1,0 +1,143 @@
+"""What mq has no place for, in `.qworker/lease/<queue>:<id>`: tries, and the lease with its token and expiry.
+
+A state is written in place by one call, always at the same length, and only under the message's lock (see
+`message_lock`), so that no reader sees half of one. A store that is full takes no new state. It is then kept in this
+process, which can still work the queue empty. To other processes such a lease looks like that of a foreign server.
+"""
+
+from __future__ import annotations
+
+import os
+
+import msgspec
+
+from qworker.failure_text import summary
+from qworker.kit.files import FULL, READ
+from qworker.message import Lease
+
+__all__ = ["LeaseState", "LeaseStates", "MqLease", "change_time_token"]
+
+_LENGTH = 2048
+
+
+class MqLease(Lease, kw_only=True, eq=False):
+    """A lease on `mq:`."""
+
+    # The change time (ns) that the file got when it was leased.
+    moved: int = 0
+    # Whether the lease has a stored state. See `MqOptions.delay`.
+    has_state: bool = True
+
+
+class LeaseState(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True):
+    """The tries and the lease of one message."""
+
+    tries: int = 0
+    # Rises with each delivery.
+    token: int = 0
+    # Seconds that the lease lasts. 0: there is no lease.
+    visibility: float = 0.0
+    # Unix seconds.
+    expires_at: float = 0.0
+    # The liveness file of the holder (see `holder`). Empty: the lease ends by time alone.
+    holder: str = ""
+    # The change time (ns) of the file after the rename that leased it. If the file has a later one, another process has
+    # moved it since, and the lease is over.
+    moved: int = 0
+    error: str = ""
+    # The message's id in the store that it came from.
+    origin: str = ""
+
+    def without_lease(self, *, tries: int | None = None, error: str | None = None) -> LeaseState:
+        """Return this state after the lease has ended."""
+        return LeaseState(
+            tries=self.tries if tries is None else tries,
+            token=self.token,
+            # The length of a state is bounded, and with it the text. The full error of a failure has a file of its own.
+            error=self.error if error is None else summary(error)[:200],
+            origin=self.origin,
+        )
+
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(LeaseState).decode
+_EMPTY = LeaseState()
+
+
+class LeaseStates:
+    """The lease states of a root.
+
+    Args:
+        directory: Descriptor of `.qworker/lease`.
+        delay: Seconds that a lease without a state lasts. See `MqOptions.delay`.
+    """
+
+    def __init__(self, directory: int, delay: float) -> None:
+        self._directory = directory
+        self._delay = delay
+        self._unwritten: dict[str, LeaseState] = {}
+
+    def read(self, name: str) -> LeaseState:
+        """Return the state of `<queue>:<id>`. If there is none, or it is damaged, return the empty one."""
+        if self._unwritten and name in self._unwritten:
+            return self._unwritten[name]
+        try:
+            fd = os.open(name, READ, dir_fd=self._directory)
+        except FileNotFoundError:
+            return _EMPTY
+        try:
+            return _decode(os.read(fd, _LENGTH))
+        except ValueError:
+            return _EMPTY
+        finally:
+            os.close(fd)
+
+    def read_valid(self, name: str, fd: int, token: int) -> LeaseState | None:
+        """Return the state of a leased message if the lease with this token is still valid.
+
+        Args:
+            name: The message, as `<queue>:<id>`.
+            fd: Descriptor of its file, which this process has locked.
+            token: The fencing token.
+        """
+        state = self.read(name)
+        moved = os.fstat(fd).st_ctime_ns
+        if not state.token and token == change_time_token(moved):
+            # A lease without a state: see `MqOptions.delay`.
+            expires_at = moved / 1e9 + self._delay
+            return LeaseState(
+                tries=state.tries, token=token, visibility=self._delay, expires_at=expires_at, moved=moved
+            )
+        if state.token != token or not state.visibility or state.moved != moved:
+            return None
+        return state
+
+    def write(self, name: str, state: LeaseState) -> None:
+        """Store a state. If the store is full, keep it in this process."""
+        try:
+            fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=self._directory)
+            try:
+                os.pwrite(fd, _encode(state).ljust(_LENGTH), 0)
+            finally:
+                os.close(fd)
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
+            self._unwritten[name] = state
+        else:
+            if self._unwritten:
+                self._unwritten.pop(name, None)
+
+    def delete(self, name: str) -> None:
+        """Delete the state of a message, if there is one."""
+        if self._unwritten:
+            self._unwritten.pop(name, None)
+        try:
+            os.unlink(name, dir_fd=self._directory)
+        except FileNotFoundError:
+            pass
+
+
+def change_time_token(moved: int) -> int:
+    """Return the token of a lease without a state: microseconds, which JSON's numbers hold in every language."""
+    return moved // 1000

@@ -1,0 +1,170 @@
+"""`mq+http://[:TOKEN@]host[:port]` and `mq+https:`: the queues of a server, such as `qworker serve`.
+
+The token can also come from QWORKER_HTTP_TOKEN. A server of another make, which has only mq's endpoints, is reached
+with `?standard_only=1` (see `standard_server`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import ClassVar, Self, cast
+
+import msgspec
+
+from qworker.backend import Backend
+from qworker.clock import SYSTEM_CLOCK, Clock
+from qworker.errors import InvalidURL
+from qworker.kit.parts import WHOLE
+from qworker.kit.wait import wait_for_ready
+from qworker.message import Draft, Lease, Query, QueueStats, Selection, Settlement, State, StoredMessage
+from qworker.names import check_queue
+from qworker.url import BackendURL
+from qworker_mq import native_calls
+from qworker_mq.native_calls import native_path
+from qworker_mq.remote_history import RemoteHistory
+from qworker_mq.server_client import ServerClient, decode, keep_or_release
+
+__all__ = ["QworkerServerBackend"]
+
+
+class _ServerInfo(msgspec.Struct):
+    durability: str
+    deviations: dict[str, str]
+    history: bool = False
+
+
+class QworkerServerBackend(Backend):
+    """The queues of a qworker server. They do what its backend does.
+
+    Args:
+        url: The server.
+        clock: The source of the time.
+        remote_leases: See `Backend.from_url`.
+    """
+
+    deviations: ClassVar[Mapping[str, str]] = {"keep_done": "the URL that the server runs with says what is kept"}
+
+    def __init__(self, url: BackendURL, *, clock: Clock = SYSTEM_CLOCK, remote_leases: bool = False) -> None:
+        self._server = ServerClient(url)
+        self.remote_leases = native_calls.RemoteServerLeases(self._server, clock) if remote_leases else None
+        self._durability: str | None = None
+        # Whether the server has a history is known when the backend is open.
+        self._wants_history = url.boolean("history", True)
+
+    @classmethod
+    def from_url(cls, url: BackendURL, *, clock: Clock = SYSTEM_CLOCK, remote_leases: bool = False) -> Self:
+        """Create an instance for `mq+http://[:TOKEN@]host[:port][?standard_only=1|history=0]`.
+
+        With `standard_only=1` it is a `StandardServerBackend`: the scheme says nothing about the server.
+        """
+        url.only({"standard_only", "history"})
+        if url.boolean("standard_only", False):
+            from qworker_mq.standard_server import StandardServerBackend
+
+            return cast("Self", StandardServerBackend(url, clock=clock))
+        return cls(url, clock=clock, remote_leases=remote_leases)
+
+    async def open(self) -> None:
+        """Ask the server for its durability and deviations."""
+        answer = await self._server.get_unchecked("/-/about")
+        if answer.status == 404:
+            raise InvalidURL(f"{self.describe()} has mq's endpoints only: add ?standard_only=1")
+        info = decode(self._server.check(answer), _ServerInfo)
+        self._durability = info.durability
+        # The deviations of this instance are those of the server's backend, in addition to those of the class.
+        vars(self)["deviations"] = {**info.deviations, **type(self).deviations}
+        if info.history and self._wants_history and not self.history.enabled:
+            self.history = RemoteHistory(self._server)
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await self.history.aclose()
+        await self._server.aclose()
+
+    def describe(self) -> str:
+        """Return the URL with its token masked."""
+        return self._server.url
+
+    @property
+    def durability(self) -> str:
+        """The durability of the server's backend, if this one is open."""
+        return self._durability or "none"
+
+    # -- producing ---------------------------------------------------------------------------------------------------
+
+    async def publish(self, queue: str, drafts: Sequence[Draft]) -> list[str]:
+        """Store messages."""
+        return await native_calls.publish(self._server, queue, drafts)
+
+    # -- consuming ---------------------------------------------------------------------------------------------------
+
+    async def lease(self, queue: str, limit: int, visibility: float, timeout: float = 0.0) -> list[Lease]:
+        """Lease messages."""
+        await wait_for_ready(self, queue, limit, timeout)
+        return await keep_or_release(native_calls.lease(self._server, queue, limit, visibility), self.settle)
+
+    async def wait(self, queues: Sequence[str], timeout: float) -> None:
+        """Let the server wait for a message."""
+        await native_calls.wait(self._server, queues, timeout)
+
+    def extend(self, leases: Sequence[Lease], visibility: float) -> list[Lease]:
+        """Extend leases."""
+        return native_calls.extend(self._server, leases, visibility)
+
+    async def settle(self, settlements: Sequence[Settlement]) -> list[Settlement]:
+        """End leases."""
+        return await native_calls.settle(self._server, settlements)
+
+    async def reap(self, queue: str) -> int:
+        """Let the server reap, as it does every second anyway."""
+        return await native_calls.call_for_count(self._server, "reap", queue)
+
+    # -- queues --------------------------------------------------------------------------------------------------------
+
+    async def queues(self) -> list[str]:
+        """Return the names of the queues."""
+        return decode(await self._server.ask("GET", "/-/queues"), list[str])
+
+    async def create(self, queue: str) -> None:
+        """Create a queue."""
+        await self._server.ask("PUT", f"/{check_queue(queue)}", queue=queue)
+
+    async def delete(self, queue: str) -> None:
+        """Delete a queue."""
+        await self._server.ask("DELETE", f"/{check_queue(queue)}", queue=queue)
+
+    async def stats(self, queue: str) -> QueueStats:
+        """Count the messages of a queue."""
+        return decode(await self._server.ask("GET", native_path(queue, "stats"), queue=queue), QueueStats)
+
+    async def pause(self, queue: str) -> None:
+        """Pause a queue."""
+        await self._server.ask("POST", native_path(queue, "pause"), queue=queue)
+
+    async def resume(self, queue: str) -> None:
+        """Resume a queue."""
+        await self._server.ask("POST", native_path(queue, "resume"), queue=queue)
+
+    # -- messages ------------------------------------------------------------------------------------------------------
+
+    def browse(self, queue: str, query: Query) -> AsyncIterator[list[StoredMessage]]:
+        """Yield the messages in a state."""
+        return native_calls.browse(self._server, queue, query)
+
+    async def parts(self, queue: str, state: State, count: int) -> list[str]:
+        """Return one part, because every message passes through the server."""
+        await self.stats(queue)
+        return [WHOLE]
+
+    async def find(self, queue: str, ids: Sequence[str]) -> list[StoredMessage]:
+        """Find messages by their ids."""
+        return await native_calls.find(self._server, queue, ids)
+
+    async def requeue(self, queue: str, selection: Selection) -> int:
+        """Make failed messages ready."""
+        selection.require_failed()
+        return await native_calls.call_for_count(self._server, "requeue", queue, selection.to_json())
+
+    async def remove(self, queue: str, selection: Selection) -> int:
+        """Delete messages."""
+        return await native_calls.call_for_count(self._server, "remove", queue, selection.to_json())

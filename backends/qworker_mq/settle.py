@@ -1,0 +1,154 @@
+"""Settlements: each is one rename, under the message's lock and conditional on the token (see `message_lock`)."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Sequence
+
+from qworker.errors import BackendUnavailable
+from qworker.kit.files import FULL
+from qworker.message import SettleAction, Settlement
+from qworker_mq.daemons import Trash
+from qworker_mq.layout import QueueDirs, try_rename
+from qworker_mq.lease_state import LeaseState
+from qworker_mq.message_lock import LOCK_TIMEOUT, MessageLocked, NotARegularFile, lock_message
+from qworker_mq.store import OpenQueue, Store
+from qworker_mq.window import SLICE
+
+__all__ = ["move_to_failed", "release", "settle_messages", "settle_one"]
+
+
+async def settle_messages(store: Store, trash: Trash, settlements: Sequence[Settlement]) -> list[Settlement]:
+    """End leases, sync the directories, and return the refused settlements."""
+    refused: list[Settlement] = []
+    acked: list[str] = []
+    touched: set[int] = set()
+    until = time.monotonic() + SLICE
+    for settlement in settlements:
+        # A deleted queue has no lease to end.
+        queue = store.get(settlement.lease.message.queue)
+        if queue is None or not await _settle_when_unlocked(store, settlement, queue.dirs):
+            refused.append(settlement)
+        else:
+            touched |= _note_settled(store, queue, settlement, acked)
+        if time.monotonic() >= until:
+            await asyncio.sleep(0)
+            until = time.monotonic() + SLICE
+    if touched:
+        await store.sync_directories(store.root.delay, *touched)
+    trash.unlink(acked)
+    return refused
+
+
+async def _settle_when_unlocked(store: Store, settlement: Settlement, dirs: QueueDirs) -> bool:
+    deadline = time.monotonic() + LOCK_TIMEOUT
+    while True:
+        try:
+            return settle_one(store, settlement, dirs)
+        except NotARegularFile:
+            return False
+        except MessageLocked:
+            if time.monotonic() >= deadline:
+                raise BackendUnavailable(
+                    "another process holds a message lock and does not release it: check for a stopped process"
+                ) from None
+            await asyncio.sleep(0.001)
+
+
+def _note_settled(store: Store, queue: OpenQueue, settlement: Settlement, acked: list[str]) -> set[int]:
+    """Note what a settlement did, and return the directories to sync."""
+    message = settlement.lease.message
+    if settlement.action is SettleAction.ACK:
+        acked.append(f"{message.queue}:{message.id}")
+        return {store.root.remove}
+    if settlement.action is SettleAction.FAIL_PERM:
+        return {queue.dirs.fail, store.root.reason}
+    if settlement.delay > 0:
+        return {queue.dirs.due}
+    queue.window.add(message.id)
+    store.wake(message.queue)
+    return {queue.dirs.ready}
+
+
+def settle_one(store: Store, settlement: Settlement, dirs: QueueDirs) -> bool:
+    """End one lease, and return whether it was still valid.
+
+    Raises:
+        MessageLocked: Another process is moving the message.
+    """
+    lease = settlement.lease
+    name = f"{lease.message.queue}:{lease.message.id}"
+    fd = lock_message(name, store.root.delay)
+    if fd < 0:
+        return False
+    try:
+        state = store.lease_states.read_valid(name, fd, lease.token)
+        if state is None:
+            return False
+        if settlement.action is SettleAction.ACK:
+            return _ack(store, name)
+        if settlement.action is SettleAction.FAIL_PERM:
+            return _fail(store, name, lease.message.id, dirs, state, settlement.error or "")
+        failed = settlement.action is SettleAction.FAIL_TMP
+        after = state.without_lease(tries=state.tries + failed, error=settlement.error)
+        due_at = store.clock.time() + settlement.delay if settlement.delay > 0 else 0.0
+        return release(store, name, lease.message.id, dirs, after, due_at)
+    finally:
+        os.close(fd)
+
+
+def _ack(store: Store, name: str) -> bool:
+    if not try_rename(name, store.root.delay, name, store.root.remove):
+        return False
+    store.lease_states.delete(name)
+    return True
+
+
+def _fail(store: Store, name: str, message_id: str, dirs: QueueDirs, state: LeaseState, error: str) -> bool:
+    # The reason first: a message in fail/ always has one.
+    _write_reason(store, name, error)
+    store.lease_states.write(name, state.without_lease())
+    return try_rename(name, store.root.delay, message_id, dirs.fail)
+
+
+def release(store: Store, name: str, message_id: str, dirs: QueueDirs, after: LeaseState, due_at: float) -> bool:
+    """Return a leased message, which this process has locked, to its queue.
+
+    Args:
+        store: The opened root.
+        name: The message's name in delay/.
+        message_id: Its id.
+        dirs: The directories of its queue.
+        after: Its state from now on.
+        due_at: When it becomes ready, in Unix seconds. 0: now.
+
+    Returns:
+        Whether it was still there. If not, a foreign program has moved it.
+    """
+    # The state first: a stale holder finds its lease ended before the message can be leased again.
+    store.lease_states.write(name, after)
+    if due_at:
+        return try_rename(name, store.root.delay, f"{int(due_at * 1000)}.{message_id}", dirs.due)
+    return try_rename(name, store.root.delay, message_id, dirs.ready)
+
+
+def move_to_failed(store: Store, name: str, directory: int, queue: OpenQueue, message_id: str) -> None:
+    """Move what is not a regular file to the failed messages, with the reason."""
+    _write_reason(store, f"{queue.name}:{message_id}", "this is not a regular file, so it is not a message")
+    try_rename(name, directory, message_id, queue.dirs.fail)
+
+
+def _write_reason(store: Store, name: str, error: str) -> None:
+    """Keep why a message failed. If the store is full, the message is kept without it."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        fd = os.open(name, flags, 0o600, dir_fd=store.root.reason)
+        try:
+            os.write(fd, error.encode(errors="replace"))
+        finally:
+            os.close(fd)
+    except OSError as found:
+        if found.errno not in FULL:
+            raise
