@@ -71,9 +71,9 @@ class Tasks(Generic[State]):
         self.clock: Clock = SYSTEM_CLOCK
         self.registered_tasks: dict[str, Task[..., Any]] = {}
         self.raw_handlers: dict[str, RawHandler] = {}
-        self._backends: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Opened] = weakref.WeakKeyDictionary()
+        self._backends: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _LoopBackend] = weakref.WeakKeyDictionary()
         # The one asked for last: most apps have a single loop, and this is asked for each call.
-        self._latest: _Opened | None = None
+        self._latest: _LoopBackend | None = None
         self._portal = Portal()
         self._header_sources: list[Callable[[], Mapping[str, str]]] = []
 
@@ -304,7 +304,7 @@ class Tasks(Generic[State]):
         if opened is None or opened.loop() is not loop:
             opened = self._backends.get(loop)
             if opened is None:
-                opened = self._backends[loop] = _Opened(loop, self._make_backend())
+                opened = self._backends[loop] = _LoopBackend(loop, self._make_backend())
             self._latest = opened
         if not opened.ready:
             await opened.open()
@@ -321,7 +321,7 @@ class Tasks(Generic[State]):
             await opened.aclose()
 
 
-class _Opened:
+class _LoopBackend:
     """A backend and the generator that closes it with its loop."""
 
     __slots__ = ("_keeper", "_lock", "backend", "loop", "ready")

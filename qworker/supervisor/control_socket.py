@@ -1,8 +1,8 @@
 """The line between a supervisor and one worker process: a socket pair whose worker's end is inherited.
 
-The supervisor sends single bytes (`Command`). The end of the stream means that it is dead. The worker sends JSON lines: one
-`Ready` when it has reached its backend, and with `--health` a `Report` now and then. Signals alone would not do: a process group's SIGTERM reaches the worker directly and
-through its supervisor, and must not count as two.
+The supervisor sends single bytes (`WorkerCommand`). The end of the stream means that it is dead. The worker sends JSON
+lines: one `WorkerReady` when it has reached its backend, and with `--health` a `Report` now and then. Signals alone would
+not do: a process group's SIGTERM reaches the worker directly and through its supervisor, and must not count as two.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import msgspec
 
 from qworker.health.worker_report import Report
 
-__all__ = ["CONTROL_FD", "Command", "ControlEnd", "Line", "Ready", "inherited"]
+__all__ = ["CONTROL_FD", "ControlClient", "Line", "WorkerCommand", "WorkerReady", "inherited"]
 
 # The environment variable that tells a process that it is a supervisor's worker.
 CONTROL_FD = "QWORKER_CONTROL_FD"
@@ -28,7 +28,7 @@ CONTROL_FD = "QWORKER_CONTROL_FD"
 _PR_SET_PDEATHSIG = 1
 
 
-class Command(Enum):
+class WorkerCommand(Enum):
     """What a supervisor asks of a worker process."""
 
     DRAIN = b"d"
@@ -39,18 +39,18 @@ class Command(Enum):
     RECYCLE = b"r"
 
 
-class Ready(msgspec.Struct, frozen=True, tag=True):
-    """A worker process is up."""
+class WorkerReady(msgspec.Struct, frozen=True, tag="Ready"):
+    """A worker process is up. Its tag is part of the protocol: the two processes may run different releases."""
 
     url: str
     queues: list[str]
     concurrency: int
 
 
-Line = Ready | Report
+Line = WorkerReady | Report
 
 
-class ControlEnd:
+class ControlClient:
     """The worker's end. A thread listens, so that the supervisor's death is noticed while a handler blocks the loop."""
 
     def __init__(self, sock: socket.socket) -> None:
@@ -67,14 +67,14 @@ class ControlEnd:
         except (BrokenPipeError, ConnectionResetError):
             pass
 
-    def listen(self, obey: Callable[[Command], None], orphaned: Callable[[], None]) -> None:
+    def listen(self, obey: Callable[[WorkerCommand], None], orphaned: Callable[[], None]) -> None:
         """Call `obey` for each command and `orphaned` at the supervisor's death, both in a thread of their own."""
         self._listener = threading.Thread(
             target=self._listen, args=(obey, orphaned), name="qworker-control", daemon=True
         )
         self._listener.start()
 
-    def _listen(self, obey: Callable[[Command], None], orphaned: Callable[[], None]) -> None:
+    def _listen(self, obey: Callable[[WorkerCommand], None], orphaned: Callable[[], None]) -> None:
         while True:
             try:
                 received = self._socket.recv(64)
@@ -84,7 +84,7 @@ class ControlEnd:
                 orphaned()
                 return
             for byte in received:
-                obey(Command(bytes([byte])))
+                obey(WorkerCommand(bytes([byte])))
 
     def keep_across_exec(self) -> None:
         """Let the process that replaces this one inherit the line."""
@@ -92,7 +92,7 @@ class ControlEnd:
         os.environ[CONTROL_FD] = str(self._socket.fileno())
 
 
-def inherited() -> ControlEnd | None:
+def inherited() -> ControlClient | None:
     """The line to this process's supervisor; None without one."""
     # Taken out of the environment: a qworker that a handler starts is nobody's worker.
     number = os.environ.pop(CONTROL_FD, None)
@@ -102,7 +102,7 @@ def inherited() -> ControlEnd | None:
     # Not for the processes that handlers start: an inherited end would hide this process's death.
     sock.set_inheritable(False)
     _die_with_parent()
-    return ControlEnd(sock)
+    return ControlClient(sock)
 
 
 def _die_with_parent() -> None:

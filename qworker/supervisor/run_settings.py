@@ -7,10 +7,10 @@ from typing import Literal
 
 import msgspec
 
-__all__ = ["Exit", "RunSettings"]
+__all__ = ["ExitStatus", "RunSettings"]
 
 
-class Exit(IntEnum):
+class ExitStatus(IntEnum):
     """Exit statuses of a worker process and of its supervisor."""
 
     CLEAN = 0

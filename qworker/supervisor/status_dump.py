@@ -13,7 +13,7 @@ from types import FrameType
 from typing import Any
 
 from qworker.names import printable
-from qworker.worker.delivery import Run, RunningMessage
+from qworker.worker.delivery import Delivery, RunningMessage
 
 __all__ = ["report"]
 
@@ -94,7 +94,7 @@ def _message(places: list[_Place]) -> str | None:
     for frame, _ in places:
         if _is_ours(frame):
             for value in list(frame.f_locals.values()):
-                if isinstance(value, Run):
+                if isinstance(value, Delivery):
                     return printable(f"{value.task} {value.lease.message.id}")
     return None
 

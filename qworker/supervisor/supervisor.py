@@ -22,12 +22,12 @@ from qworker.health.answers import Fleet, View
 from qworker.health.endpoint import Port
 from qworker.health.monitor import Pulse
 from qworker.logs import configure
-from qworker.supervisor.control_socket import Command, Ready
+from qworker.supervisor.control_socket import WorkerCommand, WorkerReady
 from qworker.supervisor.reexec import deliver_signals
-from qworker.supervisor.run_settings import Exit, RunSettings
+from qworker.supervisor.run_settings import ExitStatus, RunSettings
 from qworker.supervisor.scaling import Scaler
 from qworker.supervisor.source_watcher import changes
-from qworker.supervisor.worker_process import Child, Slot
+from qworker.supervisor.worker_process import Slot, WorkerProcess
 
 __all__ = ["Supervisor"]
 
@@ -62,7 +62,7 @@ class Supervisor:
         # Monotonic seconds at which whoever is left is killed; None: nobody was told to stop.
         self._kill_at: float | None = None
         self._signals = 0
-        self._status = Exit.CLEAN
+        self._status = ExitStatus.CLEAN
         self._ever_ready = False
         # The status is that of the first process, which could not start.
         self._gave_up = False
@@ -70,7 +70,7 @@ class Supervisor:
         self._fleet = Fleet(now)
         self._pulse = Pulse(now)
 
-    def run(self) -> Exit:
+    def run(self) -> ExitStatus:
         """Supervise.
 
         Returns:
@@ -96,12 +96,12 @@ class Supervisor:
             own_metrics=False,
         )
 
-    async def _run(self) -> Exit:
+    async def _run(self) -> ExitStatus:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             loop.add_signal_handler(number, self._told_to_stop)
-        loop.add_signal_handler(signal.SIGTSTP, self._tell_all, Command.QUIET)
-        loop.add_signal_handler(signal.SIGUSR1, self._tell_all, Command.REPORT)
+        loop.add_signal_handler(signal.SIGTSTP, self._tell_all, WorkerCommand.QUIET)
+        loop.add_signal_handler(signal.SIGUSR1, self._tell_all, WorkerCommand.REPORT)
         loop.add_signal_handler(signal.SIGCHLD, self._changed.set)
         # Whoever started this process may have blocked them.
         deliver_signals()
@@ -147,7 +147,7 @@ class Supervisor:
         self._resize()
         for slot in self._slots:
             if slot.child is None and not slot.finished and now >= slot.not_before:
-                slot.child = Child(loop, self._now, self._ready, self._fleet.heard)
+                slot.child = WorkerProcess(loop, self._now, self._ready, self._fleet.heard)
                 self._log.info("worker_process_started", slot=slot.number, pid=slot.child.pid)
 
     def _resize(self) -> None:
@@ -157,7 +157,7 @@ class Supervisor:
         while len(self._slots) > self._scaler.target:
             slot = self._slots.pop()
             if slot.child is not None:
-                slot.child.tell(Command.DRAIN)
+                slot.child.tell(WorkerCommand.DRAIN)
                 self._retired.append(slot)
 
     def _all(self) -> list[Slot]:
@@ -185,7 +185,7 @@ class Supervisor:
         assert child is not None
         child.reaped(code)
         self._fleet.gone(child.pid)
-        crashed = code not in {Exit.CLEAN, Exit.DRAIN_TIMED_OUT}
+        crashed = code not in {ExitStatus.CLEAN, ExitStatus.DRAIN_TIMED_OUT}
         say = self._log.error if crashed else self._log.info
         say("worker_process_ended", slot=slot.number, pid=child.pid, **_cause(code))
         delay = slot.emptied(self._now(), crashed=crashed, draw=self._draw())
@@ -196,8 +196,8 @@ class Supervisor:
         elif self._settings.burst and not crashed:
             slot.finished = True
             self._worsen(code)
-        elif code in {Exit.USAGE, Exit.UNREACHABLE} and not self._ever_ready:
-            self._give_up(slot, Exit(code))
+        elif code in {ExitStatus.USAGE, ExitStatus.UNREACHABLE} and not self._ever_ready:
+            self._give_up(slot, ExitStatus(code))
         elif crashed:
             self._log.info("worker_process_restart_scheduled", slot=slot.number, delay_s=round(delay, 3))
 
@@ -205,25 +205,25 @@ class Supervisor:
         """Keep the worst status of those that were to end: a crash, then a drain that timed out."""
         if self._gave_up:
             return
-        if code in {Exit.DRAIN_TIMED_OUT, -signal.SIGKILL}:
-            if self._status is Exit.CLEAN:
-                self._status = Exit.DRAIN_TIMED_OUT
-        elif code != Exit.CLEAN:
-            self._status = Exit.CRASH
+        if code in {ExitStatus.DRAIN_TIMED_OUT, -signal.SIGKILL}:
+            if self._status is ExitStatus.CLEAN:
+                self._status = ExitStatus.DRAIN_TIMED_OUT
+        elif code != ExitStatus.CLEAN:
+            self._status = ExitStatus.CRASH
 
-    def _give_up(self, slot: Slot, status: Exit) -> None:
+    def _give_up(self, slot: Slot, status: ExitStatus) -> None:
         """What keeps a process from its first start keeps the others from theirs: end, unless a change of the source may fix it."""
-        if status is Exit.USAGE and self._settings.reload:
+        if status is ExitStatus.USAGE and self._settings.reload:
             slot.not_before = float("inf")
             self._log.info("waiting_for_source_change", slot=slot.number)
             return
         self._status = status
         self._gave_up = True
-        self._stop(Command.DRAIN, _KILL_MARGIN_S)
+        self._stop(WorkerCommand.DRAIN, _KILL_MARGIN_S)
 
     # -- being told --------------------------------------------------------------------------------------------------
 
-    def _ready(self, ready: Ready) -> None:
+    def _ready(self, ready: WorkerReady) -> None:
         if not self._ever_ready and self._scaler.least < self._scaler.most:
             self._start(self._watch_backlog(ready))
         self._ever_ready = True
@@ -231,18 +231,18 @@ class Supervisor:
     def _told_to_stop(self) -> None:
         self._signals += 1
         if self._signals == 1:
-            self._stop(Command.DRAIN, self._settings.shutdown_timeout + _KILL_MARGIN_S)
+            self._stop(WorkerCommand.DRAIN, self._settings.shutdown_timeout + _KILL_MARGIN_S)
         else:
-            self._stop(Command.ABORT, _ABORT_MARGIN_S)
+            self._stop(WorkerCommand.ABORT, _ABORT_MARGIN_S)
 
-    def _stop(self, command: Command, within: float) -> None:
+    def _stop(self, command: WorkerCommand, within: float) -> None:
         self._log.info("supervisor_stopping", action=command.name.lower())
         self._tell_all(command)
         kill_at = self._now() + within
         self._kill_at = kill_at if self._kill_at is None else min(self._kill_at, kill_at)
         self._changed.set()
 
-    def _tell_all(self, command: Command) -> None:
+    def _tell_all(self, command: WorkerCommand) -> None:
         for slot in self._all():
             if slot.child is not None:
                 slot.child.tell(command)
@@ -275,12 +275,12 @@ class Supervisor:
     async def _watch_sources(self) -> None:
         async for names in changes():
             self._log.info("worker_reloading", changed=names[:3])
-            self._tell_all(Command.RECYCLE)
+            self._tell_all(WorkerCommand.RECYCLE)
             for slot in self._slots:
                 slot.not_before = 0.0
             self._changed.set()
 
-    async def _watch_backlog(self, ready: Ready) -> None:
+    async def _watch_backlog(self, ready: WorkerReady) -> None:
         backend = open_backend(ready.url)
         try:
             while True:

@@ -27,11 +27,11 @@ from qworker.health.monitor import Reporter, Watch
 from qworker.logs import configure, show_standard_logging
 from qworker.streams import flush_all
 from qworker.supervisor.connect import reached
-from qworker.supervisor.control_socket import Command, ControlEnd, Ready
+from qworker.supervisor.control_socket import ControlClient, WorkerCommand, WorkerReady
 from qworker.supervisor.event_loop import loop_factory
 from qworker.supervisor.gc_freeze import leave_alone_what_is_loaded
 from qworker.supervisor.reexec import deliver_signals, replace_process, took_over
-from qworker.supervisor.run_settings import Exit, RunSettings
+from qworker.supervisor.run_settings import ExitStatus, RunSettings
 from qworker.supervisor.signals import Signals
 from qworker.supervisor.source_watcher import changes, wait_for_change
 from qworker.supervisor.status_dump import report
@@ -45,7 +45,7 @@ _MEMORY_EVERY_S = 1.0
 _ORPHAN_MARGIN_S = 10.0
 
 
-class _End(Enum):
+class _ExitReason(Enum):
     """Why a worker has ended."""
 
     FINISHED = "finished"
@@ -54,7 +54,7 @@ class _End(Enum):
     TIMED_OUT = "timed out"
 
 
-def run_single(load: Callable[[], Tasks], settings: RunSettings, control: ControlEnd | None = None) -> Exit:
+def run_single(load: Callable[[], Tasks], settings: RunSettings, control: ControlClient | None = None) -> ExitStatus:
     """Run a worker until it is told to stop, or, with `burst`, until nothing is left to do.
 
     Args:
@@ -85,10 +85,10 @@ def run_single(load: Callable[[], Tasks], settings: RunSettings, control: Contro
 def _run(
     load: Callable[[], Tasks],
     settings: RunSettings,
-    control: ControlEnd | None,
+    control: ControlClient | None,
     watch: Watch,
     outlet: Outlet | None,
-) -> Exit:
+) -> ExitStatus:
     try:
         tasks = load()
     except AppImportError as error:
@@ -101,18 +101,18 @@ def _run(
         replace_process()
     show_standard_logging(settings.log_json, settings.log_level)
     with asyncio.Runner(loop_factory=loop_factory(settings.loop)) as runner:
-        end = runner.run(_Single(tasks, settings, control, watch).run())
+        end = runner.run(_WorkerMain(tasks, settings, control, watch).run())
     telemetry.flush()
-    if end is _End.RECYCLED:
+    if end is _ExitReason.RECYCLED:
         if outlet is not None:
             outlet.keep_across_exec()
         if control is not None:
             control.keep_across_exec()
         replace_process(worked=True)
-    return Exit.CLEAN if end is _End.FINISHED else Exit.DRAIN_TIMED_OUT
+    return ExitStatus.CLEAN if end is _ExitReason.FINISHED else ExitStatus.DRAIN_TIMED_OUT
 
 
-def _outlet(watch: Watch, settings: RunSettings, control: ControlEnd | None) -> Outlet | None:
+def _outlet(watch: Watch, settings: RunSettings, control: ControlClient | None) -> Outlet | None:
     """Where this process tells of itself; None: nobody asks."""
     if settings.health is None:
         return None
@@ -121,10 +121,10 @@ def _outlet(watch: Watch, settings: RunSettings, control: ControlEnd | None) -> 
     return of_worker(watch, settings.health, settings.stall_timeout)
 
 
-class _Single:
+class _WorkerMain:
     """A worker and what watches it."""
 
-    def __init__(self, tasks: Tasks, settings: RunSettings, control: ControlEnd | None, watch: Watch) -> None:
+    def __init__(self, tasks: Tasks, settings: RunSettings, control: ControlClient | None, watch: Watch) -> None:
         self._tasks = tasks
         self._settings = settings
         self._control = control
@@ -139,7 +139,7 @@ class _Single:
         self._recycle = False
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    async def run(self) -> _End:
+    async def run(self) -> _ExitReason:
         """Run the worker to its end."""
         loop = self._loop = asyncio.get_running_loop()
         with Signals(loop, self._signalled, self._report):
@@ -149,8 +149,8 @@ class _Single:
             finished = backend is None or await self._work(backend)
         await self._tasks.aclose()
         if not finished:
-            return _End.TIMED_OUT
-        return _End.RECYCLED if self._wants_recycling() else _End.FINISHED
+            return _ExitReason.TIMED_OUT
+        return _ExitReason.RECYCLED if self._wants_recycling() else _ExitReason.FINISHED
 
     async def _work(self, backend: Backend) -> bool:
         if self._settings.workers != (1, 1) and not backend.shared:
@@ -158,7 +158,7 @@ class _Single:
         leave_alone_what_is_loaded()
         if self._control is not None:
             queues = list(self._settings.queues or self._tasks.queue_names())
-            self._control.send(Ready(self._tasks.url, queues, self._settings.concurrency))
+            self._control.send(WorkerReady(self._tasks.url, queues, self._settings.concurrency))
         async with self._watched(backend):
             return await self._worker.run()
 
@@ -210,15 +210,15 @@ class _Single:
     def _listen(self, loop: asyncio.AbstractEventLoop) -> None:
         if self._control is None:
             return
-        orders: dict[Command, Callable[[], None]] = {
-            Command.DRAIN: self._drain,
-            Command.ABORT: self._abort,
-            Command.QUIET: self._worker.quiet,
-            Command.RECYCLE: partial(self._drain_to_recycle, "the source has changed"),
+        orders: dict[WorkerCommand, Callable[[], None]] = {
+            WorkerCommand.DRAIN: self._drain,
+            WorkerCommand.ABORT: self._abort,
+            WorkerCommand.QUIET: self._worker.quiet,
+            WorkerCommand.RECYCLE: partial(self._drain_to_recycle, "the source has changed"),
         }
 
-        def obey(command: Command) -> None:
-            if command is Command.REPORT:
+        def obey(command: WorkerCommand) -> None:
+            if command is WorkerCommand.REPORT:
                 # By the signal, whose Python handler runs even while a handler blocks the loop.
                 os.kill(os.getpid(), signal.SIGUSR1)
             else:
@@ -229,7 +229,7 @@ class _Single:
     def _orphaned(self, loop: asyncio.AbstractEventLoop) -> None:
         """The supervisor is dead: drain, and end even if a handler never gives the loop back. In a thread of its own."""
         _call_soon(loop, self._drain)
-        deadline = threading.Timer(self._settings.shutdown_timeout + _ORPHAN_MARGIN_S, os._exit, [Exit.CRASH])
+        deadline = threading.Timer(self._settings.shutdown_timeout + _ORPHAN_MARGIN_S, os._exit, [ExitStatus.CRASH])
         deadline.daemon = True
         deadline.start()
 
@@ -292,8 +292,8 @@ def _resident_mb() -> float:
     return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
-def _leave_threads_behind(status: Exit) -> None:
+def _leave_threads_behind(status: ExitStatus) -> None:
     """End now if a handler's thread still runs: it cannot be cancelled, and its message is released or left to expire."""
-    if status is Exit.DRAIN_TIMED_OUT:
+    if status is ExitStatus.DRAIN_TIMED_OUT:
         flush_all()
         os._exit(status)

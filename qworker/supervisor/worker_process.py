@@ -13,17 +13,17 @@ import msgspec
 
 from qworker.health.worker_report import Report
 from qworker.retry import Backoff
-from qworker.supervisor.control_socket import CONTROL_FD, Command, Line, Ready
+from qworker.supervisor.control_socket import CONTROL_FD, Line, WorkerCommand, WorkerReady
 from qworker.supervisor.reexec import command_line
 
-__all__ = ["Child", "Slot"]
+__all__ = ["Slot", "WorkerProcess"]
 
 # A process that was ready for so many seconds began well: whatever has ended it, the next one may begin at once.
 _STABLE_S = 1.0
 _BACKOFF = Backoff(initial=0.5, maximum=30.0)
 
 
-class Child:
+class WorkerProcess:
     """A worker process that has been started and not yet reaped.
 
     It leads a process group of its own, so that Ctrl-C and a terminal's signals reach it through the supervisor only.
@@ -33,7 +33,7 @@ class Child:
         self,
         loop: asyncio.AbstractEventLoop,
         now: Callable[[], float],
-        on_ready: Callable[[Ready], None],
+        on_ready: Callable[[WorkerReady], None],
         on_report: Callable[[int, Report], None],
     ) -> None:
         ours, theirs = socket.socketpair()
@@ -64,9 +64,9 @@ class Child:
         self._received = b""
         loop.add_reader(ours, self._read)
 
-    def tell(self, command: Command) -> None:
+    def tell(self, command: WorkerCommand) -> None:
         """Send a command. A process that is about to be reaped hears nothing, and need not."""
-        if command in {Command.DRAIN, Command.ABORT}:
+        if command in {WorkerCommand.DRAIN, WorkerCommand.ABORT}:
             self.ending = True
         try:
             self._line.send(command.value)
@@ -103,7 +103,7 @@ class Child:
         *lines, self._received = (self._received + received).split(b"\n")
         for line in lines:
             said: Line = msgspec.json.decode(line, type=Line)
-            if isinstance(said, Ready):
+            if isinstance(said, WorkerReady):
                 self.ready_at = self._now()
                 self._on_ready(said)
             else:
@@ -116,7 +116,7 @@ class Slot:
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self.child: Child | None = None
+        self.child: WorkerProcess | None = None
         # Monotonic seconds before which no process is started here.
         self.not_before = 0.0
         # With `burst`: its process found nothing more to do.

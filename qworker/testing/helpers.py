@@ -20,7 +20,7 @@ from qworker.errors import UsageError
 from qworker.logs import one_line
 from qworker.message import Draft, Query, State, StoredMessage
 from qworker.worker import Worker, WorkerCounts, WorkerOptions
-from qworker.worker.delivery import Outcome, Run
+from qworker.worker.delivery import Delivery, Outcome
 
 __all__ = ["EnqueuedCall", "enqueued_calls", "in_memory", "run_until_idle"]
 
@@ -157,10 +157,10 @@ class _Failures:
     def __init__(self) -> None:
         self.first: Exception | None = None
 
-    def handler_started(self, run: Run) -> None:
+    def handler_started(self, run: Delivery) -> None:
         """Nothing has failed yet."""
 
-    def message_settled(self, run: Run, outcome: Outcome, error: str | None, duration: float) -> None:
+    def message_settled(self, run: Delivery, outcome: Outcome, error: str | None, duration: float) -> None:
         """Keep the first."""
         if self.first is None and outcome in {Outcome.RETRIED, Outcome.FAILED}:
             if isinstance(run.error, Exception):

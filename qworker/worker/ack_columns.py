@@ -7,9 +7,9 @@ from typing import TypeVar
 
 from qworker.history.batch import EventBatch
 from qworker.task import RawHandler
-from qworker.worker.delivery import Run
+from qworker.worker.delivery import Delivery
 
-__all__ = ["Acks", "by_queue", "task_column"]
+__all__ = ["AckColumns", "by_queue", "task_column"]
 
 T = TypeVar("T")
 
@@ -17,7 +17,7 @@ T = TypeVar("T")
 _MOST_NAME = 200
 
 
-class Acks:
+class AckColumns:
     """The acked messages of one queue, as growing columns. Messages that were settled together are a group."""
 
     def __init__(self, worker: str, queue: str) -> None:
@@ -37,7 +37,7 @@ class Acks:
         self._tokens: list[list[int | None]] = []
         self._leased_at: list[list[float | None]] = []
 
-    def add(self, runs: Sequence[Run], at: float) -> None:
+    def add(self, runs: Sequence[Delivery], at: float) -> None:
         """Add the columns of some runs."""
         leases = [run.lease for run in runs]
         messages = [lease.message for lease in leases]
@@ -91,9 +91,9 @@ def _by_group(groups: list[list[T]]) -> list[T]:
     return [value for group in groups for value in group]
 
 
-def by_queue(runs: Sequence[Run]) -> Iterable[tuple[str, list[Run]]]:
+def by_queue(runs: Sequence[Delivery]) -> Iterable[tuple[str, list[Delivery]]]:
     """Group runs by their queue, in their order."""
-    found: dict[str, list[Run]] = {}
+    found: dict[str, list[Delivery]] = {}
     for run in runs:
         queue = run.lease.message.queue
         some = found.get(queue)
@@ -104,7 +104,7 @@ def by_queue(runs: Sequence[Run]) -> Iterable[tuple[str, list[Run]]]:
     return found.items()
 
 
-def task_column(runs: Sequence[Run]) -> str | list[str | None] | None:
+def task_column(runs: Sequence[Delivery]) -> str | list[str | None] | None:
     """Return the names of the tasks; None for raw messages."""
     handlers = {run.handler for run in runs}
     if len(handlers) == 1:

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from qworker.clock import Clock
 from qworker.logs import RUNNING
 from qworker.message import SettleAction
-from qworker.worker.delivery import Run, Stop
+from qworker.worker.delivery import CancelReason, Delivery
 
 __all__ = ["Consumers"]
 
@@ -23,9 +23,9 @@ _SLICE = 0.002
 
 
 class _Executor(Protocol):
-    def prepare(self, run: Run) -> bool: ...
-    def last_chance(self, run: Run) -> bool: ...
-    async def run(self, run: Run, consumer: asyncio.Task[None]) -> None: ...
+    def prepare(self, run: Delivery) -> bool: ...
+    def last_chance(self, run: Delivery) -> bool: ...
+    async def run(self, run: Delivery, consumer: asyncio.Task[None]) -> None: ...
 
 
 class Consumers:
@@ -48,13 +48,13 @@ class Consumers:
     def __init__(  # noqa: PLR0913 - each is one collaborator
         self,
         limit: int,
-        held: set[Run],
+        held: set[Delivery],
         executor: _Executor,
         *,
         absorb: Callable[[asyncio.Task[None]], Coroutine[Any, Any, None]],
-        submit: Callable[[Run], None],
-        lost: Callable[[Run, str], None],
-        closed: Callable[[Run], None],
+        submit: Callable[[Delivery], None],
+        lost: Callable[[Delivery, str], None],
+        closed: Callable[[Delivery], None],
         opened: Callable[[], None],
         freed: Callable[[], None],
         patience: float,
@@ -71,7 +71,7 @@ class Consumers:
         self._freed = freed
         self._patience = patience
         self._clock = clock
-        self._queue: deque[Run] = deque()
+        self._queue: deque[Delivery] = deque()
         self._idle: list[asyncio.Future[None]] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._ending = False
@@ -81,7 +81,7 @@ class Consumers:
         self._failed: asyncio.Future[None] = self._loop.create_future()
         self._end: asyncio.Future[None] = self._loop.create_future()
         # The message that runs alone, and the event that it waits for.
-        self._solo: Run | None = None
+        self._solo: Delivery | None = None
         self._others_done = asyncio.Event()
         # Consumers whose thread has outlived its message.
         self.outlasted = 0
@@ -96,7 +96,7 @@ class Consumers:
         """Whether `end` was called."""
         return self._ending
 
-    def feed(self, runs: list[Run]) -> None:
+    def feed(self, runs: list[Delivery]) -> None:
         """Take leased messages."""
         self._queue.extend(runs)
         if self._solo is not None or self._ending:
@@ -157,7 +157,7 @@ class Consumers:
                 await asyncio.sleep(0)
                 turn = now
 
-    async def _execute(self, run: Run, task: asyncio.Task[None]) -> None:
+    async def _execute(self, run: Delivery, task: asyncio.Task[None]) -> None:
         executor = self._executor
         if run.stop is not None or executor.prepare(run):
             if run.stop is None and executor.last_chance(run):
@@ -173,7 +173,7 @@ class Consumers:
         if run.leftover is not None:
             await self._outlast(run.leftover)
 
-    async def _run_alone(self, run: Run, task: asyncio.Task[None]) -> None:
+    async def _run_alone(self, run: Delivery, task: asyncio.Task[None]) -> None:
         if self._solo is not None:
             run.settle(SettleAction.RELEASE)
             return
@@ -209,8 +209,8 @@ class Consumers:
             self.outlasted -= 1
             self._freed()
 
-    def _release(self, run: Run) -> None:
-        if run.stop is Stop.LOST:
+    def _release(self, run: Delivery) -> None:
+        if run.stop is CancelReason.LOST:
             self._lost(run, "it was lost before the handler ran")
             return
         run.settle(SettleAction.RELEASE)

@@ -13,10 +13,10 @@ from qworker.context import Context
 from qworker.message import Lease, SettleAction, Settlement
 from qworker.task import Handler
 
-__all__ = ["Observer", "Outcome", "Run", "RunningMessage", "Stop", "Transitions", "WorkerCounts"]
+__all__ = ["CancelReason", "Delivery", "LeaseListener", "Observer", "Outcome", "RunningMessage", "WorkerCounts"]
 
 
-class Stop(StrEnum):
+class CancelReason(StrEnum):
     """Why a handler is cancelled."""
 
     TIMEOUT = "timeout"
@@ -28,7 +28,7 @@ class Stop(StrEnum):
     SHUTDOWN = "shutdown"
 
 
-class Run(msgspec.Struct, eq=False):
+class Delivery(msgspec.Struct, eq=False):
     """One leased message on its way through a worker; lives from its lease to its settlement."""
 
     lease: Lease
@@ -50,7 +50,7 @@ class Run(msgspec.Struct, eq=False):
     # The asyncio task that the handler runs in, while it runs there.
     consumer: asyncio.Task[None] | None = None
     # Set: the handler's own outcome no longer counts.
-    stop: Stop | None = None
+    stop: CancelReason | None = None
     # What the handler raised.
     error: BaseException | None = None
     settlement: Settlement | None = None
@@ -61,7 +61,7 @@ class Run(msgspec.Struct, eq=False):
     # A thread that outlives its message: done when it ends.
     leftover: asyncio.Future[None] | None = None
 
-    def cancel(self, why: Stop) -> None:
+    def cancel(self, why: CancelReason) -> None:
         """Cancel the handler, or keep it from starting; the first reason stays. Only on the loop's thread."""
         if self.stop is None:
             self.stop = why
@@ -74,7 +74,7 @@ class Run(msgspec.Struct, eq=False):
 
     def is_lost(self, now: float) -> bool:
         """Whether its lease is gone, at a monotonic time: another has it, it has expired, or its end is decided. From any thread."""
-        return self.stop is Stop.LOST or self.settlement is not None or now >= self.expires
+        return self.stop is CancelReason.LOST or self.settlement is not None or now >= self.expires
 
     @property
     def is_over(self) -> bool:
@@ -152,11 +152,11 @@ class WorkerCounts(msgspec.Struct):
 class Observer(Protocol):
     """Is told what a worker runs, on the loop's thread; must be quick, and must not raise."""
 
-    def handler_started(self, run: Run) -> None:
+    def handler_started(self, run: Delivery) -> None:
         """A handler is about to run."""
         ...
 
-    def message_settled(self, run: Run, outcome: Outcome, error: str | None, duration: float) -> None:
+    def message_settled(self, run: Delivery, outcome: Outcome, error: str | None, duration: float) -> None:
         """A message has left the worker.
 
         Args:
@@ -168,21 +168,21 @@ class Observer(Protocol):
         ...
 
 
-class Transitions(Protocol):
+class LeaseListener(Protocol):
     """Is told what becomes of a worker's leases, a batch at a time, on the loop's thread; must be quick, and must not raise."""
 
     def leased(self) -> None:
         """Messages were leased, and are held from now on."""
         ...
 
-    def extended(self, runs: Sequence[Run]) -> None:
+    def extended(self, runs: Sequence[Delivery]) -> None:
         """Their leases were extended."""
         ...
 
-    def settled(self, runs: Sequence[Run], at: float, acked: bool) -> None:
+    def settled(self, runs: Sequence[Delivery], at: float, acked: bool) -> None:
         """Their leases have ended as their settlements, sent at `at`, say; `acked`: all of them by an ack."""
         ...
 
-    def lost(self, run: Run, why: str) -> None:
+    def lost(self, run: Delivery, why: str) -> None:
         """Its outcome does not count."""
         ...

@@ -23,7 +23,7 @@ from qworker.names import printable
 from qworker.parcel import unpack
 from qworker.retry import DEFAULT_BACKOFF, MOST_DELAY, Backoff
 from qworker.task import Handler
-from qworker.worker.delivery import Observer, Run, Stop
+from qworker.worker.delivery import CancelReason, Delivery, Observer
 
 __all__ = ["Executor", "Runner"]
 
@@ -36,7 +36,7 @@ _MOST_WARNINGS = 1000
 class Runner(Protocol):
     """Runs handlers somewhere else than on the loop."""
 
-    async def run(self, run: Run) -> BaseException | None:
+    async def run(self, run: Delivery) -> BaseException | None:
         """What the handler raised, or None."""
         ...
 
@@ -58,7 +58,7 @@ class Executor:
     def __init__(
         self,
         tasks: Tasks,
-        active: set[Run],
+        active: set[Delivery],
         *,
         runners: Mapping[str, Runner],
         state: Any,
@@ -79,7 +79,7 @@ class Executor:
 
     # -- before ------------------------------------------------------------------------------------------------------
 
-    def prepare(self, run: Run) -> bool:
+    def prepare(self, run: Delivery) -> bool:
         """Resolve and validate; False: nothing is to be run, and the settlement is decided."""
         try:
             return self._resolve(run) and self._has_tries_left(run)
@@ -87,12 +87,12 @@ class Executor:
             self._contain(run, problem)
             return False
 
-    def last_chance(self, run: Run) -> bool:
+    def last_chance(self, run: Delivery) -> bool:
         """Whether one more failure is the last: if this message kills workers, it must not take neighbours along."""
         tries = run.lease.message.tries
         return tries >= 1 and run.handler is not None and tries >= run.handler.options.max_tries - 1
 
-    def _resolve(self, run: Run) -> bool:
+    def _resolve(self, run: Delivery) -> bool:
         message = run.lease.message = unpack(run.lease.message)
         opened = open_envelope(message.body)
         if type(opened) is Envelope:
@@ -117,7 +117,7 @@ class Executor:
             run.task = opened.task
         return self._unknown(run)
 
-    def _validate(self, run: Run, task: Handler, envelope: Envelope) -> bool:
+    def _validate(self, run: Delivery, task: Handler, envelope: Envelope) -> bool:
         try:
             run.args, run.kwargs = task.signature.convert(envelope.args, envelope.kwargs)
         except InvalidArguments as error:
@@ -126,7 +126,7 @@ class Executor:
             return False
         return True
 
-    def _unknown(self, run: Run) -> bool:
+    def _unknown(self, run: Delivery) -> bool:
         """Leave it in the queue: another release of the app may know it."""
         queue = run.lease.message.queue
         name = run.task or f"(no envelope on {queue})"
@@ -136,7 +136,7 @@ class Executor:
         run.settle(SettleAction.RELEASE, delay=_UNKNOWN_DELAY)
         return False
 
-    def _has_tries_left(self, run: Run) -> bool:
+    def _has_tries_left(self, run: Delivery) -> bool:
         tries = run.lease.message.tries
         if tries == 0 or run.handler is None:
             return True
@@ -152,7 +152,7 @@ class Executor:
 
     # -- the run -----------------------------------------------------------------------------------------------------
 
-    async def run(self, run: Run, consumer: asyncio.Task[None]) -> None:
+    async def run(self, run: Delivery, consumer: asyncio.Task[None]) -> None:
         """Run the handler of a prepared message and decide its outcome: afterwards it has a settlement, or is lost."""
         handler = run.handler
         if handler is None or run.stop is not None:
@@ -165,7 +165,7 @@ class Executor:
         run.consumer = consumer
         # Processes are waited for: their time begins when they have one.
         timeout = handler.options.timeout if handler.kind != "process" else None
-        timer = None if timeout is None else consumer.get_loop().call_later(timeout, run.cancel, Stop.TIMEOUT)
+        timer = None if timeout is None else consumer.get_loop().call_later(timeout, run.cancel, CancelReason.TIMEOUT)
         # The handler's context is a copy of this one. It stays until the next one, or until the consumer rests.
         RUNNING.set(run)
         try:
@@ -187,15 +187,15 @@ class Executor:
         run.duration = self._clock.monotonic() - run.started
         self._decide(run)
 
-    def _call(self, run: Run, handler: Handler) -> Awaitable[BaseException | None]:
+    def _call(self, run: Delivery, handler: Handler) -> Awaitable[BaseException | None]:
         if handler.takes_context and handler.kind != "process":
             run.context = self._context(run, handler)
             run.args.insert(0, run.context)
         if handler.kind == "async":
-            return _Isolated(handler.function(*run.args, **run.kwargs))
+            return _HandlerCall(handler.function(*run.args, **run.kwargs))
         return self._runners[handler.kind].run(run)
 
-    def _context(self, run: Run, handler: Handler) -> Context:
+    def _context(self, run: Delivery, handler: Handler) -> Context:
         timeout = handler.options.timeout
         return Context(
             message=run.lease.message,
@@ -208,7 +208,7 @@ class Executor:
             lease_lost=functools.partial(_is_lost, run, self._clock),
         )
 
-    def _tell_started(self, run: Run) -> None:
+    def _tell_started(self, run: Delivery) -> None:
         for observer in self._observers:
             try:
                 observer.handler_started(run)
@@ -220,7 +220,7 @@ class Executor:
 
     # -- after -------------------------------------------------------------------------------------------------------
 
-    def _decide(self, run: Run) -> None:
+    def _decide(self, run: Delivery) -> None:
         error = run.error
         try:
             if run.stop is not None:
@@ -237,22 +237,22 @@ class Executor:
         except BaseException as problem:  # noqa: BLE001 - of a subclass of Retry, or a backoff: the message fails, not its neighbours
             self._contain(run, problem)
 
-    def _contain(self, run: Run, problem: BaseException) -> None:
+    def _contain(self, run: Delivery, problem: BaseException) -> None:
         """What goes wrong beside a handler is a failure of its message."""
         if run.error is not None and problem.__context__ is None:
             problem.__context__ = run.error
         run.error = problem
         self._fail(run, failure_text(problem), DEFAULT_BACKOFF)
 
-    def _decide_stopped(self, run: Run, stop: Stop) -> None:
-        if stop is Stop.TIMEOUT and run.handler is not None:
+    def _decide_stopped(self, run: Delivery, stop: CancelReason) -> None:
+        if stop is CancelReason.TIMEOUT and run.handler is not None:
             run.error = TimeoutError(f"timed out after {run.handler.options.timeout:g} seconds")
             self._fail(run, str(run.error))
-        elif stop is not Stop.LOST:
+        elif stop is not CancelReason.LOST:
             # Nothing that a handler returns after its cancellation counts: it may have been cut short.
             run.settle(SettleAction.RELEASE)
 
-    def _fail(self, run: Run, reason: str, backoff: Backoff | None = None, *, delay: float | None = None) -> None:
+    def _fail(self, run: Delivery, reason: str, backoff: Backoff | None = None, *, delay: float | None = None) -> None:
         if run.handler is None:
             run.settle(SettleAction.FAIL_PERM, error=reason)
             return
@@ -277,7 +277,7 @@ async def absorb_cancels(consumer: asyncio.Task[None]) -> None:
         consumer.uncancel()
 
 
-class _Isolated:
+class _HandlerCall:
     """Runs a handler's coroutine inside the consumer's task, in a copy of its context, and returns what it raised.
 
     A task per message would do the same and cost several times as much. Context variables that a handler sets are gone with it.
@@ -311,5 +311,5 @@ class _Isolated:
                 step = coroutine.throw
 
 
-def _is_lost(run: Run, clock: Clock) -> bool:
+def _is_lost(run: Delivery, clock: Clock) -> bool:
     return run.is_lost(clock.monotonic())

@@ -13,13 +13,13 @@ from collections.abc import Set as AbstractSet
 
 from qworker.backend import Backend
 from qworker.clock import Clock
-from qworker.worker.delivery import Run, Stop
+from qworker.worker.delivery import CancelReason, Delivery
 from qworker.worker.outage import BACKEND_ERRORS, Outage
 
-__all__ = ["Keeper"]
+__all__ = ["LeaseExtender"]
 
 
-class Keeper:
+class LeaseExtender:
     """Extends every lease in `held` until it is settled.
 
     Args:
@@ -34,12 +34,12 @@ class Keeper:
     def __init__(
         self,
         backend: Backend,
-        held: AbstractSet[Run],
+        held: AbstractSet[Delivery],
         visibility: float,
         *,
         clock: Clock,
         outage: Outage,
-        extended: Callable[[list[Run]], None],
+        extended: Callable[[list[Delivery]], None],
     ) -> None:
         self._backend = backend
         self._held = held
@@ -50,7 +50,7 @@ class Keeper:
         # Half of the third: a lease is extended between one and two rounds after its start.
         self._round = visibility / 6
         self._lock = threading.Lock()
-        self._extending: frozenset[Run] = frozenset()
+        self._extending: frozenset[Delivery] = frozenset()
         self._stopping = threading.Event()
         self._error: BaseException | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -69,11 +69,11 @@ class Keeper:
             await asyncio.sleep(0.002)
         return not self._thread.is_alive()
 
-    def withdraw(self, runs: Iterable[Run]) -> list[Run]:
+    def withdraw(self, runs: Iterable[Delivery]) -> list[Delivery]:
         """Let no new extension of these begin; return those whose extension is under way, to be withdrawn again later."""
         with self._lock:
             extending = self._extending
-            busy: list[Run] = []
+            busy: list[Delivery] = []
             for run in runs:
                 if run in extending:
                     busy.append(run)
@@ -96,7 +96,7 @@ class Keeper:
             latest = self._clock.monotonic() + margin
             for run in list(self._held):
                 if run.expires <= latest and not run.settling and run.stop is None:
-                    run.cancel(Stop.EXPIRING)
+                    run.cancel(CancelReason.EXPIRING)
 
     # -- in the thread -----------------------------------------------------------------------------------------------
 
@@ -108,7 +108,7 @@ class Keeper:
         except BaseException as error:  # noqa: BLE001 - `watch` raises it on the loop
             self._error = error
 
-    def _due(self) -> list[Run]:
+    def _due(self) -> list[Delivery]:
         # The copy is one step under the interpreter's lock; the loop's thread goes on changing the set.
         with self._lock:
             before = self._clock.monotonic() - self._round
@@ -116,12 +116,12 @@ class Keeper:
             self._extending = frozenset(due)
             return due
 
-    def _renew(self, due: list[Run]) -> float:
+    def _renew(self, due: list[Delivery]) -> float:
         if not due:
             return self._round
         began = self._clock.monotonic()
         lost: set[int] = set()
-        extended: list[Run] = []
+        extended: list[Delivery] = []
         pause = self._round
         try:
             lost = {id(lease) for lease in self._backend.extend([run.lease for run in due], self._visibility)}
@@ -139,7 +139,7 @@ class Keeper:
         self._tell([run for run in due if id(run.lease) in lost], extended)
         return pause
 
-    def _tell(self, lost: list[Run], extended: list[Run]) -> None:
+    def _tell(self, lost: list[Delivery], extended: list[Delivery]) -> None:
         loop = self._loop
         try:
             if loop is not None:
@@ -149,8 +149,8 @@ class Keeper:
             if not self._stopping.is_set():
                 raise
 
-    def _told(self, lost: list[Run], extended: list[Run]) -> None:
+    def _told(self, lost: list[Delivery], extended: list[Delivery]) -> None:
         for run in lost:
             if run in self._held:
-                run.cancel(Stop.LOST)
+                run.cancel(CancelReason.LOST)
         self._extended(extended)

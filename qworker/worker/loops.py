@@ -14,21 +14,21 @@ from qworker.clock import Clock
 from qworker.logs import debug_enabled
 from qworker.message import Lease
 from qworker.worker.consumers import Consumers
-from qworker.worker.delivery import Observer, Run, Stop, Transitions, WorkerCounts
+from qworker.worker.delivery import CancelReason, Delivery, LeaseListener, Observer, WorkerCounts
 from qworker.worker.executor import Executor, absorb_cancels
 from qworker.worker.feeder import Feeder
 from qworker.worker.handlers.process_runner import ProcessRunner
 from qworker.worker.handlers.thread_runner import ThreadRunner
-from qworker.worker.lease_extender import Keeper
+from qworker.worker.lease_extender import LeaseExtender
 from qworker.worker.outage import Outage
 from qworker.worker.reaper import Reaper
 from qworker.worker.settler import SENDERS, Settler
 from qworker.worker.worker_options import WorkerOptions
 
-__all__ = ["Crew"]
+__all__ = ["WorkerLoops"]
 
 
-class Crew:
+class WorkerLoops:
     """The parts of a working worker. Made on the running loop."""
 
     def __init__(  # noqa: PLR0913 - each is one collaborator
@@ -41,7 +41,7 @@ class Crew:
         state: Any,
         counts: WorkerCounts,
         observers: list[Observer],
-        transitions: Callable[[AbstractSet[Run]], Transitions | None],
+        transitions: Callable[[AbstractSet[Delivery]], LeaseListener | None],
         clock: Clock,
         draw: Callable[[], float],
         log: Any,
@@ -51,9 +51,9 @@ class Crew:
         self._counts = counts
         self._log = log
         # Every lease of this worker, from its begin to its settlement.
-        self.held: set[Run] = set()
+        self.held: set[Delivery] = set()
         # Those whose handler is at work.
-        self.active: set[Run] = set()
+        self.active: set[Delivery] = set()
         self._transitions = transitions(self.held)
         # Lease nothing, but stay.
         self.quiet = False
@@ -61,7 +61,7 @@ class Crew:
         self._window = options.concurrency
         self.threads = ThreadRunner(options.concurrency)
         self.processes = ProcessRunner(options.concurrency, clock)
-        self.keeper = Keeper(
+        self.keeper = LeaseExtender(
             backend,
             self.held,
             options.visibility_timeout,
@@ -140,7 +140,7 @@ class Crew:
         """
         for run in list(self.held):
             if run.settlement is None and run.stop is None:
-                run.cancel(Stop.SHUTDOWN)
+                run.cancel(CancelReason.SHUTDOWN)
         if await self.consumers.end(patience):
             return True
         for run in self.active:
@@ -168,7 +168,7 @@ class Crew:
     def _feed(self, leases: list[Lease], began: float) -> None:
         expires = began + self._options.visibility_timeout
         now = self._clock.time()
-        runs = [Run(lease, began, expires, now) for lease in leases]
+        runs = [Delivery(lease, began, expires, now) for lease in leases]
         self.held.update(runs)
         self._counts.leased += len(runs)
         if self._transitions is not None:
@@ -183,12 +183,12 @@ class Crew:
         self.consumers.settled()
         self.feeder.wake()
 
-    def _extended(self, runs: list[Run]) -> None:
+    def _extended(self, runs: list[Delivery]) -> None:
         if self._transitions is not None:
             self._transitions.extended(runs)
         self.settler.extended()
 
-    def _closed(self, run: Run) -> None:
+    def _closed(self, run: Delivery) -> None:
         self._log.info(events.MESSAGE_ISOLATED, **run.fields())
         self.feeder.interrupt()
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 import msgspec
 
 from qworker.task import Handler
-from qworker.worker.delivery import Outcome, Run
+from qworker.worker.delivery import Delivery, Outcome
 
 __all__ = ["SECONDS", "TRIES", "Metrics", "TaskCounts", "merged"]
 
@@ -93,10 +93,10 @@ class Metrics:
         # A copy of a list is one step of the interpreter; a dictionary may grow while it is read.
         return self._list.copy()
 
-    def handler_started(self, run: Run) -> None:
+    def handler_started(self, run: Delivery) -> None:
         """Nothing is counted before the end."""
 
-    def message_settled(self, run: Run, outcome: Outcome, error: str | None, duration: float) -> None:
+    def message_settled(self, run: Delivery, outcome: Outcome, error: str | None, duration: float) -> None:
         """Count a message that has left the worker."""
         message, handler = run.lease.message, run.handler
         # As a rule the one before was of the same task: a comparison costs less than making and finding a key.

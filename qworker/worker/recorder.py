@@ -19,8 +19,8 @@ from qworker.history.batch import EventBatch
 from qworker.history.event import Kind
 from qworker.logs import one_line
 from qworker.message import SettleAction
-from qworker.worker.ack_columns import Acks, by_queue, task_column
-from qworker.worker.delivery import Run
+from qworker.worker.ack_columns import AckColumns, by_queue, task_column
+from qworker.worker.delivery import Delivery
 
 __all__ = ["Recorder"]
 
@@ -43,7 +43,7 @@ _KINDS: dict[SettleAction, Kind] = {
 
 
 class Recorder:
-    """The `Transitions` of a worker, recorded in the history.
+    """The `LeaseListener` of a worker, recorded in the history.
 
     Args:
         append: Appends batches to the history.
@@ -58,7 +58,7 @@ class Recorder:
     def __init__(
         self,
         append: Callable[[Sequence[EventBatch]], None],
-        held: AbstractSet[Run],
+        held: AbstractSet[Delivery],
         queues: Sequence[str],
         worker: str,
         *,
@@ -74,13 +74,13 @@ class Recorder:
         self._clock = clock
         self._log = log
         # The runs whose lease is recorded.
-        self._told: set[Run] = set()
+        self._told: set[Delivery] = set()
         self._ready: list[EventBatch] = []
         # By queue.
-        self._acks: dict[str, Acks] = {}
+        self._acks: dict[str, AckColumns] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
-        self._unless_broken = _UnlessBroken(log)
+        self._unless_broken = _DisableOnError(log)
 
     # -- called by the loops -----------------------------------------------------------------------------------------
 
@@ -89,13 +89,13 @@ class Recorder:
         if self._timer is None:
             self._timer = self._loop.call_later(_EVERY, self._tick)
 
-    def extended(self, runs: Sequence[Run]) -> None:
+    def extended(self, runs: Sequence[Delivery]) -> None:
         """Record that leases were extended, and before it that they were taken."""
         with self._unless_broken:
             self._tell_leases([run for run in runs if run in self._held])
             self._tell("extended", self._clock.time(), [run for run in runs if run in self._told])
 
-    def settled(self, runs: Sequence[Run], at: float, acked: bool) -> None:
+    def settled(self, runs: Sequence[Delivery], at: float, acked: bool) -> None:
         """Record the outcomes of settled runs."""
         with self._unless_broken:
             if not acked or (self._told and not self._told.isdisjoint(runs)):
@@ -105,7 +105,7 @@ class Recorder:
             for queue, some in [(self._one_queue, runs)] if self._one_queue else by_queue(runs):
                 self._add_acks(some, at, queue)
 
-    def lost(self, run: Run, why: str) -> None:
+    def lost(self, run: Delivery, why: str) -> None:
         """Record that a run's lease was lost."""
         with self._unless_broken:
             self._end((run,), self._clock.time(), why)
@@ -120,17 +120,17 @@ class Recorder:
 
     # -- batches -----------------------------------------------------------------------------------------------------
 
-    def _add_acks(self, runs: Sequence[Run], at: float, queue: str) -> None:
+    def _add_acks(self, runs: Sequence[Delivery], at: float, queue: str) -> None:
         acks = self._acks.get(queue)
         if acks is None:
-            acks = self._acks[queue] = Acks(self._worker, queue)
+            acks = self._acks[queue] = AckColumns(self._worker, queue)
         for first in range(0, len(runs), _MOST):
             acks.add(runs[first : first + _MOST], at)
             if len(acks.ids) >= _ENOUGH:
                 self.flush()
 
-    def _end(self, runs: Sequence[Run], at: float, why: str | None) -> None:
-        def kind_of(run: Run) -> tuple[Kind, bool]:
+    def _end(self, runs: Sequence[Delivery], at: float, why: str | None) -> None:
+        def kind_of(run: Delivery) -> tuple[Kind, bool]:
             settlement = run.settlement
             kind: Kind = "lost" if why is not None or settlement is None else _KINDS[settlement.action]
             return kind, run not in self._told
@@ -139,14 +139,14 @@ class Recorder:
             self._tell(kind, at, list(group), begins=begins, why=why)
         self._told.difference_update(runs)
 
-    def _tell_leases(self, runs: Sequence[Run]) -> None:
+    def _tell_leases(self, runs: Sequence[Delivery]) -> None:
         """Record the leases that are not recorded yet, of runs whose task is known."""
         untold = [run for run in runs if run.task and run not in self._told]
         self._told.update(untold)
         self._tell("leased", None, untold, begins=True)
 
     def _tell(
-        self, kind: Kind, at: float | None, runs: Sequence[Run], *, begins: bool = False, why: str | None = None
+        self, kind: Kind, at: float | None, runs: Sequence[Delivery], *, begins: bool = False, why: str | None = None
     ) -> None:
         """Collect one transition of some runs. If `at` is None, it is the time of their leases."""
         # What was collected before comes first.
@@ -159,7 +159,7 @@ class Recorder:
         if len(self._ready) >= _ENOUGH:
             self.flush()
 
-    def _batch(self, kind: Kind, at: float | None, runs: list[Run], begins: bool, why: str | None) -> EventBatch:
+    def _batch(self, kind: Kind, at: float | None, runs: list[Delivery], begins: bool, why: str | None) -> EventBatch:
         messages = [run.lease.message for run in runs]
         leased_at = [run.leased_at for run in runs]
         ended = kind not in {"leased", "extended"}
@@ -201,7 +201,7 @@ class Recorder:
             acks.move_to(self._ready)
 
 
-class _UnlessBroken:
+class _DisableOnError:
     """A context that keeps an error of the recorder from stopping the worker. After an error nothing is recorded."""
 
     def __init__(self, log: Any) -> None:
@@ -223,12 +223,12 @@ class _UnlessBroken:
         return True
 
 
-def _why(run: Run, why: str | None) -> str | None:
+def _why(run: Delivery, why: str | None) -> str | None:
     error = why if why is not None else None if run.settlement is None else run.settlement.error
     return one_line(error)[:_MOST_ERROR] if error else None
 
 
-def _text_column(runs: Sequence[Run]) -> str | list[str | None] | None:
+def _text_column(runs: Sequence[Delivery]) -> str | list[str | None] | None:
     """Return the errors that have several lines. If all are equal, return the error once."""
     errors = [None if run.settlement is None else run.settlement.error for run in runs]
     texts = [error if error and "\n" in error else None for error in errors]

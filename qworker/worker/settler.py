@@ -16,7 +16,7 @@ from qworker.clock import Clock
 from qworker.failure_text import error_type, summary_of
 from qworker.logs import one_line
 from qworker.message import SettleAction, Settlement
-from qworker.worker.delivery import Observer, Outcome, Run, Transitions, WorkerCounts
+from qworker.worker.delivery import Delivery, LeaseListener, Observer, Outcome, WorkerCounts
 from qworker.worker.outage import BACKEND_ERRORS, Outage
 
 __all__ = ["SENDERS", "Settler"]
@@ -53,14 +53,14 @@ class Settler:
     def __init__(  # noqa: PLR0913 - each is one collaborator
         self,
         backend: Backend,
-        held: set[Run],
+        held: set[Delivery],
         counts: WorkerCounts,
         *,
-        withdraw: Callable[[Iterable[Run]], list[Run]],
+        withdraw: Callable[[Iterable[Delivery]], list[Delivery]],
         sending: Callable[[], None],
         settled: Callable[[], None],
         observers: list[Observer],
-        transitions: Transitions | None,
+        transitions: LeaseListener | None,
         clock: Clock,
         outage: Outage,
         log: Any,
@@ -78,9 +78,9 @@ class Settler:
         self._outage = outage
         self._log = log
         self._debug = debug
-        self._pending: list[Run] = []
+        self._pending: list[Delivery] = []
         # Runs whose lease is being extended.
-        self._waiting: list[Run] = []
+        self._waiting: list[Delivery] = []
         # Batches that are being sent, with the pauses after errors.
         self._batches = 0
         # Runs whose settlement the store is being told right now: their consumers are free for others.
@@ -89,14 +89,14 @@ class Settler:
         self._idle: asyncio.Event = asyncio.Event()
         self._idle.set()
 
-    def submit(self, run: Run) -> None:
+    def submit(self, run: Delivery) -> None:
         """Take a run whose settlement is decided. Only on the loop's thread."""
         if not self._pending:
             self._wake.set()
             self._idle.clear()
         self._pending.append(run)
 
-    def lost(self, run: Run, why: str) -> None:
+    def lost(self, run: Delivery, why: str) -> None:
         """Note a run that needs no settlement, since its lease is gone."""
         self._held.discard(run)
         self._end_lost(run, events.LEASE_LOST, why)
@@ -158,7 +158,7 @@ class Settler:
             if not (self._pending or self._waiting or self._batches):
                 self._idle.set()
 
-    async def _send(self, runs: list[Run]) -> None:
+    async def _send(self, runs: list[Delivery]) -> None:
         """Settle these: a batch that fails goes behind the others and halves the size of the next one; a success doubles it.
 
         So one settlement that the store cannot take holds up no other, and after an outage batches are soon as large as before.
@@ -182,7 +182,7 @@ class Settler:
                 self._outage.over()
                 self._end(batch, refused, at)
 
-    def _instead(self, run: Run, error: BaseException) -> list[Run]:
+    def _instead(self, run: Delivery, error: BaseException) -> list[Delivery]:
         """Fail a message of which the store can never take the outcome; without one, its lease is left to expire."""
         settlement = run.settlement
         if settlement is None or settlement.action is SettleAction.FAIL_PERM:
@@ -192,7 +192,7 @@ class Settler:
         run.settle(SettleAction.FAIL_PERM, error=why if settlement.error is None else f"{why}\n\n{settlement.error}")
         return [run]
 
-    async def _tell(self, batch: list[Run]) -> list[Settlement]:
+    async def _tell(self, batch: list[Delivery]) -> list[Settlement]:
         settlements = [run.settlement for run in batch if run.settlement is not None]
         count = len(batch)
         self.on_the_way += count
@@ -202,19 +202,19 @@ class Settler:
         finally:
             self.on_the_way -= count
 
-    def _abandon_expired(self, batch: list[Run], error: BaseException) -> list[Run]:
+    def _abandon_expired(self, batch: list[Delivery], error: BaseException) -> list[Delivery]:
         now = self._clock.monotonic()
         self._abandon([run for run in batch if run.expires <= now], error)
         return [run for run in batch if run.expires > now]
 
-    def _abandon(self, runs: list[Run], error: BaseException) -> None:
+    def _abandon(self, runs: list[Delivery], error: BaseException) -> None:
         for run in runs:
             self._held.discard(run)
             self._end_lost(run, events.SETTLEMENT_ABANDONED, one_line(str(error)))
         if runs:
             self._settled()
 
-    def _end(self, batch: list[Run], refused: list[Settlement], at: float) -> None:
+    def _end(self, batch: list[Delivery], refused: list[Settlement], at: float) -> None:
         held = self._held
         held.difference_update(batch)
         if refused:
@@ -240,12 +240,12 @@ class Settler:
             self._transitions.settled(batch, at, counts.acked - acked == len(batch))
         self._settled()
 
-    def _tell_acked(self, run: Run) -> None:
+    def _tell_acked(self, run: Delivery) -> None:
         if self._debug:
             self._log.debug(events.MESSAGE_ACKED, **run.fields(), **{events.DURATION_S: round(run.duration, 6)})
         self._observe(run, Outcome.ACKED, None)
 
-    def _end_unacked(self, run: Run, settlement: Settlement) -> None:
+    def _end_unacked(self, run: Delivery, settlement: Settlement) -> None:
         outcome = _OUTCOMES[settlement.action]
         more: dict[str, Any] = {events.OUTCOME: outcome.value, events.DURATION_S: round(run.duration, 6)}
         if settlement.error:
@@ -262,7 +262,7 @@ class Settler:
             self._log.info(events.MESSAGE_RELEASED, **run.fields(), **more)
         self._observe(run, outcome, settlement.error)
 
-    def _end_lost(self, run: Run, event: str, why: str) -> None:
+    def _end_lost(self, run: Delivery, event: str, why: str) -> None:
         self._counts.lost += 1
         say = self._log.error if event == events.SETTLEMENT_ABANDONED else self._log.warning
         say(event, **run.fields(), **{events.DURATION_S: round(run.duration, 6), events.ERROR: why})
@@ -270,7 +270,7 @@ class Settler:
         if self._transitions is not None:
             self._transitions.lost(run, why)
 
-    def _observe(self, run: Run, outcome: Outcome, error: str | None) -> None:
+    def _observe(self, run: Delivery, outcome: Outcome, error: str | None) -> None:
         for observer in self._observers:
             try:
                 observer.message_settled(run, outcome, error, run.duration)

@@ -17,7 +17,7 @@ from qworker.enqueue.tracing import NAME, configured, on_queue
 from qworker.failure_text import error_type
 from qworker.logs import one_line
 from qworker.message import QueueStats
-from qworker.worker.delivery import Observer, Outcome, Run
+from qworker.worker.delivery import Delivery, Observer, Outcome
 from qworker.worker.metrics import Metrics
 
 __all__ = ["Meter", "Tracer", "flush", "observe_queues", "observers"]
@@ -89,9 +89,9 @@ class Tracer:
         self._extract: Any = importlib.import_module("opentelemetry.propagate").extract
         self._tracer: Any = provider.get_tracer(NAME)
         # Each with the Unix nanoseconds of its start.
-        self._spans: dict[Run, tuple[Any, int]] = {}
+        self._spans: dict[Delivery, tuple[Any, int]] = {}
 
-    def handler_started(self, run: Run) -> None:
+    def handler_started(self, run: Delivery) -> None:
         """Begin the span, and make it the current one of the handler."""
         message = run.lease.message
         # Not the consumer's own context: it still holds the message before.
@@ -123,7 +123,7 @@ class Tracer:
             events.SPAN_ID: self._trace.format_span_id(context.span_id),
         }
 
-    def message_settled(self, run: Run, outcome: Outcome, error: str | None, duration: float) -> None:
+    def message_settled(self, run: Delivery, outcome: Outcome, error: str | None, duration: float) -> None:
         """End the span where the handler ended, with the outcome that the store took."""
         span, began = self._spans.pop(run, (None, 0))
         if span is None:
@@ -158,10 +158,10 @@ class Meter:
             "qworker.message.tries", "{try}", "Failed attempts that messages had behind them at their final outcome."
         )
 
-    def handler_started(self, run: Run) -> None:
+    def handler_started(self, run: Delivery) -> None:
         """Nothing is measured before the end."""
 
-    def message_settled(self, run: Run, outcome: Outcome, error: str | None, duration: float) -> None:
+    def message_settled(self, run: Delivery, outcome: Outcome, error: str | None, duration: float) -> None:
         """Measure a message that has left the worker."""
         self._counts.message_settled(run, outcome, error, duration)
         handler = run.handler
@@ -176,7 +176,7 @@ class Meter:
         if outcome is Outcome.ACKED or outcome is Outcome.FAILED:
             self._tries.record(run.lease.message.tries, attributes)
 
-    def _error_type(self, run: Run) -> str:
+    def _error_type(self, run: Delivery) -> str:
         name = error_type(run.error)
         if name not in self._error_types:
             if len(self._error_types) >= _MOST_ERROR_TYPES:

@@ -31,13 +31,13 @@ from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.errors import UsageError
 from qworker.logs import WorkerLog
 from qworker.worker import telemetry
-from qworker.worker.delivery import Observer, Run, RunningMessage, WorkerCounts
+from qworker.worker.delivery import Delivery, Observer, RunningMessage, WorkerCounts
 from qworker.worker.handlers.process_runner import check_importable
-from qworker.worker.loops import Crew
+from qworker.worker.loops import WorkerLoops
 from qworker.worker.recorder import Recorder
 from qworker.worker.worker_options import WorkerOptions
 
-__all__ = ["Observer", "Run", "RunningMessage", "Worker", "WorkerCounts", "WorkerOptions"]
+__all__ = ["Delivery", "Observer", "RunningMessage", "Worker", "WorkerCounts", "WorkerOptions"]
 
 # Seconds that a cancelled handler gets for its clean-up.
 _CANCEL_PATIENCE = 5.0
@@ -80,7 +80,7 @@ class Worker:
         self._clock = clock
         self._draw = draw
         self._log = WorkerLog(structlog.get_logger("qworker").bind(**{events.WORKER: self.name}))
-        self._crew: Crew | None = None
+        self._crew: WorkerLoops | None = None
         self._recorder: Recorder | None = None
         self._draining = False
         self._aborting = asyncio.Event()
@@ -177,11 +177,11 @@ class Worker:
                 await self._stop(crew)
         return finished
 
-    def _start(self, backend: Backend, state: Any) -> Crew:
+    def _start(self, backend: Backend, state: Any) -> WorkerLoops:
         # The lifespan may have configured it.
         self.observers.extend(telemetry.observers())
         options = self._options
-        crew = self._crew = Crew(
+        crew = self._crew = WorkerLoops(
             self._tasks,
             backend,
             self.queues,
@@ -207,7 +207,7 @@ class Worker:
         )
         return crew
 
-    def _told_to(self, backend: Backend, held: AbstractSet[Run]) -> Recorder | None:
+    def _told_to(self, backend: Backend, held: AbstractSet[Delivery]) -> Recorder | None:
         if backend.history.enabled:
             self._recorder = Recorder(
                 backend.history.append,
@@ -222,7 +222,7 @@ class Worker:
 
     # The order of the end. `_finish` is the way of a drained worker, `_stop` also that of one whose loop has failed.
 
-    async def _finish(self, crew: Crew) -> bool:
+    async def _finish(self, crew: WorkerLoops) -> bool:
         # 1. The feeder has stopped: nothing more is leased.
         self.drain()
         # 2. What is leased and not started goes back, its tries unchanged.
@@ -235,7 +235,7 @@ class Worker:
         flushed = await crew.settler.flush(_FLUSH_PATIENCE)
         return finished and ended and flushed
 
-    async def _stop(self, crew: Crew) -> None:
+    async def _stop(self, crew: WorkerLoops) -> None:
         try:
             if not crew.consumers.ended:
                 await crew.cancel_handlers(_CANCEL_PATIENCE)
@@ -251,7 +251,7 @@ class Worker:
             self._log.info(events.WORKER_STOPPED, **msgspec.structs.asdict(self.counts))
 
 
-def _seen(run: Run, now: float) -> RunningMessage:
+def _seen(run: Delivery, now: float) -> RunningMessage:
     message = run.lease.message
     return RunningMessage(
         message_id=message.id,

@@ -9,7 +9,7 @@ import pytest
 from qworker import Context, LeaseLost, State
 from qworker.message import Message
 from qworker.testing import wait_until
-from qworker.worker.delivery import Run
+from qworker.worker.delivery import Delivery
 
 MODULE = """
 from qworker import Context
@@ -95,7 +95,7 @@ async def test_a_handler_in_a_process_asks_its_worker(app, functions, tmp_path, 
     assert (await app.burst()).counts.acked == 1
     assert (tmp_path / "out").read_text() == "held"
 
-    monkeypatch.setattr(Run, "is_lost", lambda _run, _now: True)
+    monkeypatch.setattr(Delivery, "is_lost", lambda _run, _now: True)
     await work.enqueue(str(tmp_path / "never"))
     assert (await app.burst()).counts.failed == 1
     (failed,) = await app.found(State.FAILED)

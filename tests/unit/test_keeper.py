@@ -11,8 +11,8 @@ from qworker import Context, State
 from qworker.message import Lease, Message, Selection
 from qworker.testing.clock import FakeClock
 from qworker.testing.wait_until import wait_until
-from qworker.worker.delivery import Run, Stop
-from qworker.worker.lease_extender import Keeper
+from qworker.worker.delivery import CancelReason, Delivery
+from qworker.worker.lease_extender import LeaseExtender
 from qworker.worker.outage import Outage
 
 
@@ -111,10 +111,10 @@ class Held:
         self.clock = FakeClock()
         now = self.clock.monotonic()
         lease = Lease(message=Message(id="a", queue="q", body=b""), token=1, expires_at=0.0)
-        self.run = Run(lease, now, now + visibility)
+        self.run = Delivery(lease, now, now + visibility)
         self.over = []
         outage = Outage("keeper", structlog.get_logger(), lambda: 0.0)
-        self.keeper = Keeper(
+        self.keeper = LeaseExtender(
             store, {self.run}, visibility, clock=self.clock, outage=outage, extended=lambda _: self.over.append(1)
         )
 
@@ -128,7 +128,7 @@ async def test_what_cannot_be_renewed_is_cancelled_before_it_expires_by_the_mono
         await asyncio.sleep(0.2)
         assert held.run.stop is None
         held.clock.advance(0.1)
-        await wait_until(lambda: held.run.stop is Stop.EXPIRING)
+        await wait_until(lambda: held.run.stop is CancelReason.EXPIRING)
         assert held.clock.monotonic() < held.run.expires
     finally:
         watching.cancel()
@@ -166,7 +166,7 @@ async def test_what_the_store_calls_lost_is_cancelled_at_once():
     held = Held(store)
     held.keeper.start()
     held.clock.advance(0.2)
-    await wait_until(lambda: held.run.stop is Stop.LOST)
+    await wait_until(lambda: held.run.stop is CancelReason.LOST)
     assert await stopped(held.keeper)
 
 

@@ -23,7 +23,7 @@ from qworker.errors import StorageFull
 from qworker.message import Lease, QueueStats
 from qworker.retry import Backoff
 from qworker.worker import Worker, WorkerOptions, telemetry
-from qworker.worker.delivery import Outcome, Run
+from qworker.worker.delivery import Delivery, Outcome
 from qworker.worker.metrics import SECONDS, Metrics
 
 
@@ -256,9 +256,9 @@ async def test_instruments_have_bounded_attributes(reader: InMemoryMetricReader)
     assert {name for group in found.values() for point in group for name in point.attributes} <= known
 
 
-def a_run(tasks: Tasks, task: str | None, error: BaseException | None = None) -> Run:
+def a_run(tasks: Tasks, task: str | None, error: BaseException | None = None) -> Delivery:
     message = Message(id="1", queue="default", body=b"", tries=2)
-    run = Run(Lease(message=message, token=1, expires_at=0.0), 0.0, 0.0)
+    run = Delivery(Lease(message=message, token=1, expires_at=0.0), 0.0, 0.0)
     run.handler, run.error, run.started = (tasks[task] if task else None), error, 1.0
     return run
 

@@ -31,13 +31,13 @@ from qworker.message import Message
 from qworker.signature import Signature
 from qworker.task import Handler
 
-__all__ = ["Reply", "Request", "Setup", "main"]
+__all__ = ["ChildSetup", "RunReply", "RunRequest", "main"]
 
 _PR_SET_PDEATHSIG = 1
 _LENGTH = 4
 
 
-class Setup(msgspec.Struct, frozen=True, kw_only=True):
+class ChildSetup(msgspec.Struct, frozen=True, kw_only=True):
     """What a child is told once."""
 
     # The script that its parent runs, for handlers that live there.
@@ -47,7 +47,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     parent: int
 
 
-class Request(msgspec.Struct, frozen=True, kw_only=True):
+class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One message to run."""
 
     module: str
@@ -70,7 +70,7 @@ class _Running:
 
     is_over = False
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: RunRequest) -> None:
         self._request = request
 
     def fields(self) -> dict[str, Any]:
@@ -99,7 +99,7 @@ class _Lease:
             if self._over:
                 return True
             try:
-                _send(self._parent, Reply(how="check_lease"))
+                _send(self._parent, RunReply(how="check_lease"))
                 answer = _receive(self._parent)
             except OSError:
                 return True
@@ -111,7 +111,7 @@ class _Lease:
             self._over = True
 
 
-class Reply(msgspec.Struct, frozen=True, kw_only=True):
+class RunReply(msgspec.Struct, frozen=True, kw_only=True):
     """`begun` once the handler is imported, `check_lease` each time that it asks, and then how it ended."""
 
     how: Literal["begun", "check_lease", "returned", "retry", "fail", "raised"]
@@ -130,16 +130,16 @@ def main(descriptor: int) -> None:
         first = _receive(parent)
         if first is None:
             return
-        setup = msgspec.msgpack.decode(first, type=Setup)
+        setup = msgspec.msgpack.decode(first, type=ChildSetup)
         _die_with_the_parent(setup.parent)
         if setup.logging is not None:
             logs.configure(*setup.logging)
         handlers = _Handlers(setup.main, setup.logging)
         while (data := _receive(parent)) is not None:
-            _send(parent, _run(handlers, msgspec.msgpack.decode(data, type=Request), parent))
+            _send(parent, _run(handlers, msgspec.msgpack.decode(data, type=RunRequest), parent))
 
 
-def _send(parent: socket.socket, reply: Reply) -> None:
+def _send(parent: socket.socket, reply: RunReply) -> None:
     encoded = msgspec.msgpack.encode(reply)
     parent.sendall(len(encoded).to_bytes(_LENGTH, "big") + encoded)
 
@@ -177,29 +177,29 @@ def _exactly(parent: socket.socket, count: int) -> bytes | None:
     return bytes(data)
 
 
-def _run(handlers: _Handlers, request: Request, parent: socket.socket) -> Reply:
+def _run(handlers: _Handlers, request: RunRequest, parent: socket.socket) -> RunReply:
     logs.RUNNING.set(_Running(request))
     lease = _Lease(parent)
     try:
         function, signature = handlers.found(request.module, request.qualname)
-        _send(parent, Reply(how="begun"))
+        _send(parent, RunReply(how="begun"))
         return _outcome(function, signature, request, lease)
     except BaseException as error:  # noqa: BLE001 - whatever a handler raises is its message's outcome
-        return Reply(how="raised", reason=failure_text(error), error_type=error_type(error))
+        return RunReply(how="raised", reason=failure_text(error), error_type=error_type(error))
     finally:
         lease.end()
 
 
-def _outcome(function: Callable[..., Any], signature: Signature, request: Request, lease: _Lease) -> Reply:
+def _outcome(function: Callable[..., Any], signature: Signature, request: RunRequest, lease: _Lease) -> RunReply:
     try:
         _call(function, signature, request, lease)
     except (Retry, Fail) as error:
         reason, delay = outcome_of(error)
-        return Reply(how="retry" if isinstance(error, Retry) else "fail", reason=reason, delay=delay)
-    return Reply(how="returned")
+        return RunReply(how="retry" if isinstance(error, Retry) else "fail", reason=reason, delay=delay)
+    return RunReply(how="returned")
 
 
-def _call(function: Callable[..., Any], signature: Signature, request: Request, lease: _Lease) -> None:
+def _call(function: Callable[..., Any], signature: Signature, request: RunRequest, lease: _Lease) -> None:
     message = msgspec.structs.replace(request.message, argv=tuple(map(os.fsdecode, request.argv)))
     args: list[Any] = [message]
     kwargs: dict[str, Any] = {}

@@ -23,8 +23,8 @@ from qworker.decision import Fail, Retry
 from qworker.errors import UsageError
 from qworker.failure_text import RemoteFailure, error_type
 from qworker.task import Handler, RawHandler
-from qworker.worker.delivery import Run, Stop
-from qworker.worker.handlers.child_main import Reply, Request, Setup
+from qworker.worker.delivery import CancelReason, Delivery
+from qworker.worker.handlers.child_main import ChildSetup, RunReply, RunRequest
 
 __all__ = ["ProcessRunner", "check_importable"]
 
@@ -59,7 +59,7 @@ def _flags() -> list[str]:
     return flags()
 
 
-class _Child:
+class HandlerProcess:
     """One process and the parent's end of its socket."""
 
     def __init__(self) -> None:
@@ -78,7 +78,7 @@ class _Child:
         self._socket = ours
         self._set_up = False
 
-    async def ask(self, request: Request, begun: Callable[[], None], is_lost: Callable[[], bool]) -> Reply:
+    async def ask(self, request: RunRequest, begun: Callable[[], None], is_lost: Callable[[], bool]) -> RunReply:
         """Run one message.
 
         Args:
@@ -91,7 +91,7 @@ class _Child:
         """
         loop = asyncio.get_running_loop()
         if not self._set_up:
-            setup = Setup(main=_main_path(), logging=logs.configured(), parent=os.getpid())
+            setup = ChildSetup(main=_main_path(), logging=logs.configured(), parent=os.getpid())
             await loop.sock_sendall(self._socket, _frame(setup))
             self._set_up = True
         await loop.sock_sendall(self._socket, _frame(request))
@@ -104,9 +104,9 @@ class _Child:
             reply = await self._reply(loop)
         return reply
 
-    async def _reply(self, loop: asyncio.AbstractEventLoop) -> Reply:
+    async def _reply(self, loop: asyncio.AbstractEventLoop) -> RunReply:
         size = int.from_bytes(await self._exactly(loop, _LENGTH), "big")
-        return msgspec.msgpack.decode(await self._exactly(loop, size), type=Reply)
+        return msgspec.msgpack.decode(await self._exactly(loop, size), type=RunReply)
 
     async def _exactly(self, loop: asyncio.AbstractEventLoop, count: int) -> bytes:
         data = bytearray()
@@ -143,14 +143,14 @@ class _Child:
 class _Timer:
     """A run's timeout, begun when its handler is: waiting for a process and importing the app do not count."""
 
-    def __init__(self, run: Run, timeout: float | None) -> None:
+    def __init__(self, run: Delivery, timeout: float | None) -> None:
         self._run = run
         self._timeout = timeout
         self._handle: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
         if self._timeout is not None:
-            self._handle = asyncio.get_running_loop().call_later(self._timeout, self._run.cancel, Stop.TIMEOUT)
+            self._handle = asyncio.get_running_loop().call_later(self._timeout, self._run.cancel, CancelReason.TIMEOUT)
 
     def cancel(self) -> None:
         if self._handle is not None:
@@ -163,11 +163,11 @@ class ProcessRunner:
     def __init__(self, limit: int, clock: Clock) -> None:
         self._clock = clock
         self._slots = asyncio.Semaphore(min(limit, len(os.sched_getaffinity(0))))
-        self._idle: list[_Child] = []
+        self._idle: list[HandlerProcess] = []
         # Told to end, and not yet gone.
-        self._ending: list[_Child] = []
+        self._ending: list[HandlerProcess] = []
 
-    async def run(self, run: Run) -> BaseException | None:
+    async def run(self, run: Delivery) -> BaseException | None:
         """What the handler raised, or None. Cancelled, it kills the handler's process."""
         handler = run.handler
         assert handler is not None
@@ -193,9 +193,9 @@ class ProcessRunner:
                     child.kill()
             await asyncio.sleep(0.01)
 
-    def _request(self, run: Run, handler: Handler) -> Request:
+    def _request(self, run: Delivery, handler: Handler) -> RunRequest:
         timeout = handler.options.timeout
-        return Request(
+        return RunRequest(
             module=handler.function.__module__,
             qualname=handler.function.__qualname__,
             name=handler.name,
@@ -208,7 +208,7 @@ class ProcessRunner:
         )
 
     async def _run(
-        self, request: Request, begun: Callable[[], None], is_lost: Callable[[], bool]
+        self, request: RunRequest, begun: Callable[[], None], is_lost: Callable[[], bool]
     ) -> BaseException | None:
         try:
             child = self._free_child()
@@ -224,16 +224,16 @@ class ProcessRunner:
         self._idle.append(child)
         return _error(reply)
 
-    def _free_child(self) -> _Child:
+    def _free_child(self) -> HandlerProcess:
         self._still_ending()
         while self._idle:
             child = self._idle.pop()
             if child.alive():
                 return child
             child.hang_up()
-        return _Child()
+        return HandlerProcess()
 
-    async def _died(self, child: _Child) -> BaseException:
+    async def _died(self, child: HandlerProcess) -> BaseException:
         self._ending.append(child)
         for _ in range(100):
             if not child.alive():
@@ -243,7 +243,7 @@ class ProcessRunner:
         child.kill()
         return RemoteFailure("ProcessDied", f"the handler's process died: {how}")
 
-    def _kill(self, child: _Child) -> None:
+    def _kill(self, child: HandlerProcess) -> None:
         child.kill()
         self._ending.append(child)
 
@@ -257,7 +257,7 @@ def _frame(value: Any) -> bytes:
     return len(encoded).to_bytes(_LENGTH, "big") + encoded
 
 
-def _error(reply: Reply) -> BaseException | None:
+def _error(reply: RunReply) -> BaseException | None:
     if reply.how == "returned":
         return None
     if reply.how == "retry":

@@ -10,17 +10,17 @@ from collections import deque
 from typing import Any
 
 from qworker.definition.callables import unrun
-from qworker.worker.delivery import Run
+from qworker.worker.delivery import Delivery
 
 __all__ = ["ThreadRunner"]
 
 
-class _Ticket:
+class _ThreadCall:
     """One call on its way to a thread and back."""
 
     __slots__ = ("context", "done", "error", "leftover", "run")
 
-    def __init__(self, run: Run, done: asyncio.Future[None]) -> None:
+    def __init__(self, run: Delivery, done: asyncio.Future[None]) -> None:
         self.run = run
         self.context = contextvars.copy_context()
         self.done = done
@@ -43,18 +43,18 @@ class ThreadRunner:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._work: queue.SimpleQueue[_Ticket | None] = queue.SimpleQueue()
+        self._work: queue.SimpleQueue[_ThreadCall | None] = queue.SimpleQueue()
         self._threads = 0
         self._busy = 0
         self._loop: asyncio.AbstractEventLoop | None = None
         # Calls that have ended, and whether the loop has been woken for them.
-        self._ended: deque[_Ticket] = deque()
+        self._ended: deque[_ThreadCall] = deque()
         self._told = False
 
-    async def run(self, run: Run) -> BaseException | None:
+    async def run(self, run: Delivery) -> BaseException | None:
         """What the handler raised, or None. Cancelled, it leaves the thread to itself, and `run.leftover` tells its end."""
         loop = self._loop = asyncio.get_running_loop()
-        ticket = _Ticket(run, loop.create_future())
+        ticket = _ThreadCall(run, loop.create_future())
         if self._busy >= self._threads and self._threads < self._limit:
             self._begin_thread()
         self._busy += 1
@@ -111,6 +111,6 @@ class ThreadRunner:
             self._ended.popleft().finish()
 
 
-def _call(run: Run) -> Any:
+def _call(run: Delivery) -> Any:
     assert run.handler is not None
     return run.handler.function(*run.args, **run.kwargs)

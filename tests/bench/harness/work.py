@@ -14,7 +14,7 @@ from qworker.supervisor.event_loop import loop_factory
 from qworker.supervisor.gc_freeze import leave_alone_what_is_loaded
 from qworker.task import Call
 from qworker.worker import Worker, WorkerOptions
-from qworker.worker.delivery import Run
+from qworker.worker.delivery import Delivery
 
 __all__ = ["QUEUE", "Finished", "calls", "drafts", "noop_app", "publish", "run_loop", "say", "work_off"]
 
@@ -80,12 +80,12 @@ class Finished:
         self.last_ns = 0
         self.all = asyncio.Event()
 
-    def handler_started(self, run: Run) -> None:
+    def handler_started(self, run: Delivery) -> None:
         """A handler begins."""
         if not self.first_ns:
             self.first_ns = time.monotonic_ns()
 
-    def message_settled(self, run: Run, outcome: str, error: str | None, duration: float) -> None:
+    def message_settled(self, run: Delivery, outcome: str, error: str | None, duration: float) -> None:
         """A message is settled."""
         self.count += 1
         if outcome != "acked":
