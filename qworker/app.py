@@ -18,7 +18,7 @@ from qworker.definition.callables import check_handler, handler_name
 from qworker.definition.hints import exact_options
 from qworker.definition.task_options import DEFAULT_MAX_TRIES
 from qworker.enqueue.portal import Portal
-from qworker.enqueue.tracing import imported, sending_many, trace_headers
+from qworker.enqueue.tracing import is_tracing_possible, send_batch_span, trace_headers
 from qworker.errors import DuplicateTask, UnknownTask, UsageError
 from qworker.retry import DEFAULT_BACKOFF, Backoff
 from qworker.settings import backend_url
@@ -67,7 +67,7 @@ class Tasks(Generic[State]):
         lifespan: Callable[[Tasks[Any]], AbstractAsyncContextManager[State]] | None = None,
     ) -> None:
         self._url = None if url is None else check_text("url", url)
-        self.lifespan = _checked_lifespan(lifespan)
+        self.lifespan = _check_lifespan(lifespan)
         self.clock: Clock = SYSTEM_CLOCK
         self.registered_tasks: dict[str, Task[..., Any]] = {}
         self.raw_handlers: dict[str, RawHandler] = {}
@@ -213,7 +213,7 @@ class Tasks(Generic[State]):
     def _collect_headers(self, given: Mapping[str, str]) -> dict[str, str]:
         """The headers of a call: those of every source (see `add_header_source`), and `given` over them."""
         headers: dict[str, str] = {}
-        if imported():
+        if is_tracing_possible():
             headers.update(trace_headers())
         for source in self._header_sources:
             found = source()
@@ -324,14 +324,14 @@ class Tasks(Generic[State]):
 class _LoopBackend:
     """A backend and the generator that closes it with its loop."""
 
-    __slots__ = ("_keeper", "_lock", "backend", "loop", "ready")
+    __slots__ = ("_closer", "_lock", "backend", "loop", "ready")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, backend: Backend) -> None:
         self.loop = weakref.ref(loop)
         self.backend = backend
         self.ready = False
         self._lock = asyncio.Lock()
-        self._keeper: AsyncGenerator[None] = _closed_with_the_loop(backend)
+        self._closer: AsyncGenerator[None] = _close_with_loop(backend)
 
     async def open(self) -> None:
         async with self._lock:
@@ -342,17 +342,17 @@ class _LoopBackend:
                     # Nobody else closes what it holds already, such as a connection to a server that has refused us.
                     await self.backend.aclose()
                     raise
-                await anext(self._keeper)
+                await anext(self._closer)
                 self.ready = True
 
     async def aclose(self) -> None:
         if self.ready:
-            await self._keeper.aclose()
+            await self._closer.aclose()
         else:
             await self.backend.aclose()
 
 
-async def _closed_with_the_loop(backend: Backend) -> AsyncGenerator[None]:
+async def _close_with_loop(backend: Backend) -> AsyncGenerator[None]:
     try:
         yield
     finally:
@@ -361,7 +361,7 @@ async def _closed_with_the_loop(backend: Backend) -> AsyncGenerator[None]:
 
 async def _publish(backend: Backend, calls: list[Call]) -> list[Job]:
     queue = calls[0].queue
-    with sending_many(queue, [call.span_context for call in calls]):
+    with send_batch_span(queue, [call.span_context for call in calls]):
         ids = await backend.publish(queue, [call.draft for call in calls])
     return [Job(message_id, queue) for message_id in ids]
 
@@ -390,7 +390,7 @@ class _Decorator(Generic[State]):
         return task
 
 
-def _checked_lifespan(lifespan: Any) -> Any:
+def _check_lifespan(lifespan: Any) -> Any:
     if lifespan is not None and not callable(lifespan):
         raise UsageError(f"lifespan must be a function that takes the app (got {shown(lifespan)})")
     if inspect.isasyncgenfunction(lifespan) or inspect.isgeneratorfunction(lifespan):

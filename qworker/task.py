@@ -15,7 +15,7 @@ from qworker.context import Context
 from qworker.definition.callables import handler_name, kind_of
 from qworker.definition.hints import OtherMethods, exact_options
 from qworker.definition.task_options import TaskOptions, call_options
-from qworker.enqueue.tracing import creating, imported, sending
+from qworker.enqueue.tracing import create_span, is_tracing_possible, send_span
 from qworker.envelope import EnvelopeEncoder
 from qworker.errors import UsageError
 from qworker.message import Draft, Message
@@ -244,13 +244,13 @@ class ConfiguredTask(OtherMethods, Generic[P, R]):
 
     def call(self, *args: P.args, **kwargs: P.kwargs) -> Call:
         """A call for `Tasks.enqueue_many`; see `Task.call`."""
-        if not imported():
-            return Call(self._queue, self._drafted(args, kwargs))
-        with creating(self._queue, self._task.name) as span:
-            draft = self._drafted(args, kwargs)
+        if not is_tracing_possible():
+            return Call(self._queue, self._make_draft(args, kwargs))
+        with create_span(self._queue, self._task.name) as span:
+            draft = self._make_draft(args, kwargs)
             return Call(self._queue, draft, None if span is None else span.get_span_context())
 
-    def _drafted(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Draft:
+    def _make_draft(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Draft:
         task = self._task
         task.signature.check(args, kwargs)
         headers = self._tasks._collect_headers(self._headers)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
@@ -265,16 +265,16 @@ class ConfiguredTask(OtherMethods, Generic[P, R]):
 
     async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job:
         """Enqueue a call; see `Task.enqueue`."""
-        if not imported():
-            return await self._publish(self._drafted(args, kwargs), None)
-        with sending(self._queue, self._task.name) as span:
-            return await self._publish(self._drafted(args, kwargs), span)
+        if not is_tracing_possible():
+            return await self._publish(self._make_draft(args, kwargs), None)
+        with send_span(self._queue, self._task.name) as span:
+            return await self._publish(self._make_draft(args, kwargs), span)
 
     def enqueue_sync(self, *args: P.args, **kwargs: P.kwargs) -> Job:
         """Enqueue a call and block; see `Task.enqueue_sync`."""
-        with sending(self._queue, self._task.name) as span:
+        with send_span(self._queue, self._task.name) as span:
             # Made in this thread: sources of headers may look at what belongs to it.
-            draft = self._drafted(args, kwargs)
+            draft = self._make_draft(args, kwargs)
             _run_sync = self._tasks._run_sync  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
             return _run_sync(self._publish(draft, span), instead="`await task.enqueue(...)`")
 

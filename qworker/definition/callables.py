@@ -10,7 +10,7 @@ from typing import Any, Literal
 from qworker.errors import UsageError
 from qworker.validation import shown
 
-__all__ = ["Kind", "check_handler", "handler_name", "kind_of", "unrun"]
+__all__ = ["Kind", "check_handler", "handler_name", "kind_of", "not_run_error"]
 
 Kind = Literal["async", "thread", "process"]
 
@@ -88,7 +88,7 @@ def _is_method(function: Any) -> bool:
     return first in {"self", "cls"}
 
 
-def unrun(result: Any) -> TypeError | None:
+def not_run_error(result: Any) -> TypeError | None:
     """The error of a handler whose result should have been run, and is forgotten: its body has not begun."""
     if isinstance(result, types.CoroutineType):
         result.close()

@@ -16,7 +16,16 @@ from typing import Any
 
 from qworker.failure_text import error_type
 
-__all__ = ["NAME", "configured", "creating", "imported", "on_queue", "sending", "sending_many", "trace_headers"]
+__all__ = [
+    "NAME",
+    "create_span",
+    "get_provider",
+    "is_tracing_possible",
+    "on_queue",
+    "send_batch_span",
+    "send_span",
+    "trace_headers",
+]
 
 # The instrumentation's, and the messaging system's.
 NAME = "qworker"
@@ -28,7 +37,7 @@ _NOTHING: AbstractContextManager[Any] = nullcontext()
 _tracers: dict[Any, Any] = {}
 
 
-def imported() -> bool:
+def is_tracing_possible() -> bool:
     """Whether somebody may trace: the cheapest question, asked for each call."""
     return _API in _modules
 
@@ -45,7 +54,7 @@ def trace_headers() -> Mapping[str, str]:
     return carrier
 
 
-def configured(module: str, getter: str) -> Any:
+def get_provider(module: str, getter: str) -> Any:
     """The provider that the application has set; None: it has set none, and what the API hands out does nothing."""
     api: Any = sys.modules.get(f"opentelemetry.{module}")
     if api is None:
@@ -60,24 +69,24 @@ def on_queue(queue: str) -> dict[str, str]:
     return {"messaging.system": NAME, "messaging.destination.name": queue}
 
 
-def creating(queue: str, task: str) -> AbstractContextManager[Any]:
+def create_span(queue: str, task: str) -> AbstractContextManager[Any]:
     """The span in which a call is made that is enqueued with others; the block's value is it, or None where nobody traces."""
     tracer = _tracer()
     return _NOTHING if tracer is None else _span(tracer, "create", "PRODUCER", queue, {"qworker.task": task})
 
 
-def sending(queue: str, task: str) -> AbstractContextManager[Any]:
+def send_span(queue: str, task: str) -> AbstractContextManager[Any]:
     """The span in which one call is made and enqueued; None where nobody traces."""
     tracer = _tracer()
     return _NOTHING if tracer is None else _span(tracer, "send", "PRODUCER", queue, {"qworker.task": task})
 
 
-def sending_many(queue: str, created: Sequence[Any]) -> AbstractContextManager[Any]:
+def send_batch_span(queue: str, created: Sequence[Any]) -> AbstractContextManager[Any]:
     """The span in which a batch is enqueued; None where nobody traces.
 
     Args:
         queue: where to.
-        created: the contexts of the spans of `creating`, one for each call; None for one that was made before anybody traced.
+        created: the contexts of the spans of `create_span`, one for each call; None for one that was made before anybody traced.
     """
     tracer = _tracer()
     if tracer is None:
@@ -89,7 +98,7 @@ def sending_many(queue: str, created: Sequence[Any]) -> AbstractContextManager[A
 
 def _tracer() -> Any:
     """The application's tracer; None: it traces nothing."""
-    provider = configured("trace", "get_tracer_provider")
+    provider = get_provider("trace", "get_tracer_provider")
     if provider is None:
         return None
     tracer = _tracers.get(provider)

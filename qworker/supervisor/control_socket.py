@@ -20,7 +20,7 @@ import msgspec
 
 from qworker.health.worker_report import Report
 
-__all__ = ["CONTROL_FD", "ControlClient", "Line", "WorkerCommand", "WorkerReady", "inherited"]
+__all__ = ["CONTROL_FD", "ControlClient", "Line", "WorkerCommand", "WorkerReady", "control_client_from_env"]
 
 # The environment variable that tells a process that it is a supervisor's worker.
 CONTROL_FD = "QWORKER_CONTROL_FD"
@@ -34,7 +34,7 @@ class WorkerCommand(Enum):
     DRAIN = b"d"
     ABORT = b"a"
     QUIET = b"q"
-    REPORT = b"s"
+    DUMP_STATUS = b"s"
     # Drain, then begin again as a fresh process under the same id.
     RECYCLE = b"r"
 
@@ -92,7 +92,7 @@ class ControlClient:
         os.environ[CONTROL_FD] = str(self._socket.fileno())
 
 
-def inherited() -> ControlClient | None:
+def control_client_from_env() -> ControlClient | None:
     """The line to this process's supervisor; None without one."""
     # Taken out of the environment: a qworker that a handler starts is nobody's worker.
     number = os.environ.pop(CONTROL_FD, None)

@@ -14,7 +14,7 @@ from typing import NoReturn
 
 from qworker.streams import flush_all
 
-__all__ = ["DRAIN_SIGNALS", "command_line", "deliver_signals", "hold_signals", "replace_process", "took_over"]
+__all__ = ["DRAIN_SIGNALS", "command_line", "deliver_signals", "hold_signals", "is_replacement", "replace_process"]
 
 DRAIN_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _HELD = {*DRAIN_SIGNALS, signal.SIGTSTP, signal.SIGUSR1}
@@ -49,7 +49,7 @@ def _end_early(_number: int, _frame: FrameType | None) -> None:
     raise SystemExit(0)
 
 
-def took_over() -> bool:
+def is_replacement() -> bool:
     """Whether this process has replaced one that worked."""
     # Taken out of the environment: a qworker that a handler starts has replaced nobody.
     return os.environ.pop(_REPLACES_PROCESS, None) is not None

@@ -9,12 +9,12 @@ import watchfiles
 
 from qworker.url import working_directory
 
-__all__ = ["changes", "wait_for_change"]
+__all__ = ["wait_for_change", "watch_files"]
 
 _DEBOUNCE_MS = 200
 
 
-async def changes() -> AsyncIterator[list[str]]:
+async def watch_files() -> AsyncIterator[list[str]]:
     """The Python files under the working directory that have changed, batch by batch."""
     here = working_directory()
     # trio, which is not installed, leaves a hole in its type.

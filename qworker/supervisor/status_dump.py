@@ -15,7 +15,7 @@ from typing import Any
 from qworker.names import printable
 from qworker.worker.delivery import Delivery, RunningMessage
 
-__all__ = ["report"]
+__all__ = ["format_status"]
 
 # Frames of a handler's stack that are shown, the innermost ones.
 _DEPTH = 12
@@ -24,7 +24,7 @@ _PACKAGE = os.path.dirname(os.path.dirname(__file__)) + os.sep
 _Place = tuple[FrameType, int]
 
 
-def report(running: Iterable[RunningMessage], loop: asyncio.AbstractEventLoop, frame: FrameType | None) -> str:
+def format_status(running: Iterable[RunningMessage], loop: asyncio.AbstractEventLoop, frame: FrameType | None) -> str:
     """The report as text.
 
     Args:

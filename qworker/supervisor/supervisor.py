@@ -26,7 +26,7 @@ from qworker.supervisor.control_socket import WorkerCommand, WorkerReady
 from qworker.supervisor.reexec import deliver_signals
 from qworker.supervisor.run_settings import ExitStatus, RunSettings
 from qworker.supervisor.scaling import Scaler
-from qworker.supervisor.source_watcher import changes
+from qworker.supervisor.source_watcher import watch_files
 from qworker.supervisor.worker_process import Slot, WorkerProcess
 
 __all__ = ["Supervisor"]
@@ -99,9 +99,9 @@ class Supervisor:
     async def _run(self) -> ExitStatus:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            loop.add_signal_handler(number, self._told_to_stop)
-        loop.add_signal_handler(signal.SIGTSTP, self._tell_all, WorkerCommand.QUIET)
-        loop.add_signal_handler(signal.SIGUSR1, self._tell_all, WorkerCommand.REPORT)
+            loop.add_signal_handler(number, self._handle_stop)
+        loop.add_signal_handler(signal.SIGTSTP, self._send_all, WorkerCommand.QUIET)
+        loop.add_signal_handler(signal.SIGUSR1, self._send_all, WorkerCommand.DUMP_STATUS)
         loop.add_signal_handler(signal.SIGCHLD, self._changed.set)
         # Whoever started this process may have blocked them.
         deliver_signals()
@@ -114,7 +114,7 @@ class Supervisor:
             while self._step(loop):
                 await self._sleep()
         finally:
-            await self._end_helpers()
+            await self._stop_helpers()
         self._log.info("supervisor_stopped", status=int(self._status))
         return self._status
 
@@ -129,11 +129,11 @@ class Supervisor:
             return not all(slot.finished for slot in self._slots)
         if now >= self._kill_at:
             self._kill_all()
-        return any(slot.child is not None for slot in self._all())
+        return any(slot.process is not None for slot in self._all())
 
     async def _sleep(self) -> None:
         deadlines = (
-            [self._kill_at] if self._kill_at is not None else [s.not_before for s in self._slots if s.child is None]
+            [self._kill_at] if self._kill_at is not None else [s.not_before for s in self._slots if s.process is None]
         )
         pause = min((at - self._now() for at in deadlines), default=None)
         try:
@@ -146,9 +146,9 @@ class Supervisor:
     def _fill(self, loop: asyncio.AbstractEventLoop, now: float) -> None:
         self._resize()
         for slot in self._slots:
-            if slot.child is None and not slot.finished and now >= slot.not_before:
-                slot.child = WorkerProcess(loop, self._now, self._ready, self._fleet.heard)
-                self._log.info("worker_process_started", slot=slot.number, pid=slot.child.pid)
+            if slot.process is None and not slot.finished and now >= slot.not_before:
+                slot.process = WorkerProcess(loop, self._now, self._on_ready, self._fleet.heard)
+                self._log.info("worker_process_started", slot=slot.number, pid=slot.process.pid)
 
     def _resize(self) -> None:
         """Have as many slots as the scaler says; those beyond are retired when their process has drained."""
@@ -156,8 +156,8 @@ class Supervisor:
             self._slots.append(Slot(len(self._slots)))
         while len(self._slots) > self._scaler.target:
             slot = self._slots.pop()
-            if slot.child is not None:
-                slot.child.tell(WorkerCommand.DRAIN)
+            if slot.process is not None:
+                slot.process.send(WorkerCommand.DRAIN)
                 self._retired.append(slot)
 
     def _all(self) -> list[Slot]:
@@ -174,34 +174,34 @@ class Supervisor:
                 return
             if pid == 0:
                 return
-            slot = next((s for s in self._all() if s.child is not None and s.child.pid == pid), None)
+            slot = next((s for s in self._all() if s.process is not None and s.process.pid == pid), None)
             if slot is None:
                 self._log.debug("orphan_reaped", pid=pid)
             else:
-                self._ended(slot, os.waitstatus_to_exitcode(status))
+                self._on_process_exit(slot, os.waitstatus_to_exitcode(status))
 
-    def _ended(self, slot: Slot, code: int) -> None:
-        child = slot.child
-        assert child is not None
-        child.reaped(code)
-        self._fleet.gone(child.pid)
+    def _on_process_exit(self, slot: Slot, code: int) -> None:
+        process = slot.process
+        assert process is not None
+        process.mark_reaped(code)
+        self._fleet.gone(process.pid)
         crashed = code not in {ExitStatus.CLEAN, ExitStatus.DRAIN_TIMED_OUT}
         say = self._log.error if crashed else self._log.info
-        say("worker_process_ended", slot=slot.number, pid=child.pid, **_cause(code))
-        delay = slot.emptied(self._now(), crashed=crashed, draw=self._draw())
+        say("worker_process_ended", slot=slot.number, pid=process.pid, **_cause(code))
+        delay = slot.on_process_exit(self._now(), crashed=crashed, draw=self._draw())
         if slot in self._retired:
             self._retired.remove(slot)
-        if self._kill_at is not None or child.ending:
-            self._worsen(code)
+        if self._kill_at is not None or process.ending:
+            self._keep_worst_status(code)
         elif self._settings.burst and not crashed:
             slot.finished = True
-            self._worsen(code)
+            self._keep_worst_status(code)
         elif code in {ExitStatus.USAGE, ExitStatus.UNREACHABLE} and not self._ever_ready:
             self._give_up(slot, ExitStatus(code))
         elif crashed:
             self._log.info("worker_process_restart_scheduled", slot=slot.number, delay_s=round(delay, 3))
 
-    def _worsen(self, code: int) -> None:
+    def _keep_worst_status(self, code: int) -> None:
         """Keep the worst status of those that were to end: a crash, then a drain that timed out."""
         if self._gave_up:
             return
@@ -221,14 +221,14 @@ class Supervisor:
         self._gave_up = True
         self._stop(WorkerCommand.DRAIN, _KILL_MARGIN_S)
 
-    # -- being told --------------------------------------------------------------------------------------------------
+    # -- events ----------------------------------------------------------------------------------------------------------
 
-    def _ready(self, ready: WorkerReady) -> None:
+    def _on_ready(self, ready: WorkerReady) -> None:
         if not self._ever_ready and self._scaler.least < self._scaler.most:
             self._start(self._watch_backlog(ready))
         self._ever_ready = True
 
-    def _told_to_stop(self) -> None:
+    def _handle_stop(self) -> None:
         self._signals += 1
         if self._signals == 1:
             self._stop(WorkerCommand.DRAIN, self._settings.shutdown_timeout + _KILL_MARGIN_S)
@@ -237,45 +237,45 @@ class Supervisor:
 
     def _stop(self, command: WorkerCommand, within: float) -> None:
         self._log.info("supervisor_stopping", action=command.name.lower())
-        self._tell_all(command)
+        self._send_all(command)
         kill_at = self._now() + within
         self._kill_at = kill_at if self._kill_at is None else min(self._kill_at, kill_at)
         self._changed.set()
 
-    def _tell_all(self, command: WorkerCommand) -> None:
+    def _send_all(self, command: WorkerCommand) -> None:
         for slot in self._all():
-            if slot.child is not None:
-                slot.child.tell(command)
+            if slot.process is not None:
+                slot.process.send(command)
 
     def _kill_all(self) -> None:
         self._kill_at = float("inf")
         for slot in self._all():
-            if slot.child is not None:
-                self._log.error("worker_process_killed", slot=slot.number, pid=slot.child.pid)
-                slot.child.kill()
+            if slot.process is not None:
+                self._log.error("worker_process_killed", slot=slot.number, pid=slot.process.pid)
+                slot.process.kill()
 
     # -- watching ----------------------------------------------------------------------------------------------------
 
     def _start(self, helper: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(helper)
         self._helpers.add(task)
-        task.add_done_callback(self._helper_ended)
+        task.add_done_callback(self._on_helper_end)
 
-    def _helper_ended(self, task: asyncio.Task[None]) -> None:
+    def _on_helper_end(self, task: asyncio.Task[None]) -> None:
         self._helpers.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             self._log.error("watcher_failed", error=repr(error))
 
-    async def _end_helpers(self) -> None:
+    async def _stop_helpers(self) -> None:
         helpers = list(self._helpers)
         for helper in helpers:
             helper.cancel()
         await asyncio.gather(*helpers, return_exceptions=True)
 
     async def _watch_sources(self) -> None:
-        async for names in changes():
+        async for names in watch_files():
             self._log.info("worker_reloading", changed=names[:3])
-            self._tell_all(WorkerCommand.RECYCLE)
+            self._send_all(WorkerCommand.RECYCLE)
             for slot in self._slots:
                 slot.not_before = 0.0
             self._changed.set()

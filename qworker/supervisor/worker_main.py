@@ -26,15 +26,15 @@ from qworker.health.endpoint import Outlet, of_worker
 from qworker.health.monitor import Reporter, Watch
 from qworker.logs import configure, show_standard_logging
 from qworker.streams import flush_all
-from qworker.supervisor.connect import reached
+from qworker.supervisor.connect import connect
 from qworker.supervisor.control_socket import ControlClient, WorkerCommand, WorkerReady
 from qworker.supervisor.event_loop import loop_factory
-from qworker.supervisor.gc_freeze import leave_alone_what_is_loaded
-from qworker.supervisor.reexec import deliver_signals, replace_process, took_over
+from qworker.supervisor.gc_freeze import freeze_loaded_modules
+from qworker.supervisor.reexec import deliver_signals, is_replacement, replace_process
 from qworker.supervisor.run_settings import ExitStatus, RunSettings
 from qworker.supervisor.signals import Signals
-from qworker.supervisor.source_watcher import changes, wait_for_change
-from qworker.supervisor.status_dump import report
+from qworker.supervisor.source_watcher import wait_for_change, watch_files
+from qworker.supervisor.status_dump import format_status
 from qworker.worker import Worker, WorkerOptions, telemetry
 from qworker.worker.outage import Outage
 
@@ -78,7 +78,7 @@ def run_single(load: Callable[[], Tasks], settings: RunSettings, control: Contro
     finally:
         if outlet is not None:
             outlet.close()
-    _leave_threads_behind(status)
+    _exit_if_threads_remain(status)
     return status
 
 
@@ -133,8 +133,8 @@ class _WorkerMain:
         self._watch = watch
         if settings.health is not None:
             watch.attach(self._worker)
-        self._waits = took_over() or settings.wait_for_backend
-        self._told = asyncio.Event()
+        self._waits = is_replacement() or settings.wait_for_backend
+        self._stopping = asyncio.Event()
         self._signals = 0
         self._recycle = False
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -142,10 +142,10 @@ class _WorkerMain:
     async def run(self) -> _ExitReason:
         """Run the worker to its end."""
         loop = self._loop = asyncio.get_running_loop()
-        with Signals(loop, self._signalled, self._report):
+        with Signals(loop, self._on_signal, self._dump_status):
             self._listen(loop)
             outage = Outage("start", self._log, random.random)
-            backend = await reached(self._tasks.backend, waits=self._waits, told=self._told, outage=outage)
+            backend = await connect(self._tasks.backend, waits=self._waits, stopping=self._stopping, outage=outage)
             finished = backend is None or await self._work(backend)
         await self._tasks.aclose()
         if not finished:
@@ -155,11 +155,11 @@ class _WorkerMain:
     async def _work(self, backend: Backend) -> bool:
         if self._settings.workers != (1, 1) and not backend.shared:
             raise UsageError(f"{backend.describe()}: queues exist only in one process: leave --workers out")
-        leave_alone_what_is_loaded()
+        freeze_loaded_modules()
         if self._control is not None:
             queues = list(self._settings.queues or self._tasks.queue_names())
             self._control.send(WorkerReady(self._tasks.url, queues, self._settings.concurrency))
-        async with self._watched(backend):
+        async with self._watching(backend):
             return await self._worker.run()
 
     def _wants_recycling(self) -> bool:
@@ -169,9 +169,9 @@ class _WorkerMain:
         counts = self._worker.counts
         return self._recycle or (limit is not None and counts.leased - counts.released >= limit)
 
-    # -- being told --------------------------------------------------------------------------------------------------
+    # -- events ----------------------------------------------------------------------------------------------------------
 
-    def _signalled(self, number: int) -> None:
+    def _on_signal(self, number: int) -> None:
         if number == signal.SIGTSTP:
             self._worker.quiet()
             return
@@ -183,26 +183,26 @@ class _WorkerMain:
 
     def _drain(self) -> None:
         self._signals += 1
-        self._told.set()
+        self._stopping.set()
         self._worker.drain()
 
     def _abort(self) -> None:
         self._signals += 1
-        self._told.set()
+        self._stopping.set()
         self._worker.cancel_handlers()
 
-    def _drain_to_recycle(self, why: str) -> None:
+    def _drain_to_recycle(self, reason: str) -> None:
         if not self._recycle and not self._signals:
-            self._log.info("worker_recycling", reason=why)
+            self._log.info("worker_recycling", reason=reason)
             self._recycle = True
-            self._told.set()
+            self._stopping.set()
             self._worker.drain()
 
-    def _report(self, frame: FrameType | None) -> None:
+    def _dump_status(self, frame: FrameType | None) -> None:
         if self._loop is not None:
             # One unbuffered write: this runs between any two instructions, perhaps inside another write to stderr.
             try:
-                os.write(2, report(self._worker.running_messages(), self._loop, frame).encode())
+                os.write(2, format_status(self._worker.running_messages(), self._loop, frame).encode())
             except OSError:
                 # A handler was interrupted for this: that standard error is gone must not end it.
                 pass
@@ -218,15 +218,15 @@ class _WorkerMain:
         }
 
         def obey(command: WorkerCommand) -> None:
-            if command is WorkerCommand.REPORT:
+            if command is WorkerCommand.DUMP_STATUS:
                 # By the signal, whose Python handler runs even while a handler blocks the loop.
                 os.kill(os.getpid(), signal.SIGUSR1)
             else:
                 _call_soon(loop, orders[command])
 
-        self._control.listen(obey, partial(self._orphaned, loop))
+        self._control.listen(obey, partial(self._on_orphaned, loop))
 
-    def _orphaned(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _on_orphaned(self, loop: asyncio.AbstractEventLoop) -> None:
         """The supervisor is dead: drain, and end even if a handler never gives the loop back. In a thread of its own."""
         _call_soon(loop, self._drain)
         deadline = threading.Timer(self._settings.shutdown_timeout + _ORPHAN_MARGIN_S, os._exit, [ExitStatus.CRASH])
@@ -236,7 +236,7 @@ class _WorkerMain:
     # -- watching ----------------------------------------------------------------------------------------------------
 
     @asynccontextmanager
-    async def _watched(self, backend: Backend) -> AsyncGenerator[None]:
+    async def _watching(self, backend: Backend) -> AsyncGenerator[None]:
         watchers: list[asyncio.Task[None]] = []
         if telemetry.observe_queues(self._watch.queues) or self._settings.health is not None:
             watchers.append(asyncio.create_task(self._watch.pulse.beat()))
@@ -262,7 +262,7 @@ class _WorkerMain:
         self._drain_to_recycle(f"{used:.0f} MB of memory are more than {limit_mb:g}")
 
     async def _watch_sources(self) -> None:
-        async for names in changes():
+        async for names in watch_files():
             self._drain_to_recycle(f"changed: {', '.join(names[:3])}")
 
 
@@ -292,7 +292,7 @@ def _resident_mb() -> float:
     return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
-def _leave_threads_behind(status: ExitStatus) -> None:
+def _exit_if_threads_remain(status: ExitStatus) -> None:
     """End now if a handler's thread still runs: it cannot be cancelled, and its message is released or left to expire."""
     if status is ExitStatus.DRAIN_TIMED_OUT:
         flush_all()

@@ -64,7 +64,7 @@ class WorkerProcess:
         self._received = b""
         loop.add_reader(ours, self._read)
 
-    def tell(self, command: WorkerCommand) -> None:
+    def send(self, command: WorkerCommand) -> None:
         """Send a command. A process that is about to be reaped hears nothing, and need not."""
         if command in {WorkerCommand.DRAIN, WorkerCommand.ABORT}:
             self.ending = True
@@ -78,7 +78,7 @@ class WorkerProcess:
         """End it now. It is not reaped yet, so that its id is its own."""
         os.kill(self.pid, signal.SIGKILL)
 
-    def reaped(self, code: int) -> None:
+    def mark_reaped(self, code: int) -> None:
         """Forget it: the kernel has."""
         # Popen would otherwise wait for it again, and warn.
         self._process.returncode = code
@@ -116,14 +116,14 @@ class Slot:
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self.child: WorkerProcess | None = None
+        self.process: WorkerProcess | None = None
         # Monotonic seconds before which no process is started here.
         self.not_before = 0.0
         # With `burst`: its process found nothing more to do.
         self.finished = False
         self._failures = 0
 
-    def emptied(self, now: float, *, crashed: bool, draw: float) -> float:
+    def on_process_exit(self, now: float, *, crashed: bool, draw: float) -> float:
         """Its process is gone: the seconds until the next one starts.
 
         Args:
@@ -131,8 +131,8 @@ class Slot:
             crashed: whether it ended badly.
             draw: uniform from [0, 1), so that processes that crash together do not start together.
         """
-        child, self.child = self.child, None
-        stable = child is not None and child.ready_at is not None and now - child.ready_at >= _STABLE_S
+        process, self.process = self.process, None
+        stable = process is not None and process.ready_at is not None and now - process.ready_at >= _STABLE_S
         if stable:
             self._failures = 0
         delay = 0.0

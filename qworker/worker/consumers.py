@@ -23,9 +23,9 @@ _SLICE = 0.002
 
 
 class _Executor(Protocol):
-    def prepare(self, run: Delivery) -> bool: ...
-    def last_chance(self, run: Delivery) -> bool: ...
-    async def run(self, run: Delivery, consumer: asyncio.Task[None]) -> None: ...
+    def prepare(self, delivery: Delivery) -> bool: ...
+    def is_last_attempt(self, delivery: Delivery) -> bool: ...
+    async def run(self, delivery: Delivery, consumer: asyncio.Task[None]) -> None: ...
 
 
 class Consumers:
@@ -36,8 +36,8 @@ class Consumers:
         held: the worker's leases.
         executor: runs one message.
         absorb: forgets cancellations that were meant for a handler.
-        submit: takes a run whose settlement is decided.
-        lost: takes a run whose lease is gone.
+        submit: takes a delivery whose settlement is decided.
+        lost: takes a delivery whose lease is gone.
         closed: called when a message is to run alone: nothing may be leased until `opened`.
         opened: called when it has.
         freed: called when a consumer that waited for a thread is free again.
@@ -63,7 +63,7 @@ class Consumers:
         self._limit = limit
         self._held = held
         self._executor = executor
-        self._absorb = absorb
+        self._clear_cancellations = absorb
         self._submit = submit
         self._lost = lost
         self._closed = closed
@@ -74,7 +74,7 @@ class Consumers:
         self._queue: deque[Delivery] = deque()
         self._idle: list[asyncio.Future[None]] = []
         self._tasks: set[asyncio.Task[None]] = set()
-        self._ending = False
+        self._closing = False
         # Consumers that have been woken and not come yet.
         self._woken = 0
         self._loop = asyncio.get_running_loop()
@@ -84,7 +84,7 @@ class Consumers:
         self._solo: Delivery | None = None
         self._others_done = asyncio.Event()
         # Consumers whose thread has outlived its message.
-        self.outlasted = 0
+        self.leftover_threads = 0
 
     @property
     def open(self) -> bool:
@@ -92,14 +92,14 @@ class Consumers:
         return self._solo is None
 
     @property
-    def ended(self) -> bool:
-        """Whether `end` was called."""
-        return self._ending
+    def is_closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closing
 
-    def feed(self, runs: list[Delivery]) -> None:
+    def feed(self, deliveries: list[Delivery]) -> None:
         """Take leased messages."""
-        self._queue.extend(runs)
-        if self._solo is not None or self._ending:
+        self._queue.extend(deliveries)
+        if self._solo is not None or self._closing:
             self.release_waiting()
         else:
             self._wake(len(self._queue))
@@ -109,7 +109,7 @@ class Consumers:
         while self._queue:
             self._release(self._queue.popleft())
 
-    def settled(self) -> None:
+    def on_settled(self) -> None:
         """Leases have ended: a message that is to run alone may be."""
         if self._solo is not None and len(self._held) <= 1:
             self._others_done.set()
@@ -118,12 +118,12 @@ class Consumers:
         """Raise what ended a consumer: none ends by itself."""
         await self._failed
 
-    async def end(self, patience: float) -> bool:
+    async def close(self, patience: float) -> bool:
         """End every consumer and wait up to `patience` seconds; False if a handler does not end.
 
         Handlers that are to be cancelled have been: a second cancellation would cut their clean-up short.
         """
-        self._ending = True
+        self._closing = True
         self.release_waiting()
         self._wake_all()
         if self._tasks:
@@ -136,85 +136,85 @@ class Consumers:
         task = asyncio.current_task()
         assert task is not None
         self._woken -= 1
-        while not self._ending:
+        while not self._closing:
             try:
                 await self._work(task)
             except asyncio.CancelledError:
                 # Nobody cancels a consumer: it was meant for a handler that has ended.
-                await self._absorb(task)
+                await self._clear_cancellations(task)
 
     async def _work(self, task: asyncio.Task[None]) -> None:
         while not self._queue:
-            if self._ending:
+            if self._closing:
                 return
             await self._rest()
         self._wake(len(self._queue) - 1)
         turn = self._clock.monotonic()
-        while self._queue and not self._ending:
+        while self._queue and not self._closing:
             await self._execute(self._queue.popleft(), task)
             now = self._clock.monotonic()
             if now - turn > _SLICE:
                 await asyncio.sleep(0)
                 turn = now
 
-    async def _execute(self, run: Delivery, task: asyncio.Task[None]) -> None:
+    async def _execute(self, delivery: Delivery, task: asyncio.Task[None]) -> None:
         executor = self._executor
-        if run.stop is not None or executor.prepare(run):
-            if run.stop is None and executor.last_chance(run):
-                await self._run_alone(run, task)
+        if delivery.cancel_reason is not None or executor.prepare(delivery):
+            if delivery.cancel_reason is None and executor.is_last_attempt(delivery):
+                await self._run_alone(delivery, task)
             else:
-                await executor.run(run, task)
+                await executor.run(delivery, task)
             if task.cancelling():
-                await self._absorb(task)
-        if run.settlement is not None:
-            self._submit(run)
+                await self._clear_cancellations(task)
+        if delivery.settlement is not None:
+            self._submit(delivery)
         else:
-            self._lost(run, "it was lost while the handler ran")
-        if run.leftover is not None:
-            await self._outlast(run.leftover)
+            self._lost(delivery, "it was lost while the handler ran")
+        if delivery.leftover is not None:
+            await self._wait_for_thread(delivery.leftover)
 
-    async def _run_alone(self, run: Delivery, task: asyncio.Task[None]) -> None:
+    async def _run_alone(self, delivery: Delivery, task: asyncio.Task[None]) -> None:
         if self._solo is not None:
-            run.settle(SettleAction.RELEASE)
+            delivery.settle(SettleAction.RELEASE)
             return
-        self._solo = run
+        self._solo = delivery
         try:
-            self._closed(run)
+            self._closed(delivery)
             self.release_waiting()
-            if await self._others_finish():
-                await self._executor.run(run, task)
+            if await self._wait_for_others():
+                await self._executor.run(delivery, task)
             else:
                 # What runs beside it takes long: meanwhile the queue must flow. Another worker may be free.
-                run.settle(SettleAction.RELEASE, delay=0.0 if self._ending else self._patience / 2)
+                delivery.settle(SettleAction.RELEASE, delay=0.0 if self._closing else self._patience / 2)
         finally:
             self._solo = None
             self._opened()
 
-    async def _others_finish(self) -> bool:
+    async def _wait_for_others(self) -> bool:
         self._others_done.clear()
-        self.settled()
+        self.on_settled()
         try:
             async with asyncio.timeout(self._patience):
                 await self._others_done.wait()
         except TimeoutError:
             return False
-        return not self._ending
+        return not self._closing
 
-    async def _outlast(self, leftover: asyncio.Future[None]) -> None:
+    async def _wait_for_thread(self, leftover: asyncio.Future[None]) -> None:
         """A thread cannot be cancelled: its consumer stays in use until it ends."""
-        self.outlasted += 1
+        self.leftover_threads += 1
         try:
             await asyncio.wait((leftover, self._end), return_when=asyncio.FIRST_COMPLETED)
         finally:
-            self.outlasted -= 1
+            self.leftover_threads -= 1
             self._freed()
 
-    def _release(self, run: Delivery) -> None:
-        if run.stop is CancelReason.LOST:
-            self._lost(run, "it was lost before the handler ran")
+    def _release(self, delivery: Delivery) -> None:
+        if delivery.cancel_reason is CancelReason.LOST:
+            self._lost(delivery, "it was lost before the handler ran")
             return
-        run.settle(SettleAction.RELEASE)
-        self._submit(run)
+        delivery.settle(SettleAction.RELEASE)
+        self._submit(delivery)
 
     # -- rest and wake -----------------------------------------------------------------------------------------------
 
@@ -243,7 +243,7 @@ class Consumers:
             else:
                 task = self._loop.create_task(self._consume(), name=f"qworker-consumer-{len(self._tasks)}")
                 self._tasks.add(task)
-                task.add_done_callback(self._ended)
+                task.add_done_callback(self._on_task_end)
 
     def _wake_all(self) -> None:
         while self._idle:
@@ -253,7 +253,7 @@ class Consumers:
         if not self._end.done():
             self._end.set_result(None)
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _on_task_end(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None and not self._failed.done():
             self._failed.set_exception(error)

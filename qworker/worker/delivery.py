@@ -50,7 +50,7 @@ class Delivery(msgspec.Struct, eq=False):
     # The asyncio task that the handler runs in, while it runs there.
     consumer: asyncio.Task[None] | None = None
     # Set: the handler's own outcome no longer counts.
-    stop: CancelReason | None = None
+    cancel_reason: CancelReason | None = None
     # What the handler raised.
     error: BaseException | None = None
     settlement: Settlement | None = None
@@ -61,10 +61,10 @@ class Delivery(msgspec.Struct, eq=False):
     # A thread that outlives its message: done when it ends.
     leftover: asyncio.Future[None] | None = None
 
-    def cancel(self, why: CancelReason) -> None:
+    def cancel(self, reason: CancelReason) -> None:
         """Cancel the handler, or keep it from starting; the first reason stays. Only on the loop's thread."""
-        if self.stop is None:
-            self.stop = why
+        if self.cancel_reason is None:
+            self.cancel_reason = reason
         if self.consumer is not None:
             self.consumer.cancel()
 
@@ -74,7 +74,7 @@ class Delivery(msgspec.Struct, eq=False):
 
     def is_lost(self, now: float) -> bool:
         """Whether its lease is gone, at a monotonic time: another has it, it has expired, or its end is decided. From any thread."""
-        return self.stop is CancelReason.LOST or self.settlement is not None or now >= self.expires
+        return self.cancel_reason is CancelReason.LOST or self.settlement is not None or now >= self.expires
 
     @property
     def is_over(self) -> bool:
@@ -152,15 +152,15 @@ class WorkerCounts(msgspec.Struct):
 class Observer(Protocol):
     """Is told what a worker runs, on the loop's thread; must be quick, and must not raise."""
 
-    def handler_started(self, run: Delivery) -> None:
+    def handler_started(self, delivery: Delivery) -> None:
         """A handler is about to run."""
         ...
 
-    def message_settled(self, run: Delivery, outcome: Outcome, error: str | None, duration: float) -> None:
+    def message_settled(self, delivery: Delivery, outcome: Outcome, error: str | None, duration: float) -> None:
         """A message has left the worker.
 
         Args:
-            run: the message's record.
+            delivery: the delivery of the message.
             outcome: how its delivery ended.
             error: why it failed, or was lost.
             duration: seconds that the handler took; 0.0 if it was not run.
@@ -171,18 +171,18 @@ class Observer(Protocol):
 class LeaseListener(Protocol):
     """Is told what becomes of a worker's leases, a batch at a time, on the loop's thread; must be quick, and must not raise."""
 
-    def leased(self) -> None:
+    def leases_taken(self) -> None:
         """Messages were leased, and are held from now on."""
         ...
 
-    def extended(self, runs: Sequence[Delivery]) -> None:
+    def leases_extended(self, deliveries: Sequence[Delivery]) -> None:
         """Their leases were extended."""
         ...
 
-    def settled(self, runs: Sequence[Delivery], at: float, acked: bool) -> None:
+    def leases_settled(self, deliveries: Sequence[Delivery], at: float, acked: bool) -> None:
         """Their leases have ended as their settlements, sent at `at`, say; `acked`: all of them by an ack."""
         ...
 
-    def lost(self, run: Delivery, why: str) -> None:
+    def lease_lost(self, delivery: Delivery, reason: str) -> None:
         """Its outcome does not count."""
         ...

@@ -13,7 +13,7 @@ from qworker.app import Tasks
 from qworker.clock import Clock
 from qworker.context import Context
 from qworker.decision import Fail, Retry, outcome_of
-from qworker.definition.callables import unrun
+from qworker.definition.callables import not_run_error
 from qworker.envelope import Envelope, open_envelope
 from qworker.errors import InvalidArguments
 from qworker.failure_text import failure_text, summary_of
@@ -36,7 +36,7 @@ _MOST_WARNINGS = 1000
 class Runner(Protocol):
     """Runs handlers somewhere else than on the loop."""
 
-    async def run(self, run: Delivery) -> BaseException | None:
+    async def run(self, delivery: Delivery) -> BaseException | None:
         """What the handler raised, or None."""
         ...
 
@@ -46,7 +46,7 @@ class Executor:
 
     Args:
         tasks: the app.
-        active: the runs whose handler is at work.
+        active: the deliveries whose handler is at work.
         runners: by the handler's kind, for those that do not run on the loop.
         state: what the app's lifespan yielded.
         observers: are told of each start.
@@ -79,139 +79,141 @@ class Executor:
 
     # -- before ------------------------------------------------------------------------------------------------------
 
-    def prepare(self, run: Delivery) -> bool:
+    def prepare(self, delivery: Delivery) -> bool:
         """Resolve and validate; False: nothing is to be run, and the settlement is decided."""
         try:
-            return self._resolve(run) and self._has_tries_left(run)
+            return self._resolve(delivery) and self._has_tries_left(delivery)
         except BaseException as problem:  # noqa: BLE001 - an annotation's own code, a body that no memory is left for
-            self._contain(run, problem)
+            self._contain(delivery, problem)
             return False
 
-    def last_chance(self, run: Delivery) -> bool:
+    def is_last_attempt(self, delivery: Delivery) -> bool:
         """Whether one more failure is the last: if this message kills workers, it must not take neighbours along."""
-        tries = run.lease.message.tries
-        return tries >= 1 and run.handler is not None and tries >= run.handler.options.max_tries - 1
+        tries = delivery.lease.message.tries
+        return tries >= 1 and delivery.handler is not None and tries >= delivery.handler.options.max_tries - 1
 
-    def _resolve(self, run: Delivery) -> bool:
-        message = run.lease.message = unpack(run.lease.message)
+    def _resolve(self, delivery: Delivery) -> bool:
+        message = delivery.lease.message = unpack(delivery.lease.message)
         opened = open_envelope(message.body)
         if type(opened) is Envelope:
             task = self._tasks.registered_tasks.get(opened.task)
             if task is not None:
-                run.handler = task
-                run.task = task.name
-                run.headers = opened.headers
-                return self._validate(run, task, opened)
+                delivery.handler = task
+                delivery.task = task.name
+                delivery.headers = opened.headers
+                return self._validate(delivery, task, opened)
         raw = self._tasks.raw_handlers.get(message.queue)
         if isinstance(opened, tuple) and (opened[0] in self._tasks.registered_tasks or raw is None):
-            run.task = opened[0]
+            delivery.task = opened[0]
             if opened[0] in self._tasks.registered_tasks:
-                run.settle(SettleAction.FAIL_PERM, error=f"invalid envelope: {opened[1]}")
+                delivery.settle(SettleAction.FAIL_PERM, error=f"invalid envelope: {opened[1]}")
                 return False
         elif raw is not None:
-            run.handler = raw
-            run.task = raw.name
-            run.args = [message]
+            delivery.handler = raw
+            delivery.task = raw.name
+            delivery.args = [message]
             return True
         elif isinstance(opened, Envelope):
-            run.task = opened.task
-        return self._unknown(run)
+            delivery.task = opened.task
+        return self._unknown(delivery)
 
-    def _validate(self, run: Delivery, task: Handler, envelope: Envelope) -> bool:
+    def _validate(self, delivery: Delivery, task: Handler, envelope: Envelope) -> bool:
         try:
-            run.args, run.kwargs = task.signature.convert(envelope.args, envelope.kwargs)
+            delivery.args, delivery.kwargs = task.signature.convert(envelope.args, envelope.kwargs)
         except InvalidArguments as error:
-            run.error = error
-            run.settle(SettleAction.FAIL_PERM, error=str(error))
+            delivery.error = error
+            delivery.settle(SettleAction.FAIL_PERM, error=str(error))
             return False
         return True
 
-    def _unknown(self, run: Delivery) -> bool:
+    def _unknown(self, delivery: Delivery) -> bool:
         """Leave it in the queue: another release of the app may know it."""
-        queue = run.lease.message.queue
-        name = run.task or f"(no envelope on {queue})"
+        queue = delivery.lease.message.queue
+        name = delivery.task or f"(no envelope on {queue})"
         if name not in self._warned and len(self._warned) < _MOST_WARNINGS:
             self._warned.add(name)
-            self._log.warning(events.UNKNOWN_TASK, **{events.TASK: printable(run.task), events.QUEUE: queue})
-        run.settle(SettleAction.RELEASE, delay=_UNKNOWN_DELAY)
+            self._log.warning(events.UNKNOWN_TASK, **{events.TASK: printable(delivery.task), events.QUEUE: queue})
+        delivery.settle(SettleAction.RELEASE, delay=_UNKNOWN_DELAY)
         return False
 
-    def _has_tries_left(self, run: Delivery) -> bool:
-        tries = run.lease.message.tries
-        if tries == 0 or run.handler is None:
+    def _has_tries_left(self, delivery: Delivery) -> bool:
+        tries = delivery.lease.message.tries
+        if tries == 0 or delivery.handler is None:
             return True
-        allowed = run.handler.options.max_tries
+        allowed = delivery.handler.options.max_tries
         if tries < allowed:
             return True
-        run.settle(
+        delivery.settle(
             SettleAction.FAIL_PERM,
             error=f"max_tries reached ({tries} of {allowed}). The last worker died or its lease expired, so this message may be"
             " killing its workers. It was not run again.",
         )
         return False
 
-    # -- the run -----------------------------------------------------------------------------------------------------
+    # -- the attempt ----------------------------------------------------------------------------------------------------
 
-    async def run(self, run: Delivery, consumer: asyncio.Task[None]) -> None:
+    async def run(self, delivery: Delivery, consumer: asyncio.Task[None]) -> None:
         """Run the handler of a prepared message and decide its outcome: afterwards it has a settlement, or is lost."""
-        handler = run.handler
-        if handler is None or run.stop is not None:
-            self._decide(run)
+        handler = delivery.handler
+        if handler is None or delivery.cancel_reason is not None:
+            self._decide(delivery)
             return
-        run.started = self._clock.monotonic()
-        self._active.add(run)
+        delivery.started = self._clock.monotonic()
+        self._active.add(delivery)
         if self._observers:
-            self._tell_started(run)
-        run.consumer = consumer
+            self._notify_started(delivery)
+        delivery.consumer = consumer
         # Processes are waited for: their time begins when they have one.
         timeout = handler.options.timeout if handler.kind != "process" else None
-        timer = None if timeout is None else consumer.get_loop().call_later(timeout, run.cancel, CancelReason.TIMEOUT)
+        timer = (
+            None if timeout is None else consumer.get_loop().call_later(timeout, delivery.cancel, CancelReason.TIMEOUT)
+        )
         # The handler's context is a copy of this one. It stays until the next one, or until the consumer rests.
-        RUNNING.set(run)
+        RUNNING.set(delivery)
         try:
-            run.error = await self._call(run, handler)
+            delivery.error = await self._call(delivery, handler)
         except GeneratorExit:
             # The loop has closed under the consumer.
             raise
         except BaseException as error:  # noqa: BLE001 - it cannot be called, or no thread is to be had: its message's outcome
-            # Or a cancellation of a call that waits for a thread or process, or a stray one: see `absorb_cancels`.
-            run.error = error
+            # Or a cancellation of a call that waits for a thread or process, or a stray one: see `clear_pending_cancellations`.
+            delivery.error = error
         finally:
-            run.consumer = None
+            delivery.consumer = None
             if timer is not None:
                 timer.cancel()
-            self._active.discard(run)
-            if run.context is not None and run.leftover is None:
-                # It refers to its run: without the way back, no garbage is left for the collector.
-                run.context, run.args = None, []
-        run.duration = self._clock.monotonic() - run.started
-        self._decide(run)
+            self._active.discard(delivery)
+            if delivery.context is not None and delivery.leftover is None:
+                # It refers to its delivery: without the way back, no garbage is left for the collector.
+                delivery.context, delivery.args = None, []
+        delivery.duration = self._clock.monotonic() - delivery.started
+        self._decide(delivery)
 
-    def _call(self, run: Delivery, handler: Handler) -> Awaitable[BaseException | None]:
+    def _call(self, delivery: Delivery, handler: Handler) -> Awaitable[BaseException | None]:
         if handler.takes_context and handler.kind != "process":
-            run.context = self._context(run, handler)
-            run.args.insert(0, run.context)
+            delivery.context = self._context(delivery, handler)
+            delivery.args.insert(0, delivery.context)
         if handler.kind == "async":
-            return _HandlerCall(handler.function(*run.args, **run.kwargs))
-        return self._runners[handler.kind].run(run)
+            return _HandlerCall(handler.function(*delivery.args, **delivery.kwargs))
+        return self._runners[handler.kind].run(delivery)
 
-    def _context(self, run: Delivery, handler: Handler) -> Context:
+    def _context(self, delivery: Delivery, handler: Handler) -> Context:
         timeout = handler.options.timeout
         return Context(
-            message=run.lease.message,
-            task=run.task,
-            token=run.lease.token,
+            message=delivery.lease.message,
+            task=delivery.task,
+            token=delivery.lease.token,
             deadline=None if timeout is None else self._clock.time() + timeout,
-            headers=run.headers,
+            headers=delivery.headers,
             state=self._state,
             max_tries=handler.options.max_tries,
-            lease_lost=functools.partial(_is_lost, run, self._clock),
+            lease_lost=functools.partial(_is_lost, delivery, self._clock),
         )
 
-    def _tell_started(self, run: Delivery) -> None:
+    def _notify_started(self, delivery: Delivery) -> None:
         for observer in self._observers:
             try:
-                observer.handler_started(run)
+                observer.handler_started(delivery)
             except Exception as problem:  # noqa: BLE001 - whoever watches must not stop the work
                 self._log.error(
                     events.OBSERVER_FAILED,
@@ -220,53 +222,55 @@ class Executor:
 
     # -- after -------------------------------------------------------------------------------------------------------
 
-    def _decide(self, run: Delivery) -> None:
-        error = run.error
+    def _decide(self, delivery: Delivery) -> None:
+        error = delivery.error
         try:
-            if run.stop is not None:
-                self._decide_stopped(run, run.stop)
+            if delivery.cancel_reason is not None:
+                self._decide_cancelled(delivery, delivery.cancel_reason)
             elif error is None:
-                run.settle(SettleAction.ACK)
+                delivery.settle(SettleAction.ACK)
             elif isinstance(error, Fail):
-                run.settle(SettleAction.FAIL_PERM, error=outcome_of(error)[0])
+                delivery.settle(SettleAction.FAIL_PERM, error=outcome_of(error)[0])
             elif isinstance(error, Retry):
                 reason, delay = outcome_of(error)
-                self._fail(run, reason, delay=delay)
+                self._fail(delivery, reason, delay=delay)
             else:
-                self._fail(run, failure_text(error))
+                self._fail(delivery, failure_text(error))
         except BaseException as problem:  # noqa: BLE001 - of a subclass of Retry, or a backoff: the message fails, not its neighbours
-            self._contain(run, problem)
+            self._contain(delivery, problem)
 
-    def _contain(self, run: Delivery, problem: BaseException) -> None:
+    def _contain(self, delivery: Delivery, problem: BaseException) -> None:
         """What goes wrong beside a handler is a failure of its message."""
-        if run.error is not None and problem.__context__ is None:
-            problem.__context__ = run.error
-        run.error = problem
-        self._fail(run, failure_text(problem), DEFAULT_BACKOFF)
+        if delivery.error is not None and problem.__context__ is None:
+            problem.__context__ = delivery.error
+        delivery.error = problem
+        self._fail(delivery, failure_text(problem), DEFAULT_BACKOFF)
 
-    def _decide_stopped(self, run: Delivery, stop: CancelReason) -> None:
-        if stop is CancelReason.TIMEOUT and run.handler is not None:
-            run.error = TimeoutError(f"timed out after {run.handler.options.timeout:g} seconds")
-            self._fail(run, str(run.error))
-        elif stop is not CancelReason.LOST:
+    def _decide_cancelled(self, delivery: Delivery, reason: CancelReason) -> None:
+        if reason is CancelReason.TIMEOUT and delivery.handler is not None:
+            delivery.error = TimeoutError(f"timed out after {delivery.handler.options.timeout:g} seconds")
+            self._fail(delivery, str(delivery.error))
+        elif reason is not CancelReason.LOST:
             # Nothing that a handler returns after its cancellation counts: it may have been cut short.
-            run.settle(SettleAction.RELEASE)
+            delivery.settle(SettleAction.RELEASE)
 
-    def _fail(self, run: Delivery, reason: str, backoff: Backoff | None = None, *, delay: float | None = None) -> None:
-        if run.handler is None:
-            run.settle(SettleAction.FAIL_PERM, error=reason)
+    def _fail(
+        self, delivery: Delivery, reason: str, backoff: Backoff | None = None, *, delay: float | None = None
+    ) -> None:
+        if delivery.handler is None:
+            delivery.settle(SettleAction.FAIL_PERM, error=reason)
             return
-        options = run.handler.options
-        tries = run.lease.message.tries + 1
+        options = delivery.handler.options
+        tries = delivery.lease.message.tries + 1
         if tries >= options.max_tries:
-            run.settle(SettleAction.FAIL_PERM, error=reason)
+            delivery.settle(SettleAction.FAIL_PERM, error=reason)
             return
         if delay is None:
             delay = (backoff or options.backoff).delay(tries, self._draw())
-        run.settle(SettleAction.FAIL_TMP, delay=min(max(0.0, delay), MOST_DELAY), error=reason)
+        delivery.settle(SettleAction.FAIL_TMP, delay=min(max(0.0, delay), MOST_DELAY), error=reason)
 
 
-async def absorb_cancels(consumer: asyncio.Task[None]) -> None:
+async def clear_pending_cancellations(consumer: asyncio.Task[None]) -> None:
     """Forget cancellations that were meant for a handler, so that the consumer's next message does not get them."""
     try:
         # A handler that cancels its own task and returns leaves one that has not been delivered yet.
@@ -297,7 +301,7 @@ class _HandlerCall:
             try:
                 waiting = enter(step, sent)
             except StopIteration as end:
-                return None if end.value is None else unrun(end.value)
+                return None if end.value is None else not_run_error(end.value)
             except BaseException as error:  # noqa: BLE001 - whatever a handler raises is its message's outcome
                 return error
             try:
@@ -311,5 +315,5 @@ class _HandlerCall:
                 step = coroutine.throw
 
 
-def _is_lost(run: Delivery, clock: Clock) -> bool:
-    return run.is_lost(clock.monotonic())
+def _is_lost(delivery: Delivery, clock: Clock) -> bool:
+    return delivery.is_lost(clock.monotonic())

@@ -100,13 +100,13 @@ class Feeder:
                 if await self._fill():
                     empty_looks = 0
                 elif self._burst and self._idle():
-                    empty_looks = empty_looks + 1 if await self._nothing_left() else 0
+                    empty_looks = empty_looks + 1 if await self._is_drained() else 0
                     if empty_looks >= 2:
                         return
                 if not self._failing:
-                    self._outage.over()
+                    self._outage.record_success()
             except BACKEND_ERRORS as error:
-                await self._pause(self._outage.failed(error))
+                await self._pause(self._outage.record_failure(error))
 
     async def _fill(self) -> bool:
         """Lease once; whether anything was leased."""
@@ -160,7 +160,7 @@ class Feeder:
             self._failing.add(queue)
             if len(self._failing) == len(self._queues) and not leases:
                 raise
-            self._outage.failed(error)
+            self._outage.record_failure(error)
             return 0
         self._failing.discard(queue)
         leases.extend(found)
@@ -194,7 +194,7 @@ class Feeder:
             if self._interrupted:
                 task.uncancel()
 
-    async def _nothing_left(self) -> bool:
+    async def _is_drained(self) -> bool:
         """Whether no queue has anything ready that can be leased, or anything leased by anyone."""
         for queue in tuple(self._queues):
             try:

@@ -1,7 +1,7 @@
-"""The lease keeper: extends leases from a thread of its own, so that a handler that blocks the event loop keeps its message.
+"""The lease extender: extends leases from a thread of its own, so that a handler that blocks the event loop keeps its message.
 
 A lease is extended when a third of its visibility has gone at the latest. If it is lost, its handler is cancelled. If it could not be
-extended, its handler is cancelled before it expires, by the monotonic clock. Extending and settling one lease never overlap: see `withdraw`.
+extended, its handler is cancelled before it expires, by the monotonic clock. Extending and settling one lease never overlap: see `stop_extending`.
 """
 
 from __future__ import annotations
@@ -69,16 +69,16 @@ class LeaseExtender:
             await asyncio.sleep(0.002)
         return not self._thread.is_alive()
 
-    def withdraw(self, runs: Iterable[Delivery]) -> list[Delivery]:
+    def stop_extending(self, deliveries: Iterable[Delivery]) -> list[Delivery]:
         """Let no new extension of these begin; return those whose extension is under way, to be withdrawn again later."""
         with self._lock:
             extending = self._extending
             busy: list[Delivery] = []
-            for run in runs:
-                if run in extending:
-                    busy.append(run)
+            for delivery in deliveries:
+                if delivery in extending:
+                    busy.append(delivery)
                 else:
-                    run.settling = True
+                    delivery.settling = True
             return busy
 
     async def watch(self) -> None:
@@ -94,9 +94,9 @@ class LeaseExtender:
             if self._error is not None:
                 raise self._error
             latest = self._clock.monotonic() + margin
-            for run in list(self._held):
-                if run.expires <= latest and not run.settling and run.stop is None:
-                    run.cancel(CancelReason.EXPIRING)
+            for delivery in list(self._held):
+                if delivery.expires <= latest and not delivery.settling and delivery.cancel_reason is None:
+                    delivery.cancel(CancelReason.EXPIRING)
 
     # -- in the thread -----------------------------------------------------------------------------------------------
 
@@ -104,19 +104,21 @@ class LeaseExtender:
         try:
             pause = self._round
             while not self._stopping.wait(pause):
-                pause = self._renew(self._due())
+                pause = self._extend(self._leases_to_extend())
         except BaseException as error:  # noqa: BLE001 - `watch` raises it on the loop
             self._error = error
 
-    def _due(self) -> list[Delivery]:
+    def _leases_to_extend(self) -> list[Delivery]:
         # The copy is one step under the interpreter's lock; the loop's thread goes on changing the set.
         with self._lock:
             before = self._clock.monotonic() - self._round
-            due = [run for run in list(self._held) if run.extended_at <= before and not run.settling]
+            due = [
+                delivery for delivery in list(self._held) if delivery.extended_at <= before and not delivery.settling
+            ]
             self._extending = frozenset(due)
             return due
 
-    def _renew(self, due: list[Delivery]) -> float:
+    def _extend(self, due: list[Delivery]) -> float:
         if not due:
             return self._round
         began = self._clock.monotonic()
@@ -124,33 +126,33 @@ class LeaseExtender:
         extended: list[Delivery] = []
         pause = self._round
         try:
-            lost = {id(lease) for lease in self._backend.extend([run.lease for run in due], self._visibility)}
+            lost = {id(lease) for lease in self._backend.extend([delivery.lease for delivery in due], self._visibility)}
         except BACKEND_ERRORS as error:
-            pause = min(self._outage.failed(error), self._round / 2)
+            pause = min(self._outage.record_failure(error), self._round / 2)
         else:
-            self._outage.over()
-            extended = [run for run in due if id(run.lease) not in lost]
-            for run in extended:
-                run.extended_at = began
-                run.expires = began + self._visibility
+            self._outage.record_success()
+            extended = [delivery for delivery in due if id(delivery.lease) not in lost]
+            for delivery in extended:
+                delivery.extended_at = began
+                delivery.expires = began + self._visibility
         finally:
             with self._lock:
                 self._extending = frozenset()
-        self._tell([run for run in due if id(run.lease) in lost], extended)
+        self._post_result([delivery for delivery in due if id(delivery.lease) in lost], extended)
         return pause
 
-    def _tell(self, lost: list[Delivery], extended: list[Delivery]) -> None:
+    def _post_result(self, lost: list[Delivery], extended: list[Delivery]) -> None:
         loop = self._loop
         try:
             if loop is not None:
-                loop.call_soon_threadsafe(self._told, lost, extended)
+                loop.call_soon_threadsafe(self._on_result, lost, extended)
         except RuntimeError:
             # The loop has closed under a thread that hung in the store: nobody is left to be told.
             if not self._stopping.is_set():
                 raise
 
-    def _told(self, lost: list[Delivery], extended: list[Delivery]) -> None:
-        for run in lost:
-            if run in self._held:
-                run.cancel(CancelReason.LOST)
+    def _on_result(self, lost: list[Delivery], extended: list[Delivery]) -> None:
+        for delivery in lost:
+            if delivery in self._held:
+                delivery.cancel(CancelReason.LOST)
         self._extended(extended)

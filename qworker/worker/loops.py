@@ -15,7 +15,7 @@ from qworker.logs import debug_enabled
 from qworker.message import Lease
 from qworker.worker.consumers import Consumers
 from qworker.worker.delivery import CancelReason, Delivery, LeaseListener, Observer, WorkerCounts
-from qworker.worker.executor import Executor, absorb_cancels
+from qworker.worker.executor import Executor, clear_pending_cancellations
 from qworker.worker.feeder import Feeder
 from qworker.worker.handlers.process_runner import ProcessRunner
 from qworker.worker.handlers.thread_runner import ThreadRunner
@@ -41,7 +41,7 @@ class WorkerLoops:
         state: Any,
         counts: WorkerCounts,
         observers: list[Observer],
-        transitions: Callable[[AbstractSet[Delivery]], LeaseListener | None],
+        listener: Callable[[AbstractSet[Delivery]], LeaseListener | None],
         clock: Clock,
         draw: Callable[[], float],
         log: Any,
@@ -54,7 +54,7 @@ class WorkerLoops:
         self.held: set[Delivery] = set()
         # Those whose handler is at work.
         self.active: set[Delivery] = set()
-        self._transitions = transitions(self.held)
+        self._listener = listener(self.held)
         # Lease nothing, but stay.
         self.quiet = False
         # At most so many messages are asked for: few after one that had to run alone.
@@ -73,11 +73,11 @@ class WorkerLoops:
             backend,
             self.held,
             counts,
-            withdraw=self.keeper.withdraw,
+            stop_extending=self.keeper.stop_extending,
             sending=self._freed,
             settled=self._settled,
             observers=observers,
-            transitions=self._transitions,
+            listener=self._listener,
             clock=clock,
             outage=Outage("settler", log, draw),
             log=log,
@@ -97,7 +97,7 @@ class WorkerLoops:
             options.concurrency,
             self.held,
             executor,
-            absorb=absorb_cancels,
+            absorb=clear_pending_cancellations,
             submit=self.settler.submit,
             lost=self.settler.lost,
             closed=self._closed,
@@ -123,7 +123,7 @@ class WorkerLoops:
         """What must go on while the feeder feeds and the handlers finish; each ends by an error or by cancellation only."""
         return [*[self.settler.run] * SENDERS, self.keeper.watch, self.reaper.run, self.consumers.watch]
 
-    async def handlers_end(self, patience: float, aborting: asyncio.Event) -> bool:
+    async def wait_for_handlers(self, patience: float, aborting: asyncio.Event) -> bool:
         """Wait until no lease is held; False: `patience` seconds or `aborting` came first."""
         try:
             async with asyncio.timeout(patience):
@@ -138,13 +138,13 @@ class WorkerLoops:
 
         Idempotent: each handler is cancelled once, so that its clean-up is not cut short.
         """
-        for run in list(self.held):
-            if run.settlement is None and run.stop is None:
-                run.cancel(CancelReason.SHUTDOWN)
-        if await self.consumers.end(patience):
+        for delivery in list(self.held):
+            if delivery.settlement is None and delivery.cancel_reason is None:
+                delivery.cancel(CancelReason.SHUTDOWN)
+        if await self.consumers.close(patience):
             return True
-        for run in self.active:
-            self._log.warning(events.HANDLER_STUCK, **run.fields())
+        for delivery in self.active:
+            self._log.warning(events.HANDLER_STUCK, **delivery.fields())
         return False
 
     # -- what the loops tell each other ------------------------------------------------------------------------------
@@ -156,7 +156,7 @@ class WorkerLoops:
         most = self._options.concurrency
         # Settlements on their way occupy no consumer: the next messages are leased while the store commits. But a store that takes
         # no settlements must not be leased empty.
-        occupied = len(self.held) - min(self.settler.on_the_way, most) + self.consumers.outlasted
+        occupied = len(self.held) - min(self.settler.on_the_way, most) + self.consumers.leftover_threads
         room = min(most - occupied, self._window)
         if self._options.max_messages is None:
             return room
@@ -168,28 +168,28 @@ class WorkerLoops:
     def _feed(self, leases: list[Lease], began: float) -> None:
         expires = began + self._options.visibility_timeout
         now = self._clock.time()
-        runs = [Delivery(lease, began, expires, now) for lease in leases]
-        self.held.update(runs)
-        self._counts.leased += len(runs)
-        if self._transitions is not None:
-            self._transitions.leased()
+        deliveries = [Delivery(lease, began, expires, now) for lease in leases]
+        self.held.update(deliveries)
+        self._counts.leased += len(deliveries)
+        if self._listener is not None:
+            self._listener.leases_taken()
         self._window = min(self._options.concurrency, self._window * 2)
-        self.consumers.feed(runs)
+        self.consumers.feed(deliveries)
 
     def _settled(self) -> None:
         most = self._options.max_messages
         if most is not None and not self.held and self._begun() >= most:
             self.feeder.stop()
-        self.consumers.settled()
+        self.consumers.on_settled()
         self.feeder.wake()
 
-    def _extended(self, runs: list[Delivery]) -> None:
-        if self._transitions is not None:
-            self._transitions.extended(runs)
+    def _extended(self, deliveries: list[Delivery]) -> None:
+        if self._listener is not None:
+            self._listener.leases_extended(deliveries)
         self.settler.extended()
 
-    def _closed(self, run: Delivery) -> None:
-        self._log.info(events.MESSAGE_ISOLATED, **run.fields())
+    def _closed(self, delivery: Delivery) -> None:
+        self._log.info(events.MESSAGE_ISOLATED, **delivery.fields())
         self.feeder.interrupt()
 
     def _freed(self) -> None:

@@ -26,7 +26,7 @@ class Outage:
         self._draw = draw
         self._failures = 0
 
-    def failed(self, error: BaseException) -> float:
+    def record_failure(self, error: BaseException) -> float:
         """Note a failed call; the seconds to wait before the next one."""
         if not self._failures:
             self._log.warning(
@@ -38,7 +38,7 @@ class Outage:
         # Between half of the ceiling and all of it: never at once, never in step with others.
         return ceiling * (0.5 + self._draw() / 2)
 
-    def over(self) -> None:
+    def record_success(self) -> None:
         """Note a call that went well."""
         if self._failures:
             self._log.warning(events.BACKEND_RECOVERED, failures=self._failures)

@@ -46,7 +46,7 @@ class Reaper:
                 # One queue's trouble must not keep the others from being reaped.
                 trouble = error
         if trouble is not None:
-            return max(self._interval, self._outage.failed(trouble))
-        self._outage.over()
+            return max(self._interval, self._outage.record_failure(trouble))
+        self._outage.record_success()
         # Jitter keeps the workers of one store apart.
         return self._interval * (0.8 + 0.4 * self._draw())

@@ -39,11 +39,11 @@ class Settler:
         backend: the store.
         held: the worker's leases; what is settled leaves it.
         counts: the worker's.
-        withdraw: the keeper's; returns the runs that have to wait until their extension is over.
+        stop_extending: the lease extender's; returns the deliveries that must wait until their extension is over.
         sending: called when a batch is on its way.
         settled: called after each batch.
         observers: are told of each end.
-        transitions: is told of each batch, where there is a history.
+        listener: is told of each batch, where there is a history.
         clock: the monotonic clock for expiries, and the wall clock.
         outage: says once when settling fails.
         log: the worker's logger.
@@ -56,11 +56,11 @@ class Settler:
         held: set[Delivery],
         counts: WorkerCounts,
         *,
-        withdraw: Callable[[Iterable[Delivery]], list[Delivery]],
+        stop_extending: Callable[[Iterable[Delivery]], list[Delivery]],
         sending: Callable[[], None],
         settled: Callable[[], None],
         observers: list[Observer],
-        transitions: LeaseListener | None,
+        listener: LeaseListener | None,
         clock: Clock,
         outage: Outage,
         log: Any,
@@ -69,45 +69,45 @@ class Settler:
         self._backend = backend
         self._held = held
         self._counts = counts
-        self._withdraw = withdraw
+        self._stop_extending = stop_extending
         self._sending = sending
         self._settled = settled
         self._observers = observers
-        self._transitions = transitions
+        self._listener = listener
         self._clock = clock
         self._outage = outage
         self._log = log
         self._debug = debug
         self._pending: list[Delivery] = []
-        # Runs whose lease is being extended.
+        # Deliveries whose lease is being extended.
         self._waiting: list[Delivery] = []
         # Batches that are being sent, with the pauses after errors.
         self._batches = 0
-        # Runs whose settlement the store is being told right now: their consumers are free for others.
+        # Deliveries whose settlement the store is being told right now: their consumers are free for others.
         self.on_the_way = 0
         self._wake: asyncio.Event = asyncio.Event()
         self._idle: asyncio.Event = asyncio.Event()
         self._idle.set()
 
-    def submit(self, run: Delivery) -> None:
-        """Take a run whose settlement is decided. Only on the loop's thread."""
+    def submit(self, delivery: Delivery) -> None:
+        """Take a delivery whose settlement is decided. Only on the loop's thread."""
         if not self._pending:
             self._wake.set()
             self._idle.clear()
-        self._pending.append(run)
+        self._pending.append(delivery)
 
-    def lost(self, run: Delivery, why: str) -> None:
-        """Note a run that needs no settlement, since its lease is gone."""
-        self._held.discard(run)
-        self._end_lost(run, events.LEASE_LOST, why)
+    def lost(self, delivery: Delivery, reason: str) -> None:
+        """Note a delivery that needs no settlement, since its lease is gone."""
+        self._held.discard(delivery)
+        self._end_lost(delivery, events.LEASE_LOST, reason)
         self._settled()
 
     def extended(self) -> None:
         """An extension is over: what waited for it may be sent."""
         if self._waiting:
             waiting, self._waiting = self._waiting, []
-            for run in waiting:
-                self.submit(run)
+            for delivery in waiting:
+                self.submit(delivery)
 
     async def run(self) -> None:
         """One sender's loop."""
@@ -142,58 +142,60 @@ class Settler:
     async def send(self) -> None:
         """Send what is pending."""
         batch, self._pending = self._pending, []
-        busy = self._withdraw(batch)
+        busy = self._stop_extending(batch)
         if busy:
             self._waiting.extend(busy)
-            batch = [run for run in batch if run.settling]
+            batch = [delivery for delivery in batch if delivery.settling]
         self._batches += 1
         try:
             await self._send(batch)
         except BaseException:
             # Cancelled, or a backend's bug: whoever flushes last may still get it through.
-            self._pending[:0] = [run for run in batch if run in self._held]
+            self._pending[:0] = [delivery for delivery in batch if delivery in self._held]
             raise
         finally:
             self._batches -= 1
             if not (self._pending or self._waiting or self._batches):
                 self._idle.set()
 
-    async def _send(self, runs: list[Delivery]) -> None:
+    async def _send(self, deliveries: list[Delivery]) -> None:
         """Settle these: a batch that fails goes behind the others and halves the size of the next one; a success doubles it.
 
         So one settlement that the store cannot take holds up no other, and after an outage batches are soon as large as before.
         """
-        size = len(runs)
-        while runs:
-            batch, runs = runs[:size], runs[size:]
+        size = len(deliveries)
+        while deliveries:
+            batch, deliveries = deliveries[:size], deliveries[size:]
             at = self._clock.time()
             try:
-                refused = await self._tell(batch)
+                refused = await self._settle(batch)
             except BACKEND_ERRORS as error:
-                pause = self._outage.failed(error)
+                pause = self._outage.record_failure(error)
                 size = (len(batch) + 1) // 2
                 batch = self._abandon_expired(batch, error)
                 if len(batch) == 1 and _is_final(error):
                     batch = self._instead(batch[0], error)
-                runs += batch
+                deliveries += batch
                 await asyncio.sleep(pause)
             else:
                 size *= 2
-                self._outage.over()
+                self._outage.record_success()
                 self._end(batch, refused, at)
 
-    def _instead(self, run: Delivery, error: BaseException) -> list[Delivery]:
+    def _instead(self, delivery: Delivery, error: BaseException) -> list[Delivery]:
         """Fail a message of which the store can never take the outcome; without one, its lease is left to expire."""
-        settlement = run.settlement
+        settlement = delivery.settlement
         if settlement is None or settlement.action is SettleAction.FAIL_PERM:
-            self._abandon([run], error)
+            self._abandon([delivery], error)
             return []
         why = f"its outcome ({settlement.action.value}) cannot be stored: {one_line(str(error))}"
-        run.settle(SettleAction.FAIL_PERM, error=why if settlement.error is None else f"{why}\n\n{settlement.error}")
-        return [run]
+        delivery.settle(
+            SettleAction.FAIL_PERM, error=why if settlement.error is None else f"{why}\n\n{settlement.error}"
+        )
+        return [delivery]
 
-    async def _tell(self, batch: list[Delivery]) -> list[Settlement]:
-        settlements = [run.settlement for run in batch if run.settlement is not None]
+    async def _settle(self, batch: list[Delivery]) -> list[Settlement]:
+        settlements = [delivery.settlement for delivery in batch if delivery.settlement is not None]
         count = len(batch)
         self.on_the_way += count
         self._sending()
@@ -204,14 +206,14 @@ class Settler:
 
     def _abandon_expired(self, batch: list[Delivery], error: BaseException) -> list[Delivery]:
         now = self._clock.monotonic()
-        self._abandon([run for run in batch if run.expires <= now], error)
-        return [run for run in batch if run.expires > now]
+        self._abandon([delivery for delivery in batch if delivery.expires <= now], error)
+        return [delivery for delivery in batch if delivery.expires > now]
 
-    def _abandon(self, runs: list[Delivery], error: BaseException) -> None:
-        for run in runs:
-            self._held.discard(run)
-            self._end_lost(run, events.SETTLEMENT_ABANDONED, one_line(str(error)))
-        if runs:
+    def _abandon(self, deliveries: list[Delivery], error: BaseException) -> None:
+        for delivery in deliveries:
+            self._held.discard(delivery)
+            self._end_lost(delivery, events.SETTLEMENT_ABANDONED, one_line(str(error)))
+        if deliveries:
             self._settled()
 
     def _end(self, batch: list[Delivery], refused: list[Settlement], at: float) -> None:
@@ -219,61 +221,63 @@ class Settler:
         held.difference_update(batch)
         if refused:
             lost = {id(settlement) for settlement in refused}
-            for run in batch:
-                if id(run.settlement) in lost:
-                    self._end_lost(run, events.LEASE_LOST, "the store refused the outcome")
-            batch = [run for run in batch if id(run.settlement) not in lost]
+            for delivery in batch:
+                if id(delivery.settlement) in lost:
+                    self._end_lost(delivery, events.LEASE_LOST, "the store refused the outcome")
+            batch = [delivery for delivery in batch if id(delivery.settlement) not in lost]
         counts = self._counts
         acked = counts.acked
         telling = self._debug or bool(self._observers)
-        for run in batch:
-            settlement = run.settlement
+        for delivery in batch:
+            settlement = delivery.settlement
             if settlement is None:
                 continue
             if settlement.action is SettleAction.ACK:
                 counts.acked += 1
                 if telling:
-                    self._tell_acked(run)
+                    self._log_acked(delivery)
             else:
-                self._end_unacked(run, settlement)
-        if self._transitions is not None and batch:
-            self._transitions.settled(batch, at, counts.acked - acked == len(batch))
+                self._end_unacked(delivery, settlement)
+        if self._listener is not None and batch:
+            self._listener.leases_settled(batch, at, counts.acked - acked == len(batch))
         self._settled()
 
-    def _tell_acked(self, run: Delivery) -> None:
+    def _log_acked(self, delivery: Delivery) -> None:
         if self._debug:
-            self._log.debug(events.MESSAGE_ACKED, **run.fields(), **{events.DURATION_S: round(run.duration, 6)})
-        self._observe(run, Outcome.ACKED, None)
+            self._log.debug(
+                events.MESSAGE_ACKED, **delivery.fields(), **{events.DURATION_S: round(delivery.duration, 6)}
+            )
+        self._observe(delivery, Outcome.ACKED, None)
 
-    def _end_unacked(self, run: Delivery, settlement: Settlement) -> None:
+    def _end_unacked(self, delivery: Delivery, settlement: Settlement) -> None:
         outcome = _OUTCOMES[settlement.action]
-        more: dict[str, Any] = {events.OUTCOME: outcome.value, events.DURATION_S: round(run.duration, 6)}
+        more: dict[str, Any] = {events.OUTCOME: outcome.value, events.DURATION_S: round(delivery.duration, 6)}
         if settlement.error:
-            more[events.ERROR_TYPE] = error_type(run.error)
+            more[events.ERROR_TYPE] = error_type(delivery.error)
             more[events.ERROR] = one_line(settlement.error)
         if outcome is Outcome.RETRIED:
             self._counts.retried += 1
-            self._log.warning(events.MESSAGE_RETRIED, **run.fields(), **more, delay=round(settlement.delay, 3))
+            self._log.warning(events.MESSAGE_RETRIED, **delivery.fields(), **more, delay=round(settlement.delay, 3))
         elif outcome is Outcome.FAILED:
             self._counts.failed += 1
-            self._log.warning(events.MESSAGE_FAILED, **run.fields(), **more)
+            self._log.warning(events.MESSAGE_FAILED, **delivery.fields(), **more)
         else:
             self._counts.released += 1
-            self._log.info(events.MESSAGE_RELEASED, **run.fields(), **more)
-        self._observe(run, outcome, settlement.error)
+            self._log.info(events.MESSAGE_RELEASED, **delivery.fields(), **more)
+        self._observe(delivery, outcome, settlement.error)
 
-    def _end_lost(self, run: Delivery, event: str, why: str) -> None:
+    def _end_lost(self, delivery: Delivery, event: str, reason: str) -> None:
         self._counts.lost += 1
         say = self._log.error if event == events.SETTLEMENT_ABANDONED else self._log.warning
-        say(event, **run.fields(), **{events.DURATION_S: round(run.duration, 6), events.ERROR: why})
-        self._observe(run, Outcome.LOST, why)
-        if self._transitions is not None:
-            self._transitions.lost(run, why)
+        say(event, **delivery.fields(), **{events.DURATION_S: round(delivery.duration, 6), events.ERROR: reason})
+        self._observe(delivery, Outcome.LOST, reason)
+        if self._listener is not None:
+            self._listener.lease_lost(delivery, reason)
 
-    def _observe(self, run: Delivery, outcome: Outcome, error: str | None) -> None:
+    def _observe(self, delivery: Delivery, outcome: Outcome, error: str | None) -> None:
         for observer in self._observers:
             try:
-                observer.message_settled(run, outcome, error, run.duration)
+                observer.message_settled(delivery, outcome, error, delivery.duration)
             except Exception as problem:  # noqa: BLE001 - whoever watches must not stop the work
                 self._log.error(
                     events.OBSERVER_FAILED,

@@ -80,7 +80,7 @@ class Worker:
         self._clock = clock
         self._draw = draw
         self._log = WorkerLog(structlog.get_logger("qworker").bind(**{events.WORKER: self.name}))
-        self._crew: WorkerLoops | None = None
+        self._loops: WorkerLoops | None = None
         self._recorder: Recorder | None = None
         self._draining = False
         self._aborting = asyncio.Event()
@@ -93,8 +93,8 @@ class Worker:
         if not self._draining:
             self._draining = True
             self._log.info(events.WORKER_DRAINING, running=len(self.running_messages()))
-            if self._crew is not None:
-                self._crew.feeder.stop()
+            if self._loops is not None:
+                self._loops.feeder.stop()
 
     def cancel_handlers(self) -> None:
         """Cancel the handlers now and release their messages, tries unchanged. Idempotent."""
@@ -108,30 +108,33 @@ class Worker:
         if not self._quiet:
             self._quiet = True
             self._log.info(events.WORKER_QUIET, running=len(self.running_messages()))
-            if self._crew is not None:
-                self._crew.quiet = True
-                self._crew.feeder.interrupt()
+            if self._loops is not None:
+                self._loops.quiet = True
+                self._loops.feeder.interrupt()
 
     @property
     def state(self) -> Literal["starting", "working", "quiet", "draining"]:
         """What it is at. From any thread."""
         if self._draining:
             return "draining"
-        if self._crew is None:
+        if self._loops is None:
             return "starting"
         return "quiet" if self._quiet else "working"
 
     @property
     def running_count(self) -> int:
         """How many handlers are at work. From any thread."""
-        return 0 if self._crew is None else len(self._crew.active)
+        return 0 if self._loops is None else len(self._loops.active)
 
     def running_messages(self) -> list[RunningMessage]:
         """The handlers at work, oldest first."""
-        if self._crew is None:
+        if self._loops is None:
             return []
         now = self._clock.monotonic()
-        return [_seen(run, now) for run in sorted(self._crew.active, key=lambda run: run.started)]
+        return [
+            _running_message(delivery, now)
+            for delivery in sorted(self._loops.active, key=lambda delivery: delivery.started)
+        ]
 
     # -- the life of a worker ----------------------------------------------------------------------------------------
 
@@ -161,27 +164,27 @@ class Worker:
         return nullcontext() if self._tasks.lifespan is None else self._tasks.lifespan(self._tasks)
 
     async def _work(self, backend: Backend, state: Any) -> bool:
-        crew = self._start(backend, state)
+        loops = self._start(backend, state)
         finished = False
         try:
             async with anyio.create_task_group() as group:
-                for loop in crew.loops():
+                for loop in loops.loops():
                     group.start_soon(loop)
-                await crew.feeder.run()
-                finished = await self._finish(crew)
+                await loops.feeder.run()
+                finished = await self._finish(loops)
                 group.cancel_scope.cancel()
         except BaseExceptionGroup as errors:
-            raise _first(errors) from None
+            raise _first_error(errors) from None
         finally:
             with anyio.CancelScope(shield=True):
-                await self._stop(crew)
+                await self._stop(loops)
         return finished
 
     def _start(self, backend: Backend, state: Any) -> WorkerLoops:
         # The lifespan may have configured it.
         self.observers.extend(telemetry.observers())
         options = self._options
-        crew = self._crew = WorkerLoops(
+        loops = self._loops = WorkerLoops(
             self._tasks,
             backend,
             self.queues,
@@ -189,15 +192,15 @@ class Worker:
             state=state,
             counts=self.counts,
             observers=self.observers,
-            transitions=lambda held: self._told_to(backend, held),
+            listener=lambda held: self._create_recorder(backend, held),
             clock=self._clock,
             draw=self._draw,
             log=self._log,
         )
-        crew.quiet = self._quiet
-        crew.keeper.start()
+        loops.quiet = self._quiet
+        loops.keeper.start()
         if self._draining:
-            crew.feeder.stop()
+            loops.feeder.stop()
         self._log.info(
             events.WORKER_STARTED,
             backend=backend.describe(),
@@ -205,9 +208,9 @@ class Worker:
             concurrency=options.concurrency,
             visibility_timeout=options.visibility_timeout,
         )
-        return crew
+        return loops
 
-    def _told_to(self, backend: Backend, held: AbstractSet[Delivery]) -> Recorder | None:
+    def _create_recorder(self, backend: Backend, held: AbstractSet[Delivery]) -> Recorder | None:
         if backend.history.enabled:
             self._recorder = Recorder(
                 backend.history.append,
@@ -222,52 +225,52 @@ class Worker:
 
     # The order of the end. `_finish` is the way of a drained worker, `_stop` also that of one whose loop has failed.
 
-    async def _finish(self, crew: WorkerLoops) -> bool:
+    async def _finish(self, loops: WorkerLoops) -> bool:
         # 1. The feeder has stopped: nothing more is leased.
         self.drain()
         # 2. What is leased and not started goes back, its tries unchanged.
-        crew.consumers.release_waiting()
+        loops.consumers.release_waiting()
         # 3. Handlers finish, within the grace period; leases are extended and outcomes settled all the while.
-        finished = await crew.handlers_end(self._options.shutdown_timeout, self._aborting)
+        finished = await loops.wait_for_handlers(self._options.shutdown_timeout, self._aborting)
         # 4. What still runs is cancelled and released, its tries unchanged.
-        ended = await crew.cancel_handlers(_CANCEL_PATIENCE)
+        ended = await loops.cancel_handlers(_CANCEL_PATIENCE)
         # 5. The last outcomes reach the store.
-        flushed = await crew.settler.flush(_FLUSH_PATIENCE)
+        flushed = await loops.settler.flush(_FLUSH_PATIENCE)
         return finished and ended and flushed
 
-    async def _stop(self, crew: WorkerLoops) -> None:
+    async def _stop(self, loops: WorkerLoops) -> None:
         try:
-            if not crew.consumers.ended:
-                await crew.cancel_handlers(_CANCEL_PATIENCE)
-            await crew.settler.last_flush(_LAST_PATIENCE)
+            if not loops.consumers.is_closed:
+                await loops.cancel_handlers(_CANCEL_PATIENCE)
+            await loops.settler.last_flush(_LAST_PATIENCE)
         finally:
             # 6. No lease is extended from here on; the reaper has stopped with the loops.
-            await crew.keeper.stop(_FLUSH_PATIENCE)
-            crew.threads.close()
-            await crew.processes.close()
+            await loops.keeper.stop(_FLUSH_PATIENCE)
+            loops.threads.close()
+            await loops.processes.close()
             if self._recorder is not None:
                 self._recorder.close()
             # 7. The lifespan is left last, by `run`.
             self._log.info(events.WORKER_STOPPED, **msgspec.structs.asdict(self.counts))
 
 
-def _seen(run: Delivery, now: float) -> RunningMessage:
-    message = run.lease.message
+def _running_message(delivery: Delivery, now: float) -> RunningMessage:
+    message = delivery.lease.message
     return RunningMessage(
         message_id=message.id,
-        task=run.task,
+        task=delivery.task,
         queue=message.queue,
         tries=message.tries,
-        token=run.lease.token,
-        started=run.started,
-        lease_remaining=run.expires - now,
-        progress_text=None if run.context is None else run.context.progress_text,
+        token=delivery.lease.token,
+        started=delivery.started,
+        lease_remaining=delivery.expires - now,
+        progress_text=None if delivery.context is None else delivery.context.progress_text,
     )
 
 
-def _first(error: BaseException) -> BaseException:
+def _first_error(error: BaseException) -> BaseException:
     """The first error of a group of groups: what ended the worker."""
     if isinstance(error, BaseExceptionGroup):
         errors = cast("tuple[BaseException, ...]", error.exceptions)  # pyright: ignore[reportUnknownMemberType]
-        return _first(errors[0])
+        return _first_error(errors[0])
     return error

@@ -111,11 +111,11 @@ class Held:
         self.clock = FakeClock()
         now = self.clock.monotonic()
         lease = Lease(message=Message(id="a", queue="q", body=b""), token=1, expires_at=0.0)
-        self.run = Delivery(lease, now, now + visibility)
+        self.delivery = Delivery(lease, now, now + visibility)
         self.over = []
         outage = Outage("keeper", structlog.get_logger(), lambda: 0.0)
         self.keeper = LeaseExtender(
-            store, {self.run}, visibility, clock=self.clock, outage=outage, extended=lambda _: self.over.append(1)
+            store, {self.delivery}, visibility, clock=self.clock, outage=outage, extended=lambda _: self.over.append(1)
         )
 
 
@@ -126,10 +126,10 @@ async def test_what_cannot_be_renewed_is_cancelled_before_it_expires_by_the_mono
         held.clock.step(3600)
         held.clock.advance(0.45)
         await asyncio.sleep(0.2)
-        assert held.run.stop is None
+        assert held.delivery.cancel_reason is None
         held.clock.advance(0.1)
-        await wait_until(lambda: held.run.stop is CancelReason.EXPIRING)
-        assert held.clock.monotonic() < held.run.expires
+        await wait_until(lambda: held.delivery.cancel_reason is CancelReason.EXPIRING)
+        assert held.clock.monotonic() < held.delivery.expires
     finally:
         watching.cancel()
 
@@ -141,13 +141,13 @@ async def test_a_lease_whose_extension_is_under_way_is_not_settled_before_its_en
     try:
         held.clock.advance(0.2)
         await wait_until(store.begun.is_set)
-        assert held.keeper.withdraw([held.run]) == [held.run]
-        assert not held.run.settling
-        before = held.run.expires
+        assert held.keeper.stop_extending([held.delivery]) == [held.delivery]
+        assert not held.delivery.settling
+        before = held.delivery.expires
         store.go.set()
         await wait_until(lambda: held.over)
-        assert held.run.expires > before
-        assert held.keeper.withdraw([held.run]) == []
+        assert held.delivery.expires > before
+        assert held.keeper.stop_extending([held.delivery]) == []
         # From here on no extension begins.
         store.begun.clear()
         held.clock.advance(0.3)
@@ -166,7 +166,7 @@ async def test_what_the_store_calls_lost_is_cancelled_at_once():
     held = Held(store)
     held.keeper.start()
     held.clock.advance(0.2)
-    await wait_until(lambda: held.run.stop is CancelReason.LOST)
+    await wait_until(lambda: held.delivery.cancel_reason is CancelReason.LOST)
     assert await stopped(held.keeper)
 
 

@@ -23,7 +23,7 @@ from qworker import log_events as events
 from qworker import logs
 from qworker.context import Context
 from qworker.decision import Fail, Retry, outcome_of
-from qworker.definition.callables import unrun
+from qworker.definition.callables import not_run_error
 from qworker.envelope import Envelope, open_envelope
 from qworker.errors import UsageError
 from qworker.failure_text import error_type, failure_text
@@ -124,8 +124,8 @@ def main(descriptor: int) -> None:
     """Serve one parent; returns when it is gone."""
     # A Ctrl-C or a service manager's SIGTERM reaches the whole group; it is the parent that decides what it means here.
     # Functions, not SIG_IGN: programs that a handler starts shall not inherit it.
-    signal.signal(signal.SIGINT, _leave_to_the_parent)
-    signal.signal(signal.SIGTERM, _leave_to_the_parent)
+    signal.signal(signal.SIGINT, _ignore_terminal_signals)
+    signal.signal(signal.SIGTERM, _ignore_terminal_signals)
     with socket.socket(fileno=descriptor) as parent:
         first = _receive(parent)
         if first is None:
@@ -144,7 +144,7 @@ def _send(parent: socket.socket, reply: RunReply) -> None:
     parent.sendall(len(encoded).to_bytes(_LENGTH, "big") + encoded)
 
 
-def _leave_to_the_parent(_signal: int, _frame: Any) -> None:
+def _ignore_terminal_signals(_signal: int, _frame: Any) -> None:
     pass
 
 
@@ -224,7 +224,7 @@ def _call(function: Callable[..., Any], signature: Signature, request: RunReques
             ),
         )
     result = function(*args, **kwargs)
-    problem = unrun(result)
+    problem = not_run_error(result)
     if problem is not None:
         raise problem
 

@@ -141,16 +141,18 @@ class HandlerProcess:
 
 
 class _Timer:
-    """A run's timeout, begun when its handler is: waiting for a process and importing the app do not count."""
+    """A delivery's timeout, which starts with its handler: waiting for a process and importing the app do not count."""
 
-    def __init__(self, run: Delivery, timeout: float | None) -> None:
-        self._run = run
+    def __init__(self, delivery: Delivery, timeout: float | None) -> None:
+        self._delivery = delivery
         self._timeout = timeout
         self._handle: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
         if self._timeout is not None:
-            self._handle = asyncio.get_running_loop().call_later(self._timeout, self._run.cancel, CancelReason.TIMEOUT)
+            self._handle = asyncio.get_running_loop().call_later(
+                self._timeout, self._delivery.cancel, CancelReason.TIMEOUT
+            )
 
     def cancel(self) -> None:
         if self._handle is not None:
@@ -167,15 +169,15 @@ class ProcessRunner:
         # Told to end, and not yet gone.
         self._ending: list[HandlerProcess] = []
 
-    async def run(self, run: Delivery) -> BaseException | None:
+    async def run(self, delivery: Delivery) -> BaseException | None:
         """What the handler raised, or None. Cancelled, it kills the handler's process."""
-        handler = run.handler
+        handler = delivery.handler
         assert handler is not None
         async with self._slots:
-            timer = _Timer(run, handler.options.timeout)
+            timer = _Timer(delivery, handler.options.timeout)
             try:
                 return await self._run(
-                    self._request(run, handler), timer.start, lambda: run.is_lost(self._clock.monotonic())
+                    self._request(delivery, handler), timer.start, lambda: delivery.is_lost(self._clock.monotonic())
                 )
             finally:
                 timer.cancel()
@@ -193,16 +195,16 @@ class ProcessRunner:
                     child.kill()
             await asyncio.sleep(0.01)
 
-    def _request(self, run: Delivery, handler: Handler) -> RunRequest:
+    def _request(self, delivery: Delivery, handler: Handler) -> RunRequest:
         timeout = handler.options.timeout
         return RunRequest(
             module=handler.function.__module__,
             qualname=handler.function.__qualname__,
             name=handler.name,
             raw=isinstance(handler, RawHandler),
-            message=msgspec.structs.replace(run.lease.message, argv=()),
-            argv=tuple(os.fsencode(argument) for argument in run.lease.message.argv),
-            token=run.lease.token,
+            message=msgspec.structs.replace(delivery.lease.message, argv=()),
+            argv=tuple(os.fsencode(argument) for argument in delivery.lease.message.argv),
+            token=delivery.lease.token,
             deadline=None if timeout is None else self._clock.time() + timeout,
             max_tries=handler.options.max_tries,
         )

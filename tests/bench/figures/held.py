@@ -74,7 +74,7 @@ def work(given: dict[str, Any]) -> float:
         def __init__(self) -> None:
             self.done = asyncio.Event()
 
-        def handler_started(self, run: Delivery) -> None:
+        def handler_started(self, delivery: Delivery) -> None:
             pass
 
         def message_settled(self, *_: Any) -> None:
