@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Coroutine
-from typing import Any, Protocol
+from typing import Protocol
 
-from qworker.clock import Clock
 from qworker.logs import RUNNING
 from qworker.message import SettleAction
 from qworker.worker.delivery import CancelReason, Delivery
+from qworker.worker.state import WorkerState
 
 __all__ = ["Consumers"]
 
@@ -29,48 +28,19 @@ class _Executor(Protocol):
 
 
 class Consumers:
-    """Runs messages, each in a free consumer, or alone.
+    """Runs messages, each in a free consumer, or alone."""
 
-    Args:
-        limit: how many at once.
-        held: the worker's leases.
-        executor: runs one message.
-        absorb: forgets cancellations that were meant for a handler.
-        submit: takes a delivery whose settlement is decided.
-        lost: takes a delivery whose lease is gone.
-        closed: called when a message is to run alone: nothing may be leased until `opened`.
-        opened: called when it has.
-        freed: called when a consumer that waited for a thread is free again.
-        patience: seconds that a message waits for the others to finish before it goes back to its queue.
-        clock: the monotonic clock.
-    """
-
-    def __init__(  # noqa: PLR0913 - each is one collaborator
-        self,
-        limit: int,
-        held: set[Delivery],
-        executor: _Executor,
-        *,
-        absorb: Callable[[asyncio.Task[None]], Coroutine[Any, Any, None]],
-        submit: Callable[[Delivery], None],
-        lost: Callable[[Delivery, str], None],
-        closed: Callable[[Delivery], None],
-        opened: Callable[[], None],
-        freed: Callable[[], None],
-        patience: float,
-        clock: Clock,
-    ) -> None:
-        self._limit = limit
-        self._held = held
+    def __init__(self, state: WorkerState, executor: _Executor) -> None:
+        self._state = state
+        self._limit = state.options.concurrency
+        self._held = state.held
         self._executor = executor
-        self._clear_cancellations = absorb
-        self._submit = submit
-        self._lost = lost
-        self._closed = closed
-        self._opened = opened
-        self._freed = freed
-        self._patience = patience
-        self._clock = clock
+        self._events = state.events
+        # Called for each message.
+        self._finish = state.events.delivery_finished
+        # Seconds that a message waits for the others to finish before it goes back to its queue.
+        self._patience = state.options.visibility_timeout
+        self._clock = state.clock
         self._queue: deque[Delivery] = deque()
         self._idle: list[asyncio.Future[None]] = []
         self._tasks: set[asyncio.Task[None]] = set()
@@ -80,16 +50,8 @@ class Consumers:
         self._loop = asyncio.get_running_loop()
         self._failed: asyncio.Future[None] = self._loop.create_future()
         self._end: asyncio.Future[None] = self._loop.create_future()
-        # The message that runs alone, and the event that it waits for.
-        self._solo: Delivery | None = None
+        # Set when no other message runs beside the isolated one.
         self._others_done = asyncio.Event()
-        # Consumers whose thread has outlived its message.
-        self.leftover_threads = 0
-
-    @property
-    def open(self) -> bool:
-        """Whether messages may be leased: none runs alone."""
-        return self._solo is None
 
     @property
     def is_closed(self) -> bool:
@@ -99,7 +61,7 @@ class Consumers:
     def feed(self, deliveries: list[Delivery]) -> None:
         """Take leased messages."""
         self._queue.extend(deliveries)
-        if self._solo is not None or self._closing:
+        if self._state.isolated is not None or self._closing:
             self.release_waiting()
         else:
             self._wake(len(self._queue))
@@ -111,7 +73,7 @@ class Consumers:
 
     def on_settled(self) -> None:
         """Leases have ended: a message that is to run alone may be."""
-        if self._solo is not None and len(self._held) <= 1:
+        if self._state.isolated is not None and len(self._held) <= 1:
             self._others_done.set()
 
     async def watch(self) -> None:
@@ -141,7 +103,7 @@ class Consumers:
                 await self._work(task)
             except asyncio.CancelledError:
                 # Nobody cancels a consumer: it was meant for a handler that has ended.
-                await self._clear_cancellations(task)
+                await _clear_pending_cancellations(task)
 
     async def _work(self, task: asyncio.Task[None]) -> None:
         while not self._queue:
@@ -165,21 +127,21 @@ class Consumers:
             else:
                 await executor.run(delivery, task)
             if task.cancelling():
-                await self._clear_cancellations(task)
+                await _clear_pending_cancellations(task)
         if delivery.settlement is not None:
-            self._submit(delivery)
+            self._finish(delivery)
         else:
-            self._lost(delivery, "it was lost while the handler ran")
+            self._events.lease_lost(delivery, "it was lost while the handler ran")
         if delivery.leftover is not None:
             await self._wait_for_thread(delivery.leftover)
 
     async def _run_alone(self, delivery: Delivery, task: asyncio.Task[None]) -> None:
-        if self._solo is not None:
+        if self._state.isolated is not None:
             delivery.settle(SettleAction.RELEASE)
             return
-        self._solo = delivery
+        self._state.isolated = delivery
         try:
-            self._closed(delivery)
+            self._events.message_isolated(delivery)
             self.release_waiting()
             if await self._wait_for_others():
                 await self._executor.run(delivery, task)
@@ -187,8 +149,8 @@ class Consumers:
                 # What runs beside it takes long: meanwhile the queue must flow. Another worker may be free.
                 delivery.settle(SettleAction.RELEASE, delay=0.0 if self._closing else self._patience / 2)
         finally:
-            self._solo = None
-            self._opened()
+            self._state.isolated = None
+            self._events.isolation_ended()
 
     async def _wait_for_others(self) -> bool:
         self._others_done.clear()
@@ -202,19 +164,19 @@ class Consumers:
 
     async def _wait_for_thread(self, leftover: asyncio.Future[None]) -> None:
         """A thread cannot be cancelled: its consumer stays in use until it ends."""
-        self.leftover_threads += 1
+        self._state.leftover_threads += 1
         try:
             await asyncio.wait((leftover, self._end), return_when=asyncio.FIRST_COMPLETED)
         finally:
-            self.leftover_threads -= 1
-            self._freed()
+            self._state.leftover_threads -= 1
+            self._events.consumer_freed()
 
     def _release(self, delivery: Delivery) -> None:
         if delivery.cancel_reason is CancelReason.LOST:
-            self._lost(delivery, "it was lost before the handler ran")
+            self._events.lease_lost(delivery, "it was lost before the handler ran")
             return
         delivery.settle(SettleAction.RELEASE)
-        self._submit(delivery)
+        self._finish(delivery)
 
     # -- rest and wake -----------------------------------------------------------------------------------------------
 
@@ -257,3 +219,14 @@ class Consumers:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None and not self._failed.done():
             self._failed.set_exception(error)
+
+
+async def _clear_pending_cancellations(consumer: asyncio.Task[None]) -> None:
+    """Forget cancellations that were meant for a handler, so that the consumer's next message does not get them."""
+    try:
+        # A handler that cancels its own task and returns leaves one that has not been delivered yet.
+        await asyncio.sleep(0)
+    except asyncio.CancelledError:
+        pass
+    while consumer.cancelling():
+        consumer.uncancel()

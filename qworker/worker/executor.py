@@ -9,7 +9,6 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping
 from typing import Any, Protocol
 
 from qworker import log_events as events
-from qworker.app import Tasks
 from qworker.clock import Clock
 from qworker.context import Context
 from qworker.decision import Fail, Retry, outcome_of
@@ -23,7 +22,8 @@ from qworker.names import printable
 from qworker.parcel import unpack
 from qworker.retry import DEFAULT_BACKOFF, MOST_DELAY, Backoff
 from qworker.task import Handler
-from qworker.worker.delivery import CancelReason, Delivery, Observer
+from qworker.worker.delivery import CancelReason, Delivery
+from qworker.worker.state import WorkerState
 
 __all__ = ["Executor", "Runner"]
 
@@ -45,36 +45,19 @@ class Executor:
     """Decides how messages end.
 
     Args:
-        tasks: the app.
-        active: the deliveries whose handler is at work.
+        state: the worker's state.
         runners: by the handler's kind, for those that do not run on the loop.
-        state: what the app's lifespan yielded.
-        observers: are told of each start.
-        clock: both clocks.
-        draw: uniform numbers from [0, 1), for the backoff's jitter.
-        log: the worker's logger.
     """
 
-    def __init__(
-        self,
-        tasks: Tasks,
-        active: set[Delivery],
-        *,
-        runners: Mapping[str, Runner],
-        state: Any,
-        observers: list[Observer],
-        clock: Clock,
-        draw: Callable[[], float],
-        log: Any,
-    ) -> None:
-        self._tasks = tasks
-        self._active = active
+    def __init__(self, state: WorkerState, runners: Mapping[str, Runner]) -> None:
+        self._tasks = state.app
+        self._active = state.active
         self._runners = runners
-        self._state = state
-        self._observers = observers
-        self._clock = clock
-        self._draw = draw
-        self._log = log
+        self._lifespan_value = state.lifespan_value
+        self._observers = state.observers
+        self._clock = state.clock
+        self._draw = state.draw
+        self._log = state.log
         self._warned: set[str] = set()
 
     # -- before ------------------------------------------------------------------------------------------------------
@@ -176,7 +159,7 @@ class Executor:
             # The loop has closed under the consumer.
             raise
         except BaseException as error:  # noqa: BLE001 - it cannot be called, or no thread is to be had: its message's outcome
-            # Or a cancellation of a call that waits for a thread or process, or a stray one: see `clear_pending_cancellations`.
+            # Or a cancellation of a call that waits for a thread or process, or a stray one, which the consumer clears.
             delivery.error = error
         finally:
             delivery.consumer = None
@@ -205,7 +188,7 @@ class Executor:
             token=delivery.lease.token,
             deadline=None if timeout is None else self._clock.time() + timeout,
             headers=delivery.headers,
-            state=self._state,
+            state=self._lifespan_value,
             max_tries=handler.options.max_tries,
             lease_lost=functools.partial(_is_lost, delivery, self._clock),
         )
@@ -268,17 +251,6 @@ class Executor:
         if delay is None:
             delay = (backoff or options.backoff).delay(tries, self._draw())
         delivery.settle(SettleAction.FAIL_TMP, delay=min(max(0.0, delay), MOST_DELAY), error=reason)
-
-
-async def clear_pending_cancellations(consumer: asyncio.Task[None]) -> None:
-    """Forget cancellations that were meant for a handler, so that the consumer's next message does not get them."""
-    try:
-        # A handler that cancels its own task and returns leaves one that has not been delivered yet.
-        await asyncio.sleep(0)
-    except asyncio.CancelledError:
-        pass
-    while consumer.cancelling():
-        consumer.uncancel()
 
 
 class _HandlerCall:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable
 from typing import Any, TypeVar
 
-from qworker.backend import Backend
-from qworker.clock import Clock
 from qworker.errors import QueueNotFound
 from qworker.message import Lease
-from qworker.worker.outage import BACKEND_ERRORS, Outage
+from qworker.worker.outage import BACKEND_ERRORS
+from qworker.worker.state import WorkerState
 
 __all__ = ["Feeder"]
 
@@ -26,44 +25,21 @@ _AT_ONCE = 0.001
 
 
 class Feeder:
-    """Leases until it is stopped.
+    """Leases messages until it is stopped."""
 
-    Args:
-        backend: the store.
-        queues: whose messages are leased.
-        visibility: seconds that a lease lasts.
-        burst: end when nothing is ready or leased.
-        room: how many messages may be leased now.
-        feed: takes leases and the monotonic time at which they began, at the latest.
-        idle: whether this worker holds no lease.
-        outage: says once when leasing fails.
-        clock: the monotonic clock.
-    """
-
-    def __init__(  # noqa: PLR0913 - each is one collaborator
-        self,
-        backend: Backend,
-        queues: Sequence[str],
-        visibility: float,
-        *,
-        burst: bool,
-        room: Callable[[], int],
-        feed: Callable[[list[Lease], float], None],
-        idle: Callable[[], bool],
-        outage: Outage,
-        clock: Clock,
-    ) -> None:
-        self._backend = backend
-        self._queues = deque(queues)
-        self._visibility = visibility
-        self._burst = burst
-        self._room = room
-        self._feed = feed
-        self._idle = idle
-        self._outage = outage
-        self._clock = clock
+    def __init__(self, state: WorkerState) -> None:
+        options = state.options
+        self._backend = state.backend
+        self._queues = deque(state.queues)
+        self._visibility = options.visibility_timeout
+        self._burst = options.burst
+        self._held = state.held
+        self._capacity = state.capacity
+        self._events = state.events
+        self._outage = state.outage("feeder")
+        self._clock = state.clock
         # An expiry is reckoned from before the wait that ends in a lease, so that wait is short beside it.
-        self._longest_wait = min(_LONGEST_WAIT, visibility / 3)
+        self._longest_wait = min(_LONGEST_WAIT, self._visibility / 3)
         self._stopped = False
         self._wake = asyncio.Event()
         # The task that waits for messages, while it does, and whether the wait was ended by us.
@@ -99,7 +75,7 @@ class Feeder:
             try:
                 if await self._fill():
                     empty_looks = 0
-                elif self._burst and self._idle():
+                elif self._burst and not self._held:
                     empty_looks = empty_looks + 1 if await self._is_drained() else 0
                     if empty_looks >= 2:
                         return
@@ -110,7 +86,7 @@ class Feeder:
 
     async def _fill(self) -> bool:
         """Lease once; whether anything was leased."""
-        room = self._room()
+        room = self._capacity()
         if room <= 0:
             self._wake.clear()
             await self._wake.wait()
@@ -120,7 +96,7 @@ class Feeder:
         leases = await self._lease_within(room) if waited else await self._lease(room)
         self._more = len(leases) >= room
         if leases:
-            self._feed(leases, began)
+            self._events.messages_leased(leases, began)
         # The consumers first: beginning the next wait costs a store more than beginning a handler. And always, and not too often:
         # a store may say at once that it has something, and give nothing.
         in_vain = waited and not leases and self._clock.monotonic() - began < _AT_ONCE
@@ -176,7 +152,7 @@ class Feeder:
         await self._interruptible(self._backend.wait(well, timeout))
         # The next turn leases: room may have changed.
         self._more = True
-        return await self._lease_fairly(self._room()) if not self._stopped else []
+        return await self._lease_fairly(self._capacity()) if not self._stopped else []
 
     async def _interruptible(self, waiting: Awaitable[T]) -> T | None:
         # Every message to an idle worker passes here: a cancel scope would cost as much as the rest of the turn.

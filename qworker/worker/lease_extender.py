@@ -8,47 +8,28 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterable
-from collections.abc import Set as AbstractSet
+from collections.abc import Iterable
 
-from qworker.backend import Backend
-from qworker.clock import Clock
 from qworker.worker.delivery import CancelReason, Delivery
-from qworker.worker.outage import BACKEND_ERRORS, Outage
+from qworker.worker.outage import BACKEND_ERRORS
+from qworker.worker.state import WorkerState
 
 __all__ = ["LeaseExtender"]
 
 
 class LeaseExtender:
-    """Extends every lease in `held` until it is settled.
+    """Extends every lease that is held, until it is settled. `Backend.extend` is called from the thread."""
 
-    Args:
-        backend: the store; its `extend` is called from the thread.
-        held: the worker's leases: changed on the loop's thread, read here.
-        visibility: seconds.
-        clock: the monotonic clock for expiries.
-        outage: says once when extensions fail.
-        extended: called on the loop's thread after each round of extensions, with those that were extended.
-    """
-
-    def __init__(
-        self,
-        backend: Backend,
-        held: AbstractSet[Delivery],
-        visibility: float,
-        *,
-        clock: Clock,
-        outage: Outage,
-        extended: Callable[[list[Delivery]], None],
-    ) -> None:
-        self._backend = backend
-        self._held = held
-        self._visibility = visibility
-        self._clock = clock
-        self._outage = outage
-        self._extended = extended
+    def __init__(self, state: WorkerState) -> None:
+        self._backend = state.backend
+        # Changed on the event loop's thread, read here.
+        self._held = state.held
+        self._visibility = state.options.visibility_timeout
+        self._clock = state.clock
+        self._events = state.events
+        self._outage = state.outage("keeper")
         # Half of the third: a lease is extended between one and two rounds after its start.
-        self._round = visibility / 6
+        self._round = self._visibility / 6
         self._lock = threading.Lock()
         self._extending: frozenset[Delivery] = frozenset()
         self._stopping = threading.Event()
@@ -155,4 +136,4 @@ class LeaseExtender:
         for delivery in lost:
             if delivery in self._held:
                 delivery.cancel(CancelReason.LOST)
-        self._extended(extended)
+        self._events.leases_extended(extended)

@@ -11,13 +11,12 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from qworker import log_events as events
-from qworker.backend import Backend
-from qworker.clock import Clock
 from qworker.failure_text import error_type, summary_of
-from qworker.logs import one_line
+from qworker.logs import debug_enabled, one_line
 from qworker.message import SettleAction, Settlement
-from qworker.worker.delivery import Delivery, LeaseListener, Observer, Outcome, WorkerCounts
-from qworker.worker.outage import BACKEND_ERRORS, Outage
+from qworker.worker.delivery import Delivery, Outcome
+from qworker.worker.outage import BACKEND_ERRORS
+from qworker.worker.state import WorkerState
 
 __all__ = ["SENDERS", "Settler"]
 
@@ -36,55 +35,29 @@ class Settler:
     """Sends settlements, counts and logs how messages ended.
 
     Args:
-        backend: the store.
-        held: the worker's leases; what is settled leaves it.
-        counts: the worker's.
-        stop_extending: the lease extender's; returns the deliveries that must wait until their extension is over.
-        sending: called when a batch is on its way.
-        settled: called after each batch.
-        observers: are told of each end.
-        listener: is told of each batch, where there is a history.
-        clock: the monotonic clock for expiries, and the wall clock.
-        outage: says once when settling fails.
-        log: the worker's logger.
-        debug: whether acks are logged.
+        state: the worker's state; a delivery leaves `held` when it is settled.
+        stop_extending: lets no new extension of these begin, and returns those that must wait until theirs is over.
     """
 
-    def __init__(  # noqa: PLR0913 - each is one collaborator
-        self,
-        backend: Backend,
-        held: set[Delivery],
-        counts: WorkerCounts,
-        *,
-        stop_extending: Callable[[Iterable[Delivery]], list[Delivery]],
-        sending: Callable[[], None],
-        settled: Callable[[], None],
-        observers: list[Observer],
-        listener: LeaseListener | None,
-        clock: Clock,
-        outage: Outage,
-        log: Any,
-        debug: bool,
-    ) -> None:
-        self._backend = backend
-        self._held = held
-        self._counts = counts
+    def __init__(self, state: WorkerState, stop_extending: Callable[[Iterable[Delivery]], list[Delivery]]) -> None:
+        self._state = state
         self._stop_extending = stop_extending
-        self._sending = sending
-        self._settled = settled
-        self._observers = observers
-        self._listener = listener
-        self._clock = clock
-        self._outage = outage
-        self._log = log
-        self._debug = debug
+        self._backend = state.backend
+        self._held = state.held
+        self._counts = state.counts
+        self._observers = state.observers
+        self._listener = state.listener
+        self._events = state.events
+        self._clock = state.clock
+        self._outage = state.outage("settler")
+        self._log = state.log
+        # Whether acks are logged.
+        self._debug = debug_enabled()
         self._pending: list[Delivery] = []
         # Deliveries whose lease is being extended.
         self._waiting: list[Delivery] = []
         # Batches that are being sent, with the pauses after errors.
         self._batches = 0
-        # Deliveries whose settlement the store is being told right now: their consumers are free for others.
-        self.on_the_way = 0
         self._wake: asyncio.Event = asyncio.Event()
         self._idle: asyncio.Event = asyncio.Event()
         self._idle.set()
@@ -96,13 +69,13 @@ class Settler:
             self._idle.clear()
         self._pending.append(delivery)
 
-    def lost(self, delivery: Delivery, reason: str) -> None:
+    def drop_lost(self, delivery: Delivery, reason: str) -> None:
         """Note a delivery that needs no settlement, since its lease is gone."""
         self._held.discard(delivery)
         self._end_lost(delivery, events.LEASE_LOST, reason)
-        self._settled()
+        self._events.messages_settled()
 
-    def extended(self) -> None:
+    def on_extended(self) -> None:
         """An extension is over: what waited for it may be sent."""
         if self._waiting:
             waiting, self._waiting = self._waiting, []
@@ -197,12 +170,12 @@ class Settler:
     async def _settle(self, batch: list[Delivery]) -> list[Settlement]:
         settlements = [delivery.settlement for delivery in batch if delivery.settlement is not None]
         count = len(batch)
-        self.on_the_way += count
-        self._sending()
+        self._state.settling += count
+        self._events.settlements_sent()
         try:
             return await self._backend.settle(settlements)
         finally:
-            self.on_the_way -= count
+            self._state.settling -= count
 
     def _abandon_expired(self, batch: list[Delivery], error: BaseException) -> list[Delivery]:
         now = self._clock.monotonic()
@@ -214,7 +187,7 @@ class Settler:
             self._held.discard(delivery)
             self._end_lost(delivery, events.SETTLEMENT_ABANDONED, one_line(str(error)))
         if deliveries:
-            self._settled()
+            self._events.messages_settled()
 
     def _end(self, batch: list[Delivery], refused: list[Settlement], at: float) -> None:
         held = self._held
@@ -240,7 +213,7 @@ class Settler:
                 self._end_unacked(delivery, settlement)
         if self._listener is not None and batch:
             self._listener.leases_settled(batch, at, counts.acked - acked == len(batch))
-        self._settled()
+        self._events.messages_settled()
 
     def _log_acked(self, delivery: Delivery) -> None:
         if self._debug:

@@ -2,7 +2,7 @@
 
     feeder ──► consumers ──► executor ──► settler ──► the store
     (lease)    (deque)       (handlers)   (batches)      ▲
-                   keeper: extends, in a thread ─────────┤
+           lease extender: extends, in a thread ─────────┤
                    reaper: returns what has expired ─────┘
 
 Each loop is a file of its own and knows none of the others; here they are tied together, started, and stopped in order.
@@ -16,7 +16,6 @@ import random
 import socket
 import sys
 from collections.abc import Callable
-from collections.abc import Set as AbstractSet
 from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any, Literal, cast
 
@@ -35,17 +34,18 @@ from qworker.worker.delivery import Delivery, Observer, RunningMessage, WorkerCo
 from qworker.worker.handlers.process_runner import check_importable
 from qworker.worker.loops import WorkerLoops
 from qworker.worker.recorder import Recorder
+from qworker.worker.state import WorkerState
 from qworker.worker.worker_options import WorkerOptions
 
-__all__ = ["Delivery", "Observer", "RunningMessage", "Worker", "WorkerCounts", "WorkerOptions"]
+__all__ = ["Worker"]
 
 # Seconds that a cancelled handler gets for its clean-up.
 _CANCEL_PATIENCE = 5.0
-# Seconds that the last settlements get, and the keeper's thread to come back from the store.
+# Seconds that the last settlements get, and the lease extender's thread to come back from the store.
 _FLUSH_PATIENCE = 10.0
 # The same when nothing else is left to be done for the store.
 _LAST_PATIENCE = 3.0
-# A handler's thread that never waits gives the interpreter's lock to the keeper after so many seconds, not after 5 ms.
+# A handler's thread that never waits gives the interpreter's lock to the lease extender after so many seconds, not after 5 ms.
 _SWITCH_INTERVAL = 1e-3
 
 
@@ -109,8 +109,7 @@ class Worker:
             self._quiet = True
             self._log.info(events.WORKER_QUIET, running=len(self.running_messages()))
             if self._loops is not None:
-                self._loops.quiet = True
-                self._loops.feeder.interrupt()
+                self._loops.quiet()
 
     @property
     def state(self) -> Literal["starting", "working", "quiet", "draining"]:
@@ -124,7 +123,7 @@ class Worker:
     @property
     def running_count(self) -> int:
         """How many handlers are at work. From any thread."""
-        return 0 if self._loops is None else len(self._loops.active)
+        return 0 if self._loops is None else len(self._loops.state.active)
 
     def running_messages(self) -> list[RunningMessage]:
         """The handlers at work, oldest first."""
@@ -133,7 +132,7 @@ class Worker:
         now = self._clock.monotonic()
         return [
             _running_message(delivery, now)
-            for delivery in sorted(self._loops.active, key=lambda delivery: delivery.started)
+            for delivery in sorted(self._loops.state.active, key=lambda delivery: delivery.started)
         ]
 
     # -- the life of a worker ----------------------------------------------------------------------------------------
@@ -155,20 +154,20 @@ class Worker:
         switch_interval = sys.getswitchinterval()
         sys.setswitchinterval(min(switch_interval, _SWITCH_INTERVAL))
         try:
-            async with self._lifespan() as state:
-                return await self._work(backend, state)
+            async with self._lifespan() as lifespan_value:
+                return await self._work(backend, lifespan_value)
         finally:
             sys.setswitchinterval(switch_interval)
 
     def _lifespan(self) -> AbstractAsyncContextManager[Any]:
         return nullcontext() if self._tasks.lifespan is None else self._tasks.lifespan(self._tasks)
 
-    async def _work(self, backend: Backend, state: Any) -> bool:
-        loops = self._start(backend, state)
+    async def _work(self, backend: Backend, lifespan_value: Any) -> bool:
+        loops = self._start(backend, lifespan_value)
         finished = False
         try:
             async with anyio.create_task_group() as group:
-                for loop in loops.loops():
+                for loop in loops.background():
                     group.start_soon(loop)
                 await loops.feeder.run()
                 finished = await self._finish(loops)
@@ -180,25 +179,26 @@ class Worker:
                 await self._stop(loops)
         return finished
 
-    def _start(self, backend: Backend, state: Any) -> WorkerLoops:
+    def _start(self, backend: Backend, lifespan_value: Any) -> WorkerLoops:
         # The lifespan may have configured it.
         self.observers.extend(telemetry.observers())
         options = self._options
-        loops = self._loops = WorkerLoops(
-            self._tasks,
-            backend,
-            self.queues,
-            options,
-            state=state,
-            counts=self.counts,
-            observers=self.observers,
-            listener=lambda held: self._create_recorder(backend, held),
+        state = WorkerState(
+            app=self._tasks,
+            backend=backend,
+            queues=self.queues,
+            options=options,
             clock=self._clock,
             draw=self._draw,
             log=self._log,
+            counts=self.counts,
+            observers=self.observers,
+            lifespan_value=lifespan_value,
+            quiet=self._quiet,
         )
-        loops.quiet = self._quiet
-        loops.keeper.start()
+        state.listener = self._recorder = self._create_recorder(state)
+        loops = self._loops = WorkerLoops(state)
+        loops.lease_extender.start()
         if self._draining:
             loops.feeder.stop()
         self._log.info(
@@ -210,18 +210,19 @@ class Worker:
         )
         return loops
 
-    def _create_recorder(self, backend: Backend, held: AbstractSet[Delivery]) -> Recorder | None:
-        if backend.history.enabled:
-            self._recorder = Recorder(
-                backend.history.append,
-                held,
-                self.queues,
-                self.name,
-                clock=self._clock,
-                log=self._log,
-                texts="retry_errors" in backend.deviations,
-            )
-        return self._recorder
+    def _create_recorder(self, state: WorkerState) -> Recorder | None:
+        backend = state.backend
+        if not backend.history.enabled:
+            return None
+        return Recorder(
+            backend.history.append,
+            state.held,
+            state.queues,
+            self.name,
+            clock=state.clock,
+            log=state.log,
+            texts="retry_errors" in backend.deviations,
+        )
 
     # The order of the end. `_finish` is the way of a drained worker, `_stop` also that of one whose loop has failed.
 
@@ -245,7 +246,7 @@ class Worker:
             await loops.settler.last_flush(_LAST_PATIENCE)
         finally:
             # 6. No lease is extended from here on; the reaper has stopped with the loops.
-            await loops.keeper.stop(_FLUSH_PATIENCE)
+            await loops.lease_extender.stop(_FLUSH_PATIENCE)
             loops.threads.close()
             await loops.processes.close()
             if self._recorder is not None:

@@ -13,7 +13,7 @@ from qworker.testing.clock import FakeClock
 from qworker.testing.wait_until import wait_until
 from qworker.worker.delivery import CancelReason, Delivery
 from qworker.worker.lease_extender import LeaseExtender
-from qworker.worker.outage import Outage
+from tests.support.worker_state import make_state
 
 
 async def test_a_handler_that_blocks_the_loop_keeps_its_lease(app):
@@ -105,23 +105,22 @@ class Store:
 
 
 class Held:
-    """A keeper on a clock that stands still, with one lease."""
+    """A lease extender on a clock that stands still, with one lease."""
 
     def __init__(self, store, visibility=0.6):
         self.clock = FakeClock()
         now = self.clock.monotonic()
         lease = Lease(message=Message(id="a", queue="q", body=b""), token=1, expires_at=0.0)
         self.delivery = Delivery(lease, now, now + visibility)
-        self.over = []
-        outage = Outage("keeper", structlog.get_logger(), lambda: 0.0)
-        self.keeper = LeaseExtender(
-            store, {self.delivery}, visibility, clock=self.clock, outage=outage, extended=lambda _: self.over.append(1)
-        )
+        state = make_state(store, clock=self.clock, visibility_timeout=visibility)
+        state.held.add(self.delivery)
+        self.events = state.events
+        self.extender = LeaseExtender(state)
 
 
 async def test_what_cannot_be_renewed_is_cancelled_before_it_expires_by_the_monotonic_clock():
     held = Held(Store())
-    watching = asyncio.create_task(held.keeper.watch())
+    watching = asyncio.create_task(held.extender.watch())
     try:
         held.clock.step(3600)
         held.clock.advance(0.45)
@@ -137,17 +136,17 @@ async def test_what_cannot_be_renewed_is_cancelled_before_it_expires_by_the_mono
 async def test_a_lease_whose_extension_is_under_way_is_not_settled_before_its_end():
     store = Store()
     held = Held(store)
-    held.keeper.start()
+    held.extender.start()
     try:
         held.clock.advance(0.2)
         await wait_until(store.begun.is_set)
-        assert held.keeper.stop_extending([held.delivery]) == [held.delivery]
+        assert held.extender.stop_extending([held.delivery]) == [held.delivery]
         assert not held.delivery.settling
         before = held.delivery.expires
         store.go.set()
-        await wait_until(lambda: held.over)
+        await wait_until(lambda: held.events.count("leases_extended"))
         assert held.delivery.expires > before
-        assert held.keeper.stop_extending([held.delivery]) == []
+        assert held.extender.stop_extending([held.delivery]) == []
         # From here on no extension begins.
         store.begun.clear()
         held.clock.advance(0.3)
@@ -156,7 +155,7 @@ async def test_a_lease_whose_extension_is_under_way_is_not_settled_before_its_en
     finally:
         store.go.set()
         held.clock.advance(0)
-        assert await stopped(held.keeper)
+        assert await stopped(held.extender)
 
 
 async def test_what_the_store_calls_lost_is_cancelled_at_once():
@@ -164,23 +163,23 @@ async def test_what_the_store_calls_lost_is_cancelled_at_once():
     store.loses = True
     store.go.set()
     held = Held(store)
-    held.keeper.start()
+    held.extender.start()
     held.clock.advance(0.2)
     await wait_until(lambda: held.delivery.cancel_reason is CancelReason.LOST)
-    assert await stopped(held.keeper)
+    assert await stopped(held.extender)
 
 
-async def test_a_bug_in_the_store_ends_the_keeper_loudly():
+async def test_a_bug_in_the_store_ends_the_extender_loudly():
     store = Store()
     store.error = ZeroDivisionError()
     store.go.set()
     held = Held(store)
-    held.keeper.start()
+    held.extender.start()
     held.clock.advance(0.2)
     with pytest.raises(ZeroDivisionError):
-        await asyncio.wait_for(held.keeper.watch(), 30)
-    assert await stopped(held.keeper)
+        await asyncio.wait_for(held.extender.watch(), 30)
+    assert await stopped(held.extender)
 
 
-async def stopped(keeper):
-    return await keeper.stop(30)
+async def stopped(extender):
+    return await extender.stop(30)
