@@ -9,7 +9,7 @@ import structlog
 
 from qworker.definition.task_options import DEFAULT_MAX_TRIES
 from qworker.errors import LeaseLost
-from qworker.message import Message
+from qworker.message import Lease, Message
 
 __all__ = ["Context"]
 
@@ -55,18 +55,17 @@ class Context(Generic[State_co]):
     def __init__(
         self,
         *,
-        message: Message,
+        lease: Lease,
         task: str,
-        token: int = 0,
         deadline: float | None = None,
         headers: Mapping[str, str] | None = None,
         state: Any = None,
         max_tries: int = DEFAULT_MAX_TRIES,
         lease_lost: Callable[[], bool] | None = None,
     ) -> None:
-        self.message = message
+        self.message: Message = lease.message
         self.task = task
-        self.token = token
+        self.token = lease.token
         self.deadline = deadline
         self.headers: Mapping[str, str] = headers or {}
         self.state: State_co = state

@@ -18,7 +18,7 @@ from qworker.definition.task_options import TaskOptions, call_options
 from qworker.enqueue.tracing import create_span, is_tracing_possible, send_span
 from qworker.envelope import EnvelopeEncoder
 from qworker.errors import UsageError
-from qworker.message import Draft, Message
+from qworker.message import Draft, Lease, Message
 from qworker.signature import Signature
 
 __all__ = ["Call", "ConfiguredTask", "Handler", "Job", "RawHandler", "Task", "TaskOptions"]
@@ -99,8 +99,9 @@ class Handler:
         return self.options.queue
 
     def _context(self, message: Message) -> Context:
-        """For a direct call."""
-        return Context(message=message, task=self.name, max_tries=self.options.max_tries)
+        """Make the context of a direct call, which has no lease of its own."""
+        lease = Lease(message=message, token=0, expires_at=0.0)
+        return Context(lease=lease, task=self.name, max_tries=self.options.max_tries)
 
 
 class RawHandler(Handler):

@@ -183,9 +183,8 @@ class Executor:
     def _context(self, delivery: Delivery, handler: Handler) -> Context:
         timeout = handler.options.timeout
         return Context(
-            message=delivery.lease.message,
+            lease=delivery.lease,
             task=delivery.task,
-            token=delivery.lease.token,
             deadline=None if timeout is None else self._clock.time() + timeout,
             headers=delivery.headers,
             state=self._lifespan_value,

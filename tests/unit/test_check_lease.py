@@ -7,7 +7,7 @@ import time
 import pytest
 
 from qworker import Context, LeaseLost, State
-from qworker.message import Message
+from qworker.message import Lease, Message
 from qworker.testing import wait_until
 from qworker.worker.delivery import Delivery
 
@@ -112,4 +112,5 @@ async def test_a_lease_that_is_held_and_a_direct_call_pass(app):
     await work.enqueue()
     assert (await app.burst()).counts.acked == 1
     assert await work() == 1
-    Context(message=Message(id="a", queue="q", body=b""), task="work").check_lease()
+    lease = Lease(message=Message(id="a", queue="q", body=b""), token=0, expires_at=0.0)
+    Context(lease=lease, task="work").check_lease()

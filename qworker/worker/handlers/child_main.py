@@ -27,7 +27,7 @@ from qworker.definition.callables import not_run_error
 from qworker.envelope import Envelope, open_envelope
 from qworker.errors import UsageError
 from qworker.failure_text import error_type, failure_text
-from qworker.message import Message
+from qworker.message import Lease, Message
 from qworker.signature import Signature
 from qworker.task import Handler
 
@@ -85,7 +85,7 @@ class _Running:
         }
 
 
-class _Lease:
+class _LeaseCheck:
     """The lease of the message that runs; the parent knows of it."""
 
     def __init__(self, parent: socket.socket) -> None:
@@ -179,7 +179,7 @@ def _exactly(parent: socket.socket, count: int) -> bytes | None:
 
 def _run(handlers: _Handlers, request: RunRequest, parent: socket.socket) -> RunReply:
     logs.RUNNING.set(_Running(request))
-    lease = _Lease(parent)
+    lease = _LeaseCheck(parent)
     try:
         function, signature = handlers.found(request.module, request.qualname)
         _send(parent, RunReply(how="begun"))
@@ -190,7 +190,7 @@ def _run(handlers: _Handlers, request: RunRequest, parent: socket.socket) -> Run
         lease.end()
 
 
-def _outcome(function: Callable[..., Any], signature: Signature, request: RunRequest, lease: _Lease) -> RunReply:
+def _outcome(function: Callable[..., Any], signature: Signature, request: RunRequest, lease: _LeaseCheck) -> RunReply:
     try:
         _call(function, signature, request, lease)
     except (Retry, Fail) as error:
@@ -199,7 +199,7 @@ def _outcome(function: Callable[..., Any], signature: Signature, request: RunReq
     return RunReply(how="returned")
 
 
-def _call(function: Callable[..., Any], signature: Signature, request: RunRequest, lease: _Lease) -> None:
+def _call(function: Callable[..., Any], signature: Signature, request: RunRequest, lease: _LeaseCheck) -> None:
     message = msgspec.structs.replace(request.message, argv=tuple(map(os.fsdecode, request.argv)))
     args: list[Any] = [message]
     kwargs: dict[str, Any] = {}
@@ -214,9 +214,8 @@ def _call(function: Callable[..., Any], signature: Signature, request: RunReques
         args.insert(
             0,
             Context(
-                message=message,
+                lease=Lease(message=message, token=request.token, expires_at=0.0),
                 task=request.name,
-                token=request.token,
                 deadline=request.deadline,
                 headers=headers,
                 max_tries=request.max_tries,
