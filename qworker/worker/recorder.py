@@ -18,7 +18,7 @@ from qworker.clock import Clock
 from qworker.history.batch import EventBatch
 from qworker.history.event import Kind
 from qworker.logs import one_line
-from qworker.message import SettleAction
+from qworker.message import OUTCOMES
 from qworker.worker.ack_columns import AckColumns, by_queue, task_column
 from qworker.worker.delivery import Delivery
 
@@ -34,12 +34,6 @@ _MOST_WITH_TEXT = 16
 _MOST_ERROR = 300
 
 _WITH_ERROR = frozenset({"retried", "failed", "lost"})
-_KINDS: dict[SettleAction, Kind] = {
-    SettleAction.ACK: "acked",
-    SettleAction.FAIL_TMP: "retried",
-    SettleAction.FAIL_PERM: "failed",
-    SettleAction.RELEASE: "released",
-}
 
 
 class Recorder:
@@ -134,7 +128,7 @@ class Recorder:
     def _record_ends(self, deliveries: Sequence[Delivery], at: float, reason: str | None) -> None:
         def kind_of(delivery: Delivery) -> tuple[Kind, bool]:
             settlement = delivery.settlement
-            kind: Kind = "lost" if reason is not None or settlement is None else _KINDS[settlement.action]
+            kind: Kind = "lost" if reason is not None or settlement is None else OUTCOMES[settlement.action]
             return kind, delivery not in self._recorded
 
         for (kind, begins), group in groupby(sorted(deliveries, key=kind_of), kind_of):

@@ -13,7 +13,7 @@ from typing import Any
 from qworker import log_events as events
 from qworker.failure_text import error_type, summary_of
 from qworker.logs import debug_enabled, one_line
-from qworker.message import SettleAction, Settlement
+from qworker.message import OUTCOMES, SettleAction, Settlement
 from qworker.worker.delivery import Delivery, Outcome
 from qworker.worker.outage import BACKEND_ERRORS
 from qworker.worker.state import WorkerState
@@ -23,12 +23,7 @@ __all__ = ["SENDERS", "Settler"]
 # Batches on their way at once: so many `run`s are to be started.
 SENDERS = 2
 
-_OUTCOMES: dict[SettleAction, Outcome] = {
-    SettleAction.ACK: Outcome.ACKED,
-    SettleAction.FAIL_TMP: Outcome.RETRIED,
-    SettleAction.FAIL_PERM: Outcome.FAILED,
-    SettleAction.RELEASE: Outcome.RELEASED,
-}
+_OUTCOMES = {action: Outcome(word) for action, word in OUTCOMES.items()}
 
 
 class Settler:
