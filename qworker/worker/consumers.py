@@ -1,7 +1,8 @@
-"""The consumers: as many persistent asyncio tasks as messages may run at once, taking from one deque.
+"""The consumers: persistent asyncio tasks, as many as messages can run at once, that take from one deque.
 
-No task is made per message, and no wake-up is sent per message: whoever finds the deque filled wakes two more, so that handlers
-that wait spread over all consumers in a few turns, and handlers that do not are run one after the other by one.
+No task is created per message, and no wake-up is sent per message: a consumer that finds the deque filled wakes two more.
+So handlers that wait spread over all consumers in a few turns, and handlers that never wait run one after the other in
+one consumer.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class _Executor(Protocol):
 
 
 class Consumers:
-    """Runs messages, each in a free consumer, or alone."""
+    """Runs each message in a free consumer, or alone."""
 
     def __init__(self, state: WorkerState, executor: _Executor) -> None:
         self._state = state
@@ -45,7 +46,7 @@ class Consumers:
         self._idle: list[asyncio.Future[None]] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._closing = False
-        # Consumers that have been woken and not come yet.
+        # Consumers that were woken and do not run yet.
         self._woken = 0
         self._loop = asyncio.get_running_loop()
         self._failed: asyncio.Future[None] = self._loop.create_future()
@@ -67,23 +68,23 @@ class Consumers:
             self._wake(len(self._queue))
 
     def release_waiting(self) -> None:
-        """Give back what has not been started."""
+        """Release the messages that have not started."""
         while self._queue:
             self._release(self._queue.popleft())
 
     def on_settled(self) -> None:
-        """Leases have ended: a message that is to run alone may be."""
+        """Let an isolated message run if it is the last one that is held."""
         if self._state.isolated is not None and len(self._held) <= 1:
             self._others_done.set()
 
     async def watch(self) -> None:
-        """Raise what ended a consumer: none ends by itself."""
+        """Wait for the error that ends a consumer, and raise it. No consumer ends by itself."""
         await self._failed
 
     async def close(self, patience: float) -> bool:
-        """End every consumer and wait up to `patience` seconds; False if a handler does not end.
+        """End every consumer. Return False if a handler does not end within `patience` seconds.
 
-        Handlers that are to be cancelled have been: a second cancellation would cut their clean-up short.
+        The caller has cancelled the handlers: a second cancellation would cut their clean-up short.
         """
         self._closing = True
         self.release_waiting()
@@ -102,7 +103,7 @@ class Consumers:
             try:
                 await self._work(task)
             except asyncio.CancelledError:
-                # Nobody cancels a consumer: it was meant for a handler that has ended.
+                # Consumers are never cancelled: it was meant for a handler that has ended.
                 await _clear_pending_cancellations(task)
 
     async def _work(self, task: asyncio.Task[None]) -> None:
@@ -146,7 +147,7 @@ class Consumers:
             if await self._wait_for_others():
                 await self._executor.run(delivery, task)
             else:
-                # What runs beside it takes long: meanwhile the queue must flow. Another worker may be free.
+                # The other messages take long, and the queue must flow meanwhile. Another worker may be free.
                 delivery.settle(SettleAction.RELEASE, delay=0.0 if self._closing else self._patience / 2)
         finally:
             self._state.isolated = None
@@ -163,7 +164,7 @@ class Consumers:
         return not self._closing
 
     async def _wait_for_thread(self, leftover: asyncio.Future[None]) -> None:
-        """A thread cannot be cancelled: its consumer stays in use until it ends."""
+        """Keep the consumer in use until its thread ends: a thread cannot be cancelled."""
         self._state.leftover_threads += 1
         try:
             await asyncio.wait((leftover, self._end), return_when=asyncio.FIRST_COMPLETED)
@@ -182,7 +183,7 @@ class Consumers:
 
     async def _rest(self) -> None:
         """Wait for a wake-up."""
-        # Of the last message nothing is to be kept.
+        # Keep nothing of the last message.
         RUNNING.set(None)
         woken: asyncio.Future[None] = self._loop.create_future()
         self._idle.append(woken)
@@ -195,7 +196,7 @@ class Consumers:
                 self._woken -= 1
 
     def _wake(self, work: int) -> None:
-        """Wake two consumers, unless as many are on their way as there are messages for."""
+        """Wake two consumers, unless as many as there are messages were woken already."""
         wanted = min(2, work - self._woken)
         while wanted > 0 and (self._idle or len(self._tasks) < self._limit):
             wanted -= 1
@@ -222,7 +223,7 @@ class Consumers:
 
 
 async def _clear_pending_cancellations(consumer: asyncio.Task[None]) -> None:
-    """Forget cancellations that were meant for a handler, so that the consumer's next message does not get them."""
+    """Drop cancellations that were meant for a handler, so that the next message does not get them."""
     try:
         # A handler that cancels its own task and returns leaves one that has not been delivered yet.
         await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""The executor: one message from its lease to its outcome, in named steps: resolve, validate, run, decide."""
+"""The executor: takes one message from its lease to its outcome, in named steps: resolve, validate, run, decide."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ from qworker.worker.state import WorkerState
 
 __all__ = ["Executor", "Runner"]
 
-# Seconds that a message which nobody here knows stays away from this queue's workers.
+# Seconds until a message whose task is unknown here can be leased again.
 _UNKNOWN_DELAY = 10.0
-# So many names are warned of: names come from outside.
+# The limit of logged names, because names come from outside.
 _MOST_WARNINGS = 1000
 
 
 class Runner(Protocol):
-    """Runs handlers somewhere else than on the loop."""
+    """Runs handlers in a thread or a process."""
 
     async def run(self, delivery: Delivery) -> BaseException | None:
-        """What the handler raised, or None."""
+        """Run the handler. Return what it raised, or None."""
         ...
 
 
@@ -45,8 +45,8 @@ class Executor:
     """Decides how messages end.
 
     Args:
-        state: the worker's state.
-        runners: by the handler's kind, for those that do not run on the loop.
+        state: The state of the worker.
+        runners: The runners of threads and processes, by the handler's kind.
     """
 
     def __init__(self, state: WorkerState, runners: Mapping[str, Runner]) -> None:
@@ -63,7 +63,7 @@ class Executor:
     # -- before ------------------------------------------------------------------------------------------------------
 
     def prepare(self, delivery: Delivery) -> bool:
-        """Resolve and validate; False: nothing is to be run, and the settlement is decided."""
+        """Resolve and validate. Return False if no handler is to run: then the settlement is decided."""
         try:
             return self._resolve(delivery) and self._has_tries_left(delivery)
         except BaseException as problem:  # noqa: BLE001 - an annotation's own code, a body that no memory is left for
@@ -71,7 +71,7 @@ class Executor:
             return False
 
     def is_last_attempt(self, delivery: Delivery) -> bool:
-        """Whether one more failure is the last: if this message kills workers, it must not take neighbours along."""
+        """Return whether one more failure is the last. If this message kills workers, it must not harm other messages."""
         tries = delivery.lease.message.tries
         return tries >= 1 and delivery.handler is not None and tries >= delivery.handler.options.max_tries - 1
 
@@ -110,7 +110,7 @@ class Executor:
         return True
 
     def _unknown(self, delivery: Delivery) -> bool:
-        """Leave it in the queue: another release of the app may know it."""
+        """Release it: another release of the app may know it."""
         queue = delivery.lease.message.queue
         name = delivery.task or f"(no envelope on {queue})"
         if name not in self._warned and len(self._warned) < _MOST_WARNINGS:
@@ -136,7 +136,7 @@ class Executor:
     # -- the attempt ----------------------------------------------------------------------------------------------------
 
     async def run(self, delivery: Delivery, consumer: asyncio.Task[None]) -> None:
-        """Run the handler of a prepared message and decide its outcome: afterwards it has a settlement, or is lost."""
+        """Run the handler of a prepared message and decide its outcome. Then it has a settlement, or its lease is lost."""
         handler = delivery.handler
         if handler is None or delivery.cancel_reason is not None:
             self._decide(delivery)
@@ -146,7 +146,7 @@ class Executor:
         if self._observers:
             self._notify_started(delivery)
         delivery.consumer = consumer
-        # Processes are waited for: their time begins when they have one.
+        # A process measures the timeout itself, because it may start late.
         timeout = handler.options.timeout if handler.kind != "process" else None
         timer = (
             None if timeout is None else consumer.get_loop().call_later(timeout, delivery.cancel, CancelReason.TIMEOUT)
@@ -196,7 +196,7 @@ class Executor:
         for observer in self._observers:
             try:
                 observer.handler_started(delivery)
-            except Exception as problem:  # noqa: BLE001 - whoever watches must not stop the work
+            except Exception as problem:  # noqa: BLE001 - an observer must not stop the work
                 self._log.error(
                     events.OBSERVER_FAILED,
                     **{events.ERROR_TYPE: type(problem).__name__, events.ERROR: summary_of(problem)},
@@ -222,7 +222,7 @@ class Executor:
             self._contain(delivery, problem)
 
     def _contain(self, delivery: Delivery, problem: BaseException) -> None:
-        """What goes wrong beside a handler is a failure of its message."""
+        """Fail a message because of an error outside of its handler."""
         if delivery.error is not None and problem.__context__ is None:
             problem.__context__ = delivery.error
         delivery.error = problem
@@ -233,7 +233,7 @@ class Executor:
             delivery.error = TimeoutError(f"timed out after {delivery.handler.options.timeout:g} seconds")
             self._fail(delivery, str(delivery.error))
         elif reason is not CancelReason.LOST:
-            # Nothing that a handler returns after its cancellation counts: it may have been cut short.
+            # What a handler returns after its cancellation does not count: it may have been cut short.
             delivery.settle(SettleAction.RELEASE)
 
     def _fail(
@@ -255,7 +255,8 @@ class Executor:
 class _HandlerCall:
     """Runs a handler's coroutine inside the consumer's task, in a copy of its context, and returns what it raised.
 
-    A task per message would do the same and cost several times as much. Context variables that a handler sets are gone with it.
+    A task per message would do the same and cost several times as much. Context variables that a handler sets are gone
+    when it ends.
     """
 
     __slots__ = ("_coroutine",)

@@ -1,7 +1,8 @@
 """The lease extender: extends leases from a thread of its own, so that a handler that blocks the event loop keeps its message.
 
-A lease is extended when a third of its visibility has gone at the latest. If it is lost, its handler is cancelled. If it could not be
-extended, its handler is cancelled before it expires, by the monotonic clock. Extending and settling one lease never overlap: see `stop_extending`.
+A lease is extended when a third of its visibility timeout has passed at the latest. If it is lost, its handler is
+cancelled. If it could not be extended, its handler is cancelled before it expires, by the monotonic clock. Extending and
+settling one lease never overlap: see `stop_extending`.
 """
 
 from __future__ import annotations
@@ -22,7 +23,6 @@ class LeaseExtender:
 
     def __init__(self, state: WorkerState) -> None:
         self._backend = state.backend
-        # Changed on the event loop's thread, read here.
         self._held = state.held
         self._visibility = state.options.visibility_timeout
         self._clock = state.clock
@@ -38,12 +38,12 @@ class LeaseExtender:
         self._thread = threading.Thread(target=self._work, name="qworker-keeper", daemon=True)
 
     def start(self) -> None:
-        """Begin to extend."""
+        """Start to extend."""
         self._loop = asyncio.get_running_loop()
         self._thread.start()
 
     async def stop(self, patience: float) -> bool:
-        """End the thread; False if it hangs in the store for more than `patience` seconds and is left to itself."""
+        """End the thread. Return False if it hangs in the store for more than `patience` seconds: then it is left alone."""
         self._stopping.set()
         until = self._clock.monotonic() + patience
         while self._thread.is_alive() and self._clock.monotonic() < until:
@@ -51,7 +51,7 @@ class LeaseExtender:
         return not self._thread.is_alive()
 
     def stop_extending(self, deliveries: Iterable[Delivery]) -> list[Delivery]:
-        """Let no new extension of these begin; return those whose extension is under way, to be withdrawn again later."""
+        """Let no new extension of these start. Return those whose extension is under way: call again for them later."""
         with self._lock:
             extending = self._extending
             busy: list[Delivery] = []
@@ -63,10 +63,10 @@ class LeaseExtender:
             return busy
 
     async def watch(self) -> None:
-        """Cancel what is about to expire; on the loop, because the thread may hang in the store.
+        """Cancel handlers whose lease is about to expire. It runs on the event loop, because the thread may hang in the store.
 
         Raises:
-            BaseException: what ended the thread.
+            BaseException: The error that ended the thread.
         """
         tick = min(self._visibility / 12, 1.0)
         margin = min(self._visibility / 6, 5.0)
@@ -90,7 +90,7 @@ class LeaseExtender:
             self._error = error
 
     def _leases_to_extend(self) -> list[Delivery]:
-        # The copy is one step under the interpreter's lock; the loop's thread goes on changing the set.
+        # The copy is one step under the interpreter's lock, while the loop's thread continues to change the set.
         with self._lock:
             before = self._clock.monotonic() - self._round
             due = [
@@ -128,7 +128,7 @@ class LeaseExtender:
             if loop is not None:
                 loop.call_soon_threadsafe(self._on_result, lost, extended)
         except RuntimeError:
-            # The loop has closed under a thread that hung in the store: nobody is left to be told.
+            # The loop has closed while the thread hung in the store, so no loop needs the result.
             if not self._stopping.is_set():
                 raise
 

@@ -22,7 +22,7 @@ class Reaper:
         self._draw = state.draw
 
     async def run(self) -> None:
-        """The loop."""
+        """Reap about once per interval until cancelled."""
         while True:
             pause = await self._round()
             await asyncio.sleep(pause)

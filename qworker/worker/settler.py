@@ -1,6 +1,7 @@
-"""The settler: outcomes are gathered per turn of the loop and sent to the store as one batch.
+"""The settler: collects the outcomes of one turn of the event loop and sends them to the store as one batch.
 
-While a batch is on its way the next one gathers, and at most two are on their way: a store that commits slowly gets larger batches.
+While a batch is on its way the next one is collected, and at most two are on their way. So a store that commits slowly
+gets larger batches.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from qworker.worker.state import WorkerState
 
 __all__ = ["SENDERS", "Settler"]
 
-# Batches on their way at once: so many `run`s are to be started.
+# Batches on their way at once: `run` is to be started so many times.
 SENDERS = 2
 
 _OUTCOMES = {action: Outcome(word) for action, word in OUTCOMES.items()}
@@ -30,8 +31,8 @@ class Settler:
     """Sends settlements, counts and logs how messages ended.
 
     Args:
-        state: the worker's state; a delivery leaves `held` when it is settled.
-        stop_extending: lets no new extension of these begin, and returns those that must wait until theirs is over.
+        state: The state of the worker. A delivery leaves `held` when it is settled.
+        stop_extending: Lets no new extension of these deliveries start. Returns those that must wait until theirs is over.
     """
 
     def __init__(self, state: WorkerState, stop_extending: Callable[[Iterable[Delivery]], list[Delivery]]) -> None:
@@ -58,27 +59,27 @@ class Settler:
         self._idle.set()
 
     def submit(self, delivery: Delivery) -> None:
-        """Take a delivery whose settlement is decided. Only on the loop's thread."""
+        """Take a delivery whose settlement is decided. Only on the event loop's thread."""
         if not self._pending:
             self._wake.set()
             self._idle.clear()
         self._pending.append(delivery)
 
     def drop_lost(self, delivery: Delivery, reason: str) -> None:
-        """Note a delivery that needs no settlement, since its lease is gone."""
+        """Drop a delivery that needs no settlement because its lease is gone."""
         self._held.discard(delivery)
         self._end_lost(delivery, events.LEASE_LOST, reason)
         self._events.messages_settled()
 
     def on_extended(self) -> None:
-        """An extension is over: what waited for it may be sent."""
+        """Submit the deliveries that waited for their extension."""
         if self._waiting:
             waiting, self._waiting = self._waiting, []
             for delivery in waiting:
                 self.submit(delivery)
 
     async def run(self) -> None:
-        """One sender's loop."""
+        """Send batches until cancelled."""
         while True:
             while not self._pending:
                 self._wake.clear()
@@ -86,7 +87,7 @@ class Settler:
             await self.send()
 
     async def flush(self, patience: float) -> bool:
-        """Wait until everything is settled; False if `patience` seconds were not enough."""
+        """Wait until everything is settled. Return False if `patience` seconds were not enough."""
         try:
             async with asyncio.timeout(patience):
                 await self._idle.wait()
@@ -95,7 +96,7 @@ class Settler:
         return True
 
     async def last_flush(self, patience: float) -> bool:
-        """Settle what is left when no `run` is there any more; False if `patience` seconds were not enough."""
+        """Settle what is left when no `run` is active. Return False if `patience` seconds were not enough."""
         try:
             async with asyncio.timeout(patience):
                 while self._pending or self._waiting:
@@ -118,7 +119,7 @@ class Settler:
         try:
             await self._send(batch)
         except BaseException:
-            # Cancelled, or a backend's bug: whoever flushes last may still get it through.
+            # Cancelled, or a bug of the backend: the last flush may still send it.
             self._pending[:0] = [delivery for delivery in batch if delivery in self._held]
             raise
         finally:
@@ -127,9 +128,9 @@ class Settler:
                 self._idle.set()
 
     async def _send(self, deliveries: list[Delivery]) -> None:
-        """Settle these: a batch that fails goes behind the others and halves the size of the next one; a success doubles it.
+        """Settle deliveries. A batch that fails goes behind the others and halves the size of the next one, a success doubles it.
 
-        So one settlement that the store cannot take holds up no other, and after an outage batches are soon as large as before.
+        So one settlement that the store cannot take delays no other, and soon after an outage batches are as large as before.
         """
         size = len(deliveries)
         while deliveries:
@@ -151,14 +152,14 @@ class Settler:
                 self._end(batch, refused, at)
 
     def _instead(self, delivery: Delivery, error: BaseException) -> list[Delivery]:
-        """Fail a message of which the store can never take the outcome; without one, its lease is left to expire."""
+        """Fail a message whose outcome the store can never take. If it cannot be failed, its lease is left to expire."""
         settlement = delivery.settlement
         if settlement is None or settlement.action is SettleAction.FAIL_PERM:
             self._abandon([delivery], error)
             return []
-        why = f"its outcome ({settlement.action.value}) cannot be stored: {one_line(str(error))}"
+        reason = f"its outcome ({settlement.action.value}) cannot be stored: {one_line(str(error))}"
         delivery.settle(
-            SettleAction.FAIL_PERM, error=why if settlement.error is None else f"{why}\n\n{settlement.error}"
+            SettleAction.FAIL_PERM, error=reason if settlement.error is None else f"{reason}\n\n{settlement.error}"
         )
         return [delivery]
 
@@ -246,7 +247,7 @@ class Settler:
         for observer in self._observers:
             try:
                 observer.message_settled(delivery, outcome, error, delivery.duration)
-            except Exception as problem:  # noqa: BLE001 - whoever watches must not stop the work
+            except Exception as problem:  # noqa: BLE001 - an observer must not stop the work
                 self._log.error(
                     events.OBSERVER_FAILED,
                     **{events.ERROR_TYPE: type(problem).__name__, events.ERROR: summary_of(problem)},
@@ -254,6 +255,6 @@ class Settler:
 
 
 def _is_final(error: BaseException) -> bool:
-    """Whether it is of the settlement and not of the store, and a repetition ends the same."""
+    """Return whether the settlement is the cause and not the store, so that a repetition ends the same."""
     cause = error if isinstance(error, OSError) else error.__cause__
     return isinstance(cause, OSError) and cause.errno == errno.ENAMETOOLONG
