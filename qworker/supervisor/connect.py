@@ -1,4 +1,4 @@
-"""The backend at a worker's start: reached at once, or, where the worker is to wait for it, when it is there."""
+"""The connection to the backend when a worker starts: at once, or, if the worker is to wait, when it can be reached."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ __all__ = ["connect"]
 async def connect(
     attempt_once: Callable[[], Coroutine[Any, Any, Backend]], *, waits: bool, stopping: asyncio.Event, outage: Outage
 ) -> Backend | None:
-    """The backend; None: the worker was told to end before it was there.
+    """Connect to the backend. Return None if the worker was stopped before.
 
     Args:
-        attempt_once: one attempt.
-        waits: whether to try again until it is there.
-        stopping: set when the worker is told to end.
-        outage: says once that it is away, and once that it is back.
+        attempt_once: Makes one attempt.
+        waits: Whether to try again until the backend can be reached.
+        stopping: Set when the worker is stopped.
+        outage: Logs the start and the end of an outage once.
 
     Raises:
-        BackendUnavailable: it is not there, and nobody waits for it.
-        BackendError: it is there, and refuses this user, or is newer than this release: waiting would not help.
+        BackendUnavailable: The backend cannot be reached, and the worker is not to wait.
+        BackendError: The backend refuses this user, or is newer than this release: to wait would not help.
     """
     ending = asyncio.create_task(stopping.wait())
     try:
@@ -55,5 +55,5 @@ async def _abandon(attempt: asyncio.Task[Backend]) -> None:
     attempt.cancel()
     await asyncio.wait({attempt})
     if not attempt.cancelled():
-        # It came to its end meanwhile, and whatever that was counts no more.
+        # It has ended meanwhile. Its result does not count any more.
         attempt.exception()

@@ -1,8 +1,8 @@
-"""The line between a supervisor and one worker process: a socket pair whose worker's end is inherited.
+"""The connection between a supervisor and one worker process: a socket pair, of which the worker inherits one end.
 
 The supervisor sends single bytes (`WorkerCommand`). The end of the stream means that it is dead. The worker sends JSON
-lines: one `WorkerReady` when it has reached its backend, and with `--health` a `Report` now and then. Signals alone would
-not do: a process group's SIGTERM reaches the worker directly and through its supervisor, and must not count as two.
+lines: one `WorkerReady` when it has reached its backend, and with `--health` a `Report` at intervals. Signals alone are
+not enough: a process group's SIGTERM reaches the worker directly and through its supervisor, and must not count twice.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from qworker.health.worker_report import Report
 
 __all__ = ["CONTROL_FD", "ControlClient", "Line", "WorkerCommand", "WorkerReady", "control_client_from_env"]
 
-# The environment variable that tells a process that it is a supervisor's worker.
+# Set in the environment of a supervisor's worker process.
 CONTROL_FD = "QWORKER_CONTROL_FD"
 
 _PR_SET_PDEATHSIG = 1
 
 
 class WorkerCommand(Enum):
-    """What a supervisor asks of a worker process."""
+    """A command of a supervisor to a worker process."""
 
     DRAIN = b"d"
     ABORT = b"a"
     QUIET = b"q"
     DUMP_STATUS = b"s"
-    # Drain, then begin again as a fresh process under the same id.
+    # Drain, then start again as a fresh process under the same id.
     RECYCLE = b"r"
 
 
@@ -51,16 +51,16 @@ Line = WorkerReady | Report
 
 
 class ControlClient:
-    """The worker's end. A thread listens, so that the supervisor's death is noticed while a handler blocks the loop."""
+    """The worker's end. A thread listens, so it notices the supervisor's death even if a handler blocks the loop."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
         self._listener: threading.Thread | None = None
-        # Reports come from a thread of their own; lines must not mix.
+        # Reports come from a thread of their own, and lines must not mix.
         self._sending = threading.Lock()
 
     def send(self, line: Line) -> None:
-        """Tell the supervisor, from any thread; its death is the listener's business."""
+        """Send a line to the supervisor, from any thread. The listener handles its death."""
         try:
             with self._sending:
                 self._socket.sendall(msgspec.json.encode(line) + b"\n")
@@ -68,7 +68,7 @@ class ControlClient:
             pass
 
     def listen(self, obey: Callable[[WorkerCommand], None], orphaned: Callable[[], None]) -> None:
-        """Call `obey` for each command and `orphaned` at the supervisor's death, both in a thread of their own."""
+        """Call `obey` for each command, and `orphaned` when the supervisor dies, in a thread of their own."""
         self._listener = threading.Thread(
             target=self._listen, args=(obey, orphaned), name="qworker-control", daemon=True
         )
@@ -87,19 +87,19 @@ class ControlClient:
                 obey(WorkerCommand(bytes([byte])))
 
     def keep_across_exec(self) -> None:
-        """Let the process that replaces this one inherit the line."""
+        """Let the process that replaces this one inherit the socket."""
         os.set_inheritable(self._socket.fileno(), True)
         os.environ[CONTROL_FD] = str(self._socket.fileno())
 
 
 def control_client_from_env() -> ControlClient | None:
-    """The line to this process's supervisor; None without one."""
-    # Taken out of the environment: a qworker that a handler starts is nobody's worker.
+    """Return the connection to this process's supervisor, or None if it has none."""
+    # Removed from the environment: a qworker that a handler starts is no supervisor's worker.
     number = os.environ.pop(CONTROL_FD, None)
     if number is None:
         return None
     sock = socket.socket(fileno=int(number))
-    # Not for the processes that handlers start: an inherited end would hide this process's death.
+    # The processes that handlers start must not inherit it: that would hide this process's death.
     sock.set_inheritable(False)
     _die_with_parent()
     return ControlClient(sock)

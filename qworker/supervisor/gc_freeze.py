@@ -8,9 +8,10 @@ __all__ = ["freeze_loaded_modules"]
 
 
 def freeze_loaded_modules() -> None:
-    """Take what is in memory by now, imported modules above all, out of the collector's sight for good.
+    """Exclude everything that is in memory now, mostly imported modules, from garbage collection.
 
-    A full pass goes through all of it, for tens of milliseconds in which no handler begins, and finds that nothing of it has gone.
+    A full pass would check all of it and find nothing to free. It takes tens of milliseconds, in which no handler
+    starts.
     """
     gc.collect()
     gc.freeze()

@@ -1,4 +1,4 @@
-"""Noticing that the source has changed, for `--reload`."""
+"""Changes of the source files, for `--reload`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _DEBOUNCE_MS = 200
 
 
 async def watch_files() -> AsyncIterator[list[str]]:
-    """The Python files under the working directory that have changed, batch by batch."""
+    """Yield the Python files under the working directory that have changed, batch by batch."""
     here = working_directory()
     # trio, which is not installed, leaves a hole in its type.
     async for batch in watchfiles.awatch(  # pyright: ignore[reportUnknownMemberType]

@@ -1,7 +1,7 @@
-"""The supervisor: starts worker processes, replaces those that die, and hands on what it is told.
+"""The supervisor: starts worker processes, replaces those that die, and forwards signals to them.
 
-It runs no user code and imports no app, so that nothing but its own code can end it. All of its state changes in `_step`, which runs
-after each event and at each deadline. Under a container's first process id it reaps every orphan, as an init does.
+It runs no user code and imports no app, so only its own code can end it. All of its state changes in `_step`, which
+runs after each event and at each deadline. As the first process of a container it reaps every orphan, as an init does.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ __all__ = ["Supervisor"]
 _KILL_MARGIN_S = 10.0
 # The same after a second signal.
 _ABORT_MARGIN_S = 15.0
-# Seconds between two looks at the backlog; more where a look takes long, so that looking costs at most 2 %.
+# Seconds between two checks of the backlog. More if a check takes long, so that they cost at most 2 % of the time.
 _LOOK_EVERY_S = 2.0
 _LOOK_SHARE = 0.02
 
 
 class Supervisor:
-    """Runs between `settings.workers[0]` and `settings.workers[1]` worker processes until it is told to stop."""
+    """Runs between `settings.workers[0]` and `settings.workers[1]` worker processes until it is stopped."""
 
     def __init__(
         self,
@@ -59,12 +59,12 @@ class Supervisor:
         self._slots = [Slot(number) for number in range(least)]
         self._retired: list[Slot] = []
         self._changed = asyncio.Event()
-        # Monotonic seconds at which whoever is left is killed; None: nobody was told to stop.
+        # Monotonic seconds at which the remaining processes are killed. None: the supervisor is not stopping.
         self._kill_at: float | None = None
         self._signals = 0
         self._status = ExitStatus.CLEAN
         self._ever_ready = False
-        # The status is that of the first process, which could not start.
+        # Whether the status is that of the first process, which could not start.
         self._gave_up = False
         self._helpers: set[asyncio.Task[None]] = set()
         self._fleet = Fleet(now)
@@ -74,8 +74,8 @@ class Supervisor:
         """Supervise.
 
         Returns:
-            CLEAN; the first process's own status when it could not even start; DRAIN_TIMED_OUT when one had to be killed or said
-            so itself; CRASH when one crashed while it was stopping.
+            CLEAN. The status of the first process if it could not start. DRAIN_TIMED_OUT if a process had to be killed
+            or ended with this status. CRASH if one crashed while it was stopping.
         """
         configure(self._settings.log_json, self._settings.log_level)
         self._log = self._log.bind(supervisor=os.getpid())
@@ -103,7 +103,7 @@ class Supervisor:
         loop.add_signal_handler(signal.SIGTSTP, self._send_all, WorkerCommand.QUIET)
         loop.add_signal_handler(signal.SIGUSR1, self._send_all, WorkerCommand.DUMP_STATUS)
         loop.add_signal_handler(signal.SIGCHLD, self._changed.set)
-        # Whoever started this process may have blocked them.
+        # The parent process may have blocked them.
         deliver_signals()
         if self._settings.reload:
             self._start(self._watch_sources())
@@ -121,7 +121,7 @@ class Supervisor:
     # -- one step ----------------------------------------------------------------------------------------------------
 
     def _step(self, loop: asyncio.AbstractEventLoop) -> bool:
-        """Reap, start and kill what is due; False when nothing is left to supervise."""
+        """Reap, start and kill the processes that are due. Return False if none is left to supervise."""
         self._reap()
         now = self._now()
         if self._kill_at is None:
@@ -151,7 +151,7 @@ class Supervisor:
                 self._log.info("worker_process_started", slot=slot.number, pid=slot.process.pid)
 
     def _resize(self) -> None:
-        """Have as many slots as the scaler says; those beyond are retired when their process has drained."""
+        """Adjust the number of slots to the scaler's target. Excess slots retire when their process has drained."""
         while len(self._slots) < self._scaler.target:
             self._slots.append(Slot(len(self._slots)))
         while len(self._slots) > self._scaler.target:
@@ -166,7 +166,7 @@ class Supervisor:
     # -- processes that end ------------------------------------------------------------------------------------------
 
     def _reap(self) -> None:
-        """Take every child that has died, ours and, as an init, those that were left to us."""
+        """Reap every child process that has died: our own and, as an init, orphans."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -212,7 +212,7 @@ class Supervisor:
             self._status = ExitStatus.CRASH
 
     def _give_up(self, slot: Slot, status: ExitStatus) -> None:
-        """What keeps a process from its first start keeps the others from theirs: end, unless a change of the source may fix it."""
+        """End, because no other process could start either. With --reload, wait for a change of the source instead."""
         if status is ExitStatus.USAGE and self._settings.reload:
             slot.not_before = float("inf")
             self._log.info("waiting_for_source_change", slot=slot.number)
@@ -221,7 +221,7 @@ class Supervisor:
         self._gave_up = True
         self._stop(WorkerCommand.DRAIN, _KILL_MARGIN_S)
 
-    # -- events ----------------------------------------------------------------------------------------------------------
+    # -- events ------------------------------------------------------------------------------------------------------
 
     def _on_ready(self, ready: WorkerReady) -> None:
         if not self._ever_ready and self._scaler.least < self._scaler.most:

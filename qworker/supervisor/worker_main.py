@@ -1,7 +1,7 @@
 """One worker in this process: its signals, its limits, its end.
 
-The same code runs under a supervisor and without one. The first SIGTERM, SIGINT or SIGHUP drains, a second cancels the handlers and
-releases their messages; SIGTSTP quiets; SIGUSR1 reports.
+The same code runs under a supervisor and without one. The first SIGTERM, SIGINT or SIGHUP drains, and a second one
+cancels the handlers and releases their messages. SIGTSTP stops leasing. SIGUSR1 dumps the status.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from qworker.worker.outage import Outage
 __all__ = ["run_single"]
 
 _MEMORY_EVERY_S = 1.0
-# A worker whose supervisor is dead and whose loop is blocked gets this much longer than its grace period.
+# Seconds beyond its grace period for a worker whose supervisor is dead and whose event loop is blocked.
 _ORPHAN_MARGIN_S = 10.0
 
 
@@ -55,19 +55,19 @@ class _ExitReason(Enum):
 
 
 def run_single(load: Callable[[], Tasks], settings: RunSettings, control: ControlClient | None = None) -> ExitStatus:
-    """Run a worker until it is told to stop, or, with `burst`, until nothing is left to do.
+    """Run a worker until it is stopped or, with `burst`, until nothing is left to do.
 
     Args:
-        load: imports the app.
-        settings: the options of `qworker run`.
-        control: the line to the supervisor, if there is one.
+        load: Imports the app.
+        settings: The options of `qworker run`.
+        control: The connection to the supervisor, if there is one.
 
     Returns:
         CLEAN or DRAIN_TIMED_OUT. A recycled worker does not return: a fresh process takes its place.
 
     Raises:
-        AppImportError: the app cannot be imported; with `reload`, only under a supervisor, which waits for the fix.
-        BackendError: the backend cannot be reached at the start, and nobody waits for it.
+        AppImportError: The app cannot be imported. With `reload`, only under a supervisor, which waits for the fix.
+        BackendError: The backend cannot be reached at the start, and the worker is not to wait for it.
     """
     deliver_signals(early=True)
     configure(settings.log_json, settings.log_level)
@@ -113,7 +113,7 @@ def _run(
 
 
 def _outlet(watch: Watch, settings: RunSettings, control: ControlClient | None) -> Outlet | None:
-    """Where this process tells of itself; None: nobody asks."""
+    """Return where this process reports its health, or None without `--health`."""
     if settings.health is None:
         return None
     if control is not None:
@@ -169,13 +169,13 @@ class _WorkerMain:
         counts = self._worker.counts
         return self._recycle or (limit is not None and counts.leased - counts.released >= limit)
 
-    # -- events ----------------------------------------------------------------------------------------------------------
+    # -- events ------------------------------------------------------------------------------------------------------
 
     def _on_signal(self, number: int) -> None:
         if number == signal.SIGTSTP:
             self._worker.quiet()
             return
-        # Under a supervisor a signal may arrive twice, once by way of the process group: only the line says abort.
+        # Under a supervisor a signal may arrive twice, once through the process group: only a command aborts.
         if self._control is not None or not self._signals:
             self._drain()
         else:
@@ -204,7 +204,7 @@ class _WorkerMain:
             try:
                 os.write(2, format_status(self._worker.running_messages(), self._loop, frame).encode())
             except OSError:
-                # A handler was interrupted for this: that standard error is gone must not end it.
+                # A handler was interrupted for this. A closed standard error must not end it.
                 pass
 
     def _listen(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -227,7 +227,7 @@ class _WorkerMain:
         self._control.listen(obey, partial(self._on_orphaned, loop))
 
     def _on_orphaned(self, loop: asyncio.AbstractEventLoop) -> None:
-        """The supervisor is dead: drain, and end even if a handler never gives the loop back. In a thread of its own."""
+        """Drain because the supervisor is dead, and end even if a handler blocks the loop. In the listener's thread."""
         _call_soon(loop, self._drain)
         deadline = threading.Timer(self._settings.shutdown_timeout + _ORPHAN_MARGIN_S, os._exit, [ExitStatus.CRASH])
         deadline.daemon = True
@@ -255,7 +255,7 @@ class _WorkerMain:
                     self._log.error("watcher_failed", error=repr(outcome))
 
     async def _watch_memory(self, limit_mb: float) -> None:
-        # Not at once: under a limit that a fresh process exceeds already, some work is still done between two replacements.
+        # Not at once: if a fresh process already exceeds the limit, it still does some work before its replacement.
         await asyncio.sleep(_MEMORY_EVERY_S)
         while (used := _resident_mb()) <= limit_mb:
             await asyncio.sleep(_MEMORY_EVERY_S)
@@ -281,19 +281,19 @@ def _call_soon(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) ->
     try:
         loop.call_soon_threadsafe(callback)
     except RuntimeError:
-        # The loop is closed: the process is on its way out already.
+        # The loop is closed: the process is already ending.
         return
 
 
 def _resident_mb() -> float:
-    """This process's resident memory in MB."""
+    """Return the resident memory of this process in MB."""
     with open("/proc/self/statm", "rb") as file:
         pages = int(file.read().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
 def _exit_if_threads_remain(status: ExitStatus) -> None:
-    """End now if a handler's thread still runs: it cannot be cancelled, and its message is released or left to expire."""
+    """Exit now if a handler's thread still runs: it cannot be cancelled. Its message was released, or will expire."""
     if status is ExitStatus.DRAIN_TIMED_OUT:
         flush_all()
         os._exit(status)

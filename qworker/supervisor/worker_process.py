@@ -18,7 +18,7 @@ from qworker.supervisor.reexec import command_line
 
 __all__ = ["Slot", "WorkerProcess"]
 
-# A process that was ready for so many seconds began well: whatever has ended it, the next one may begin at once.
+# A process that was ready for so many seconds started well. Whatever ended it, the next one may start at once.
 _STABLE_S = 1.0
 _BACKOFF = Backoff(initial=0.5, maximum=30.0)
 
@@ -26,7 +26,7 @@ _BACKOFF = Backoff(initial=0.5, maximum=30.0)
 class WorkerProcess:
     """A worker process that has been started and not yet reaped.
 
-    It leads a process group of its own, so that Ctrl-C and a terminal's signals reach it through the supervisor only.
+    It leads its own process group, so Ctrl-C and a terminal's signals reach it only through the supervisor.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class WorkerProcess:
         self.pid = self._process.pid
         # Monotonic seconds at which it had reached its backend.
         self.ready_at: float | None = None
-        # It was told to end.
+        # Whether it was asked to end.
         self.ending = False
         self._line = ours
         self._loop = loop
@@ -65,31 +65,31 @@ class WorkerProcess:
         loop.add_reader(ours, self._read)
 
     def send(self, command: WorkerCommand) -> None:
-        """Send a command. A process that is about to be reaped hears nothing, and need not."""
+        """Send a command. A process that has died and is not reaped yet does not get it."""
         if command in {WorkerCommand.DRAIN, WorkerCommand.ABORT}:
             self.ending = True
         try:
             self._line.send(command.value)
         except (BrokenPipeError, ConnectionResetError, BlockingIOError):
-            # Blocked: it has not read thousands of commands, and the deadline that follows the first ones will end it.
+            # Blocked: it has not read thousands of commands. The deadline of the first ones will end it.
             pass
 
     def kill(self) -> None:
-        """End it now. It is not reaped yet, so that its id is its own."""
+        """Kill it. Its id is still its own, because it is not reaped yet."""
         os.kill(self.pid, signal.SIGKILL)
 
     def mark_reaped(self, code: int) -> None:
-        """Forget it: the kernel has."""
+        """Release its resources after the kernel has."""
         # Popen would otherwise wait for it again, and warn.
         self._process.returncode = code
-        # Its last report may still be on the line.
+        # Its last report may still be in the socket.
         while self._read():
             pass
         self._loop.remove_reader(self._line)
         self._line.close()
 
     def _read(self) -> bool:
-        """Take what has come; False: nothing has."""
+        """Read the lines that have arrived. Return False if there are none."""
         try:
             received = self._line.recv(65536)
         except BlockingIOError:
@@ -97,7 +97,7 @@ class WorkerProcess:
         except ConnectionResetError:
             received = b""
         if not received:
-            # Its end is closed: SIGCHLD says the rest. A readable end of file would only spin.
+            # Its end is closed, and SIGCHLD follows. A readable end of file would only spin.
             self._loop.remove_reader(self._line)
             return False
         *lines, self._received = (self._received + received).split(b"\n")
@@ -112,24 +112,24 @@ class WorkerProcess:
 
 
 class Slot:
-    """A place for one worker process, and when it may be filled again."""
+    """A place for one worker process, with the time at which the next one may start."""
 
     def __init__(self, number: int) -> None:
         self.number = number
         self.process: WorkerProcess | None = None
         # Monotonic seconds before which no process is started here.
         self.not_before = 0.0
-        # With `burst`: its process found nothing more to do.
+        # With `burst`: whether its process found nothing more to do.
         self.finished = False
         self._failures = 0
 
     def on_process_exit(self, now: float, *, crashed: bool, draw: float) -> float:
-        """Its process is gone: the seconds until the next one starts.
+        """Remove the process, which has ended. Return the seconds until the next one starts.
 
         Args:
-            now: monotonic seconds.
-            crashed: whether it ended badly.
-            draw: uniform from [0, 1), so that processes that crash together do not start together.
+            now: Monotonic seconds.
+            crashed: Whether the process failed.
+            draw: A uniform number from [0, 1), so that processes that crash together do not start together.
         """
         process, self.process = self.process, None
         stable = process is not None and process.ready_at is not None and now - process.ready_at >= _STABLE_S

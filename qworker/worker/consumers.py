@@ -1,8 +1,8 @@
 """The consumers: persistent asyncio tasks, as many as messages can run at once, that take from one deque.
 
-No task is created per message, and no wake-up is sent per message: a consumer that finds the deque filled wakes two more.
-So handlers that wait spread over all consumers in a few turns, and handlers that never wait run one after the other in
-one consumer.
+No task is created per message, and no wake-up is sent per message: a consumer that finds the deque filled wakes two
+more. So handlers that wait spread over all consumers in a few turns, and handlers that never wait run one after the
+other in one consumer.
 """
 
 from __future__ import annotations

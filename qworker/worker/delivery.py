@@ -73,7 +73,7 @@ class Delivery(msgspec.Struct, eq=False):
         self.settlement = Settlement(lease=self.lease, action=action, delay=delay, error=error)
 
     def is_lost(self, now: float) -> bool:
-        """Return whether its lease is lost or expired at a monotonic time, or its settlement is decided. From any thread."""
+        """Return whether the lease is over at a monotonic time: lost, expired, or to be settled. From any thread."""
         return self.cancel_reason is CancelReason.LOST or self.settlement is not None or now >= self.expires
 
     @property
@@ -169,7 +169,7 @@ class Observer(Protocol):
 
 
 class LeaseListener(Protocol):
-    """Hears of a worker's leases, a batch at a time, on the event loop's thread. It must be quick, and must not raise."""
+    """Hears of a worker's leases in batches, on the event loop's thread. It must be quick, and must not raise."""
 
     def leases_taken(self) -> None:
         """Messages were leased. They are held from now on."""
@@ -180,7 +180,13 @@ class LeaseListener(Protocol):
         ...
 
     def leases_settled(self, deliveries: Sequence[Delivery], at: float, acked: bool) -> None:
-        """The leases of these deliveries have ended, with the settlements that were sent at `at`. `acked`: all are acks."""
+        """The leases of these deliveries have ended.
+
+        Args:
+            deliveries: The deliveries, with their settlements.
+            at: Unix seconds at which the settlements were sent.
+            acked: Whether all of them are acks.
+        """
         ...
 
     def lease_lost(self, delivery: Delivery, reason: str) -> None:

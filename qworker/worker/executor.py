@@ -71,7 +71,7 @@ class Executor:
             return False
 
     def is_last_attempt(self, delivery: Delivery) -> bool:
-        """Return whether one more failure is the last. If this message kills workers, it must not harm other messages."""
+        """Return whether one more failure is the last. A message that kills workers must not harm other messages."""
         tries = delivery.lease.message.tries
         return tries >= 1 and delivery.handler is not None and tries >= delivery.handler.options.max_tries - 1
 
@@ -128,15 +128,18 @@ class Executor:
             return True
         delivery.settle(
             SettleAction.FAIL_PERM,
-            error=f"max_tries reached ({tries} of {allowed}). The last worker died or its lease expired, so this message may be"
-            " killing its workers. It was not run again.",
+            error=f"max_tries reached ({tries} of {allowed}). The last worker died or its lease expired, so this"
+            " message may be killing its workers. It was not run again.",
         )
         return False
 
-    # -- the attempt ----------------------------------------------------------------------------------------------------
+    # -- the attempt -------------------------------------------------------------------------------------------------
 
     async def run(self, delivery: Delivery, consumer: asyncio.Task[None]) -> None:
-        """Run the handler of a prepared message and decide its outcome. Then it has a settlement, or its lease is lost."""
+        """Run the handler of a prepared message and decide its outcome.
+
+        Then the delivery has a settlement, or its lease is lost.
+        """
         handler = delivery.handler
         if handler is None or delivery.cancel_reason is not None:
             self._decide(delivery)
@@ -146,7 +149,7 @@ class Executor:
         if self._observers:
             self._notify_started(delivery)
         delivery.consumer = consumer
-        # A process measures the timeout itself, because it may start late.
+        # The timeout of a process starts when the message has one: see `ProcessRunner`.
         timeout = handler.options.timeout if handler.kind != "process" else None
         timer = (
             None if timeout is None else consumer.get_loop().call_later(timeout, delivery.cancel, CancelReason.TIMEOUT)
@@ -158,8 +161,9 @@ class Executor:
         except GeneratorExit:
             # The loop has closed under the consumer.
             raise
-        except BaseException as error:  # noqa: BLE001 - it cannot be called, or no thread is to be had: its message's outcome
-            # Or a cancellation of a call that waits for a thread or process, or a stray one, which the consumer clears.
+        except BaseException as error:  # noqa: BLE001 - it is the message's outcome
+            # It cannot be called, or no thread can be started. Or a cancellation of a call that waits for a thread or
+            # process, or a stray one, which the consumer clears.
             delivery.error = error
         finally:
             delivery.consumer = None
@@ -218,7 +222,7 @@ class Executor:
                 self._fail(delivery, reason, delay=delay)
             else:
                 self._fail(delivery, failure_text(error))
-        except BaseException as problem:  # noqa: BLE001 - of a subclass of Retry, or a backoff: the message fails, not its neighbours
+        except BaseException as problem:  # noqa: BLE001 - a bug of a Retry or a backoff fails only this message
             self._contain(delivery, problem)
 
     def _contain(self, delivery: Delivery, problem: BaseException) -> None:

@@ -20,7 +20,8 @@ T = TypeVar("T")
 _LONGEST_WAIT = 1.0
 # Seconds between two checks of a burst that may be over.
 _BURST_PAUSE = 0.05
-# A wait that ends within so many seconds and gives nothing was in vain. The second one in a row is followed by a pause as long.
+# A wait that ends within so many seconds and gives nothing was in vain. After the second one in a row, the feeder
+# pauses for as long.
 _AT_ONCE = 0.001
 
 
@@ -97,8 +98,8 @@ class Feeder:
         self._more = len(leases) >= room
         if leases:
             self._events.messages_leased(leases, began)
-        # The consumers first: to start the next wait costs a store more than to start a handler. And always, but not too
-        # often: a store may report at once that it has something, and give nothing.
+        # The consumers first: to start the next wait costs a store more than to start a handler. And always, but not
+        # too often: a store may report at once that it has something, and give nothing.
         in_vain = waited and not leases and self._clock.monotonic() - began < _AT_ONCE
         self._in_vain = self._in_vain + 1 if in_vain else 0
         await asyncio.sleep(_AT_ONCE if self._in_vain > 1 else 0)
@@ -147,7 +148,7 @@ class Feeder:
         if len(self._queues) == 1:
             queue = self._queues[0]
             return await self._interruptible(self._backend.lease(queue, room, self._visibility, timeout)) or []
-        # A queue that refuses to lease may report at once that it has something: it is tried after each wait for the others.
+        # A queue that refuses to lease may report at once that it has something: it is tried after each other wait.
         well = [queue for queue in self._queues if queue not in self._failing] or list(self._queues)
         await self._interruptible(self._backend.wait(well, timeout))
         # The next turn leases, because the capacity may have changed.

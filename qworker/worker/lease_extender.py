@@ -1,8 +1,8 @@
-"""The lease extender: extends leases from a thread of its own, so that a handler that blocks the event loop keeps its message.
+"""The lease extender: a thread that extends leases, so that a handler that blocks the event loop keeps its message.
 
 A lease is extended when a third of its visibility timeout has passed at the latest. If it is lost, its handler is
-cancelled. If it could not be extended, its handler is cancelled before it expires, by the monotonic clock. Extending and
-settling one lease never overlap: see `stop_extending`.
+cancelled. If it could not be extended, its handler is cancelled before it expires, by the monotonic clock. The
+extension and the settlement of one lease never overlap: see `stop_extending`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class LeaseExtender:
         self._thread.start()
 
     async def stop(self, patience: float) -> bool:
-        """End the thread. Return False if it hangs in the store for more than `patience` seconds: then it is left alone."""
+        """End the thread. Return False if it hangs in the store for more than `patience` seconds."""
         self._stopping.set()
         until = self._clock.monotonic() + patience
         while self._thread.is_alive() and self._clock.monotonic() < until:
@@ -63,7 +63,7 @@ class LeaseExtender:
             return busy
 
     async def watch(self) -> None:
-        """Cancel handlers whose lease is about to expire. It runs on the event loop, because the thread may hang in the store.
+        """Cancel handlers whose lease is about to expire: on the event loop, because the thread may hang in the store.
 
         Raises:
             BaseException: The error that ended the thread.

@@ -40,7 +40,7 @@ class WorkerLoops:
         self.reaper = Reaper(state)
 
     def background(self) -> list[Callable[[], Any]]:
-        """Return the loops that run while the feeder feeds and the handlers finish. Only an error or a cancellation ends them."""
+        """Return the loops that run with the feeder and until the handlers have finished. None ends by itself."""
         return [*[self.settler.run] * SENDERS, self.lease_extender.watch, self.reaper.run, self.consumers.watch]
 
     def quiet(self) -> None:
@@ -60,7 +60,7 @@ class WorkerLoops:
         return not held
 
     async def cancel_handlers(self, patience: float) -> bool:
-        """Cancel the handlers and release their messages. Return False if a handler has not ended within `patience` seconds.
+        """Cancel the handlers and release their messages. Return False if one does not end within `patience` seconds.
 
         Idempotent: each handler is cancelled once, so that its clean-up is not cut short.
         """

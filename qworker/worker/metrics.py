@@ -1,7 +1,7 @@
-"""Counting what a worker does, cheaply: one look-up and a few additions a message.
+"""Counts of what a worker does, at the cost of one look-up and a few additions per message.
 
-Nothing here knows who reads: `qworker.health` makes Prometheus' text of it, `qworker.worker.telemetry` OpenTelemetry's instruments.
-The labels are a queue that the worker was told to work on and a task that the app registers: nothing that a message brings.
+`qworker.health` formats them for Prometheus, and `qworker.worker.telemetry` feeds OpenTelemetry's instruments. The
+labels are a queue of the worker's options and a task that the app registers, and nothing that comes from a message.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class TaskCounts(msgspec.Struct):
     """What one task's messages on one queue came to, since the process began."""
 
     queue: str
-    # A registered name, or "" for what nobody here knows.
+    # A registered name, or "" if no handler was found.
     task: str
     acked: int = 0
     retried: int = 0

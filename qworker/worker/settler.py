@@ -32,7 +32,7 @@ class Settler:
 
     Args:
         state: The state of the worker. A delivery leaves `held` when it is settled.
-        stop_extending: Lets no new extension of these deliveries start. Returns those that must wait until theirs is over.
+        stop_extending: Lets no new extension of these deliveries start. Returns those whose extension is under way.
     """
 
     def __init__(self, state: WorkerState, stop_extending: Callable[[Iterable[Delivery]], list[Delivery]]) -> None:
@@ -128,9 +128,10 @@ class Settler:
                 self._idle.set()
 
     async def _send(self, deliveries: list[Delivery]) -> None:
-        """Settle deliveries. A batch that fails goes behind the others and halves the size of the next one, a success doubles it.
+        """Settle deliveries in batches.
 
-        So one settlement that the store cannot take delays no other, and soon after an outage batches are as large as before.
+        A batch that fails goes behind the others and halves the size of the next one, and a success doubles it. So one
+        settlement that the store cannot take delays no other, and soon after an outage batches are as large as before.
         """
         size = len(deliveries)
         while deliveries:
@@ -152,7 +153,7 @@ class Settler:
                 self._end(batch, refused, at)
 
     def _instead(self, delivery: Delivery, error: BaseException) -> list[Delivery]:
-        """Fail a message whose outcome the store can never take. If it cannot be failed, its lease is left to expire."""
+        """Fail a message whose outcome the store can never take. If it cannot be failed either, its lease expires."""
         settlement = delivery.settlement
         if settlement is None or settlement.action is SettleAction.FAIL_PERM:
             self._abandon([delivery], error)

@@ -18,7 +18,7 @@ __all__ = ["WorkerEvents", "WorkerState"]
 
 
 class WorkerEvents(Protocol):
-    """What happens in the loops of a worker. `WorkerLoops` decides which loop reacts. Only on the event loop's thread."""
+    """What happens in the loops of a worker, on the event loop's thread. `WorkerLoops` decides which loop reacts."""
 
     def messages_leased(self, leases: Sequence[Lease], began: float) -> None:
         """The store gave these leases. They began at this monotonic time at the latest."""

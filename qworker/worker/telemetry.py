@@ -1,6 +1,6 @@
-"""OpenTelemetry in a worker: the spans of deliveries, each of them a part of the trace of its enqueueing call, and the instruments.
+"""OpenTelemetry in a worker: instruments, and a span for each delivery in the trace of its enqueueing call.
 
-Only the API is imported, and only where the application has configured an SDK: otherwise a call costs one look-up, and a
+Only the API is imported, and only if the application has configured an SDK. Otherwise a call costs one look-up, and a
 message nothing. Names are those of the messaging semantic conventions where there are any, else `qworker.*`.
 """
 
@@ -137,7 +137,7 @@ class Tracer:
 
 
 class Meter:
-    """An `Observer` that feeds instruments. Counters are read when they are collected, and cost a message nothing more."""
+    """An `Observer` that feeds instruments. Counters are read only when they are collected."""
 
     def __init__(self, provider: Any) -> None:
         self._counts = Metrics()

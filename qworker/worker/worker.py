@@ -5,7 +5,8 @@
            lease extender: extends, in a thread ─────────┤
                    reaper: returns what has expired ─────┘
 
-Each loop is a file of its own and knows none of the others; here they are tied together, started, and stopped in order.
+Each loop is a file of its own and knows none of the others. `WorkerLoops` ties them together. Here they are started,
+and stopped in order.
 """
 
 from __future__ import annotations
@@ -45,18 +46,19 @@ _CANCEL_PATIENCE = 5.0
 _FLUSH_PATIENCE = 10.0
 # The same when nothing else is left to be done for the store.
 _LAST_PATIENCE = 3.0
-# A handler's thread that never waits gives the interpreter's lock to the lease extender after so many seconds, not after 5 ms.
+# Seconds after which a handler's thread that never waits gives the interpreter's lock to the lease extender. Python's
+# own default is 5 ms.
 _SWITCH_INTERVAL = 1e-3
 
 
 class Worker:
-    """Leases the messages of an app's queues and runs their handlers.
+    """A worker, which leases the messages of an app's queues and runs their handlers.
 
     Args:
-        tasks: the app; its backend is the one that handlers enqueue with.
-        options: how.
-        clock: both clocks.
-        draw: uniform numbers from [0, 1), for jitter.
+        tasks: The app. Its backend is the one that handlers enqueue with.
+        options: The options of the worker.
+        clock: The wall clock and the monotonic clock.
+        draw: Returns uniform numbers from [0, 1), for jitter.
     """
 
     def __init__(
@@ -113,7 +115,7 @@ class Worker:
 
     @property
     def state(self) -> Literal["starting", "working", "quiet", "draining"]:
-        """What it is at. From any thread."""
+        """What the worker does now. From any thread."""
         if self._draining:
             return "draining"
         if self._loops is None:
@@ -122,11 +124,11 @@ class Worker:
 
     @property
     def running_count(self) -> int:
-        """How many handlers are at work. From any thread."""
+        """The number of handlers that run now. From any thread."""
         return 0 if self._loops is None else len(self._loops.state.active)
 
     def running_messages(self) -> list[RunningMessage]:
-        """The handlers at work, oldest first."""
+        """Return the handlers that run now, oldest first."""
         if self._loops is None:
             return []
         now = self._clock.monotonic()
@@ -141,12 +143,12 @@ class Worker:
         """Work until drained.
 
         Returns:
-            True: everything that was begun is finished. False: the grace period ended or `cancel_handlers` was called, and what still
-            ran was cancelled and released.
+            True: every message that was started is finished. False: the grace period ended or `cancel_handlers` was
+            called, and the handlers that still ran were cancelled and their messages released.
 
         Raises:
-            BackendError: the store could not be reached at the start.
-            Exception: what ended a loop; unfinished messages were released where the store let it.
+            BackendError: The store could not be reached at the start.
+            Exception: The error that ended a loop. Unfinished messages were released if the store allowed it.
         """
         backend = await self._tasks.backend()
         for queue in self.queues:
@@ -180,7 +182,7 @@ class Worker:
         return finished
 
     def _start(self, backend: Backend, lifespan_value: Any) -> WorkerLoops:
-        # The lifespan may have configured it.
+        # The lifespan may have configured OpenTelemetry.
         self.observers.extend(telemetry.observers())
         options = self._options
         state = WorkerState(
@@ -224,16 +226,17 @@ class Worker:
             texts="retry_errors" in backend.deviations,
         )
 
-    # The order of the end. `_finish` is the way of a drained worker, `_stop` also that of one whose loop has failed.
+    # The order of the end. A drained worker goes through `_finish` and `_stop`, one whose loop has failed through
+    # `_stop`.
 
     async def _finish(self, loops: WorkerLoops) -> bool:
         # 1. The feeder has stopped: nothing more is leased.
         self.drain()
-        # 2. What is leased and not started goes back, its tries unchanged.
+        # 2. Messages that have not started are released, their tries unchanged.
         loops.consumers.release_waiting()
         # 3. Handlers finish, within the grace period; leases are extended and outcomes settled all the while.
         finished = await loops.wait_for_handlers(self._options.shutdown_timeout, self._aborting)
-        # 4. What still runs is cancelled and released, its tries unchanged.
+        # 4. Handlers that still run are cancelled and their messages released, their tries unchanged.
         ended = await loops.cancel_handlers(_CANCEL_PATIENCE)
         # 5. The last outcomes reach the store.
         flushed = await loops.settler.flush(_FLUSH_PATIENCE)
@@ -270,7 +273,7 @@ def _running_message(delivery: Delivery, now: float) -> RunningMessage:
 
 
 def _first_error(error: BaseException) -> BaseException:
-    """The first error of a group of groups: what ended the worker."""
+    """Return the first error of a group of groups: the one that ended the worker."""
     if isinstance(error, BaseExceptionGroup):
         errors = cast("tuple[BaseException, ...]", error.exceptions)  # pyright: ignore[reportUnknownMemberType]
         return _first_error(errors[0])

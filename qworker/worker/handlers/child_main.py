@@ -1,7 +1,8 @@
-"""A handler's own process: takes one message at a time from its parent's socket, runs the handler, answers with the outcome.
+"""A handler's own process: takes messages from its parent's socket, one at a time, and sends back the outcomes.
 
-Both directions carry a length (4 bytes, big endian) and a msgpack map: data only, no pickled objects. The process ends when the
-socket does, and is killed by the kernel (Linux) when its parent dies, so that no handler works on for a worker that is gone.
+Both directions carry a length (4 bytes, big endian) and a msgpack map: data only, no pickled objects. The process ends
+when the socket does. On Linux the kernel kills it when its parent dies, so that no handler continues for a worker that
+is gone.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _LENGTH = 4
 
 
 class ChildSetup(msgspec.Struct, frozen=True, kw_only=True):
-    """What a child is told once."""
+    """What the parent sends to a new process once."""
 
     # The script that its parent runs, for handlers that live there.
     main: str | None
@@ -48,7 +49,7 @@ class ChildSetup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One message to run."""
+    """A message whose handler is to run."""
 
     module: str
     qualname: str
@@ -66,7 +67,7 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Running:
-    """What log lines say of the message."""
+    """The source of the log fields of the message."""
 
     is_over = False
 
@@ -86,7 +87,7 @@ class _Running:
 
 
 class _LeaseCheck:
-    """The lease of the message that runs; the parent knows of it."""
+    """Checks the lease of the running message. The parent knows about it."""
 
     def __init__(self, parent: socket.socket) -> None:
         self._parent = parent
@@ -94,7 +95,7 @@ class _LeaseCheck:
         self._over = False
 
     def is_lost(self) -> bool:
-        """Ask the parent. From any of the handler's threads."""
+        """Ask the parent whether the lease is lost. From any of the handler's threads."""
         with self._lock:
             if self._over:
                 return True
@@ -106,13 +107,13 @@ class _LeaseCheck:
             return answer is None or msgspec.msgpack.decode(answer, type=bool)
 
     def end(self) -> None:
-        """Nothing is asked of the parent any more: it waits for the next message."""
+        """Ask the parent nothing more, because it waits for the next message."""
         with self._lock:
             self._over = True
 
 
 class RunReply(msgspec.Struct, frozen=True, kw_only=True):
-    """`begun` once the handler is imported, `check_lease` each time that it asks, and then how it ended."""
+    """`begun` when the handler is imported, `check_lease` each time that it checks its lease, and then how it ended."""
 
     how: Literal["begun", "check_lease", "returned", "retry", "fail", "raised"]
     reason: str = ""
@@ -121,9 +122,9 @@ class RunReply(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def main(descriptor: int) -> None:
-    """Serve one parent; returns when it is gone."""
-    # A Ctrl-C or a service manager's SIGTERM reaches the whole group; it is the parent that decides what it means here.
-    # Functions, not SIG_IGN: programs that a handler starts shall not inherit it.
+    """Serve one parent. Return when it is gone."""
+    # Ctrl-C or a service manager's SIGTERM reaches the whole group, and the parent decides what it means here.
+    # Functions, not SIG_IGN: programs that a handler starts must not inherit it.
     signal.signal(signal.SIGINT, _ignore_terminal_signals)
     signal.signal(signal.SIGTERM, _ignore_terminal_signals)
     with socket.socket(fileno=descriptor) as parent:
@@ -229,7 +230,7 @@ def _call(function: Callable[..., Any], signature: Signature, request: RunReques
 
 
 class _Handlers:
-    """Functions by module and name; a parent's script is run once, under another name than `__main__`."""
+    """Functions by module and name. The parent's script is run once, under another name than `__main__`."""
 
     def __init__(self, main_path: str | None, logging: tuple[bool | None, str] | None) -> None:
         self._main_path = main_path
@@ -238,7 +239,7 @@ class _Handlers:
         self._known: dict[tuple[str, str], tuple[Callable[..., Any], Signature]] = {}
 
     def found(self, module: str, qualname: str) -> tuple[Callable[..., Any], Signature]:
-        """The function of that name, and what it takes."""
+        """Return the function of that name, and its signature."""
         known = self._known.get((module, qualname))
         if known is None:
             known = self._known[module, qualname] = self._find(module, qualname)

@@ -1,7 +1,8 @@
-"""Running plain functions in processes, for work that holds the interpreter's lock.
+"""Plain functions run in processes, for work that holds the interpreter's lock.
 
-One message per process at a time, each over a socket of its own: a process that dies, or is killed because its time is up, takes
-no other message along, as it would in a pool with a common queue. Processes begin when they are needed and are used again.
+Each process has one message at a time, over a socket of its own. So a process that dies, or is killed because its time
+is up, harms no other message, as it would in a pool with a common queue. Processes start when they are needed and are
+reused.
 """
 
 from __future__ import annotations
@@ -29,17 +30,20 @@ from qworker.worker.handlers.child_main import ChildSetup, RunReply, RunRequest
 __all__ = ["ProcessRunner", "check_importable"]
 
 # Not `-m`: the child must look for modules where its parent does.
-_START = "import sys; sys.path[:] = sys.argv[2:]; from qworker.worker.handlers.child_main import main; main(int(sys.argv[1]))"
+_START = (
+    "import sys; sys.path[:] = sys.argv[2:];"
+    " from qworker.worker.handlers.child_main import main; main(int(sys.argv[1]))"
+)
 _LENGTH = 4
 # Seconds that processes without work get to end by themselves.
 _CLOSE_PATIENCE = 2.0
 
 
 def check_importable(handler: Handler) -> None:
-    """See that another process can find the handler's function.
+    """Check that another process can find the handler's function.
 
     Raises:
-        UsageError: it is defined inside another function, or in no file.
+        UsageError: It is defined inside another function, or in no file.
     """
     if handler.kind != "process":
         return
@@ -51,9 +55,9 @@ def check_importable(handler: Handler) -> None:
 
 
 def _flags() -> list[str]:
-    """The interpreter's flags (`-O`, `-X dev`, `-W error`), for a process that is to run handlers as this one would.
+    """Return the interpreter's flags (`-O`, `-X dev`, `-W error`), for a process that runs handlers as this one would.
 
-    The standard library has the list for multiprocessing, and no public name for it: without it there are none.
+    The standard library has the list for multiprocessing, but no public name for it. Without it there are none.
     """
     flags: Callable[[], list[str]] = getattr(subprocess, "_args_from_interpreter_flags", list)
     return flags()
@@ -121,7 +125,7 @@ class HandlerProcess:
         return self._process.poll() is None
 
     def hang_up(self) -> None:
-        """The process ends by itself when it has no work."""
+        """Close the socket: the process ends by itself when it has no work."""
         self._socket.close()
 
     def kill(self) -> None:
@@ -141,7 +145,7 @@ class HandlerProcess:
 
 
 class _Timer:
-    """A delivery's timeout, which starts with its handler: waiting for a process and importing the app do not count."""
+    """The timeout of a delivery, from the start of the handler: not while it waits for a process or imports the app."""
 
     def __init__(self, delivery: Delivery, timeout: float | None) -> None:
         self._delivery = delivery
@@ -160,17 +164,17 @@ class _Timer:
 
 
 class ProcessRunner:
-    """At most one process per processor, or per consumer if there are fewer."""
+    """Runs handlers in at most one process per processor, or per consumer if there are fewer consumers."""
 
     def __init__(self, limit: int, clock: Clock) -> None:
         self._clock = clock
         self._slots = asyncio.Semaphore(min(limit, len(os.sched_getaffinity(0))))
         self._idle: list[HandlerProcess] = []
-        # Told to end, and not yet gone.
+        # Processes that were asked to end and still run.
         self._ending: list[HandlerProcess] = []
 
     async def run(self, delivery: Delivery) -> BaseException | None:
-        """What the handler raised, or None. Cancelled, it kills the handler's process."""
+        """Run a handler. Return what it raised, or None. A cancellation kills the handler's process."""
         handler = delivery.handler
         assert handler is not None
         async with self._slots:

@@ -1,4 +1,4 @@
-"""Running plain functions in threads: one per busy consumer, never shared with commits or extensions."""
+"""Plain functions run in threads: one per busy consumer, never shared with commits or extensions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["ThreadRunner"]
 
 
 class _ThreadCall:
-    """One call on its way to a thread and back."""
+    """One call of a handler, on its way to a thread and back."""
 
     __slots__ = ("context", "delivery", "done", "error", "leftover")
 
@@ -24,19 +24,19 @@ class _ThreadCall:
         self.delivery = delivery
         self.context = contextvars.copy_context()
         self.done = done
-        # Made when the caller has gone before the end.
+        # Created if the caller is cancelled before the thread ends.
         self.leftover: asyncio.Future[None] | None = None
         self.error: BaseException | None = None
 
     def finish(self) -> None:
-        """On the loop: the thread has ended its call."""
+        """Report on the event loop that the thread has ended the call."""
         for future in (self.done, self.leftover):
             if future is not None and not future.done():
                 future.set_result(None)
 
 
 class ThreadRunner:
-    """Threads that begin when they are needed and stay.
+    """Runs handlers in threads, which start when they are needed and stay.
 
     They are daemons: a thread cannot be stopped, and one that hangs must not keep a drained worker from its end.
     """
@@ -52,7 +52,10 @@ class ThreadRunner:
         self._wake_pending = False
 
     async def run(self, delivery: Delivery) -> BaseException | None:
-        """What the handler raised, or None. Cancelled, it leaves the thread to itself, and `delivery.leftover` tells its end."""
+        """Run a handler. Return what it raised, or None.
+
+        A cancellation does not end the thread: `delivery.leftover` is done when the thread ends.
+        """
         loop = self._loop = asyncio.get_running_loop()
         call = _ThreadCall(delivery, loop.create_future())
         if self._busy >= self._threads and self._threads < self._limit:
@@ -76,7 +79,7 @@ class ThreadRunner:
         try:
             thread.start()
         except RuntimeError:
-            # The system gives no more: those that are there do the work.
+            # The system allows no more threads. The others do the work.
             if not self._threads:
                 raise
         else:
@@ -94,7 +97,7 @@ class ThreadRunner:
                 return
 
     def _wake_loop(self) -> bool:
-        """Wake the loop, once for all that end until it comes; False: it has closed, and nobody waits any more."""
+        """Wake the event loop once for all calls that end until it reacts. Return False if the loop has closed."""
         self._wake_pending = True
         try:
             if self._loop is not None:
@@ -104,7 +107,7 @@ class ThreadRunner:
         return True
 
     def _collect(self) -> None:
-        # In this order: what ends after the last look finds the flag down, and wakes the loop again.
+        # In this order: a call that ends after the last check finds the flag down, and wakes the loop again.
         self._wake_pending = False
         while self._ended:
             self._busy -= 1
