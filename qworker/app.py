@@ -1,4 +1,4 @@
-"""The app: a registry of tasks and handlers, and the way from a call to a backend."""
+"""The app: a registry of tasks and handlers, which opens the backend and enqueues calls."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from qworker.definition.callables import check_handler, handler_name
 from qworker.definition.hints import exact_options
 from qworker.definition.task_options import DEFAULT_MAX_TRIES
 from qworker.enqueue.portal import Portal
-from qworker.enqueue.tracing import imported, sending_many, trace_headers
+from qworker.enqueue.tracing import is_tracing_possible, send_batch_span, trace_headers
 from qworker.errors import DuplicateTask, UnknownTask, UsageError
 from qworker.retry import DEFAULT_BACKOFF, Backoff
 from qworker.settings import backend_url
@@ -30,7 +30,7 @@ __all__ = ["Tasks"]
 if TYPE_CHECKING:
     import typing_extensions
 
-    # What the lifespan yields. Checkers know the default; at run time nothing asks for it.
+    # What the lifespan yields. Type checkers know the default, and at run time nothing needs it.
     State = typing_extensions.TypeVar("State", default=Any)
 else:
     State = TypeVar("State")
@@ -43,14 +43,14 @@ _BATCH = 1000
 
 
 class Tasks(Generic[State]):
-    """An app: register functions with `task` and `raw_handler`, enqueue calls of them from anywhere, run them with a worker.
+    """An app: register functions with `task` and `raw_handler`, enqueue calls of them, and run them with a worker.
 
     A type checker takes `State` from `lifespan`; handlers that use it annotate their first parameter `Context[State]`.
 
     Args:
-        url: the backend; None takes `$QWORKER_URL` or `url` in `[tool.qworker]` when it is first needed.
-        lifespan: a function that takes the app and returns an async context manager; a worker enters it before its first
-            message and leaves it after its last one, and `Context.state` is what it yields.
+        url: The URL of the backend. None: `$QWORKER_URL` or `url` in `[tool.qworker]`, when it is first needed.
+        lifespan: A function that takes the app and returns an async context manager. A worker enters it before its
+            first message and leaves it after its last one. `Context.state` is what it yields.
 
     Attributes:
         lifespan: As given.
@@ -67,13 +67,13 @@ class Tasks(Generic[State]):
         lifespan: Callable[[Tasks[Any]], AbstractAsyncContextManager[State]] | None = None,
     ) -> None:
         self._url = None if url is None else check_text("url", url)
-        self.lifespan = _checked_lifespan(lifespan)
+        self.lifespan = _check_lifespan(lifespan)
         self.clock: Clock = SYSTEM_CLOCK
         self.registered_tasks: dict[str, Task[..., Any]] = {}
         self.raw_handlers: dict[str, RawHandler] = {}
-        self._backends: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Opened] = weakref.WeakKeyDictionary()
-        # The one asked for last: most apps have a single loop, and this is asked for each call.
-        self._latest: _Opened | None = None
+        self._backends: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _LoopBackend] = weakref.WeakKeyDictionary()
+        # The last one that was used: most apps have a single loop, and each call needs it.
+        self._latest: _LoopBackend | None = None
         self._portal = Portal()
         self._header_sources: list[Callable[[], Mapping[str, str]]] = []
 
@@ -117,18 +117,18 @@ class Tasks(Generic[State]):
         """Register a function as a task.
 
         Args:
-            function: the handler; its first parameter may be a `Context`.
-            name: what the task is called in envelopes; the function's name unless given.
-            queue: where its calls wait.
-            max_tries: after this many failed attempts a message is failed and kept.
-            timeout: seconds a run may take, or a timedelta; None: as long as it takes.
-            backoff: the delays of its retries.
-            process: run in a process pool, for plain functions that hold the GIL.
-            priority: 0 (default) to 9 (first), for calls that name none.
+            function: The handler. Its first parameter may be a `Context`.
+            name: The name of the task in envelopes. The default is the function's name.
+            queue: The queue of its calls.
+            max_tries: After this many failed attempts a message is failed and kept.
+            timeout: Seconds that an attempt may take, or a timedelta. None: no limit.
+            backoff: The delays of its retries.
+            process: Whether it runs in a process pool, for plain functions that hold the GIL.
+            priority: 0 (default) to 9 (first), for calls without a priority of their own.
 
         Raises:
-            DuplicateTask: the name is taken.
-            UsageError: an option, the function or one of its annotations cannot work.
+            DuplicateTask: The name is already used.
+            UsageError: An option, the function or one of its annotations is not valid.
         """
         if name is not None and not check_text("name", name):
             raise UsageError("name must not be empty: leave it out to use the function's name")
@@ -149,13 +149,13 @@ class Tasks(Generic[State]):
         backoff: Backoff = DEFAULT_BACKOFF,
         process: bool = False,
     ) -> Callable[[F], F]:
-        """Register a function for a queue's raw messages: those that are no envelope of a registered task.
+        """Register a function for a queue's raw messages: those that are not an envelope of a registered task.
 
-        The function takes a `Message`, and a `Context` before it if its first parameter is annotated so.
+        The function takes a `Message`, and a `Context` before it if its first parameter is annotated with it.
 
         Raises:
-            DuplicateTask: the queue has a raw handler.
-            UsageError: an option or the function cannot work.
+            DuplicateTask: The queue already has a raw handler.
+            UsageError: An option or the function is not valid.
         """
         given: Any = timeout
         options = TaskOptions(queue=queue, max_tries=max_tries, timeout=given, backoff=backoff, process=process)
@@ -164,7 +164,8 @@ class Tasks(Generic[State]):
             _check(function, "@tasks.raw_handler")
             if queue in self.raw_handlers:
                 raise DuplicateTask(
-                    f"the queue {queue!r} already has a raw handler ({self.raw_handlers[queue].name}): a queue can have only one"
+                    f"the queue {queue!r} already has a raw handler ({self.raw_handlers[queue].name}):"
+                    " a queue can have only one"
                 )
             self.raw_handlers[queue] = RawHandler(function, options)
             return function
@@ -172,11 +173,11 @@ class Tasks(Generic[State]):
         return register
 
     def register(self, task: Task[..., Any]) -> None:
-        """Register a task that this app has made.
+        """Register a task that this app has created.
 
         Raises:
-            DuplicateTask: its name is taken.
-            UsageError: it is not a task, or another app has made it, to whose backend its calls go.
+            DuplicateTask: Its name is already used.
+            UsageError: It is not a task, or its calls go to the backend of another app.
         """
         given: Any = task
         if not isinstance(given, Task):
@@ -193,10 +194,10 @@ class Tasks(Generic[State]):
         self.registered_tasks[task.name] = task
 
     def __getitem__(self, name: str) -> Task[..., Any]:
-        """The task of a name.
+        """Return the task with this name.
 
         Raises:
-            UnknownTask: there is none.
+            UnknownTask: No task has this name.
         """
         try:
             return self.registered_tasks[name]
@@ -205,15 +206,15 @@ class Tasks(Generic[State]):
             raise UnknownTask(f"unknown task {name!r}: this app has {known}") from None
 
     def queue_names(self) -> list[str]:
-        """Every queue that a task or handler names, sorted: what `qworker run` works on."""
+        """Return the queues of all tasks and handlers, sorted. `qworker run` works on these by default."""
         return sorted({task.queue for task in self.registered_tasks.values()} | set(self.raw_handlers))
 
     # -- enqueueing --------------------------------------------------------------------------------------------------
 
     def _collect_headers(self, given: Mapping[str, str]) -> dict[str, str]:
-        """The headers of a call: those of every source (see `add_header_source`), and `given` over them."""
+        """Return the headers of a call: those of every source (see `add_header_source`), overridden by `given`."""
         headers: dict[str, str] = {}
-        if imported():
+        if is_tracing_possible():
             headers.update(trace_headers())
         for source in self._header_sources:
             found = source()
@@ -223,23 +224,23 @@ class Tasks(Generic[State]):
         return headers
 
     def add_header_source(self, source: Callable[[], Mapping[str, str]]) -> None:
-        """Add a function whose result travels in every envelope's headers, such as the trace context.
+        """Add a function whose result is in the headers of every envelope, such as the trace context.
 
         Args:
-            source: returns texts by name. Where it does not, the enqueueing that calls it raises `UsageError`.
+            source: Returns texts by name. If it returns something else, the call that enqueues raises `UsageError`.
         """
         if not callable(source):
             raise UsageError(f"add_header_source() takes a function that returns headers (got {shown(source)})")
         self._header_sources.append(source)
 
     async def enqueue_many(self, calls: Iterable[Call]) -> list[Job]:
-        """Enqueue calls in their order, in batches; all are stored durably when this returns.
+        """Enqueue calls in their order, in batches. All are stored durably when this returns.
 
-        After an error those before the failing batch are stored; calls made with `using(id=...)` can be enqueued again.
+        After an error the calls before the failing batch are stored. Calls with `using(id=...)` can be enqueued again.
 
         Raises:
-            UsageError: what is given is not a call; those before its batch are stored.
-            BackendError: a batch was not stored, or perhaps (`PublishUncertain`).
+            UsageError: An item is not a call. The calls before its batch are stored.
+            BackendError: A batch was not stored, or it is unknown whether it was (`PublishUncertain`).
         """
         jobs: list[Job] = []
         backend = await self.backend()
@@ -256,10 +257,10 @@ class Tasks(Generic[State]):
         return jobs
 
     def enqueue_many_sync(self, calls: Iterable[Call]) -> list[Job]:
-        """`enqueue_many` for code without an event loop.
+        """Enqueue calls from code without an event loop, as `enqueue_many` does.
 
         Raises:
-            UsageError: an event loop runs in this thread.
+            UsageError: An event loop is running in this thread.
         """
         return self._run_sync(self.enqueue_many(calls), instead="`await tasks.enqueue_many(...)`")
 
@@ -267,11 +268,11 @@ class Tasks(Generic[State]):
         """Run a coroutine on the app's background loop and block until it is done.
 
         Args:
-            coroutine: what to run.
-            instead: what the error says that a caller with a running loop should write.
+            coroutine: The coroutine.
+            instead: What a caller with a running event loop should write, for the error text.
 
         Raises:
-            UsageError: an event loop runs in this thread.
+            UsageError: An event loop is running in this thread.
         """
         return self._portal.run(coroutine, instead=instead)
 
@@ -282,29 +283,29 @@ class Tasks(Generic[State]):
         """The backend's URL.
 
         Raises:
-            UsageError: nobody gave one.
+            UsageError: No URL is set.
         """
         return backend_url(self._url)
 
     @url.setter
     def url(self, url: str | None) -> None:
-        # What is open belongs to the old URL; the loops close it.
+        # Open backends belong to the old URL. The loops close them.
         self._url = url
         self._backends = weakref.WeakKeyDictionary()
         self._latest = None
 
     async def backend(self) -> Backend:
-        """This event loop's backend, opened at the first call and closed when the loop shuts down.
+        """Return this event loop's backend. It is opened at the first call and closed when the loop shuts down.
 
-        `asyncio.run` needs no open and close around its calls: the backend hangs on an asynchronous generator, and loops
-        close those.
+        Calls inside of `asyncio.run` need no open and close: an asynchronous generator holds the backend, and loops
+        close these.
         """
         loop = asyncio.get_running_loop()
         opened = self._latest
         if opened is None or opened.loop() is not loop:
             opened = self._backends.get(loop)
             if opened is None:
-                opened = self._backends[loop] = _Opened(loop, self._make_backend())
+                opened = self._backends[loop] = _LoopBackend(loop, self._make_backend())
             self._latest = opened
         if not opened.ready:
             await opened.open()
@@ -314,24 +315,24 @@ class Tasks(Generic[State]):
         return open_backend(self.url, clock=self.clock)
 
     async def aclose(self) -> None:
-        """Close this event loop's backend now; the next call opens another."""
+        """Close this event loop's backend now. The next call opens a new one."""
         opened = self._backends.pop(asyncio.get_running_loop(), None)
         self._latest = None
         if opened is not None:
             await opened.aclose()
 
 
-class _Opened:
-    """A backend and the generator that closes it with its loop."""
+class _LoopBackend:
+    """The backend of one event loop, and the generator that closes it with the loop."""
 
-    __slots__ = ("_keeper", "_lock", "backend", "loop", "ready")
+    __slots__ = ("_closer", "_lock", "backend", "loop", "ready")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, backend: Backend) -> None:
         self.loop = weakref.ref(loop)
         self.backend = backend
         self.ready = False
         self._lock = asyncio.Lock()
-        self._keeper: AsyncGenerator[None] = _closed_with_the_loop(backend)
+        self._closer: AsyncGenerator[None] = _close_with_loop(backend)
 
     async def open(self) -> None:
         async with self._lock:
@@ -339,20 +340,20 @@ class _Opened:
                 try:
                     await self.backend.open()
                 except Exception:
-                    # Nobody else closes what it holds already, such as a connection to a server that has refused us.
+                    # Nothing else closes what it holds already, such as a connection to a server that has refused us.
                     await self.backend.aclose()
                     raise
-                await anext(self._keeper)
+                await anext(self._closer)
                 self.ready = True
 
     async def aclose(self) -> None:
         if self.ready:
-            await self._keeper.aclose()
+            await self._closer.aclose()
         else:
             await self.backend.aclose()
 
 
-async def _closed_with_the_loop(backend: Backend) -> AsyncGenerator[None]:
+async def _close_with_loop(backend: Backend) -> AsyncGenerator[None]:
     try:
         yield
     finally:
@@ -361,7 +362,7 @@ async def _closed_with_the_loop(backend: Backend) -> AsyncGenerator[None]:
 
 async def _publish(backend: Backend, calls: list[Call]) -> list[Job]:
     queue = calls[0].queue
-    with sending_many(queue, [call.span_context for call in calls]):
+    with send_batch_span(queue, [call.span_context for call in calls]):
         ids = await backend.publish(queue, [call.draft for call in calls])
     return [Job(message_id, queue) for message_id in ids]
 
@@ -390,7 +391,7 @@ class _Decorator(Generic[State]):
         return task
 
 
-def _checked_lifespan(lifespan: Any) -> Any:
+def _check_lifespan(lifespan: Any) -> Any:
     if lifespan is not None and not callable(lifespan):
         raise UsageError(f"lifespan must be a function that takes the app (got {shown(lifespan)})")
     if inspect.isasyncgenfunction(lifespan) or inspect.isgeneratorfunction(lifespan):

@@ -1,4 +1,4 @@
-"""What a handler may know about its own run."""
+"""What a handler can know about its own attempt."""
 
 from __future__ import annotations
 
@@ -9,34 +9,34 @@ import structlog
 
 from qworker.definition.task_options import DEFAULT_MAX_TRIES
 from qworker.errors import LeaseLost
-from qworker.message import Message
+from qworker.message import Lease, Message
 
 __all__ = ["Context"]
 
 if TYPE_CHECKING:
     import typing_extensions
 
-    # Checkers know the default: `Context` alone is `Context[Any]`. At run time nothing asks for it.
+    # Type checkers know the default: `Context` alone is `Context[Any]`. At run time nothing needs it.
     State_co = typing_extensions.TypeVar("State_co", covariant=True, default=Any)
 else:
     State_co = TypeVar("State_co", covariant=True)
 
 
 class Context(Generic[State_co]):
-    """What a handler may know about its own run.
+    """What a handler can know about its own attempt.
 
-    A handler whose first parameter is annotated `Context` gets one. `Context[Pool]` also says what its app's lifespan yields. A
-    direct call of a task makes one of its own.
+    A handler whose first parameter is annotated with `Context` gets one. `Context[Pool]` also gives the type that its
+    app's lifespan yields. A direct call of a task creates its own context.
 
     Attributes:
-        message: The message that is run.
+        message: The message that the handler runs for.
         task: The task's name, or the raw handler's.
         token: The lease's fencing token, which rises with each delivery. Give it to stores that refuse a lower one.
-        deadline: Unix seconds at which `timeout` cancels the handler; None without one.
-        headers: What travelled with the call, text by text.
-        state: What the app's lifespan yielded; None without one.
-        max_tries: The task's `max_tries`. This run is the last one if `attempt == max_tries`.
-        progress_text: The last progress as text; None before the first.
+        deadline: Unix seconds at which `timeout` cancels the handler. None without a timeout.
+        headers: The headers of the call: texts by name.
+        state: What the app's lifespan yielded. None without a lifespan.
+        max_tries: The task's `max_tries`. This attempt is the last one if `attempt == max_tries`.
+        progress_text: The last progress as text. None before the first one.
     """
 
     __slots__ = (
@@ -55,18 +55,17 @@ class Context(Generic[State_co]):
     def __init__(
         self,
         *,
-        message: Message,
+        lease: Lease,
         task: str,
-        token: int = 0,
         deadline: float | None = None,
         headers: Mapping[str, str] | None = None,
         state: Any = None,
         max_tries: int = DEFAULT_MAX_TRIES,
         lease_lost: Callable[[], bool] | None = None,
     ) -> None:
-        self.message = message
+        self.message: Message = lease.message
         self.task = task
-        self.token = token
+        self.token = lease.token
         self.deadline = deadline
         self.headers: Mapping[str, str] = headers or {}
         self.state: State_co = state
@@ -101,18 +100,20 @@ class Context(Generic[State_co]):
     def check_lease(self) -> None:
         """Check that this delivery still has its lease, such as before a step that must not happen twice.
 
-        The lease can be lost while a handler is suspended or blocked: the check does not wait until its worker has noticed. It
-        asks no store, so that the lease can be lost right after it; a store that must be sure compares `token`.
+        The lease can be lost while a handler is suspended or blocked, and the check does not depend on its worker to
+        notice that. It does not ask the store, so the lease can be lost right after it. A store that must be sure
+        compares `token`.
 
         Raises:
-            LeaseLost: The lease is lost or has expired, or this delivery is over (the timeout of a handler in a thread).
+            LeaseLost: The lease is lost or has expired, or this delivery is over (after the timeout of a thread).
         """
         if self._lease_lost is not None and self._lease_lost():
             raise LeaseLost(
-                f"the lease of message {self.message.id} is lost, and another worker may run the message: stop without further effects"
+                f"the lease of message {self.message.id} is lost, and another worker may run the message:"
+                " stop without further effects"
             )
 
     def progress(self, done: float, total: float | None = None, text: str = "") -> None:
-        """Say how far the handler has come: kept for those who look at the worker, and logged."""
+        """Report the progress of the handler. It is shown with the worker's running messages, and logged."""
         self.progress_text = f"{done:g}/{total:g} {text}".strip() if total else f"{done:g} {text}".strip()
         self.log.debug("progress", done=done, total=total, text=text)

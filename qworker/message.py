@@ -16,13 +16,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import msgspec
 
 from qworker.errors import UsageError
 
 __all__ = [
+    "OUTCOMES",
     "STATE_WORDS",
     "Draft",
     "FinishedMessage",
@@ -161,6 +162,15 @@ class SettleAction(StrEnum):
     FAIL_TMP = "fail_tmp"
     FAIL_PERM = "fail_perm"
     RELEASE = "release"
+
+
+# The words for what has happened when the store has carried out an action.
+OUTCOMES: dict[SettleAction, Literal["acked", "retried", "failed", "released"]] = {
+    SettleAction.ACK: "acked",
+    SettleAction.FAIL_TMP: "retried",
+    SettleAction.FAIL_PERM: "failed",
+    SettleAction.RELEASE: "released",
+}
 
 
 class Settlement(msgspec.Struct, frozen=True, kw_only=True, eq=False):

@@ -1,4 +1,4 @@
-"""Tasks: registered functions and their options, and the calls made of them."""
+"""Tasks: registered functions with their options, and calls of them."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from qworker.context import Context
 from qworker.definition.callables import handler_name, kind_of
 from qworker.definition.hints import OtherMethods, exact_options
 from qworker.definition.task_options import TaskOptions, call_options
-from qworker.enqueue.tracing import creating, imported, sending
+from qworker.enqueue.tracing import create_span, is_tracing_possible, send_span
 from qworker.envelope import EnvelopeEncoder
 from qworker.errors import UsageError
-from qworker.message import Draft, Message
+from qworker.message import Draft, Lease, Message
 from qworker.signature import Signature
 
 __all__ = ["Call", "ConfiguredTask", "Handler", "Job", "RawHandler", "Task", "TaskOptions"]
@@ -26,7 +26,7 @@ __all__ = ["Call", "ConfiguredTask", "Handler", "Job", "RawHandler", "Task", "Ta
 P = ParamSpec("P")
 R = TypeVar("R")
 
-# The application's own logging: this is its process.
+# The logging of the application, because this is its process.
 _log = logging.getLogger("qworker")
 
 # Bytes: a larger body is stored, with a warning.
@@ -49,10 +49,10 @@ class Job(msgspec.Struct, frozen=True):
     """An enqueued call.
 
     Attributes:
-        id: The message's id. While the message is stored, enqueueing again under the id stores nothing. When the message
-            is done, its id is free again, unless the store keeps what is done (the URL option `keep_done`). With
-            `using(unique_key=...)` it is the id of the call that waits or runs already, if there is one.
-        queue: The queue that it is in.
+        id: The message's id. While the message is stored, to enqueue again with this id stores nothing. When the
+            message is done, its id is free again, unless the store keeps done messages (the URL option `keep_done`).
+            With `using(unique_key=...)` it is the id of the call that already waits or runs, if there is one.
+        queue: The message's queue.
     """
 
     id: str
@@ -60,12 +60,12 @@ class Job(msgspec.Struct, frozen=True):
 
 
 class Call(msgspec.Struct, frozen=True):
-    """A call not yet enqueued: what `Tasks.enqueue_many` takes.
+    """A call that is not enqueued yet, for `Tasks.enqueue_many`.
 
     Attributes:
-        queue: Where it goes.
+        queue: The queue of the call.
         draft: The message.
-        span_context: The context of the OpenTelemetry span in which it was made; None without one.
+        span_context: The context of the OpenTelemetry span in which it was created. None without a span.
     """
 
     queue: str
@@ -74,14 +74,14 @@ class Call(msgspec.Struct, frozen=True):
 
 
 class Handler:
-    """A function that messages of one queue are given to, and its options.
+    """A function that runs the messages of one queue, with its options.
 
     Attributes:
         function: The function as it was registered, with its decorators.
         name: The task's name, or the raw handler's.
         options: How its messages are run.
         kind: Where it runs: `async` (on the event loop), `thread` or `process`.
-        signature: What a call must give.
+        signature: The parameters that a call must fill.
         takes_context: Whether the worker gives it a `Context` as its first argument.
     """
 
@@ -95,22 +95,24 @@ class Handler:
 
     @property
     def queue(self) -> str:
-        """The queue whose messages it takes."""
+        """The queue whose messages it runs."""
         return self.options.queue
 
     def _context(self, message: Message) -> Context:
-        """For a direct call."""
-        return Context(message=message, task=self.name, max_tries=self.options.max_tries)
+        """Make the context of a direct call, which has no lease of its own."""
+        lease = Lease(message=message, token=0, expires_at=0.0)
+        return Context(lease=lease, task=self.name, max_tries=self.options.max_tries)
 
 
 class RawHandler(Handler):
-    """A handler of messages that no qworker wrote: it gets the `Message`, and a `Context` before it if it asks for one."""
+    """A handler of raw messages. It gets the `Message`, and a `Context` before it if it has a parameter for it."""
 
     def __init__(self, function: Callable[..., Any], options: TaskOptions) -> None:
         super().__init__(function, handler_name(function), options)
         if not self.signature.fits(1):
             raise UsageError(
-                f"handler {self.name!r} must take a Message (and before it, if it wants one, a parameter annotated Context)"
+                f"handler {self.name!r} must take a Message (and before it, if it wants one, a parameter annotated"
+                " Context)"
             )
 
     def __call__(self, message: Message) -> Any:
@@ -121,7 +123,7 @@ class RawHandler(Handler):
 
 
 class Task(Handler, OtherMethods, Generic[P, R]):
-    """A registered function: call it directly, or enqueue a call of it."""
+    """A registered function. Call it directly, or enqueue a call of it."""
 
     def __init__(self, tasks: App, function: Callable[..., R], name: str, options: TaskOptions) -> None:
         super().__init__(function, name, options)
@@ -136,12 +138,12 @@ class Task(Handler, OtherMethods, Generic[P, R]):
         self._show_signatures()
 
     def belongs_to(self, tasks: App) -> bool:
-        """Whether its calls go to this app's backend."""
+        """Return whether its calls go to this app's backend."""
         return self._tasks is tasks
 
     def _show_signatures(self) -> None:
-        """Let `inspect.signature`, and what shows it, say of the task and its methods what a call must give."""
-        # Not through `vars(self)`: once an object's `__dict__` has been asked for, CPython reads its attributes more slowly.
+        """Let `inspect.signature` show the parameters of a call for the task and its methods."""
+        # Not through `vars(self)`: after an access to an object's `__dict__`, CPython reads its attributes more slowly.
         self.__signature__ = self.signature.shown(returns=self.signature.returns)
         for method, returns in (("call", Call), ("enqueue", Job), ("enqueue_sync", Job)):
             # The plain task's own, with no call between.
@@ -156,7 +158,7 @@ class Task(Handler, OtherMethods, Generic[P, R]):
         return f"<task {self.name} on {self.queue}>"
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Call the function: nothing is enqueued."""
+        """Call the function directly. Nothing is enqueued."""
         if self.takes_context:
             args_given = (self._context(Message(id="direct-call", queue=self.queue, body=b"")), *args)
         else:
@@ -165,27 +167,27 @@ class Task(Handler, OtherMethods, Generic[P, R]):
         return result
 
     def call(self, *args: P.args, **kwargs: P.kwargs) -> Call:
-        """A call for `Tasks.enqueue_many`.
+        """Return a call for `Tasks.enqueue_many`.
 
         Raises:
-            InvalidArguments: the arguments do not fit.
+            InvalidArguments: The arguments do not fit the function's parameters.
         """
         return self._plain.call(*args, **kwargs)
 
     async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job:
-        """Enqueue a call; it is stored durably when this returns.
+        """Enqueue a call. It is stored durably when this returns.
 
         Raises:
-            InvalidArguments: the arguments do not fit.
-            BackendError: it was not stored, or perhaps (`PublishUncertain`).
+            InvalidArguments: The arguments do not fit the function's parameters.
+            BackendError: It was not stored, or it is unknown whether it was (`PublishUncertain`).
         """
         return await self._plain.enqueue(*args, **kwargs)
 
     def enqueue_sync(self, *args: P.args, **kwargs: P.kwargs) -> Job:
-        """`enqueue` for code without an event loop; blocks until the call is stored.
+        """Enqueue a call from code without an event loop. It is stored durably when this returns.
 
         Raises:
-            UsageError: an event loop runs in this thread: await `enqueue` there.
+            UsageError: An event loop is running in this thread: await `enqueue` there.
         """
         return self._plain.enqueue_sync(*args, **kwargs)
 
@@ -201,27 +203,27 @@ class Task(Handler, OtherMethods, Generic[P, R]):
         queue: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> ConfiguredTask[P, R]:
-        """The task with options for the calls that follow.
+        """Return the task with options for its calls.
 
         Args:
-            delay: seconds until the call may run, or a timedelta.
-            due_at: Unix seconds at which it may run, instead of `delay`.
+            delay: Seconds until the call can run, or a timedelta.
+            due_at: Unix seconds at which it can run, instead of `delay`.
             priority: 0 (default) to 9 (first).
-            unique_key: while a call with this key waits or runs, another is not stored.
-            id: the message's id; enqueueing again under it stores nothing while that message is stored.
-            queue: another queue than the task's own.
-            headers: texts by name that travel with the call.
+            unique_key: While a call with this key waits or runs, another one is not stored.
+            id: The message's id. While a message with this id is stored, another one is not stored.
+            queue: A queue to use instead of the task's own.
+            headers: Texts by name that are stored with the call.
 
         Raises:
             InvalidName: `unique_key`, `id` or `queue` is not allowed.
-            UsageError: an option has the wrong type or is out of range.
+            UsageError: An option has the wrong type or is out of range.
         """
         fields = call_options(delay, due_at, priority, unique_key, id, queue, headers)
         return ConfiguredTask(self._tasks, self, fields, queue=queue, headers=headers)
 
 
 class ConfiguredTask(OtherMethods, Generic[P, R]):
-    """A task and the options of its next calls; made by `Task.using`."""
+    """A task with options for its calls. `Task.using` creates it."""
 
     __slots__ = ("_draft", "_headers", "_queue", "_task", "_tasks")
 
@@ -243,14 +245,14 @@ class ConfiguredTask(OtherMethods, Generic[P, R]):
         self._headers = dict(headers or {})
 
     def call(self, *args: P.args, **kwargs: P.kwargs) -> Call:
-        """A call for `Tasks.enqueue_many`; see `Task.call`."""
-        if not imported():
-            return Call(self._queue, self._drafted(args, kwargs))
-        with creating(self._queue, self._task.name) as span:
-            draft = self._drafted(args, kwargs)
+        """Return a call for `Tasks.enqueue_many`. See `Task.call`."""
+        if not is_tracing_possible():
+            return Call(self._queue, self._make_draft(args, kwargs))
+        with create_span(self._queue, self._task.name) as span:
+            draft = self._make_draft(args, kwargs)
             return Call(self._queue, draft, None if span is None else span.get_span_context())
 
-    def _drafted(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Draft:
+    def _make_draft(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Draft:
         task = self._task
         task.signature.check(args, kwargs)
         headers = self._tasks._collect_headers(self._headers)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
@@ -264,17 +266,17 @@ class ConfiguredTask(OtherMethods, Generic[P, R]):
         return Draft(body=body, task=task.name, **self._draft)
 
     async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job:
-        """Enqueue a call; see `Task.enqueue`."""
-        if not imported():
-            return await self._publish(self._drafted(args, kwargs), None)
-        with sending(self._queue, self._task.name) as span:
-            return await self._publish(self._drafted(args, kwargs), span)
+        """Enqueue a call. See `Task.enqueue`."""
+        if not is_tracing_possible():
+            return await self._publish(self._make_draft(args, kwargs), None)
+        with send_span(self._queue, self._task.name) as span:
+            return await self._publish(self._make_draft(args, kwargs), span)
 
     def enqueue_sync(self, *args: P.args, **kwargs: P.kwargs) -> Job:
-        """Enqueue a call and block; see `Task.enqueue_sync`."""
-        with sending(self._queue, self._task.name) as span:
-            # Made in this thread: sources of headers may look at what belongs to it.
-            draft = self._drafted(args, kwargs)
+        """Enqueue a call and block. See `Task.enqueue_sync`."""
+        with send_span(self._queue, self._task.name) as span:
+            # In this thread, because header sources may read its context.
+            draft = self._make_draft(args, kwargs)
             _run_sync = self._tasks._run_sync  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
             return _run_sync(self._publish(draft, span), instead="`await task.enqueue(...)`")
 

@@ -18,7 +18,7 @@ from qworker.errors import UsageError
 from qworker.health.address import parse_address
 from qworker.kit.directory.missing import is_missing
 from qworker.names import check_queue
-from qworker.supervisor.control_socket import inherited
+from qworker.supervisor.control_socket import control_client_from_env
 from qworker.supervisor.run_settings import RunSettings
 from qworker.url import BackendURL, working_directory
 
@@ -206,7 +206,7 @@ def command(
     if reload:
         # What is to be watched must be there.
         working_directory()
-    control = inherited()
+    control = control_client_from_env()
     if control is None and (workers != (1, 1) or os.getpid() == 1):
         # As a container's first process one worker has a supervisor too: somebody must reap strangers' zombies.
         from qworker.supervisor.supervisor import Supervisor

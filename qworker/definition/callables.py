@@ -1,4 +1,4 @@
-"""Which callables can be handlers, how each is run, and what it is called."""
+"""Callables as handlers: which ones are valid, how each is run, and its name."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any, Literal
 from qworker.errors import UsageError
 from qworker.validation import shown
 
-__all__ = ["Kind", "check_handler", "handler_name", "kind_of", "unrun"]
+__all__ = ["Kind", "check_handler", "handler_name", "kind_of", "not_run_error"]
 
 Kind = Literal["async", "thread", "process"]
 
 
 def handler_name(function: Any) -> str:
-    """What a handler is called that was given no name: its function's name, or its class's if it is an instance."""
+    """Return the default name of a handler: its function's name, or its class's name if it is an instance."""
     while isinstance(function, functools.partial):
         function = function.func
     name = getattr(function, "__name__", None)
@@ -24,14 +24,14 @@ def handler_name(function: Any) -> str:
 
 
 def check_handler(function: Any, decorator: str) -> None:
-    """See that a callable can be a handler.
+    """Check that a callable can be a handler.
 
     Args:
-        function: what was decorated.
-        decorator: as the user types it.
+        function: The decorated object.
+        decorator: The decorator as the user types it.
 
     Raises:
-        UsageError: it cannot.
+        UsageError: It cannot be a handler.
     """
     problem = _problem(function, decorator)
     if problem is not None:
@@ -60,14 +60,20 @@ def _problem_of_function(function: Any) -> str | None:
     if name == "<lambda>":
         return "a lambda cannot be a handler: write a function with `def`"
     if inspect.isgeneratorfunction(target) or inspect.isasyncgenfunction(target):
-        return f"{name} has `yield`, so calling it runs nothing: remove `yield`, or call it from a handler that iterates over it"
+        return (
+            f"{name} has `yield`, so calling it runs nothing:"
+            " remove `yield`, or call it from a handler that iterates over it"
+        )
     if _is_method(function):
-        return f"{function.__qualname__} is a method, but nothing passes its `self`: move it out of the class, or register a bound method"
+        return (
+            f"{function.__qualname__} is a method, but nothing passes its `self`:"
+            " move it out of the class, or register a bound method"
+        )
     return None
 
 
 def _code(function: Any) -> Any:
-    """What is run when `function` is called."""
+    """Return the function that runs when `function` is called."""
     while isinstance(function, functools.partial):
         function = function.func
     if inspect.isroutine(function):
@@ -76,7 +82,7 @@ def _code(function: Any) -> Any:
 
 
 def _is_method(function: Any) -> bool:
-    """Whether it was defined in a class's body, and is not bound to an instance."""
+    """Return whether it was defined in a class and is not bound to an instance."""
     qualname = getattr(function, "__qualname__", "")
     where = qualname.rpartition(".")[0]
     if not inspect.isroutine(function) or inspect.ismethod(function) or not where or where.endswith("<locals>"):
@@ -88,12 +94,13 @@ def _is_method(function: Any) -> bool:
     return first in {"self", "cls"}
 
 
-def unrun(result: Any) -> TypeError | None:
-    """The error of a handler whose result should have been run, and is forgotten: its body has not begun."""
+def not_run_error(result: Any) -> TypeError | None:
+    """Return the error of a handler that returned a coroutine or generator that never ran. None: its result is fine."""
     if isinstance(result, types.CoroutineType):
         result.close()
         return TypeError(
-            "the handler returned a coroutine that was never awaited: declare it with `async def`, and await what it calls"
+            "the handler returned a coroutine that was never awaited:"
+            " declare it with `async def`, and await what it calls"
         )
     if isinstance(result, (types.GeneratorType, types.AsyncGeneratorType)):
         return TypeError(
@@ -103,10 +110,10 @@ def unrun(result: Any) -> TypeError | None:
 
 
 def kind_of(function: Any, *, process: bool) -> Kind:
-    """How a handler is run.
+    """Return where a handler runs.
 
     Raises:
-        UsageError: it cannot run in a process.
+        UsageError: It cannot run in a process.
     """
     is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(_code(function))
     if not process:

@@ -1,6 +1,6 @@
-"""Mistaken names: options and methods that do not exist, with the name that was meant.
+"""Hints for wrong names: options and methods that do not exist, with the name that was probably meant.
 
-Static types stay exact: a type checker refuses all of this too, and what is here runs only once a name was not found.
+Static types stay exact: a type checker refuses all of this too. The code here runs only after a name was not found.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Result = TypeVar("Result")
 _TASK_OPTIONS = frozenset({"name", "queue", "max_tries", "timeout", "backoff", "process", "priority"})
 _CALL_OPTIONS = frozenset({"delay", "due_at", "priority", "unique_key", "id", "queue", "headers"})
 
-# Words of other libraries: the option that is meant, and what differs.
+# Names of other libraries: the option that is meant, and the difference.
 _OPTIONS: dict[str, tuple[str, str]] = {
     **dict.fromkeys(
         ("max_retries", "retries", "retry", "retry_limit", "max_attempts", "attempts", "tries"),
@@ -53,7 +53,7 @@ _OPTIONS: dict[str, tuple[str, str]] = {
     **dict.fromkeys(("unique", "queueing_lock", "unique_for", "dedup_key", "key"), ("unique_key", "")),
     **dict.fromkeys(("actor_name", "task_name"), ("name", "")),
 }
-# Words that have no option here.
+# Names that have no option here.
 _NO_OPTIONS: dict[str, str] = {
     **dict.fromkeys(
         ("bind", "pass_context", "context", "ctx"), "annotate the handler's first parameter with Context instead"
@@ -87,10 +87,10 @@ _ENQUEUES = (
 
 
 def exact_options(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-    """Let a function answer a keyword that it does not have with one line that names the one that was meant.
+    """Let a function refuse an unknown keyword with one line that names the keyword that was probably meant.
 
     Raises:
-        UsageError: by what is returned, for such a keyword.
+        UsageError: By the returned function, for such a keyword.
     """
     options = [
         parameter.name
@@ -131,7 +131,7 @@ def _meant(name: str, options: Iterable[str]) -> str:
 
 
 class _Elsewhere:
-    """A method of other libraries. Known by name and not by `__getattr__`, which would slow every attribute's lookup down."""
+    """A method of other libraries. A `__getattr__` instead would slow down the lookup of every attribute."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name
@@ -148,7 +148,7 @@ class _Elsewhere:
 
 
 class OtherMethods:
-    """The methods by which other libraries enqueue: the error names the one that is meant. `hasattr` says no."""
+    """The enqueueing methods of other libraries. The error names the method to use, and `hasattr` returns False."""
 
     __slots__ = ()
 

@@ -1,8 +1,9 @@
-"""What a handler takes, through its decorators.
+"""The parameters of a handler, through its decorators.
 
-A call goes to the outermost function. What that takes is its own parameters; where it hands `*args` and `**kwargs` on to what it
-wraps (`functools.wraps`), the parameters of that stand in their place. `__signature__`, where a decorator sets one, has the last
-word. `functools.wraps` puts the wrapped function's annotations in the place of the wrapper's own, which are lost then.
+A call goes to the outermost function and must fill its parameters. If it passes `*args` and `**kwargs` on to the
+function that it wraps (`functools.wraps`), they are replaced by the parameters of that function. If a decorator sets
+`__signature__`, that decides. `functools.wraps` replaces the wrapper's annotations by those of the wrapped function, so
+the wrapper's own are lost.
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ class _Lost:
 
 
 def is_injected(annotation: Any, injected: type[Any]) -> bool:
-    """Whether an annotation is `injected`, or `injected[...]`."""
+    """Return whether an annotation is `injected` or `injected[...]`."""
     return annotation is injected or typing.get_origin(annotation) is injected
 
 
 def can_be_json(annotation: Any) -> bool:
-    """Whether some JSON value can become it: a class that msgspec does not know is only ever checked with isinstance."""
+    """Return whether some JSON value can become it. msgspec checks classes that it does not know with isinstance."""
     if annotation is Parameter.empty or annotation is Any:
         return True
     try:
@@ -44,7 +45,7 @@ def can_be_json(annotation: Any) -> bool:
     except TypeError:
         return False
     except NameError:
-        # A field's annotation cannot be read: the signature's own check says so.
+        # A field's annotation cannot be read. The signature's own check reports it.
         return True
     if not isinstance(known, msgspec.inspect.CustomType):
         return True
@@ -56,10 +57,10 @@ def can_be_json(annotation: Any) -> bool:
 
 
 def parameters_of(function: Any, injected: type[Any]) -> list[Parameter]:
-    """The parameters in order; their annotations are resolved, and `Parameter.empty` where there is none.
+    """Return the parameters in order. Their annotations are resolved, or `Parameter.empty` if there is none.
 
     Raises:
-        UsageError: an annotation or the whole signature cannot be read.
+        UsageError: An annotation or the whole signature cannot be read.
     """
     found = _parameters(function, injected)
     return [p.replace(annotation=Parameter.empty) if p.annotation is _Lost else p for p in found]
@@ -68,18 +69,18 @@ def parameters_of(function: Any, injected: type[Any]) -> list[Parameter]:
 def _parameters(function: Any, injected: type[Any]) -> list[Parameter]:
     if isinstance(function, functools.partial):
         inner = _stand_in(_parameters(function.func, injected))
-        return _read(functools.partial(inner, *function.args, **function.keywords))
+        return _read_signature(functools.partial(inner, *function.args, **function.keywords))
     if inspect.ismethod(function):
-        return _read(types.MethodType(_stand_in(_parameters(function.__func__, injected)), function.__self__))
+        return _read_signature(types.MethodType(_stand_in(_parameters(function.__func__, injected)), function.__self__))
     # Not by `getattr`: a mock has every attribute.
     attributes: Any = getattr(function, "__dict__", None) or {}
     wrapped = attributes.get("__wrapped__")
     given = getattr(function, "__signature__", None)
     # `functools.wraps` copies a wrapped function's `__signature__` too.
     if isinstance(given, inspect.Signature) and given is not getattr(wrapped, "__signature__", None):
-        return _resolved(list(given.parameters.values()), function)
-    own = _own(function, wrapped, injected)
-    return own if wrapped is None else _merged(own, _parameters(wrapped, injected), injected)
+        return _resolve_annotations(list(given.parameters.values()), function)
+    own = _own_parameters(function, wrapped, injected)
+    return own if wrapped is None else _merge(own, _parameters(wrapped, injected), injected)
 
 
 def _stand_in(parameters: list[Parameter]) -> Callable[..., Any]:
@@ -89,7 +90,7 @@ def _stand_in(parameters: list[Parameter]) -> Callable[..., Any]:
     return stand_in
 
 
-def _read(function: Any) -> list[Parameter]:
+def _read_signature(function: Any) -> list[Parameter]:
     try:
         return list(inspect.signature(function, follow_wrapped=False).parameters.values())
     except (ValueError, TypeError) as error:
@@ -101,34 +102,34 @@ def _read(function: Any) -> list[Parameter]:
 # -- one function by itself --------------------------------------------------------------------------------------------
 
 
-def _own(function: Any, wrapped: Any, injected: type[Any]) -> list[Parameter]:
+def _own_parameters(function: Any, wrapped: Any, injected: type[Any]) -> list[Parameter]:
     if not isinstance(function, types.FunctionType):
         call = getattr(function, "__call__", None)  # noqa: B004 - the method itself is wanted
         if inspect.ismethod(call):
             return _parameters(call, injected)
         # Written in C, such as what `functools.cache` makes.
-        return _anything() if wrapped is not None else _read(function)
+        return _any_parameters() if wrapped is not None else _read_signature(function)
     # Another function object with the same code: without `__wrapped__` and a `__signature__` that were copied.
     bare = types.FunctionType(
         function.__code__, function.__globals__, function.__name__, function.__defaults__, function.__closure__
     )
     bare.__kwdefaults__ = function.__kwdefaults__
-    if _copied(function, wrapped):
-        return [p.replace(annotation=_Lost) for p in _read(bare)]
+    if _has_copied_annotations(function, wrapped):
+        return [p.replace(annotation=_Lost) for p in _read_signature(bare)]
     annotations = _annotations(function)
-    parameters = [p.replace(annotation=annotations.get(p.name, Parameter.empty)) for p in _read(bare)]
-    return _resolved(parameters, function)
+    parameters = [p.replace(annotation=annotations.get(p.name, Parameter.empty)) for p in _read_signature(bare)]
+    return _resolve_annotations(parameters, function)
 
 
-def _anything() -> list[Parameter]:
+def _any_parameters() -> list[Parameter]:
     return [Parameter("args", Parameter.VAR_POSITIONAL), Parameter("kwargs", Parameter.VAR_KEYWORD)]
 
 
-def _copied(function: Any, wrapped: Any) -> bool:
-    """Whether a wrapper's annotations are those of what it wraps."""
+def _has_copied_annotations(function: Any, wrapped: Any) -> bool:
+    """Return whether a wrapper has the annotations of the function that it wraps."""
     if wrapped is None:
         return False
-    # From Python 3.14 on a function is copied that makes them.
+    # Since Python 3.14 `functools.wraps` copies the function that creates them.
     makes = getattr(function, "__annotate__", None)
     if makes is not None:
         return makes is getattr(wrapped, "__annotate__", None)
@@ -139,36 +140,36 @@ def _annotations(function: Any) -> Mapping[str, Any]:
     try:
         found: Mapping[str, Any] = function.__annotations__
     except _UNREADABLE as error:
-        raise _unreadable(function, error) from error
+        raise _unreadable_error(function, error) from error
     return found
 
 
 _UNREADABLE = (NameError, TypeError, AttributeError, SyntaxError)
 
 
-def _unreadable(function: Any, error: Exception) -> UsageError:
+def _unreadable_error(function: Any, error: Exception) -> UsageError:
     return UsageError(f"{_name(function)}: an annotation cannot be read: {error}; import what it names at run time")
 
 
-def _resolved(parameters: list[Parameter], function: Any) -> list[Parameter]:
-    """Parameters with annotations that are no longer text."""
+def _resolve_annotations(parameters: list[Parameter], function: Any) -> list[Parameter]:
+    """Return the parameters with resolved annotations instead of text."""
     inner = inspect.unwrap(function)
     names = {**getattr(function, "__globals__", {}), **getattr(inner, "__globals__", {})}
 
     def holder() -> None: ...
 
     holder.__annotations__ = {p.name: p.annotation for p in parameters if p.annotation is not Parameter.empty}
-    # From Python 3.12 on.
+    # Since Python 3.12.
     vars(holder)["__type_params__"] = getattr(function, "__type_params__", ())
     try:
         hints = typing.get_type_hints(holder, names)
     except _UNREADABLE as error:
-        raise _unreadable(function, error) from error
-    return [p.replace(annotation=_known(hints.get(p.name, Parameter.empty))) for p in parameters]
+        raise _unreadable_error(function, error) from error
+    return [p.replace(annotation=_usable_hint(hints.get(p.name, Parameter.empty))) for p in parameters]
 
 
-def _known(hint: Any) -> Any:
-    """`P.args` and `P.kwargs` say nothing of a single argument."""
+def _usable_hint(hint: Any) -> Any:
+    """Return the hint, unless it is `P.args` or `P.kwargs`, which do not describe a single argument."""
     return Parameter.empty if isinstance(hint, (typing.ParamSpecArgs, typing.ParamSpecKwargs)) else hint
 
 
@@ -180,34 +181,36 @@ def _name(function: Any) -> str:
 # -- a function and what it wraps --------------------------------------------------------------------------------------
 
 
-def _merged(own: list[Parameter], inner: list[Parameter], injected: type[Any]) -> list[Parameter]:
-    """What a wrapper takes that hands its `*args` and `**kwargs` on."""
+def _merge(own: list[Parameter], inner: list[Parameter], injected: type[Any]) -> list[Parameter]:
+    """Return the parameters of a wrapper that passes its `*args` and `**kwargs` on."""
     known = {p.name: p.annotation for p in inner}
     star = any(p.kind is p.VAR_POSITIONAL for p in own)
     double = any(p.kind is p.VAR_KEYWORD for p in own)
     named = [
-        p.replace(annotation=_found(p, known, injected)) for p in own if p.kind not in {p.VAR_POSITIONAL, p.VAR_KEYWORD}
+        p.replace(annotation=_annotation_of(p, known, injected))
+        for p in own
+        if p.kind not in {p.VAR_POSITIONAL, p.VAR_KEYWORD}
     ]
     if not star and not double:
         return named
     if named and is_injected(named[0].annotation, injected):
         inner = inner[1:] if inner and is_injected(inner[0].annotation, injected) else inner
     taken = {p.name for p in named}
-    left = [p for p in inner if p.name not in taken and not _filled_in(p, injected)]
-    rest = _handed_on(left, star=star, double=double)
+    left = [p for p in inner if p.name not in taken and not _is_filled_in(p, injected)]
+    rest = _reachable(left, star=star, double=double)
     if any(p.kind is p.POSITIONAL_ONLY for p in rest):
         named = [p.replace(kind=p.POSITIONAL_ONLY) if p.kind is p.POSITIONAL_OR_KEYWORD else p for p in named]
     together = sorted([*named, *rest], key=lambda p: p.kind)
     try:
         inspect.Signature(together)
     except ValueError:
-        # Such as a default before what has none: no signature says that.
+        # Such as a default before a parameter without one, which no signature can have.
         return own
     return together
 
 
-def _found(parameter: Parameter, known: Mapping[str, Any], injected: type[Any]) -> Any:
-    """The annotation of a wrapper's own parameter: that of the same name inside, where its own is lost."""
+def _annotation_of(parameter: Parameter, known: Mapping[str, Any], injected: type[Any]) -> Any:
+    """Return the annotation of a wrapper's own parameter. If it is lost, it is that of the same name inside."""
     if parameter.annotation is not _Lost:
         return parameter.annotation
     if parameter.name not in known and parameter.name.strip("_") in _CONTEXT_NAMES:
@@ -215,8 +218,8 @@ def _found(parameter: Parameter, known: Mapping[str, Any], injected: type[Any]) 
     return known.get(parameter.name, Parameter.empty)
 
 
-def _handed_on(inner: list[Parameter], *, star: bool, double: bool) -> list[Parameter]:
-    """Those parameters of a wrapped function that a call can reach through `*args` (`star`) and `**kwargs` (`double`)."""
+def _reachable(inner: list[Parameter], *, star: bool, double: bool) -> list[Parameter]:
+    """Return the inner parameters that a call reaches through `*args` (`star`) and `**kwargs` (`double`)."""
     reached: list[Parameter] = []
     for parameter in inner:
         kind = parameter.kind
@@ -230,8 +233,8 @@ def _handed_on(inner: list[Parameter], *, star: bool, double: bool) -> list[Para
     return reached
 
 
-def _filled_in(parameter: Parameter, injected: type[Any]) -> bool:
-    """Whether a decorator must give it: no message can, and it has no default."""
+def _is_filled_in(parameter: Parameter, injected: type[Any]) -> bool:
+    """Return whether a decorator must fill it, because no message can and it has no default."""
     if parameter.default is not parameter.empty or is_injected(parameter.annotation, injected):
         return False
     return not can_be_json(parameter.annotation)

@@ -1,4 +1,4 @@
-"""The options of a handler, and those of a call, checked where they are given."""
+"""The options of a handler and of a call, checked when they are set."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How a handler's messages are run.
 
     Attributes:
-        queue: The queue whose messages it takes.
-        max_tries: After this many failed attempts a message is failed and kept. The first run counts.
-        timeout: Seconds that a run may take; then it is cancelled and counts as failed. None: no limit.
+        queue: The queue whose messages it runs.
+        max_tries: After this many failed attempts a message is failed and kept. The first attempt counts.
+        timeout: Seconds that an attempt may take. Then it is cancelled and counts as failed. None: no limit.
         backoff: The delays of its retries.
         process: Whether it runs in a process pool, for work that holds the GIL.
-        priority: 0 to 9 (first), for calls that name none.
+        priority: 0 to 9 (first), for calls without a priority of their own.
 
     Raises:
         UsageError: An option has the wrong type or is out of range.
@@ -46,7 +46,7 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
         check_whole("max_tries", self.max_tries, 1)
         if self.timeout is not None:
             seconds = check_seconds("timeout", self.timeout, positive=True, most=MOST_DELAY)
-            # A timedelta becomes what the worker counts in.
+            # A timedelta becomes seconds.
             msgspec.structs.force_setattr(self, "timeout", seconds)
         backoff: Any = self.backoff
         if not isinstance(backoff, Backoff):
@@ -64,11 +64,11 @@ def call_options(
     queue: str | None,
     headers: Mapping[str, str] | None,
 ) -> dict[str, Any]:
-    """The fields of a draft.
+    """Return the fields of a draft.
 
     Raises:
         InvalidName: `unique_key`, `id` or `queue` is not allowed.
-        UsageError: an option has the wrong type or is out of range.
+        UsageError: An option has the wrong type or is out of range.
     """
     fields: dict[str, Any] = {}
     if delay is not None:
@@ -91,7 +91,7 @@ def call_options(
 
 
 def _check_time(name: str, value: Any) -> float:
-    """Unix seconds as a float, in years of four digits."""
+    """Return Unix seconds as a float. The year must have four digits."""
     seconds = number_of(value)
     if math.isnan(seconds):
         hint = ": write when.timestamp()" if isinstance(value, datetime) else ""

@@ -1,4 +1,4 @@
-"""Calling coroutines from code that has no event loop: a loop in a thread of its own, started at the first call."""
+"""Calls of coroutines from code without an event loop: on a loop in a thread of its own, started at the first call."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ class Portal:
         self._pid = 0
 
     def run(self, coroutine: Coroutine[Any, Any, T], *, instead: str) -> T:
-        """The coroutine's result; blocks this thread.
+        """Run a coroutine, block this thread until it is done, and return its result.
 
         Args:
-            coroutine: what to run.
-            instead: what a caller with a running loop should write.
+            coroutine: The coroutine.
+            instead: What a caller with a running event loop should write, for the error text.
 
         Raises:
-            UsageError: this thread runs an event loop, which the call would block; or gevent has replaced threads.
+            UsageError: This thread runs an event loop, which the call would block, or gevent has replaced threads.
         """
         problem = _problem(instead)
         if problem is not None:
@@ -43,13 +43,13 @@ class Portal:
         try:
             return _result(future)
         except BaseException:
-            # An interrupt: the caller is gone, and so is what it asked for, unless it has happened already.
+            # An interrupt: the caller is gone, so its call is cancelled, unless it has happened already.
             future.cancel()
             raise
 
     def _running_loop(self) -> asyncio.AbstractEventLoop:
         with self._lock:
-            # A forked child has the parent's loop object, and none of its threads.
+            # A forked child has the parent's loop object, but none of its threads.
             if self._loop is None or self._pid != os.getpid():
                 self._loop = asyncio.new_event_loop()
                 self._pid = os.getpid()
@@ -58,16 +58,17 @@ class Portal:
 
 
 def _problem(instead: str) -> str | None:
-    """Why this thread cannot wait for another one's loop."""
+    """Return why this thread cannot wait for another thread's loop, or None."""
     gevent = sys.modules.get("gevent.monkey")
     if gevent is not None and gevent.is_module_patched("threading"):
-        # Then the loop's thread is a greenlet of the caller's thread, and other greenlets find the loop running in theirs.
+        # Then the loop's thread is a greenlet of the caller's thread, and the loop runs in the other greenlets' thread.
         return (
-            "gevent has replaced threads (monkey.patch_all), and this call needs real ones: use threads (gunicorn -k gthread),"
+            "gevent has replaced threads (monkey.patch_all), and this call needs real ones:"
+            " use threads (gunicorn -k gthread),"
             " or gevent.get_hub().threadpool.apply(lambda: asyncio.run(task.enqueue(...)))"
         )
     if gevent is not None and gevent.is_module_patched("select"):
-        # Then the loop's thread is a real one, in which gevent finds nothing to wait for.
+        # Then the loop's thread is a real one, in which gevent has nothing to wait for.
         return "gevent has replaced select, and this call needs the real one: use threads (gunicorn -k gthread)"
     return f"an event loop is running in this thread: use {instead}" if _has_running_loop() else None
 
@@ -81,7 +82,7 @@ def _has_running_loop() -> bool:
 
 
 def _result(future: concurrent.futures.Future[T]) -> T:
-    # A wait without an end is not woken by a signal that another thread of the process receives.
+    # A wait without a timeout is not interrupted by a signal that another thread of the process receives.
     while True:
         try:
             return future.result(timeout=1.0)

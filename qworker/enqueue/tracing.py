@@ -1,9 +1,9 @@
-"""The producer's half of a trace: a span for each enqueueing call, whose context travels in the envelope.
+"""The producer's half of a trace: a span for each enqueueing call, whose context is in the envelope.
 
-As in `telemetry`, only OpenTelemetry's API is imported, and only where the application has configured an SDK: otherwise a call costs
-one look-up. By the messaging semantic conventions `enqueue` is a span `send QUEUE` of kind PRODUCER, and the run continues it. Of
-calls that are enqueued together each has a span `create QUEUE`, which its run continues, and each batch a span `send QUEUE` of kind
-CLIENT, with links to them.
+As in `telemetry`, only OpenTelemetry's API is imported, and only if the application has configured an SDK. Otherwise a
+call costs one look-up. By the messaging semantic conventions `enqueue` is a span `send QUEUE` of kind PRODUCER, and the
+span of the handler continues it. If calls are enqueued together, each has a span `create QUEUE`, which the span of its
+handler continues, and each batch has a span `send QUEUE` of kind CLIENT with links to them.
 """
 
 from __future__ import annotations
@@ -16,25 +16,34 @@ from typing import Any
 
 from qworker.failure_text import error_type
 
-__all__ = ["NAME", "configured", "creating", "imported", "on_queue", "sending", "sending_many", "trace_headers"]
+__all__ = [
+    "NAME",
+    "create_span",
+    "get_provider",
+    "is_tracing_possible",
+    "on_queue",
+    "send_batch_span",
+    "send_span",
+    "trace_headers",
+]
 
-# The instrumentation's, and the messaging system's.
+# The name of the instrumentation and of the messaging system.
 NAME = "qworker"
 
 _API = "opentelemetry.trace"
 _modules = sys.modules
 _NOTHING: AbstractContextManager[Any] = nullcontext()
-# The last provider's tracer: making one for each call would cost more than the span.
+# The last provider's tracer, because creating one for each call would cost more than the span.
 _tracers: dict[Any, Any] = {}
 
 
-def imported() -> bool:
-    """Whether somebody may trace: the cheapest question, asked for each call."""
+def is_tracing_possible() -> bool:
+    """Return whether the application may trace. Each call asks this, so it must be cheap."""
     return _API in _modules
 
 
 def trace_headers() -> Mapping[str, str]:
-    """What carries the current span to the handler; empty without one."""
+    """Return the headers that carry the current span to the handler. They are empty without a span."""
     if _API not in _modules:
         return {}
     trace: Any = _modules[_API]
@@ -45,39 +54,39 @@ def trace_headers() -> Mapping[str, str]:
     return carrier
 
 
-def configured(module: str, getter: str) -> Any:
-    """The provider that the application has set; None: it has set none, and what the API hands out does nothing."""
+def get_provider(module: str, getter: str) -> Any:
+    """Return the provider that the application has set, or None if it has set none."""
     api: Any = sys.modules.get(f"opentelemetry.{module}")
     if api is None:
         return None
     provider: Any = getattr(api, getter)()
-    # The API's own providers stand in for one, or do nothing.
+    # The API's own providers are placeholders, or do nothing.
     return None if type(provider).__module__.startswith(("opentelemetry.trace", "opentelemetry.metrics")) else provider
 
 
 def on_queue(queue: str) -> dict[str, str]:
-    """The attributes that everything about a queue has."""
+    """Return the attributes of each span and instrument of a queue."""
     return {"messaging.system": NAME, "messaging.destination.name": queue}
 
 
-def creating(queue: str, task: str) -> AbstractContextManager[Any]:
-    """The span in which a call is made that is enqueued with others; the block's value is it, or None where nobody traces."""
+def create_span(queue: str, task: str) -> AbstractContextManager[Any]:
+    """Return the span in which a call of a batch is created. The block's value is None if tracing is not configured."""
     tracer = _tracer()
     return _NOTHING if tracer is None else _span(tracer, "create", "PRODUCER", queue, {"qworker.task": task})
 
 
-def sending(queue: str, task: str) -> AbstractContextManager[Any]:
-    """The span in which one call is made and enqueued; None where nobody traces."""
+def send_span(queue: str, task: str) -> AbstractContextManager[Any]:
+    """Return the span in which one call is created and enqueued. The block's value is None as in `create_span`."""
     tracer = _tracer()
     return _NOTHING if tracer is None else _span(tracer, "send", "PRODUCER", queue, {"qworker.task": task})
 
 
-def sending_many(queue: str, created: Sequence[Any]) -> AbstractContextManager[Any]:
-    """The span in which a batch is enqueued; None where nobody traces.
+def send_batch_span(queue: str, created: Sequence[Any]) -> AbstractContextManager[Any]:
+    """Return the span in which a batch is enqueued. The block's value is None as in `create_span`.
 
     Args:
-        queue: where to.
-        created: the contexts of the spans of `creating`, one for each call; None for one that was made before anybody traced.
+        queue: The queue.
+        created: The contexts of the calls' spans. None for a call that was created before tracing was configured.
     """
     tracer = _tracer()
     if tracer is None:
@@ -88,8 +97,8 @@ def sending_many(queue: str, created: Sequence[Any]) -> AbstractContextManager[A
 
 
 def _tracer() -> Any:
-    """The application's tracer; None: it traces nothing."""
-    provider = configured("trace", "get_tracer_provider")
+    """Return the application's tracer, or None if it has configured none."""
+    provider = get_provider("trace", "get_tracer_provider")
     if provider is None:
         return None
     tracer = _tracers.get(provider)

@@ -15,7 +15,7 @@ import msgspec
 from qworker.health.exposition import exposition
 from qworker.health.worker_report import Report
 from qworker.message import QueueStats
-from qworker.worker.metrics import TaskCounts, merged
+from qworker.worker.metrics import TaskCounts, merge_counts
 
 __all__ = ["Fleet", "View"]
 
@@ -36,7 +36,7 @@ class Fleet:
         with self._lock:
             before = self._last.get(pid)
             if before is not None and before[1].life != report.life:
-                self._past = merged([*self._past, *before[1].counts])
+                self._past = merge_counts([*self._past, *before[1].counts])
             self._last[pid] = (self._now(), report)
 
     def gone(self, pid: int) -> None:
@@ -44,7 +44,7 @@ class Fleet:
         with self._lock:
             _, report = self._last.pop(pid, (0.0, None))
             if report is not None:
-                self._past = merged([*self._past, *report.counts])
+                self._past = merge_counts([*self._past, *report.counts])
 
     def reports(self) -> list[Report]:
         """The last report of each process that runs; silence counts as a loop that stands still."""
@@ -146,7 +146,7 @@ class View:
         return page + self._app_metrics()
 
     def _counts(self, reports: Sequence[Report]) -> list[TaskCounts]:
-        return merged([*self._past(), *(task for report in reports for task in report.counts)])
+        return merge_counts([*self._past(), *(task for report in reports for task in report.counts)])
 
     def _app_metrics(self) -> str:
         """What the app counts by itself with prometheus-client."""

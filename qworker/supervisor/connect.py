@@ -1,4 +1,4 @@
-"""The backend at a worker's start: reached at once, or, where the worker is to wait for it, when it is there."""
+"""The connection to the backend when a worker starts: at once, or, if the worker is to wait, when it can be reached."""
 
 from __future__ import annotations
 
@@ -10,50 +10,50 @@ from qworker.backend import Backend
 from qworker.errors import BackendUnavailable
 from qworker.worker.outage import Outage
 
-__all__ = ["reached"]
+__all__ = ["connect"]
 
 
-async def reached(
-    reach: Callable[[], Coroutine[Any, Any, Backend]], *, waits: bool, told: asyncio.Event, outage: Outage
+async def connect(
+    attempt_once: Callable[[], Coroutine[Any, Any, Backend]], *, waits: bool, stopping: asyncio.Event, outage: Outage
 ) -> Backend | None:
-    """The backend; None: the worker was told to end before it was there.
+    """Connect to the backend. Return None if the worker was stopped before.
 
     Args:
-        reach: one attempt.
-        waits: whether to try again until it is there.
-        told: set when the worker is told to end.
-        outage: says once that it is away, and once that it is back.
+        attempt_once: Makes one attempt.
+        waits: Whether to try again until the backend can be reached.
+        stopping: Set when the worker is stopped.
+        outage: Logs the start and the end of an outage once.
 
     Raises:
-        BackendUnavailable: it is not there, and nobody waits for it.
-        BackendError: it is there, and refuses this user, or is newer than this release: waiting would not help.
+        BackendUnavailable: The backend cannot be reached, and the worker is not to wait.
+        BackendError: The backend refuses this user, or is newer than this release: to wait would not help.
     """
-    ending = asyncio.create_task(told.wait())
+    ending = asyncio.create_task(stopping.wait())
     try:
-        while not told.is_set():
-            attempt = asyncio.create_task(reach())
+        while not stopping.is_set():
+            attempt = asyncio.create_task(attempt_once())
             # An attempt lasts as long as its timeouts; a signal does not wait for them.
             await asyncio.wait({attempt, ending}, return_when=asyncio.FIRST_COMPLETED)
             if not attempt.done():
-                await _given_up(attempt)
+                await _abandon(attempt)
                 return None
             try:
                 backend = attempt.result()
             except BackendUnavailable as error:
                 if not waits:
                     raise
-                await asyncio.wait({ending}, timeout=outage.failed(error))
+                await asyncio.wait({ending}, timeout=outage.record_failure(error))
             else:
-                outage.over()
+                outage.record_success()
                 return backend
         return None
     finally:
         ending.cancel()
 
 
-async def _given_up(attempt: asyncio.Task[Backend]) -> None:
+async def _abandon(attempt: asyncio.Task[Backend]) -> None:
     attempt.cancel()
     await asyncio.wait({attempt})
     if not attempt.cancelled():
-        # It came to its end meanwhile, and whatever that was counts no more.
+        # It has ended meanwhile. Its result does not count any more.
         attempt.exception()

@@ -1,8 +1,8 @@
-"""The line between a supervisor and one worker process: a socket pair whose worker's end is inherited.
+"""The connection between a supervisor and one worker process: a socket pair, of which the worker inherits one end.
 
-The supervisor sends single bytes (`Command`). The end of the stream means that it is dead. The worker sends JSON lines: one
-`Ready` when it has reached its backend, and with `--health` a `Report` now and then. Signals alone would not do: a process group's SIGTERM reaches the worker directly and
-through its supervisor, and must not count as two.
+The supervisor sends single bytes (`WorkerCommand`). The end of the stream means that it is dead. The worker sends JSON
+lines: one `WorkerReady` when it has reached its backend, and with `--health` a `Report` at intervals. Signals alone are
+not enough: a process group's SIGTERM reaches the worker directly and through its supervisor, and must not count twice.
 """
 
 from __future__ import annotations
@@ -20,61 +20,61 @@ import msgspec
 
 from qworker.health.worker_report import Report
 
-__all__ = ["CONTROL_FD", "Command", "ControlEnd", "Line", "Ready", "inherited"]
+__all__ = ["CONTROL_FD", "ControlClient", "Line", "WorkerCommand", "WorkerReady", "control_client_from_env"]
 
-# The environment variable that tells a process that it is a supervisor's worker.
+# Set in the environment of a supervisor's worker process.
 CONTROL_FD = "QWORKER_CONTROL_FD"
 
 _PR_SET_PDEATHSIG = 1
 
 
-class Command(Enum):
-    """What a supervisor asks of a worker process."""
+class WorkerCommand(Enum):
+    """A command of a supervisor to a worker process."""
 
     DRAIN = b"d"
     ABORT = b"a"
     QUIET = b"q"
-    REPORT = b"s"
-    # Drain, then begin again as a fresh process under the same id.
+    DUMP_STATUS = b"s"
+    # Drain, then start again as a fresh process under the same id.
     RECYCLE = b"r"
 
 
-class Ready(msgspec.Struct, frozen=True, tag=True):
-    """A worker process is up."""
+class WorkerReady(msgspec.Struct, frozen=True, tag="Ready"):
+    """A worker process is up. Its tag is part of the protocol: the two processes may run different releases."""
 
     url: str
     queues: list[str]
     concurrency: int
 
 
-Line = Ready | Report
+Line = WorkerReady | Report
 
 
-class ControlEnd:
-    """The worker's end. A thread listens, so that the supervisor's death is noticed while a handler blocks the loop."""
+class ControlClient:
+    """The worker's end. A thread listens, so it notices the supervisor's death even if a handler blocks the loop."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
         self._listener: threading.Thread | None = None
-        # Reports come from a thread of their own; lines must not mix.
+        # Reports come from a thread of their own, and lines must not mix.
         self._sending = threading.Lock()
 
     def send(self, line: Line) -> None:
-        """Tell the supervisor, from any thread; its death is the listener's business."""
+        """Send a line to the supervisor, from any thread. The listener handles its death."""
         try:
             with self._sending:
                 self._socket.sendall(msgspec.json.encode(line) + b"\n")
         except (BrokenPipeError, ConnectionResetError):
             pass
 
-    def listen(self, obey: Callable[[Command], None], orphaned: Callable[[], None]) -> None:
-        """Call `obey` for each command and `orphaned` at the supervisor's death, both in a thread of their own."""
+    def listen(self, obey: Callable[[WorkerCommand], None], orphaned: Callable[[], None]) -> None:
+        """Call `obey` for each command, and `orphaned` when the supervisor dies, in a thread of their own."""
         self._listener = threading.Thread(
             target=self._listen, args=(obey, orphaned), name="qworker-control", daemon=True
         )
         self._listener.start()
 
-    def _listen(self, obey: Callable[[Command], None], orphaned: Callable[[], None]) -> None:
+    def _listen(self, obey: Callable[[WorkerCommand], None], orphaned: Callable[[], None]) -> None:
         while True:
             try:
                 received = self._socket.recv(64)
@@ -84,25 +84,25 @@ class ControlEnd:
                 orphaned()
                 return
             for byte in received:
-                obey(Command(bytes([byte])))
+                obey(WorkerCommand(bytes([byte])))
 
     def keep_across_exec(self) -> None:
-        """Let the process that replaces this one inherit the line."""
+        """Let the process that replaces this one inherit the socket."""
         os.set_inheritable(self._socket.fileno(), True)
         os.environ[CONTROL_FD] = str(self._socket.fileno())
 
 
-def inherited() -> ControlEnd | None:
-    """The line to this process's supervisor; None without one."""
-    # Taken out of the environment: a qworker that a handler starts is nobody's worker.
+def control_client_from_env() -> ControlClient | None:
+    """Return the connection to this process's supervisor, or None if it has none."""
+    # Removed from the environment: a qworker that a handler starts is no supervisor's worker.
     number = os.environ.pop(CONTROL_FD, None)
     if number is None:
         return None
     sock = socket.socket(fileno=int(number))
-    # Not for the processes that handlers start: an inherited end would hide this process's death.
+    # The processes that handlers start must not inherit it: that would hide this process's death.
     sock.set_inheritable(False)
     _die_with_parent()
-    return ControlEnd(sock)
+    return ControlClient(sock)
 
 
 def _die_with_parent() -> None:

@@ -14,10 +14,10 @@ __all__ = ["loop_factory"]
 
 
 def loop_factory(name: Literal["auto", "asyncio", "uvloop"]) -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """What makes the loop; None for asyncio's own. `auto` takes uvloop where it is installed.
+    """Return the factory of the loop, or None for asyncio's own. `auto` takes uvloop if it is installed.
 
     Raises:
-        MissingExtra: uvloop was asked for and is not installed.
+        MissingExtra: uvloop is requested but not installed.
     """
     if name == "asyncio":
         return None

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import gc
 
-__all__ = ["leave_alone_what_is_loaded"]
+__all__ = ["freeze_loaded_modules"]
 
 
-def leave_alone_what_is_loaded() -> None:
-    """Take what is in memory by now, imported modules above all, out of the collector's sight for good.
+def freeze_loaded_modules() -> None:
+    """Exclude everything that is in memory now, mostly imported modules, from garbage collection.
 
-    A full pass goes through all of it, for tens of milliseconds in which no handler begins, and finds that nothing of it has gone.
+    A full pass would check all of it and find nothing to free. It takes tens of milliseconds, in which no handler
+    starts.
     """
     gc.collect()
     gc.freeze()

@@ -1,4 +1,4 @@
-"""What `qworker run` was asked for, and the exit statuses that it ends with."""
+"""The options of `qworker run`, and its exit statuses."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Literal
 
 import msgspec
 
-__all__ = ["Exit", "RunSettings"]
+__all__ = ["ExitStatus", "RunSettings"]
 
 
-class Exit(IntEnum):
+class ExitStatus(IntEnum):
     """Exit statuses of a worker process and of its supervisor."""
 
     CLEAN = 0
@@ -45,10 +45,10 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     # Where to listen for probes, scrapers and scalers; None: nowhere.
     health: tuple[str, int] | None = None
-    # Seconds that the loop may stand still before `/livez` says so.
+    # Seconds that the event loop may be blocked before `/livez` fails.
     stall_timeout: float = 60.0
 
     @property
     def log_json(self) -> bool | None:
-        """Whether to log JSON; None: where standard error is no terminal."""
+        """Whether to log JSON. None: if standard error is not a terminal."""
         return None if self.log_format == "auto" else self.log_format == "json"

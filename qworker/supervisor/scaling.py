@@ -11,29 +11,29 @@ _PATIENCE = 30.0
 
 
 class Scaler(msgspec.Struct):
-    """Follows a backlog: up at once, down by one after a while in which fewer were enough."""
+    """Follows a backlog: up at once, and down by one process after a time in which fewer were enough."""
 
     least: int
     most: int
     # Messages that one process runs at once.
     concurrency: int
     target: int = 0
-    # Monotonic seconds since which fewer than `target` would do; None: they would not.
+    # Monotonic seconds since which fewer than `target` are enough. None: they are not.
     _idle_since: float | None = None
 
     def __post_init__(self) -> None:
         self.target = max(self.target, self.least)
 
     def needed(self, backlog: int) -> int:
-        """The processes that give each message of `backlog` a consumer, within the limits."""
+        """Return how many processes give each message of `backlog` a consumer, within the limits."""
         return min(self.most, max(self.least, -(-backlog // self.concurrency)))
 
     def observe(self, backlog: int, now: float) -> int:
-        """The processes that should run.
+        """Return how many processes should run.
 
         Args:
-            backlog: messages that are ready or leased.
-            now: monotonic seconds.
+            backlog: Messages that are ready or leased.
+            now: Monotonic seconds.
         """
         needed = self.needed(backlog)
         if needed >= self.target:

@@ -1,4 +1,4 @@
-"""A worker process's signals: which of them reach it, when, and by which way."""
+"""The signal handlers of a worker process."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class Signals:
     """The process's signal handlers while the worker runs.
 
     Args:
-        loop: the worker's.
-        signalled: told on the loop of a signal to end, or of SIGTSTP.
-        show: told of SIGUSR1 between any two instructions, with what was about to run.
+        loop: The event loop of the worker.
+        signalled: Called on the event loop for a signal to end, and for SIGTSTP.
+        show: Called for SIGUSR1 between any two instructions, with the frame that was interrupted.
     """
 
     def __init__(
@@ -39,13 +39,13 @@ class Signals:
                 continue
             self._loop.add_signal_handler(number, self._signalled, number)
             self._installed.append(number)
-        # Not by the loop: what blocks it is what one wants to see.
+        # Not by the loop: what blocks it is what the user wants to see.
         signal.signal(signal.SIGUSR1, lambda _number, frame: self._show(frame))
 
         deliver_signals()
 
     def __exit__(self, *_: object) -> None:
-        # From here on the process ends, which a late signal must not cut short, or is replaced by one that takes it.
+        # From here on the process ends, and a late signal must not interrupt that, or its replacement takes the signal.
         hold_signals()
         for number in self._installed:
             self._loop.remove_signal_handler(number)

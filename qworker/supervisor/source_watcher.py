@@ -1,4 +1,4 @@
-"""Noticing that the source has changed, for `--reload`."""
+"""Changes of the source files, for `--reload`."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import watchfiles
 
 from qworker.url import working_directory
 
-__all__ = ["changes", "wait_for_change"]
+__all__ = ["wait_for_change", "watch_files"]
 
 _DEBOUNCE_MS = 200
 
 
-async def changes() -> AsyncIterator[list[str]]:
-    """The Python files under the working directory that have changed, batch by batch."""
+async def watch_files() -> AsyncIterator[list[str]]:
+    """Yield the Python files under the working directory that have changed, batch by batch."""
     here = working_directory()
     # trio, which is not installed, leaves a hole in its type.
     async for batch in watchfiles.awatch(  # pyright: ignore[reportUnknownMemberType]

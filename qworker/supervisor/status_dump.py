@@ -1,4 +1,4 @@
-"""What a worker is doing right now, for SIGUSR1: each message, its age, the rest of its lease, and where its handler stands."""
+"""The status dump of a worker, for SIGUSR1: each message, its age, the rest of its lease, and its handler's stack."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from types import FrameType
 from typing import Any
 
 from qworker.names import printable
-from qworker.worker.delivery import Run, RunningMessage
+from qworker.worker.delivery import Delivery, RunningMessage
 
-__all__ = ["report"]
+__all__ = ["format_status"]
 
 # Frames of a handler's stack that are shown, the innermost ones.
 _DEPTH = 12
@@ -24,13 +24,13 @@ _PACKAGE = os.path.dirname(os.path.dirname(__file__)) + os.sep
 _Place = tuple[FrameType, int]
 
 
-def report(running: Iterable[RunningMessage], loop: asyncio.AbstractEventLoop, frame: FrameType | None) -> str:
-    """The report as text.
+def format_status(running: Iterable[RunningMessage], loop: asyncio.AbstractEventLoop, frame: FrameType | None) -> str:
+    """Return the status dump as text.
 
     Args:
-        running: the worker's messages.
-        loop: the worker's loop.
-        frame: where the main thread was interrupted: inside a handler that blocks the loop, or else in the loop itself.
+        running: The running messages of the worker.
+        loop: The event loop of the worker.
+        frame: Where the main thread was interrupted: in a handler that blocks the event loop, or in the loop itself.
     """
     messages = sorted(running, key=lambda message: message.started)
     lines = [f"worker {os.getpid()}: {len(messages)} running"]
@@ -59,7 +59,7 @@ def _tasks(loop: asyncio.AbstractEventLoop) -> Iterator[list[_Place]]:
 
 
 def _awaits(waiting: Any) -> Iterator[_Place]:
-    """The frames of a suspended coroutine, outermost first: each is suspended in the next one."""
+    """Yield the frames of a suspended coroutine, outermost first: each is suspended in the next one."""
     while waiting is not None:
         frame = getattr(waiting, "cr_frame", None) or getattr(waiting, "gi_frame", None)
         if isinstance(frame, FrameType):
@@ -68,7 +68,7 @@ def _awaits(waiting: Any) -> Iterator[_Place]:
 
 
 def _stepped(frame: Any) -> Any:
-    """The handler's coroutine, which the executor's own awaitable steps by hand instead of awaiting it."""
+    """Return the coroutine of the handler, which `_HandlerCall` of the executor steps instead of awaiting it."""
     return frame.f_locals.get("coroutine") if isinstance(frame, FrameType) and _is_ours(frame) else None
 
 
@@ -81,7 +81,7 @@ def _threads(frame: FrameType | None) -> Iterator[list[_Place]]:
 
 
 def _outside(places: list[_Place]) -> list[_Place]:
-    """The handler's part of a stack: what follows the innermost frame of qworker's own; nothing without such a frame."""
+    """Return the handler's part of a stack: the frames inside the innermost one of qworker, or nothing without one."""
     last = max((i for i, (frame, _) in enumerate(places) if _is_ours(frame)), default=None)
     if last is None:
         return []
@@ -90,11 +90,11 @@ def _outside(places: list[_Place]) -> list[_Place]:
 
 
 def _message(places: list[_Place]) -> str | None:
-    """The message that a stack works on, as the executor and the threads hold it in their variables."""
+    """Return the message of a stack: the executor and the threads have it in a local variable."""
     for frame, _ in places:
         if _is_ours(frame):
             for value in list(frame.f_locals.values()):
-                if isinstance(value, Run):
+                if isinstance(value, Delivery):
                     return printable(f"{value.task} {value.lease.message.id}")
     return None
 
@@ -104,7 +104,7 @@ def _is_ours(frame: FrameType) -> bool:
 
 
 def _is_library(frame: FrameType) -> bool:
-    """Whether a frame is the standard library's: a stack of nothing else only waits."""
+    """Return whether a frame is of the standard library. A stack of only such frames waits."""
     return frame.f_code.co_filename.startswith((os.path.dirname(os.__file__) + os.sep, "<frozen"))
 
 

@@ -1,7 +1,7 @@
 """One worker in this process: its signals, its limits, its end.
 
-The same code runs under a supervisor and without one. The first SIGTERM, SIGINT or SIGHUP drains, a second cancels the handlers and
-releases their messages; SIGTSTP quiets; SIGUSR1 reports.
+The same code runs under a supervisor and without one. The first SIGTERM, SIGINT or SIGHUP drains, and a second one
+cancels the handlers and releases their messages. SIGTSTP stops leasing. SIGUSR1 dumps the status.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ from qworker.health.endpoint import Outlet, of_worker
 from qworker.health.monitor import Reporter, Watch
 from qworker.logs import configure, show_standard_logging
 from qworker.streams import flush_all
-from qworker.supervisor.connect import reached
-from qworker.supervisor.control_socket import Command, ControlEnd, Ready
+from qworker.supervisor.connect import connect
+from qworker.supervisor.control_socket import ControlClient, WorkerCommand, WorkerReady
 from qworker.supervisor.event_loop import loop_factory
-from qworker.supervisor.gc_freeze import leave_alone_what_is_loaded
-from qworker.supervisor.reexec import deliver_signals, replace_process, took_over
-from qworker.supervisor.run_settings import Exit, RunSettings
+from qworker.supervisor.gc_freeze import freeze_loaded_modules
+from qworker.supervisor.reexec import deliver_signals, is_replacement, replace_process
+from qworker.supervisor.run_settings import ExitStatus, RunSettings
 from qworker.supervisor.signals import Signals
-from qworker.supervisor.source_watcher import changes, wait_for_change
-from qworker.supervisor.status_dump import report
+from qworker.supervisor.source_watcher import wait_for_change, watch_files
+from qworker.supervisor.status_dump import format_status
 from qworker.worker import Worker, WorkerOptions, telemetry
 from qworker.worker.outage import Outage
 
 __all__ = ["run_single"]
 
 _MEMORY_EVERY_S = 1.0
-# A worker whose supervisor is dead and whose loop is blocked gets this much longer than its grace period.
+# Seconds beyond its grace period for a worker whose supervisor is dead and whose event loop is blocked.
 _ORPHAN_MARGIN_S = 10.0
 
 
-class _End(Enum):
+class _ExitReason(Enum):
     """Why a worker has ended."""
 
     FINISHED = "finished"
@@ -54,20 +54,20 @@ class _End(Enum):
     TIMED_OUT = "timed out"
 
 
-def run_single(load: Callable[[], Tasks], settings: RunSettings, control: ControlEnd | None = None) -> Exit:
-    """Run a worker until it is told to stop, or, with `burst`, until nothing is left to do.
+def run_single(load: Callable[[], Tasks], settings: RunSettings, control: ControlClient | None = None) -> ExitStatus:
+    """Run a worker until it is stopped or, with `burst`, until nothing is left to do.
 
     Args:
-        load: imports the app.
-        settings: the options of `qworker run`.
-        control: the line to the supervisor, if there is one.
+        load: Imports the app.
+        settings: The options of `qworker run`.
+        control: The connection to the supervisor, if there is one.
 
     Returns:
         CLEAN or DRAIN_TIMED_OUT. A recycled worker does not return: a fresh process takes its place.
 
     Raises:
-        AppImportError: the app cannot be imported; with `reload`, only under a supervisor, which waits for the fix.
-        BackendError: the backend cannot be reached at the start, and nobody waits for it.
+        AppImportError: The app cannot be imported. With `reload`, only under a supervisor, which waits for the fix.
+        BackendError: The backend cannot be reached at the start, and the worker is not to wait for it.
     """
     deliver_signals(early=True)
     configure(settings.log_json, settings.log_level)
@@ -78,17 +78,17 @@ def run_single(load: Callable[[], Tasks], settings: RunSettings, control: Contro
     finally:
         if outlet is not None:
             outlet.close()
-    _leave_threads_behind(status)
+    _exit_if_threads_remain(status)
     return status
 
 
 def _run(
     load: Callable[[], Tasks],
     settings: RunSettings,
-    control: ControlEnd | None,
+    control: ControlClient | None,
     watch: Watch,
     outlet: Outlet | None,
-) -> Exit:
+) -> ExitStatus:
     try:
         tasks = load()
     except AppImportError as error:
@@ -101,19 +101,19 @@ def _run(
         replace_process()
     show_standard_logging(settings.log_json, settings.log_level)
     with asyncio.Runner(loop_factory=loop_factory(settings.loop)) as runner:
-        end = runner.run(_Single(tasks, settings, control, watch).run())
+        end = runner.run(_WorkerMain(tasks, settings, control, watch).run())
     telemetry.flush()
-    if end is _End.RECYCLED:
+    if end is _ExitReason.RECYCLED:
         if outlet is not None:
             outlet.keep_across_exec()
         if control is not None:
             control.keep_across_exec()
         replace_process(worked=True)
-    return Exit.CLEAN if end is _End.FINISHED else Exit.DRAIN_TIMED_OUT
+    return ExitStatus.CLEAN if end is _ExitReason.FINISHED else ExitStatus.DRAIN_TIMED_OUT
 
 
-def _outlet(watch: Watch, settings: RunSettings, control: ControlEnd | None) -> Outlet | None:
-    """Where this process tells of itself; None: nobody asks."""
+def _outlet(watch: Watch, settings: RunSettings, control: ControlClient | None) -> Outlet | None:
+    """Return where this process reports its health, or None without `--health`."""
     if settings.health is None:
         return None
     if control is not None:
@@ -121,10 +121,10 @@ def _outlet(watch: Watch, settings: RunSettings, control: ControlEnd | None) -> 
     return of_worker(watch, settings.health, settings.stall_timeout)
 
 
-class _Single:
+class _WorkerMain:
     """A worker and what watches it."""
 
-    def __init__(self, tasks: Tasks, settings: RunSettings, control: ControlEnd | None, watch: Watch) -> None:
+    def __init__(self, tasks: Tasks, settings: RunSettings, control: ControlClient | None, watch: Watch) -> None:
         self._tasks = tasks
         self._settings = settings
         self._control = control
@@ -133,33 +133,33 @@ class _Single:
         self._watch = watch
         if settings.health is not None:
             watch.attach(self._worker)
-        self._waits = took_over() or settings.wait_for_backend
-        self._told = asyncio.Event()
+        self._waits = is_replacement() or settings.wait_for_backend
+        self._stopping = asyncio.Event()
         self._signals = 0
         self._recycle = False
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    async def run(self) -> _End:
+    async def run(self) -> _ExitReason:
         """Run the worker to its end."""
         loop = self._loop = asyncio.get_running_loop()
-        with Signals(loop, self._signalled, self._report):
+        with Signals(loop, self._on_signal, self._dump_status):
             self._listen(loop)
             outage = Outage("start", self._log, random.random)
-            backend = await reached(self._tasks.backend, waits=self._waits, told=self._told, outage=outage)
+            backend = await connect(self._tasks.backend, waits=self._waits, stopping=self._stopping, outage=outage)
             finished = backend is None or await self._work(backend)
         await self._tasks.aclose()
         if not finished:
-            return _End.TIMED_OUT
-        return _End.RECYCLED if self._wants_recycling() else _End.FINISHED
+            return _ExitReason.TIMED_OUT
+        return _ExitReason.RECYCLED if self._wants_recycling() else _ExitReason.FINISHED
 
     async def _work(self, backend: Backend) -> bool:
         if self._settings.workers != (1, 1) and not backend.shared:
             raise UsageError(f"{backend.describe()}: queues exist only in one process: leave --workers out")
-        leave_alone_what_is_loaded()
+        freeze_loaded_modules()
         if self._control is not None:
             queues = list(self._settings.queues or self._tasks.queue_names())
-            self._control.send(Ready(self._tasks.url, queues, self._settings.concurrency))
-        async with self._watched(backend):
+            self._control.send(WorkerReady(self._tasks.url, queues, self._settings.concurrency))
+        async with self._watching(backend):
             return await self._worker.run()
 
     def _wants_recycling(self) -> bool:
@@ -169,13 +169,13 @@ class _Single:
         counts = self._worker.counts
         return self._recycle or (limit is not None and counts.leased - counts.released >= limit)
 
-    # -- being told --------------------------------------------------------------------------------------------------
+    # -- events ------------------------------------------------------------------------------------------------------
 
-    def _signalled(self, number: int) -> None:
+    def _on_signal(self, number: int) -> None:
         if number == signal.SIGTSTP:
             self._worker.quiet()
             return
-        # Under a supervisor a signal may arrive twice, once by way of the process group: only the line says abort.
+        # Under a supervisor a signal may arrive twice, once through the process group: only a command aborts.
         if self._control is not None or not self._signals:
             self._drain()
         else:
@@ -183,60 +183,60 @@ class _Single:
 
     def _drain(self) -> None:
         self._signals += 1
-        self._told.set()
+        self._stopping.set()
         self._worker.drain()
 
     def _abort(self) -> None:
         self._signals += 1
-        self._told.set()
+        self._stopping.set()
         self._worker.cancel_handlers()
 
-    def _drain_to_recycle(self, why: str) -> None:
+    def _drain_to_recycle(self, reason: str) -> None:
         if not self._recycle and not self._signals:
-            self._log.info("worker_recycling", reason=why)
+            self._log.info("worker_recycling", reason=reason)
             self._recycle = True
-            self._told.set()
+            self._stopping.set()
             self._worker.drain()
 
-    def _report(self, frame: FrameType | None) -> None:
+    def _dump_status(self, frame: FrameType | None) -> None:
         if self._loop is not None:
             # One unbuffered write: this runs between any two instructions, perhaps inside another write to stderr.
             try:
-                os.write(2, report(self._worker.running_messages(), self._loop, frame).encode())
+                os.write(2, format_status(self._worker.running_messages(), self._loop, frame).encode())
             except OSError:
-                # A handler was interrupted for this: that standard error is gone must not end it.
+                # A handler was interrupted for this. A closed standard error must not end it.
                 pass
 
     def _listen(self, loop: asyncio.AbstractEventLoop) -> None:
         if self._control is None:
             return
-        orders: dict[Command, Callable[[], None]] = {
-            Command.DRAIN: self._drain,
-            Command.ABORT: self._abort,
-            Command.QUIET: self._worker.quiet,
-            Command.RECYCLE: partial(self._drain_to_recycle, "the source has changed"),
+        orders: dict[WorkerCommand, Callable[[], None]] = {
+            WorkerCommand.DRAIN: self._drain,
+            WorkerCommand.ABORT: self._abort,
+            WorkerCommand.QUIET: self._worker.quiet,
+            WorkerCommand.RECYCLE: partial(self._drain_to_recycle, "the source has changed"),
         }
 
-        def obey(command: Command) -> None:
-            if command is Command.REPORT:
+        def obey(command: WorkerCommand) -> None:
+            if command is WorkerCommand.DUMP_STATUS:
                 # By the signal, whose Python handler runs even while a handler blocks the loop.
                 os.kill(os.getpid(), signal.SIGUSR1)
             else:
                 _call_soon(loop, orders[command])
 
-        self._control.listen(obey, partial(self._orphaned, loop))
+        self._control.listen(obey, partial(self._on_orphaned, loop))
 
-    def _orphaned(self, loop: asyncio.AbstractEventLoop) -> None:
-        """The supervisor is dead: drain, and end even if a handler never gives the loop back. In a thread of its own."""
+    def _on_orphaned(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Drain because the supervisor is dead, and end even if a handler blocks the loop. In the listener's thread."""
         _call_soon(loop, self._drain)
-        deadline = threading.Timer(self._settings.shutdown_timeout + _ORPHAN_MARGIN_S, os._exit, [Exit.CRASH])
+        deadline = threading.Timer(self._settings.shutdown_timeout + _ORPHAN_MARGIN_S, os._exit, [ExitStatus.CRASH])
         deadline.daemon = True
         deadline.start()
 
     # -- watching ----------------------------------------------------------------------------------------------------
 
     @asynccontextmanager
-    async def _watched(self, backend: Backend) -> AsyncGenerator[None]:
+    async def _watching(self, backend: Backend) -> AsyncGenerator[None]:
         watchers: list[asyncio.Task[None]] = []
         if telemetry.observe_queues(self._watch.queues) or self._settings.health is not None:
             watchers.append(asyncio.create_task(self._watch.pulse.beat()))
@@ -255,14 +255,14 @@ class _Single:
                     self._log.error("watcher_failed", error=repr(outcome))
 
     async def _watch_memory(self, limit_mb: float) -> None:
-        # Not at once: under a limit that a fresh process exceeds already, some work is still done between two replacements.
+        # Not at once: if a fresh process already exceeds the limit, it still does some work before its replacement.
         await asyncio.sleep(_MEMORY_EVERY_S)
         while (used := _resident_mb()) <= limit_mb:
             await asyncio.sleep(_MEMORY_EVERY_S)
         self._drain_to_recycle(f"{used:.0f} MB of memory are more than {limit_mb:g}")
 
     async def _watch_sources(self) -> None:
-        async for names in changes():
+        async for names in watch_files():
             self._drain_to_recycle(f"changed: {', '.join(names[:3])}")
 
 
@@ -281,19 +281,19 @@ def _call_soon(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) ->
     try:
         loop.call_soon_threadsafe(callback)
     except RuntimeError:
-        # The loop is closed: the process is on its way out already.
+        # The loop is closed: the process is already ending.
         return
 
 
 def _resident_mb() -> float:
-    """This process's resident memory in MB."""
+    """Return the resident memory of this process in MB."""
     with open("/proc/self/statm", "rb") as file:
         pages = int(file.read().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
-def _leave_threads_behind(status: Exit) -> None:
-    """End now if a handler's thread still runs: it cannot be cancelled, and its message is released or left to expire."""
-    if status is Exit.DRAIN_TIMED_OUT:
+def _exit_if_threads_remain(status: ExitStatus) -> None:
+    """Exit now if a handler's thread still runs: it cannot be cancelled. Its message was released, or will expire."""
+    if status is ExitStatus.DRAIN_TIMED_OUT:
         flush_all()
         os._exit(status)

@@ -13,27 +13,27 @@ import msgspec
 
 from qworker.health.worker_report import Report
 from qworker.retry import Backoff
-from qworker.supervisor.control_socket import CONTROL_FD, Command, Line, Ready
+from qworker.supervisor.control_socket import CONTROL_FD, Line, WorkerCommand, WorkerReady
 from qworker.supervisor.reexec import command_line
 
-__all__ = ["Child", "Slot"]
+__all__ = ["Slot", "WorkerProcess"]
 
-# A process that was ready for so many seconds began well: whatever has ended it, the next one may begin at once.
+# A process that was ready for so many seconds started well. Whatever ended it, the next one may start at once.
 _STABLE_S = 1.0
 _BACKOFF = Backoff(initial=0.5, maximum=30.0)
 
 
-class Child:
+class WorkerProcess:
     """A worker process that has been started and not yet reaped.
 
-    It leads a process group of its own, so that Ctrl-C and a terminal's signals reach it through the supervisor only.
+    It leads its own process group, so Ctrl-C and a terminal's signals reach it only through the supervisor.
     """
 
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
         now: Callable[[], float],
-        on_ready: Callable[[Ready], None],
+        on_ready: Callable[[WorkerReady], None],
         on_report: Callable[[int, Report], None],
     ) -> None:
         ours, theirs = socket.socketpair()
@@ -54,7 +54,7 @@ class Child:
         self.pid = self._process.pid
         # Monotonic seconds at which it had reached its backend.
         self.ready_at: float | None = None
-        # It was told to end.
+        # Whether it was asked to end.
         self.ending = False
         self._line = ours
         self._loop = loop
@@ -64,32 +64,32 @@ class Child:
         self._received = b""
         loop.add_reader(ours, self._read)
 
-    def tell(self, command: Command) -> None:
-        """Send a command. A process that is about to be reaped hears nothing, and need not."""
-        if command in {Command.DRAIN, Command.ABORT}:
+    def send(self, command: WorkerCommand) -> None:
+        """Send a command. A process that has died and is not reaped yet does not get it."""
+        if command in {WorkerCommand.DRAIN, WorkerCommand.ABORT}:
             self.ending = True
         try:
             self._line.send(command.value)
         except (BrokenPipeError, ConnectionResetError, BlockingIOError):
-            # Blocked: it has not read thousands of commands, and the deadline that follows the first ones will end it.
+            # Blocked: it has not read thousands of commands. The deadline of the first ones will end it.
             pass
 
     def kill(self) -> None:
-        """End it now. It is not reaped yet, so that its id is its own."""
+        """Kill it. Its id is still its own, because it is not reaped yet."""
         os.kill(self.pid, signal.SIGKILL)
 
-    def reaped(self, code: int) -> None:
-        """Forget it: the kernel has."""
+    def mark_reaped(self, code: int) -> None:
+        """Release its resources after the kernel has."""
         # Popen would otherwise wait for it again, and warn.
         self._process.returncode = code
-        # Its last report may still be on the line.
+        # Its last report may still be in the socket.
         while self._read():
             pass
         self._loop.remove_reader(self._line)
         self._line.close()
 
     def _read(self) -> bool:
-        """Take what has come; False: nothing has."""
+        """Read the lines that have arrived. Return False if there are none."""
         try:
             received = self._line.recv(65536)
         except BlockingIOError:
@@ -97,13 +97,13 @@ class Child:
         except ConnectionResetError:
             received = b""
         if not received:
-            # Its end is closed: SIGCHLD says the rest. A readable end of file would only spin.
+            # Its end is closed, and SIGCHLD follows. A readable end of file would only spin.
             self._loop.remove_reader(self._line)
             return False
         *lines, self._received = (self._received + received).split(b"\n")
         for line in lines:
             said: Line = msgspec.json.decode(line, type=Line)
-            if isinstance(said, Ready):
+            if isinstance(said, WorkerReady):
                 self.ready_at = self._now()
                 self._on_ready(said)
             else:
@@ -112,27 +112,27 @@ class Child:
 
 
 class Slot:
-    """A place for one worker process, and when it may be filled again."""
+    """A place for one worker process, with the time at which the next one may start."""
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self.child: Child | None = None
+        self.process: WorkerProcess | None = None
         # Monotonic seconds before which no process is started here.
         self.not_before = 0.0
-        # With `burst`: its process found nothing more to do.
+        # With `burst`: whether its process found nothing more to do.
         self.finished = False
         self._failures = 0
 
-    def emptied(self, now: float, *, crashed: bool, draw: float) -> float:
-        """Its process is gone: the seconds until the next one starts.
+    def on_process_exit(self, now: float, *, crashed: bool, draw: float) -> float:
+        """Remove the process, which has ended. Return the seconds until the next one starts.
 
         Args:
-            now: monotonic seconds.
-            crashed: whether it ended badly.
-            draw: uniform from [0, 1), so that processes that crash together do not start together.
+            now: Monotonic seconds.
+            crashed: Whether the process failed.
+            draw: A uniform number from [0, 1), so that processes that crash together do not start together.
         """
-        child, self.child = self.child, None
-        stable = child is not None and child.ready_at is not None and now - child.ready_at >= _STABLE_S
+        process, self.process = self.process, None
+        stable = process is not None and process.ready_at is not None and now - process.ready_at >= _STABLE_S
         if stable:
             self._failures = 0
         delay = 0.0

@@ -19,7 +19,7 @@ from qworker.errors import UsageError
 from qworker.logs import one_line
 from qworker.message import Draft, Query, State, StoredMessage
 from qworker.worker import Worker, WorkerCounts, WorkerOptions
-from qworker.worker.delivery import Outcome, Run
+from qworker.worker.delivery import Delivery, Outcome
 
 __all__ = ["EnqueuedCall", "enqueued_calls", "in_memory", "run_until_idle"]
 
@@ -133,7 +133,7 @@ async def run_until_idle(tasks: Tasks, *, concurrency: int = 100, raise_failures
     Args:
         tasks: the app.
         concurrency: messages at once.
-        raise_failures: raise what failed first, once nothing is left to run. That is the exception of the first run that ended in
+        raise_failures: raise what failed first, once nothing is left to run. That is the exception of the first attempt that ended in
             a retry or a failure, with its traceback; a `Retry` and a `Fail` that a handler raised on purpose, a timeout
             (`TimeoutError`) and arguments that do not fit (`InvalidArguments`) too.
 
@@ -160,17 +160,17 @@ class _Failures:
     def __init__(self) -> None:
         self.first: Exception | None = None
 
-    def handler_started(self, run: Run) -> None:
+    def handler_started(self, delivery: Delivery) -> None:
         """Nothing has failed yet."""
 
-    def message_settled(self, run: Run, outcome: Outcome, error: str | None, duration: float) -> None:
+    def message_settled(self, delivery: Delivery, outcome: Outcome, error: str | None, duration: float) -> None:
         """Keep the first."""
         if self.first is None and outcome in {Outcome.RETRIED, Outcome.FAILED}:
-            if isinstance(run.error, Exception):
-                self.first = run.error
+            if isinstance(delivery.error, Exception):
+                self.first = delivery.error
             else:
-                self.first = RuntimeError(f"task {run.task!r}: {one_line(error or '')}")
-                self.first.__cause__ = run.error
+                self.first = RuntimeError(f"task {delivery.task!r}: {one_line(error or '')}")
+                self.first.__cause__ = delivery.error
 
 
 async def enqueued_calls(tasks: Tasks, queue: str | None = None) -> list[EnqueuedCall]:

@@ -1,4 +1,4 @@
-"""The columns of a batch, taken from a worker's runs at the least cost."""
+"""The columns of a batch, taken from a worker's deliveries at the least cost."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import TypeVar
 
 from qworker.history.batch import EventBatch
 from qworker.task import RawHandler
-from qworker.worker.delivery import Run
+from qworker.worker.delivery import Delivery
 
-__all__ = ["Acks", "by_queue", "task_column"]
+__all__ = ["AckColumns", "by_queue", "task_column"]
 
 T = TypeVar("T")
 
@@ -17,7 +17,7 @@ T = TypeVar("T")
 _MOST_NAME = 200
 
 
-class Acks:
+class AckColumns:
     """The acked messages of one queue, as growing columns. Messages that were settled together are a group."""
 
     def __init__(self, worker: str, queue: str) -> None:
@@ -37,19 +37,19 @@ class Acks:
         self._tokens: list[list[int | None]] = []
         self._leased_at: list[list[float | None]] = []
 
-    def add(self, runs: Sequence[Run], at: float) -> None:
-        """Add the columns of some runs."""
-        leases = [run.lease for run in runs]
+    def add(self, deliveries: Sequence[Delivery], at: float) -> None:
+        """Add the columns of some deliveries."""
+        leases = [delivery.lease for delivery in deliveries]
         messages = [lease.message for lease in leases]
         self.ids += [message.id for message in messages]
         self._tries += [message.tries for message in messages]
         self._enqueued_at += [message.enqueued_at for message in messages]
-        self._durations += [int(run.duration * 1e6) for run in runs]
-        self._sizes.append(len(runs))
+        self._durations += [int(delivery.duration * 1e6) for delivery in deliveries]
+        self._sizes.append(len(deliveries))
         self._at.append(at)
-        self._tasks.append(task_column(runs))
+        self._tasks.append(task_column(deliveries))
         self._tokens.append([lease.token for lease in leases])
-        self._leased_at.append([run.leased_at for run in runs])
+        self._leased_at.append([delivery.leased_at for delivery in deliveries])
 
     def move_to(self, batches: list[EventBatch]) -> None:
         """Append a batch of them to `batches`, and clear the columns."""
@@ -91,24 +91,27 @@ def _by_group(groups: list[list[T]]) -> list[T]:
     return [value for group in groups for value in group]
 
 
-def by_queue(runs: Sequence[Run]) -> Iterable[tuple[str, list[Run]]]:
-    """Group runs by their queue, in their order."""
-    found: dict[str, list[Run]] = {}
-    for run in runs:
-        queue = run.lease.message.queue
+def by_queue(deliveries: Sequence[Delivery]) -> Iterable[tuple[str, list[Delivery]]]:
+    """Group deliveries by their queue, in their order."""
+    found: dict[str, list[Delivery]] = {}
+    for delivery in deliveries:
+        queue = delivery.lease.message.queue
         some = found.get(queue)
         if some is None:
-            found[queue] = [run]
+            found[queue] = [delivery]
         else:
-            some.append(run)
+            some.append(delivery)
     return found.items()
 
 
-def task_column(runs: Sequence[Run]) -> str | list[str | None] | None:
+def task_column(deliveries: Sequence[Delivery]) -> str | list[str | None] | None:
     """Return the names of the tasks; None for raw messages."""
-    handlers = {run.handler for run in runs}
+    handlers = {delivery.handler for delivery in deliveries}
     if len(handlers) == 1:
         (handler,) = handlers
         if handler is not None:
             return None if isinstance(handler, RawHandler) else handler.name
-    return [None if isinstance(run.handler, RawHandler) or not run.task else run.task[:_MOST_NAME] for run in runs]
+    return [
+        None if isinstance(delivery.handler, RawHandler) or not delivery.task else delivery.task[:_MOST_NAME]
+        for delivery in deliveries
+    ]

@@ -1,20 +1,20 @@
-"""The consumers: as many persistent asyncio tasks as messages may run at once, taking from one deque.
+"""The consumers: persistent asyncio tasks, as many as messages can run at once, that take from one deque.
 
-No task is made per message, and no wake-up is sent per message: whoever finds the deque filled wakes two more, so that handlers
-that wait spread over all consumers in a few turns, and handlers that do not are run one after the other by one.
+No task is created per message, and no wake-up is sent per message: a consumer that finds the deque filled wakes two
+more. So handlers that wait spread over all consumers in a few turns, and handlers that never wait run one after the
+other in one consumer.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Coroutine
-from typing import Any, Protocol
+from typing import Protocol
 
-from qworker.clock import Clock
 from qworker.logs import RUNNING
 from qworker.message import SettleAction
-from qworker.worker.delivery import Run, Stop
+from qworker.worker.delivery import CancelReason, Delivery
+from qworker.worker.state import WorkerState
 
 __all__ = ["Consumers"]
 
@@ -23,107 +23,70 @@ _SLICE = 0.002
 
 
 class _Executor(Protocol):
-    def prepare(self, run: Run) -> bool: ...
-    def last_chance(self, run: Run) -> bool: ...
-    async def run(self, run: Run, consumer: asyncio.Task[None]) -> None: ...
+    def prepare(self, delivery: Delivery) -> bool: ...
+    def is_last_attempt(self, delivery: Delivery) -> bool: ...
+    async def run(self, delivery: Delivery, consumer: asyncio.Task[None]) -> None: ...
 
 
 class Consumers:
-    """Runs messages, each in a free consumer, or alone.
+    """Runs each message in a free consumer, or alone."""
 
-    Args:
-        limit: how many at once.
-        held: the worker's leases.
-        executor: runs one message.
-        absorb: forgets cancellations that were meant for a handler.
-        submit: takes a run whose settlement is decided.
-        lost: takes a run whose lease is gone.
-        closed: called when a message is to run alone: nothing may be leased until `opened`.
-        opened: called when it has.
-        freed: called when a consumer that waited for a thread is free again.
-        patience: seconds that a message waits for the others to finish before it goes back to its queue.
-        clock: the monotonic clock.
-    """
-
-    def __init__(  # noqa: PLR0913 - each is one collaborator
-        self,
-        limit: int,
-        held: set[Run],
-        executor: _Executor,
-        *,
-        absorb: Callable[[asyncio.Task[None]], Coroutine[Any, Any, None]],
-        submit: Callable[[Run], None],
-        lost: Callable[[Run, str], None],
-        closed: Callable[[Run], None],
-        opened: Callable[[], None],
-        freed: Callable[[], None],
-        patience: float,
-        clock: Clock,
-    ) -> None:
-        self._limit = limit
-        self._held = held
+    def __init__(self, state: WorkerState, executor: _Executor) -> None:
+        self._state = state
+        self._limit = state.options.concurrency
+        self._held = state.held
         self._executor = executor
-        self._absorb = absorb
-        self._submit = submit
-        self._lost = lost
-        self._closed = closed
-        self._opened = opened
-        self._freed = freed
-        self._patience = patience
-        self._clock = clock
-        self._queue: deque[Run] = deque()
+        self._events = state.events
+        # Called for each message.
+        self._finish = state.events.delivery_finished
+        # Seconds that a message waits for the others to finish before it goes back to its queue.
+        self._patience = state.options.visibility_timeout
+        self._clock = state.clock
+        self._queue: deque[Delivery] = deque()
         self._idle: list[asyncio.Future[None]] = []
         self._tasks: set[asyncio.Task[None]] = set()
-        self._ending = False
-        # Consumers that have been woken and not come yet.
+        self._closing = False
+        # Consumers that were woken and do not run yet.
         self._woken = 0
         self._loop = asyncio.get_running_loop()
         self._failed: asyncio.Future[None] = self._loop.create_future()
         self._end: asyncio.Future[None] = self._loop.create_future()
-        # The message that runs alone, and the event that it waits for.
-        self._solo: Run | None = None
+        # Set when no other message runs beside the isolated one.
         self._others_done = asyncio.Event()
-        # Consumers whose thread has outlived its message.
-        self.outlasted = 0
 
     @property
-    def open(self) -> bool:
-        """Whether messages may be leased: none runs alone."""
-        return self._solo is None
+    def is_closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closing
 
-    @property
-    def ended(self) -> bool:
-        """Whether `end` was called."""
-        return self._ending
-
-    def feed(self, runs: list[Run]) -> None:
+    def feed(self, deliveries: list[Delivery]) -> None:
         """Take leased messages."""
-        self._queue.extend(runs)
-        if self._solo is not None or self._ending:
+        self._queue.extend(deliveries)
+        if self._state.isolated is not None or self._closing:
             self.release_waiting()
         else:
             self._wake(len(self._queue))
 
     def release_waiting(self) -> None:
-        """Give back what has not been started."""
+        """Release the messages that have not started."""
         while self._queue:
             self._release(self._queue.popleft())
 
-    def settled(self) -> None:
-        """Leases have ended: a message that is to run alone may be."""
-        if self._solo is not None and len(self._held) <= 1:
+    def on_settled(self) -> None:
+        """Let an isolated message run if it is the last one that is held."""
+        if self._state.isolated is not None and len(self._held) <= 1:
             self._others_done.set()
 
     async def watch(self) -> None:
-        """Raise what ended a consumer: none ends by itself."""
+        """Wait for the error that ends a consumer, and raise it. No consumer ends by itself."""
         await self._failed
 
-    async def end(self, patience: float) -> bool:
-        """End every consumer and wait up to `patience` seconds; False if a handler does not end.
+    async def close(self, patience: float) -> bool:
+        """End every consumer. Return False if a handler does not end within `patience` seconds.
 
-        Handlers that are to be cancelled have been: a second cancellation would cut their clean-up short.
+        The caller has cancelled the handlers: a second cancellation would cut their clean-up short.
         """
-        self._ending = True
+        self._closing = True
         self.release_waiting()
         self._wake_all()
         if self._tasks:
@@ -136,91 +99,91 @@ class Consumers:
         task = asyncio.current_task()
         assert task is not None
         self._woken -= 1
-        while not self._ending:
+        while not self._closing:
             try:
                 await self._work(task)
             except asyncio.CancelledError:
-                # Nobody cancels a consumer: it was meant for a handler that has ended.
-                await self._absorb(task)
+                # Consumers are never cancelled: it was meant for a handler that has ended.
+                await _clear_pending_cancellations(task)
 
     async def _work(self, task: asyncio.Task[None]) -> None:
         while not self._queue:
-            if self._ending:
+            if self._closing:
                 return
             await self._rest()
         self._wake(len(self._queue) - 1)
         turn = self._clock.monotonic()
-        while self._queue and not self._ending:
+        while self._queue and not self._closing:
             await self._execute(self._queue.popleft(), task)
             now = self._clock.monotonic()
             if now - turn > _SLICE:
                 await asyncio.sleep(0)
                 turn = now
 
-    async def _execute(self, run: Run, task: asyncio.Task[None]) -> None:
+    async def _execute(self, delivery: Delivery, task: asyncio.Task[None]) -> None:
         executor = self._executor
-        if run.stop is not None or executor.prepare(run):
-            if run.stop is None and executor.last_chance(run):
-                await self._run_alone(run, task)
+        if delivery.cancel_reason is not None or executor.prepare(delivery):
+            if delivery.cancel_reason is None and executor.is_last_attempt(delivery):
+                await self._run_alone(delivery, task)
             else:
-                await executor.run(run, task)
+                await executor.run(delivery, task)
             if task.cancelling():
-                await self._absorb(task)
-        if run.settlement is not None:
-            self._submit(run)
+                await _clear_pending_cancellations(task)
+        if delivery.settlement is not None:
+            self._finish(delivery)
         else:
-            self._lost(run, "it was lost while the handler ran")
-        if run.leftover is not None:
-            await self._outlast(run.leftover)
+            self._events.lease_lost(delivery, "it was lost while the handler ran")
+        if delivery.leftover is not None:
+            await self._wait_for_thread(delivery.leftover)
 
-    async def _run_alone(self, run: Run, task: asyncio.Task[None]) -> None:
-        if self._solo is not None:
-            run.settle(SettleAction.RELEASE)
+    async def _run_alone(self, delivery: Delivery, task: asyncio.Task[None]) -> None:
+        if self._state.isolated is not None:
+            delivery.settle(SettleAction.RELEASE)
             return
-        self._solo = run
+        self._state.isolated = delivery
         try:
-            self._closed(run)
+            self._events.message_isolated(delivery)
             self.release_waiting()
-            if await self._others_finish():
-                await self._executor.run(run, task)
+            if await self._wait_for_others():
+                await self._executor.run(delivery, task)
             else:
-                # What runs beside it takes long: meanwhile the queue must flow. Another worker may be free.
-                run.settle(SettleAction.RELEASE, delay=0.0 if self._ending else self._patience / 2)
+                # The other messages take long, and the queue must flow meanwhile. Another worker may be free.
+                delivery.settle(SettleAction.RELEASE, delay=0.0 if self._closing else self._patience / 2)
         finally:
-            self._solo = None
-            self._opened()
+            self._state.isolated = None
+            self._events.isolation_ended()
 
-    async def _others_finish(self) -> bool:
+    async def _wait_for_others(self) -> bool:
         self._others_done.clear()
-        self.settled()
+        self.on_settled()
         try:
             async with asyncio.timeout(self._patience):
                 await self._others_done.wait()
         except TimeoutError:
             return False
-        return not self._ending
+        return not self._closing
 
-    async def _outlast(self, leftover: asyncio.Future[None]) -> None:
-        """A thread cannot be cancelled: its consumer stays in use until it ends."""
-        self.outlasted += 1
+    async def _wait_for_thread(self, leftover: asyncio.Future[None]) -> None:
+        """Keep the consumer in use until its thread ends: a thread cannot be cancelled."""
+        self._state.leftover_threads += 1
         try:
             await asyncio.wait((leftover, self._end), return_when=asyncio.FIRST_COMPLETED)
         finally:
-            self.outlasted -= 1
-            self._freed()
+            self._state.leftover_threads -= 1
+            self._events.consumer_freed()
 
-    def _release(self, run: Run) -> None:
-        if run.stop is Stop.LOST:
-            self._lost(run, "it was lost before the handler ran")
+    def _release(self, delivery: Delivery) -> None:
+        if delivery.cancel_reason is CancelReason.LOST:
+            self._events.lease_lost(delivery, "it was lost before the handler ran")
             return
-        run.settle(SettleAction.RELEASE)
-        self._submit(run)
+        delivery.settle(SettleAction.RELEASE)
+        self._finish(delivery)
 
     # -- rest and wake -----------------------------------------------------------------------------------------------
 
     async def _rest(self) -> None:
         """Wait for a wake-up."""
-        # Of the last message nothing is to be kept.
+        # Keep nothing of the last message.
         RUNNING.set(None)
         woken: asyncio.Future[None] = self._loop.create_future()
         self._idle.append(woken)
@@ -233,7 +196,7 @@ class Consumers:
                 self._woken -= 1
 
     def _wake(self, work: int) -> None:
-        """Wake two consumers, unless as many are on their way as there are messages for."""
+        """Wake two consumers, unless as many as there are messages were woken already."""
         wanted = min(2, work - self._woken)
         while wanted > 0 and (self._idle or len(self._tasks) < self._limit):
             wanted -= 1
@@ -243,7 +206,7 @@ class Consumers:
             else:
                 task = self._loop.create_task(self._consume(), name=f"qworker-consumer-{len(self._tasks)}")
                 self._tasks.add(task)
-                task.add_done_callback(self._ended)
+                task.add_done_callback(self._on_task_end)
 
     def _wake_all(self) -> None:
         while self._idle:
@@ -253,7 +216,18 @@ class Consumers:
         if not self._end.done():
             self._end.set_result(None)
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _on_task_end(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None and not self._failed.done():
             self._failed.set_exception(error)
+
+
+async def _clear_pending_cancellations(consumer: asyncio.Task[None]) -> None:
+    """Drop cancellations that were meant for a handler, so that the next message does not get them."""
+    try:
+        # A handler that cancels its own task and returns leaves one that has not been delivered yet.
+        await asyncio.sleep(0)
+    except asyncio.CancelledError:
+        pass
+    while consumer.cancelling():
+        consumer.uncancel()

@@ -1,4 +1,4 @@
-"""What a worker's loops share: the record of one leased message, and who wants to hear of it."""
+"""One leased message on its way through a worker, and the protocols of those that hear of it."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from qworker.context import Context
 from qworker.message import Lease, SettleAction, Settlement
 from qworker.task import Handler
 
-__all__ = ["Observer", "Outcome", "Run", "RunningMessage", "Stop", "Transitions", "WorkerCounts"]
+__all__ = ["CancelReason", "Delivery", "LeaseListener", "Observer", "Outcome", "RunningMessage", "WorkerCounts"]
 
 
-class Stop(StrEnum):
+class CancelReason(StrEnum):
     """Why a handler is cancelled."""
 
     TIMEOUT = "timeout"
@@ -28,8 +28,8 @@ class Stop(StrEnum):
     SHUTDOWN = "shutdown"
 
 
-class Run(msgspec.Struct, eq=False):
-    """One leased message on its way through a worker; lives from its lease to its settlement."""
+class Delivery(msgspec.Struct, eq=False):
+    """One leased message on its way through a worker, from its lease to its settlement."""
 
     lease: Lease
     # Monotonic seconds: when the lease was last known to begin, and when it ends at the earliest.
@@ -44,27 +44,27 @@ class Run(msgspec.Struct, eq=False):
     kwargs: dict[str, Any] = {}
     headers: dict[str, str] | None = None
     context: Context | None = None
-    # Monotonic seconds at which the handler began, and how long it took; 0 for what was never run.
+    # Monotonic seconds at which the handler started, and how long it took. 0 if it was not run.
     started: float = 0.0
     duration: float = 0.0
     # The asyncio task that the handler runs in, while it runs there.
     consumer: asyncio.Task[None] | None = None
     # Set: the handler's own outcome no longer counts.
-    stop: Stop | None = None
+    cancel_reason: CancelReason | None = None
     # What the handler raised.
     error: BaseException | None = None
     settlement: Settlement | None = None
-    # True from the moment at which its settlement may be on its way: no extension begins any more.
+    # True from the moment at which its settlement may be on its way: no extension starts any more.
     settling: bool = False
-    # What log lines say of its span, while it is traced.
+    # The log fields of its span, if it is traced.
     trace: dict[str, str] | None = None
     # A thread that outlives its message: done when it ends.
     leftover: asyncio.Future[None] | None = None
 
-    def cancel(self, why: Stop) -> None:
-        """Cancel the handler, or keep it from starting; the first reason stays. Only on the loop's thread."""
-        if self.stop is None:
-            self.stop = why
+    def cancel(self, reason: CancelReason) -> None:
+        """Cancel the handler, or keep it from starting. The first reason stays. Only on the event loop's thread."""
+        if self.cancel_reason is None:
+            self.cancel_reason = reason
         if self.consumer is not None:
             self.consumer.cancel()
 
@@ -73,8 +73,8 @@ class Run(msgspec.Struct, eq=False):
         self.settlement = Settlement(lease=self.lease, action=action, delay=delay, error=error)
 
     def is_lost(self, now: float) -> bool:
-        """Whether its lease is gone, at a monotonic time: another has it, it has expired, or its end is decided. From any thread."""
-        return self.stop is Stop.LOST or self.settlement is not None or now >= self.expires
+        """Return whether the lease is over at a monotonic time: lost, expired, or to be settled. From any thread."""
+        return self.cancel_reason is CancelReason.LOST or self.settlement is not None or now >= self.expires
 
     @property
     def is_over(self) -> bool:
@@ -82,7 +82,7 @@ class Run(msgspec.Struct, eq=False):
         return self.consumer is None and (self.leftover is None or self.leftover.done())
 
     def fields(self) -> dict[str, Any]:
-        """What a log line says of the message."""
+        """Return the log fields of the message."""
         message = self.lease.message
         fields = {
             "message_id": message.id,
@@ -150,39 +150,45 @@ class WorkerCounts(msgspec.Struct):
 
 
 class Observer(Protocol):
-    """Is told what a worker runs, on the loop's thread; must be quick, and must not raise."""
+    """Hears what a worker runs. It is called on the event loop's thread, must be quick, and must not raise."""
 
-    def handler_started(self, run: Run) -> None:
-        """A handler is about to run."""
+    def handler_started(self, delivery: Delivery) -> None:
+        """A handler is about to start."""
         ...
 
-    def message_settled(self, run: Run, outcome: Outcome, error: str | None, duration: float) -> None:
+    def message_settled(self, delivery: Delivery, outcome: Outcome, error: str | None, duration: float) -> None:
         """A message has left the worker.
 
         Args:
-            run: the message's record.
-            outcome: how its delivery ended.
-            error: why it failed, or was lost.
-            duration: seconds that the handler took; 0.0 if it was not run.
+            delivery: The delivery of the message.
+            outcome: How the delivery ended.
+            error: Why it failed or was lost.
+            duration: Seconds that the handler took; 0.0 if it was not run.
         """
         ...
 
 
-class Transitions(Protocol):
-    """Is told what becomes of a worker's leases, a batch at a time, on the loop's thread; must be quick, and must not raise."""
+class LeaseListener(Protocol):
+    """Hears of a worker's leases in batches, on the event loop's thread. It must be quick, and must not raise."""
 
-    def leased(self) -> None:
-        """Messages were leased, and are held from now on."""
+    def leases_taken(self) -> None:
+        """Messages were leased. They are held from now on."""
         ...
 
-    def extended(self, runs: Sequence[Run]) -> None:
-        """Their leases were extended."""
+    def leases_extended(self, deliveries: Sequence[Delivery]) -> None:
+        """The leases of these deliveries were extended."""
         ...
 
-    def settled(self, runs: Sequence[Run], at: float, acked: bool) -> None:
-        """Their leases have ended as their settlements, sent at `at`, say; `acked`: all of them by an ack."""
+    def leases_settled(self, deliveries: Sequence[Delivery], at: float, acked: bool) -> None:
+        """The leases of these deliveries have ended.
+
+        Args:
+            deliveries: The deliveries, with their settlements.
+            at: Unix seconds at which the settlements were sent.
+            acked: Whether all of them are acks.
+        """
         ...
 
-    def lost(self, run: Run, why: str) -> None:
-        """Its outcome does not count."""
+    def lease_lost(self, delivery: Delivery, reason: str) -> None:
+        """The lease of this delivery was lost: its outcome does not count."""
         ...

@@ -1,4 +1,4 @@
-"""The executor: one message from its lease to its outcome, in named steps: resolve, validate, run, decide."""
+"""The executor: takes one message from its lease to its outcome, in named steps: resolve, validate, run, decide."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping
 from typing import Any, Protocol
 
 from qworker import log_events as events
-from qworker.app import Tasks
 from qworker.clock import Clock
 from qworker.context import Context
 from qworker.decision import Fail, Retry, outcome_of
-from qworker.definition.callables import unrun
+from qworker.definition.callables import not_run_error
 from qworker.envelope import Envelope, open_envelope
 from qworker.errors import InvalidArguments
 from qworker.failure_text import failure_text, summary_of
@@ -23,21 +22,22 @@ from qworker.names import printable
 from qworker.parcel import unpack
 from qworker.retry import DEFAULT_BACKOFF, MOST_DELAY, Backoff
 from qworker.task import Handler
-from qworker.worker.delivery import Observer, Run, Stop
+from qworker.worker.delivery import CancelReason, Delivery
+from qworker.worker.state import WorkerState
 
 __all__ = ["Executor", "Runner"]
 
-# Seconds that a message which nobody here knows stays away from this queue's workers.
+# Seconds until a message whose task is unknown here can be leased again.
 _UNKNOWN_DELAY = 10.0
-# So many names are warned of: names come from outside.
+# The limit of logged names, because names come from outside.
 _MOST_WARNINGS = 1000
 
 
 class Runner(Protocol):
-    """Runs handlers somewhere else than on the loop."""
+    """Runs handlers in a thread or a process."""
 
-    async def run(self, run: Run) -> BaseException | None:
-        """What the handler raised, or None."""
+    async def run(self, delivery: Delivery) -> BaseException | None:
+        """Run the handler. Return what it raised, or None."""
         ...
 
 
@@ -45,174 +45,162 @@ class Executor:
     """Decides how messages end.
 
     Args:
-        tasks: the app.
-        active: the runs whose handler is at work.
-        runners: by the handler's kind, for those that do not run on the loop.
-        state: what the app's lifespan yielded.
-        observers: are told of each start.
-        clock: both clocks.
-        draw: uniform numbers from [0, 1), for the backoff's jitter.
-        log: the worker's logger.
+        state: The state of the worker.
+        runners: The runners of threads and processes, by the handler's kind.
     """
 
-    def __init__(
-        self,
-        tasks: Tasks,
-        active: set[Run],
-        *,
-        runners: Mapping[str, Runner],
-        state: Any,
-        observers: list[Observer],
-        clock: Clock,
-        draw: Callable[[], float],
-        log: Any,
-    ) -> None:
-        self._tasks = tasks
-        self._active = active
+    def __init__(self, state: WorkerState, runners: Mapping[str, Runner]) -> None:
+        self._tasks = state.app
+        self._active = state.active
         self._runners = runners
-        self._state = state
-        self._observers = observers
-        self._clock = clock
-        self._draw = draw
-        self._log = log
+        self._lifespan_value = state.lifespan_value
+        self._observers = state.observers
+        self._clock = state.clock
+        self._draw = state.draw
+        self._log = state.log
         self._warned: set[str] = set()
 
     # -- before ------------------------------------------------------------------------------------------------------
 
-    def prepare(self, run: Run) -> bool:
-        """Resolve and validate; False: nothing is to be run, and the settlement is decided."""
+    def prepare(self, delivery: Delivery) -> bool:
+        """Resolve and validate. Return False if no handler is to run: then the settlement is decided."""
         try:
-            return self._resolve(run) and self._has_tries_left(run)
+            return self._resolve(delivery) and self._has_tries_left(delivery)
         except BaseException as problem:  # noqa: BLE001 - an annotation's own code, a body that no memory is left for
-            self._contain(run, problem)
+            self._contain(delivery, problem)
             return False
 
-    def last_chance(self, run: Run) -> bool:
-        """Whether one more failure is the last: if this message kills workers, it must not take neighbours along."""
-        tries = run.lease.message.tries
-        return tries >= 1 and run.handler is not None and tries >= run.handler.options.max_tries - 1
+    def is_last_attempt(self, delivery: Delivery) -> bool:
+        """Return whether one more failure is the last. A message that kills workers must not harm other messages."""
+        tries = delivery.lease.message.tries
+        return tries >= 1 and delivery.handler is not None and tries >= delivery.handler.options.max_tries - 1
 
-    def _resolve(self, run: Run) -> bool:
-        message = run.lease.message = unpack(run.lease.message)
+    def _resolve(self, delivery: Delivery) -> bool:
+        message = delivery.lease.message = unpack(delivery.lease.message)
         opened = open_envelope(message.body)
         if type(opened) is Envelope:
             task = self._tasks.registered_tasks.get(opened.task)
             if task is not None:
-                run.handler = task
-                run.task = task.name
-                run.headers = opened.headers
-                return self._validate(run, task, opened)
+                delivery.handler = task
+                delivery.task = task.name
+                delivery.headers = opened.headers
+                return self._validate(delivery, task, opened)
         raw = self._tasks.raw_handlers.get(message.queue)
         if isinstance(opened, tuple) and (opened[0] in self._tasks.registered_tasks or raw is None):
-            run.task = opened[0]
+            delivery.task = opened[0]
             if opened[0] in self._tasks.registered_tasks:
-                run.settle(SettleAction.FAIL_PERM, error=f"invalid envelope: {opened[1]}")
+                delivery.settle(SettleAction.FAIL_PERM, error=f"invalid envelope: {opened[1]}")
                 return False
         elif raw is not None:
-            run.handler = raw
-            run.task = raw.name
-            run.args = [message]
+            delivery.handler = raw
+            delivery.task = raw.name
+            delivery.args = [message]
             return True
         elif isinstance(opened, Envelope):
-            run.task = opened.task
-        return self._unknown(run)
+            delivery.task = opened.task
+        return self._unknown(delivery)
 
-    def _validate(self, run: Run, task: Handler, envelope: Envelope) -> bool:
+    def _validate(self, delivery: Delivery, task: Handler, envelope: Envelope) -> bool:
         try:
-            run.args, run.kwargs = task.signature.convert(envelope.args, envelope.kwargs)
+            delivery.args, delivery.kwargs = task.signature.convert(envelope.args, envelope.kwargs)
         except InvalidArguments as error:
-            run.error = error
-            run.settle(SettleAction.FAIL_PERM, error=str(error))
+            delivery.error = error
+            delivery.settle(SettleAction.FAIL_PERM, error=str(error))
             return False
         return True
 
-    def _unknown(self, run: Run) -> bool:
-        """Leave it in the queue: another release of the app may know it."""
-        queue = run.lease.message.queue
-        name = run.task or f"(no envelope on {queue})"
+    def _unknown(self, delivery: Delivery) -> bool:
+        """Release it: another release of the app may know it."""
+        queue = delivery.lease.message.queue
+        name = delivery.task or f"(no envelope on {queue})"
         if name not in self._warned and len(self._warned) < _MOST_WARNINGS:
             self._warned.add(name)
-            self._log.warning(events.UNKNOWN_TASK, **{events.TASK: printable(run.task), events.QUEUE: queue})
-        run.settle(SettleAction.RELEASE, delay=_UNKNOWN_DELAY)
+            self._log.warning(events.UNKNOWN_TASK, **{events.TASK: printable(delivery.task), events.QUEUE: queue})
+        delivery.settle(SettleAction.RELEASE, delay=_UNKNOWN_DELAY)
         return False
 
-    def _has_tries_left(self, run: Run) -> bool:
-        tries = run.lease.message.tries
-        if tries == 0 or run.handler is None:
+    def _has_tries_left(self, delivery: Delivery) -> bool:
+        tries = delivery.lease.message.tries
+        if tries == 0 or delivery.handler is None:
             return True
-        allowed = run.handler.options.max_tries
+        allowed = delivery.handler.options.max_tries
         if tries < allowed:
             return True
-        run.settle(
+        delivery.settle(
             SettleAction.FAIL_PERM,
-            error=f"max_tries reached ({tries} of {allowed}). The last worker died or its lease expired, so this message may be"
-            " killing its workers. It was not run again.",
+            error=f"max_tries reached ({tries} of {allowed}). The last worker died or its lease expired, so this"
+            " message may be killing its workers. It was not run again.",
         )
         return False
 
-    # -- the run -----------------------------------------------------------------------------------------------------
+    # -- the attempt -------------------------------------------------------------------------------------------------
 
-    async def run(self, run: Run, consumer: asyncio.Task[None]) -> None:
-        """Run the handler of a prepared message and decide its outcome: afterwards it has a settlement, or is lost."""
-        handler = run.handler
-        if handler is None or run.stop is not None:
-            self._decide(run)
+    async def run(self, delivery: Delivery, consumer: asyncio.Task[None]) -> None:
+        """Run the handler of a prepared message and decide its outcome.
+
+        Then the delivery has a settlement, or its lease is lost.
+        """
+        handler = delivery.handler
+        if handler is None or delivery.cancel_reason is not None:
+            self._decide(delivery)
             return
-        run.started = self._clock.monotonic()
-        self._active.add(run)
+        delivery.started = self._clock.monotonic()
+        self._active.add(delivery)
         if self._observers:
-            self._tell_started(run)
-        run.consumer = consumer
-        # Processes are waited for: their time begins when they have one.
+            self._notify_started(delivery)
+        delivery.consumer = consumer
+        # The timeout of a process starts when the message has one: see `ProcessRunner`.
         timeout = handler.options.timeout if handler.kind != "process" else None
-        timer = None if timeout is None else consumer.get_loop().call_later(timeout, run.cancel, Stop.TIMEOUT)
+        timer = (
+            None if timeout is None else consumer.get_loop().call_later(timeout, delivery.cancel, CancelReason.TIMEOUT)
+        )
         # The handler's context is a copy of this one. It stays until the next one, or until the consumer rests.
-        RUNNING.set(run)
+        RUNNING.set(delivery)
         try:
-            run.error = await self._call(run, handler)
+            delivery.error = await self._call(delivery, handler)
         except GeneratorExit:
             # The loop has closed under the consumer.
             raise
-        except BaseException as error:  # noqa: BLE001 - it cannot be called, or no thread is to be had: its message's outcome
-            # Or a cancellation of a call that waits for a thread or process, or a stray one: see `absorb_cancels`.
-            run.error = error
+        except BaseException as error:  # noqa: BLE001 - it is the message's outcome
+            # It cannot be called, or no thread can be started. Or a cancellation of a call that waits for a thread or
+            # process, or a stray one, which the consumer clears.
+            delivery.error = error
         finally:
-            run.consumer = None
+            delivery.consumer = None
             if timer is not None:
                 timer.cancel()
-            self._active.discard(run)
-            if run.context is not None and run.leftover is None:
-                # It refers to its run: without the way back, no garbage is left for the collector.
-                run.context, run.args = None, []
-        run.duration = self._clock.monotonic() - run.started
-        self._decide(run)
+            self._active.discard(delivery)
+            if delivery.context is not None and delivery.leftover is None:
+                # It refers to its delivery: without the way back, no garbage is left for the collector.
+                delivery.context, delivery.args = None, []
+        delivery.duration = self._clock.monotonic() - delivery.started
+        self._decide(delivery)
 
-    def _call(self, run: Run, handler: Handler) -> Awaitable[BaseException | None]:
+    def _call(self, delivery: Delivery, handler: Handler) -> Awaitable[BaseException | None]:
         if handler.takes_context and handler.kind != "process":
-            run.context = self._context(run, handler)
-            run.args.insert(0, run.context)
+            delivery.context = self._context(delivery, handler)
+            delivery.args.insert(0, delivery.context)
         if handler.kind == "async":
-            return _Isolated(handler.function(*run.args, **run.kwargs))
-        return self._runners[handler.kind].run(run)
+            return _HandlerCall(handler.function(*delivery.args, **delivery.kwargs))
+        return self._runners[handler.kind].run(delivery)
 
-    def _context(self, run: Run, handler: Handler) -> Context:
+    def _context(self, delivery: Delivery, handler: Handler) -> Context:
         timeout = handler.options.timeout
         return Context(
-            message=run.lease.message,
-            task=run.task,
-            token=run.lease.token,
+            lease=delivery.lease,
+            task=delivery.task,
             deadline=None if timeout is None else self._clock.time() + timeout,
-            headers=run.headers,
-            state=self._state,
+            headers=delivery.headers,
+            state=self._lifespan_value,
             max_tries=handler.options.max_tries,
-            lease_lost=functools.partial(_is_lost, run, self._clock),
+            lease_lost=functools.partial(_is_lost, delivery, self._clock),
         )
 
-    def _tell_started(self, run: Run) -> None:
+    def _notify_started(self, delivery: Delivery) -> None:
         for observer in self._observers:
             try:
-                observer.handler_started(run)
-            except Exception as problem:  # noqa: BLE001 - whoever watches must not stop the work
+                observer.handler_started(delivery)
+            except Exception as problem:  # noqa: BLE001 - an observer must not stop the work
                 self._log.error(
                     events.OBSERVER_FAILED,
                     **{events.ERROR_TYPE: type(problem).__name__, events.ERROR: summary_of(problem)},
@@ -220,67 +208,59 @@ class Executor:
 
     # -- after -------------------------------------------------------------------------------------------------------
 
-    def _decide(self, run: Run) -> None:
-        error = run.error
+    def _decide(self, delivery: Delivery) -> None:
+        error = delivery.error
         try:
-            if run.stop is not None:
-                self._decide_stopped(run, run.stop)
+            if delivery.cancel_reason is not None:
+                self._decide_cancelled(delivery, delivery.cancel_reason)
             elif error is None:
-                run.settle(SettleAction.ACK)
+                delivery.settle(SettleAction.ACK)
             elif isinstance(error, Fail):
-                run.settle(SettleAction.FAIL_PERM, error=outcome_of(error)[0])
+                delivery.settle(SettleAction.FAIL_PERM, error=outcome_of(error)[0])
             elif isinstance(error, Retry):
                 reason, delay = outcome_of(error)
-                self._fail(run, reason, delay=delay)
+                self._fail(delivery, reason, delay=delay)
             else:
-                self._fail(run, failure_text(error))
-        except BaseException as problem:  # noqa: BLE001 - of a subclass of Retry, or a backoff: the message fails, not its neighbours
-            self._contain(run, problem)
+                self._fail(delivery, failure_text(error))
+        except BaseException as problem:  # noqa: BLE001 - a bug of a Retry or a backoff fails only this message
+            self._contain(delivery, problem)
 
-    def _contain(self, run: Run, problem: BaseException) -> None:
-        """What goes wrong beside a handler is a failure of its message."""
-        if run.error is not None and problem.__context__ is None:
-            problem.__context__ = run.error
-        run.error = problem
-        self._fail(run, failure_text(problem), DEFAULT_BACKOFF)
+    def _contain(self, delivery: Delivery, problem: BaseException) -> None:
+        """Fail a message because of an error outside of its handler."""
+        if delivery.error is not None and problem.__context__ is None:
+            problem.__context__ = delivery.error
+        delivery.error = problem
+        self._fail(delivery, failure_text(problem), DEFAULT_BACKOFF)
 
-    def _decide_stopped(self, run: Run, stop: Stop) -> None:
-        if stop is Stop.TIMEOUT and run.handler is not None:
-            run.error = TimeoutError(f"timed out after {run.handler.options.timeout:g} seconds")
-            self._fail(run, str(run.error))
-        elif stop is not Stop.LOST:
-            # Nothing that a handler returns after its cancellation counts: it may have been cut short.
-            run.settle(SettleAction.RELEASE)
+    def _decide_cancelled(self, delivery: Delivery, reason: CancelReason) -> None:
+        if reason is CancelReason.TIMEOUT and delivery.handler is not None:
+            delivery.error = TimeoutError(f"timed out after {delivery.handler.options.timeout:g} seconds")
+            self._fail(delivery, str(delivery.error))
+        elif reason is not CancelReason.LOST:
+            # What a handler returns after its cancellation does not count: it may have been cut short.
+            delivery.settle(SettleAction.RELEASE)
 
-    def _fail(self, run: Run, reason: str, backoff: Backoff | None = None, *, delay: float | None = None) -> None:
-        if run.handler is None:
-            run.settle(SettleAction.FAIL_PERM, error=reason)
+    def _fail(
+        self, delivery: Delivery, reason: str, backoff: Backoff | None = None, *, delay: float | None = None
+    ) -> None:
+        if delivery.handler is None:
+            delivery.settle(SettleAction.FAIL_PERM, error=reason)
             return
-        options = run.handler.options
-        tries = run.lease.message.tries + 1
+        options = delivery.handler.options
+        tries = delivery.lease.message.tries + 1
         if tries >= options.max_tries:
-            run.settle(SettleAction.FAIL_PERM, error=reason)
+            delivery.settle(SettleAction.FAIL_PERM, error=reason)
             return
         if delay is None:
             delay = (backoff or options.backoff).delay(tries, self._draw())
-        run.settle(SettleAction.FAIL_TMP, delay=min(max(0.0, delay), MOST_DELAY), error=reason)
+        delivery.settle(SettleAction.FAIL_TMP, delay=min(max(0.0, delay), MOST_DELAY), error=reason)
 
 
-async def absorb_cancels(consumer: asyncio.Task[None]) -> None:
-    """Forget cancellations that were meant for a handler, so that the consumer's next message does not get them."""
-    try:
-        # A handler that cancels its own task and returns leaves one that has not been delivered yet.
-        await asyncio.sleep(0)
-    except asyncio.CancelledError:
-        pass
-    while consumer.cancelling():
-        consumer.uncancel()
-
-
-class _Isolated:
+class _HandlerCall:
     """Runs a handler's coroutine inside the consumer's task, in a copy of its context, and returns what it raised.
 
-    A task per message would do the same and cost several times as much. Context variables that a handler sets are gone with it.
+    A task per message would do the same and cost several times as much. Context variables that a handler sets are gone
+    when it ends.
     """
 
     __slots__ = ("_coroutine",)
@@ -297,7 +277,7 @@ class _Isolated:
             try:
                 waiting = enter(step, sent)
             except StopIteration as end:
-                return None if end.value is None else unrun(end.value)
+                return None if end.value is None else not_run_error(end.value)
             except BaseException as error:  # noqa: BLE001 - whatever a handler raises is its message's outcome
                 return error
             try:
@@ -311,5 +291,5 @@ class _Isolated:
                 step = coroutine.throw
 
 
-def _is_lost(run: Run, clock: Clock) -> bool:
-    return run.is_lost(clock.monotonic())
+def _is_lost(delivery: Delivery, clock: Clock) -> bool:
+    return delivery.is_lost(clock.monotonic())

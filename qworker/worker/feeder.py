@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable
 from typing import Any, TypeVar
 
-from qworker.backend import Backend
-from qworker.clock import Clock
 from qworker.errors import QueueNotFound
 from qworker.message import Lease
-from qworker.worker.outage import BACKEND_ERRORS, Outage
+from qworker.worker.outage import BACKEND_ERRORS
+from qworker.worker.state import WorkerState
 
 __all__ = ["Feeder"]
 
@@ -19,57 +18,35 @@ T = TypeVar("T")
 
 # A wake-up that a store missed is made up for after so long.
 _LONGEST_WAIT = 1.0
-# Between two looks of a burst that may be at its end.
+# Seconds between two checks of a burst that may be over.
 _BURST_PAUSE = 0.05
-# A wait that ends within so many seconds and gives nothing was for nothing; the second one in a row is followed by a pause of as many.
+# A wait that ends within so many seconds and gives nothing was in vain. After the second one in a row, the feeder
+# pauses for as long.
 _AT_ONCE = 0.001
 
 
 class Feeder:
-    """Leases until it is stopped.
+    """Leases messages until it is stopped."""
 
-    Args:
-        backend: the store.
-        queues: whose messages are leased.
-        visibility: seconds that a lease lasts.
-        burst: end when nothing is ready or leased.
-        room: how many messages may be leased now.
-        feed: takes leases and the monotonic time at which they began, at the latest.
-        idle: whether this worker holds no lease.
-        outage: says once when leasing fails.
-        clock: the monotonic clock.
-    """
-
-    def __init__(  # noqa: PLR0913 - each is one collaborator
-        self,
-        backend: Backend,
-        queues: Sequence[str],
-        visibility: float,
-        *,
-        burst: bool,
-        room: Callable[[], int],
-        feed: Callable[[list[Lease], float], None],
-        idle: Callable[[], bool],
-        outage: Outage,
-        clock: Clock,
-    ) -> None:
-        self._backend = backend
-        self._queues = deque(queues)
-        self._visibility = visibility
-        self._burst = burst
-        self._room = room
-        self._feed = feed
-        self._idle = idle
-        self._outage = outage
-        self._clock = clock
-        # An expiry is reckoned from before the wait that ends in a lease, so that wait is short beside it.
-        self._longest_wait = min(_LONGEST_WAIT, visibility / 3)
+    def __init__(self, state: WorkerState) -> None:
+        options = state.options
+        self._backend = state.backend
+        self._queues = deque(state.queues)
+        self._visibility = options.visibility_timeout
+        self._burst = options.burst
+        self._held = state.held
+        self._capacity = state.capacity
+        self._events = state.events
+        self._outage = state.outage("feeder")
+        self._clock = state.clock
+        # An expiry counts from before the wait that ends in a lease, so the wait must be short in comparison.
+        self._longest_wait = min(_LONGEST_WAIT, self._visibility / 3)
         self._stopped = False
         self._wake = asyncio.Event()
         # The task that waits for messages, while it does, and whether the wait was ended by us.
         self._waiting: asyncio.Task[Any] | None = None
         self._interrupted = False
-        # The last lease gave as much as was asked for: there may be more.
+        # Whether there may be more, because the last lease gave as many as were asked for.
         self._more = True
         # Waits in a row that ended at once and gave nothing.
         self._in_vain = 0
@@ -77,40 +54,40 @@ class Feeder:
         self._failing: set[str] = set()
 
     def stop(self) -> None:
-        """Lease nothing more; a wait for messages ends at once."""
+        """Lease nothing more, and end a wait for messages at once."""
         self._stopped = True
         self.interrupt()
 
     def wake(self) -> None:
-        """There may be room."""
+        """Check the capacity again."""
         self._wake.set()
 
     def interrupt(self) -> None:
-        """There is no room any more: end a wait for messages."""
+        """End a wait for messages, because there is no capacity now."""
         self._wake.set()
         if self._waiting is not None and not self._interrupted:
             self._interrupted = True
             self._waiting.cancel()
 
     async def run(self) -> None:
-        """The loop; returns when it is stopped, or when a burst is at its end."""
+        """Lease until stopped, or until a burst is over."""
         empty_looks = 0
         while not self._stopped:
             try:
                 if await self._fill():
                     empty_looks = 0
-                elif self._burst and self._idle():
-                    empty_looks = empty_looks + 1 if await self._nothing_left() else 0
+                elif self._burst and not self._held:
+                    empty_looks = empty_looks + 1 if await self._is_drained() else 0
                     if empty_looks >= 2:
                         return
                 if not self._failing:
-                    self._outage.over()
+                    self._outage.record_success()
             except BACKEND_ERRORS as error:
-                await self._pause(self._outage.failed(error))
+                await self._pause(self._outage.record_failure(error))
 
     async def _fill(self) -> bool:
-        """Lease once; whether anything was leased."""
-        room = self._room()
+        """Lease once. Return whether anything was leased."""
+        room = self._capacity()
         if room <= 0:
             self._wake.clear()
             await self._wake.wait()
@@ -120,9 +97,9 @@ class Feeder:
         leases = await self._lease_within(room) if waited else await self._lease(room)
         self._more = len(leases) >= room
         if leases:
-            self._feed(leases, began)
-        # The consumers first: beginning the next wait costs a store more than beginning a handler. And always, and not too often:
-        # a store may say at once that it has something, and give nothing.
+            self._events.messages_leased(leases, began)
+        # The consumers first: to start the next wait costs a store more than to start a handler. And always, but not
+        # too often: a store may report at once that it has something, and give nothing.
         in_vain = waited and not leases and self._clock.monotonic() - began < _AT_ONCE
         self._in_vain = self._in_vain + 1 if in_vain else 0
         await asyncio.sleep(_AT_ONCE if self._in_vain > 1 else 0)
@@ -134,7 +111,7 @@ class Feeder:
         return await self._lease_fairly(room)
 
     async def _lease_fairly(self, room: int) -> list[Lease]:
-        """An equal share of each queue first, then what is left over to whoever has more."""
+        """Lease an equal share of each queue first, then the rest from the queues that have more."""
         share = max(1, room // len(self._queues))
         leases: list[Lease] = []
         having_more: list[str] = []
@@ -156,11 +133,11 @@ class Feeder:
         try:
             found = await self._backend.lease(queue, wanted, self._visibility)
         except BACKEND_ERRORS as error:
-            # What other queues gave is leased, and must run; with none of them well, the loop pauses.
+            # What other queues gave is leased, and must run. If all queues fail, the loop pauses.
             self._failing.add(queue)
             if len(self._failing) == len(self._queues) and not leases:
                 raise
-            self._outage.failed(error)
+            self._outage.record_failure(error)
             return 0
         self._failing.discard(queue)
         leases.extend(found)
@@ -171,12 +148,12 @@ class Feeder:
         if len(self._queues) == 1:
             queue = self._queues[0]
             return await self._interruptible(self._backend.lease(queue, room, self._visibility, timeout)) or []
-        # One that refuses to lease may say at once that it has something: it is tried again after each wait for the others.
+        # A queue that refuses to lease may report at once that it has something: it is tried after each other wait.
         well = [queue for queue in self._queues if queue not in self._failing] or list(self._queues)
         await self._interruptible(self._backend.wait(well, timeout))
-        # The next turn leases: room may have changed.
+        # The next turn leases, because the capacity may have changed.
         self._more = True
-        return await self._lease_fairly(self._room()) if not self._stopped else []
+        return await self._lease_fairly(self._capacity()) if not self._stopped else []
 
     async def _interruptible(self, waiting: Awaitable[T]) -> T | None:
         # Every message to an idle worker passes here: a cancel scope would cost as much as the rest of the turn.
@@ -194,8 +171,8 @@ class Feeder:
             if self._interrupted:
                 task.uncancel()
 
-    async def _nothing_left(self) -> bool:
-        """Whether no queue has anything ready that can be leased, or anything leased by anyone."""
+    async def _is_drained(self) -> bool:
+        """Return whether no queue has messages that are leased, or that are ready and can be leased."""
         for queue in tuple(self._queues):
             try:
                 stats = await self._backend.stats(queue)

@@ -1,91 +1,72 @@
-"""The lease keeper: extends leases from a thread of its own, so that a handler that blocks the event loop keeps its message.
+"""The lease extender: a thread that extends leases, so that a handler that blocks the event loop keeps its message.
 
-A lease is extended when a third of its visibility has gone at the latest. If it is lost, its handler is cancelled. If it could not be
-extended, its handler is cancelled before it expires, by the monotonic clock. Extending and settling one lease never overlap: see `withdraw`.
+A lease is extended when a third of its visibility timeout has passed at the latest. If it is lost, its handler is
+cancelled. If it could not be extended, its handler is cancelled before it expires, by the monotonic clock. The
+extension and the settlement of one lease never overlap: see `stop_extending`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterable
-from collections.abc import Set as AbstractSet
+from collections.abc import Iterable
 
-from qworker.backend import Backend
-from qworker.clock import Clock
-from qworker.worker.delivery import Run, Stop
-from qworker.worker.outage import BACKEND_ERRORS, Outage
+from qworker.worker.delivery import CancelReason, Delivery
+from qworker.worker.outage import BACKEND_ERRORS
+from qworker.worker.state import WorkerState
 
-__all__ = ["Keeper"]
+__all__ = ["LeaseExtender"]
 
 
-class Keeper:
-    """Extends every lease in `held` until it is settled.
+class LeaseExtender:
+    """Extends every lease that is held, until it is settled. `Backend.extend` is called from the thread."""
 
-    Args:
-        backend: the store; its `extend` is called from the thread.
-        held: the worker's leases: changed on the loop's thread, read here.
-        visibility: seconds.
-        clock: the monotonic clock for expiries.
-        outage: says once when extensions fail.
-        extended: called on the loop's thread after each round of extensions, with those that were extended.
-    """
-
-    def __init__(
-        self,
-        backend: Backend,
-        held: AbstractSet[Run],
-        visibility: float,
-        *,
-        clock: Clock,
-        outage: Outage,
-        extended: Callable[[list[Run]], None],
-    ) -> None:
-        self._backend = backend
-        self._held = held
-        self._visibility = visibility
-        self._clock = clock
-        self._outage = outage
-        self._extended = extended
+    def __init__(self, state: WorkerState) -> None:
+        self._backend = state.backend
+        self._held = state.held
+        self._visibility = state.options.visibility_timeout
+        self._clock = state.clock
+        self._events = state.events
+        self._outage = state.outage("keeper")
         # Half of the third: a lease is extended between one and two rounds after its start.
-        self._round = visibility / 6
+        self._round = self._visibility / 6
         self._lock = threading.Lock()
-        self._extending: frozenset[Run] = frozenset()
+        self._extending: frozenset[Delivery] = frozenset()
         self._stopping = threading.Event()
         self._error: BaseException | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(target=self._work, name="qworker-keeper", daemon=True)
 
     def start(self) -> None:
-        """Begin to extend."""
+        """Start to extend."""
         self._loop = asyncio.get_running_loop()
         self._thread.start()
 
     async def stop(self, patience: float) -> bool:
-        """End the thread; False if it hangs in the store for more than `patience` seconds and is left to itself."""
+        """End the thread. Return False if it hangs in the store for more than `patience` seconds."""
         self._stopping.set()
         until = self._clock.monotonic() + patience
         while self._thread.is_alive() and self._clock.monotonic() < until:
             await asyncio.sleep(0.002)
         return not self._thread.is_alive()
 
-    def withdraw(self, runs: Iterable[Run]) -> list[Run]:
-        """Let no new extension of these begin; return those whose extension is under way, to be withdrawn again later."""
+    def stop_extending(self, deliveries: Iterable[Delivery]) -> list[Delivery]:
+        """Let no new extension of these start. Return those whose extension is under way: call again for them later."""
         with self._lock:
             extending = self._extending
-            busy: list[Run] = []
-            for run in runs:
-                if run in extending:
-                    busy.append(run)
+            busy: list[Delivery] = []
+            for delivery in deliveries:
+                if delivery in extending:
+                    busy.append(delivery)
                 else:
-                    run.settling = True
+                    delivery.settling = True
             return busy
 
     async def watch(self) -> None:
-        """Cancel what is about to expire; on the loop, because the thread may hang in the store.
+        """Cancel handlers whose lease is about to expire: on the event loop, because the thread may hang in the store.
 
         Raises:
-            BaseException: what ended the thread.
+            BaseException: The error that ended the thread.
         """
         tick = min(self._visibility / 12, 1.0)
         margin = min(self._visibility / 6, 5.0)
@@ -94,9 +75,9 @@ class Keeper:
             if self._error is not None:
                 raise self._error
             latest = self._clock.monotonic() + margin
-            for run in list(self._held):
-                if run.expires <= latest and not run.settling and run.stop is None:
-                    run.cancel(Stop.EXPIRING)
+            for delivery in list(self._held):
+                if delivery.expires <= latest and not delivery.settling and delivery.cancel_reason is None:
+                    delivery.cancel(CancelReason.EXPIRING)
 
     # -- in the thread -----------------------------------------------------------------------------------------------
 
@@ -104,53 +85,55 @@ class Keeper:
         try:
             pause = self._round
             while not self._stopping.wait(pause):
-                pause = self._renew(self._due())
+                pause = self._extend(self._leases_to_extend())
         except BaseException as error:  # noqa: BLE001 - `watch` raises it on the loop
             self._error = error
 
-    def _due(self) -> list[Run]:
-        # The copy is one step under the interpreter's lock; the loop's thread goes on changing the set.
+    def _leases_to_extend(self) -> list[Delivery]:
+        # The copy is one step under the interpreter's lock, while the loop's thread continues to change the set.
         with self._lock:
             before = self._clock.monotonic() - self._round
-            due = [run for run in list(self._held) if run.extended_at <= before and not run.settling]
+            due = [
+                delivery for delivery in list(self._held) if delivery.extended_at <= before and not delivery.settling
+            ]
             self._extending = frozenset(due)
             return due
 
-    def _renew(self, due: list[Run]) -> float:
+    def _extend(self, due: list[Delivery]) -> float:
         if not due:
             return self._round
         began = self._clock.monotonic()
         lost: set[int] = set()
-        extended: list[Run] = []
+        extended: list[Delivery] = []
         pause = self._round
         try:
-            lost = {id(lease) for lease in self._backend.extend([run.lease for run in due], self._visibility)}
+            lost = {id(lease) for lease in self._backend.extend([delivery.lease for delivery in due], self._visibility)}
         except BACKEND_ERRORS as error:
-            pause = min(self._outage.failed(error), self._round / 2)
+            pause = min(self._outage.record_failure(error), self._round / 2)
         else:
-            self._outage.over()
-            extended = [run for run in due if id(run.lease) not in lost]
-            for run in extended:
-                run.extended_at = began
-                run.expires = began + self._visibility
+            self._outage.record_success()
+            extended = [delivery for delivery in due if id(delivery.lease) not in lost]
+            for delivery in extended:
+                delivery.extended_at = began
+                delivery.expires = began + self._visibility
         finally:
             with self._lock:
                 self._extending = frozenset()
-        self._tell([run for run in due if id(run.lease) in lost], extended)
+        self._post_result([delivery for delivery in due if id(delivery.lease) in lost], extended)
         return pause
 
-    def _tell(self, lost: list[Run], extended: list[Run]) -> None:
+    def _post_result(self, lost: list[Delivery], extended: list[Delivery]) -> None:
         loop = self._loop
         try:
             if loop is not None:
-                loop.call_soon_threadsafe(self._told, lost, extended)
+                loop.call_soon_threadsafe(self._on_result, lost, extended)
         except RuntimeError:
-            # The loop has closed under a thread that hung in the store: nobody is left to be told.
+            # The loop has closed while the thread hung in the store, so no loop needs the result.
             if not self._stopping.is_set():
                 raise
 
-    def _told(self, lost: list[Run], extended: list[Run]) -> None:
-        for run in lost:
-            if run in self._held:
-                run.cancel(Stop.LOST)
-        self._extended(extended)
+    def _on_result(self, lost: list[Delivery], extended: list[Delivery]) -> None:
+        for delivery in lost:
+            if delivery in self._held:
+                delivery.cancel(CancelReason.LOST)
+        self._events.leases_extended(extended)

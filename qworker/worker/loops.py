@@ -1,201 +1,126 @@
-"""A worker's loops, tied together: what they share, and what each tells the others."""
+"""The loops of a worker, tied together: which loop reacts to what happens in another one."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from collections.abc import Set as AbstractSet
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from qworker import log_events as events
-from qworker.app import Tasks
-from qworker.backend import Backend
-from qworker.clock import Clock
-from qworker.logs import debug_enabled
 from qworker.message import Lease
 from qworker.worker.consumers import Consumers
-from qworker.worker.delivery import Observer, Run, Stop, Transitions, WorkerCounts
-from qworker.worker.executor import Executor, absorb_cancels
+from qworker.worker.delivery import CancelReason, Delivery
+from qworker.worker.executor import Executor
 from qworker.worker.feeder import Feeder
 from qworker.worker.handlers.process_runner import ProcessRunner
 from qworker.worker.handlers.thread_runner import ThreadRunner
-from qworker.worker.lease_extender import Keeper
-from qworker.worker.outage import Outage
+from qworker.worker.lease_extender import LeaseExtender
 from qworker.worker.reaper import Reaper
 from qworker.worker.settler import SENDERS, Settler
-from qworker.worker.worker_options import WorkerOptions
+from qworker.worker.state import WorkerState
 
-__all__ = ["Crew"]
+__all__ = ["WorkerLoops"]
 
 
-class Crew:
-    """The parts of a working worker. Made on the running loop."""
+class WorkerLoops:
+    """The loops of a running worker, and the receiver of their events. Create it on the running event loop."""
 
-    def __init__(  # noqa: PLR0913 - each is one collaborator
-        self,
-        tasks: Tasks,
-        backend: Backend,
-        queues: tuple[str, ...],
-        options: WorkerOptions,
-        *,
-        state: Any,
-        counts: WorkerCounts,
-        observers: list[Observer],
-        transitions: Callable[[AbstractSet[Run]], Transitions | None],
-        clock: Clock,
-        draw: Callable[[], float],
-        log: Any,
-    ) -> None:
-        self._options = options
-        self._clock = clock
-        self._counts = counts
-        self._log = log
-        # Every lease of this worker, from its begin to its settlement.
-        self.held: set[Run] = set()
-        # Those whose handler is at work.
-        self.active: set[Run] = set()
-        self._transitions = transitions(self.held)
-        # Lease nothing, but stay.
-        self.quiet = False
-        # At most so many messages are asked for: few after one that had to run alone.
-        self._window = options.concurrency
-        self.threads = ThreadRunner(options.concurrency)
-        self.processes = ProcessRunner(options.concurrency, clock)
-        self.keeper = Keeper(
-            backend,
-            self.held,
-            options.visibility_timeout,
-            clock=clock,
-            outage=Outage("keeper", log, draw),
-            extended=self._extended,
-        )
-        self.settler = Settler(
-            backend,
-            self.held,
-            counts,
-            withdraw=self.keeper.withdraw,
-            sending=self._freed,
-            settled=self._settled,
-            observers=observers,
-            transitions=self._transitions,
-            clock=clock,
-            outage=Outage("settler", log, draw),
-            log=log,
-            debug=debug_enabled(),
-        )
-        executor = Executor(
-            tasks,
-            self.active,
-            runners={"thread": self.threads, "process": self.processes},
-            state=state,
-            observers=observers,
-            clock=clock,
-            draw=draw,
-            log=log,
-        )
-        self.consumers = Consumers(
-            options.concurrency,
-            self.held,
-            executor,
-            absorb=absorb_cancels,
-            submit=self.settler.submit,
-            lost=self.settler.lost,
-            closed=self._closed,
-            opened=self._opened,
-            freed=self._freed,
-            patience=options.visibility_timeout,
-            clock=clock,
-        )
-        self.feeder = Feeder(
-            backend,
-            queues,
-            options.visibility_timeout,
-            burst=options.burst,
-            room=self._room,
-            feed=self._feed,
-            idle=lambda: not self.held,
-            outage=Outage("feeder", log, draw),
-            clock=clock,
-        )
-        self.reaper = Reaper(backend, queues, outage=Outage("reaper", log, draw), draw=draw)
+    def __init__(self, state: WorkerState) -> None:
+        self.state = state
+        state.events = self
+        concurrency = state.options.concurrency
+        self.threads = ThreadRunner(concurrency)
+        self.processes = ProcessRunner(concurrency, state.clock)
+        self.lease_extender = LeaseExtender(state)
+        self.settler = Settler(state, self.lease_extender.stop_extending)
+        # An event of each message: it is the settler's own method, so it costs no call between.
+        self.delivery_finished = self.settler.submit
+        self.consumers = Consumers(state, Executor(state, {"thread": self.threads, "process": self.processes}))
+        self.feeder = Feeder(state)
+        self.reaper = Reaper(state)
 
-    def loops(self) -> list[Callable[[], Any]]:
-        """What must go on while the feeder feeds and the handlers finish; each ends by an error or by cancellation only."""
-        return [*[self.settler.run] * SENDERS, self.keeper.watch, self.reaper.run, self.consumers.watch]
+    def background(self) -> list[Callable[[], Any]]:
+        """Return the loops that run with the feeder and until the handlers have finished. None ends by itself."""
+        return [*[self.settler.run] * SENDERS, self.lease_extender.watch, self.reaper.run, self.consumers.watch]
 
-    async def handlers_end(self, patience: float, aborting: asyncio.Event) -> bool:
-        """Wait until no lease is held; False: `patience` seconds or `aborting` came first."""
+    def quiet(self) -> None:
+        """Lease nothing more, but stay."""
+        self.state.quiet = True
+        self.feeder.interrupt()
+
+    async def wait_for_handlers(self, patience: float, aborting: asyncio.Event) -> bool:
+        """Wait until no lease is held. Return False if `patience` seconds or `aborting` came first."""
+        held = self.state.held
         try:
             async with asyncio.timeout(patience):
-                while self.held and not aborting.is_set():
+                while held and not aborting.is_set():
                     await asyncio.sleep(0.01)
         except TimeoutError:
             pass
-        return not self.held
+        return not held
 
     async def cancel_handlers(self, patience: float) -> bool:
-        """Cancel what runs and let it be released; False: a handler has not ended within `patience` seconds.
+        """Cancel the handlers and release their messages. Return False if one does not end within `patience` seconds.
 
         Idempotent: each handler is cancelled once, so that its clean-up is not cut short.
         """
-        for run in list(self.held):
-            if run.settlement is None and run.stop is None:
-                run.cancel(Stop.SHUTDOWN)
-        if await self.consumers.end(patience):
+        for delivery in list(self.state.held):
+            if delivery.settlement is None and delivery.cancel_reason is None:
+                delivery.cancel(CancelReason.SHUTDOWN)
+        if await self.consumers.close(patience):
             return True
-        for run in self.active:
-            self._log.warning(events.HANDLER_STUCK, **run.fields())
+        for delivery in self.state.active:
+            self.state.log.warning(events.HANDLER_STUCK, **delivery.fields())
         return False
 
-    # -- what the loops tell each other ------------------------------------------------------------------------------
+    # -- events ------------------------------------------------------------------------------------------------------
 
-    def _room(self) -> int:
-        """How many messages may be leased now."""
-        if self.quiet or not self.consumers.open:
-            return 0
-        most = self._options.concurrency
-        # Settlements on their way occupy no consumer: the next messages are leased while the store commits. But a store that takes
-        # no settlements must not be leased empty.
-        occupied = len(self.held) - min(self.settler.on_the_way, most) + self.consumers.outlasted
-        room = min(most - occupied, self._window)
-        if self._options.max_messages is None:
-            return room
-        return min(room, self._options.max_messages - self._begun())
+    def messages_leased(self, leases: Sequence[Lease], began: float) -> None:
+        """Hold the leases and pass their messages to the consumers."""
+        state = self.state
+        expires = began + state.options.visibility_timeout
+        now = state.clock.time()
+        deliveries = [Delivery(lease, began, expires, now) for lease in leases]
+        state.held.update(deliveries)
+        state.counts.leased += len(deliveries)
+        if state.listener is not None:
+            state.listener.leases_taken()
+        state.lease_limit = min(state.options.concurrency, state.lease_limit * 2)
+        self.consumers.feed(deliveries)
 
-    def _begun(self) -> int:
-        return self._counts.leased - self._counts.released
+    def leases_extended(self, deliveries: Sequence[Delivery]) -> None:
+        """Let the settler send what had to wait for the extensions."""
+        if self.state.listener is not None:
+            self.state.listener.leases_extended(deliveries)
+        self.settler.on_extended()
 
-    def _feed(self, leases: list[Lease], began: float) -> None:
-        expires = began + self._options.visibility_timeout
-        now = self._clock.time()
-        runs = [Run(lease, began, expires, now) for lease in leases]
-        self.held.update(runs)
-        self._counts.leased += len(runs)
-        if self._transitions is not None:
-            self._transitions.leased()
-        self._window = min(self._options.concurrency, self._window * 2)
-        self.consumers.feed(runs)
+    def lease_lost(self, delivery: Delivery, reason: str) -> None:
+        """Drop the delivery."""
+        self.settler.drop_lost(delivery, reason)
 
-    def _settled(self) -> None:
-        most = self._options.max_messages
-        if most is not None and not self.held and self._begun() >= most:
-            self.feeder.stop()
-        self.consumers.settled()
+    def settlements_sent(self) -> None:
+        """Lease the next messages."""
         self.feeder.wake()
 
-    def _extended(self, runs: list[Run]) -> None:
-        if self._transitions is not None:
-            self._transitions.extended(runs)
-        self.settler.extended()
+    def messages_settled(self) -> None:
+        """Lease the next messages, or stop after the last one."""
+        state = self.state
+        most = state.options.max_messages
+        if most is not None and not state.held and state.begun >= most:
+            self.feeder.stop()
+        self.consumers.on_settled()
+        self.feeder.wake()
 
-    def _closed(self, run: Run) -> None:
-        self._log.info(events.MESSAGE_ISOLATED, **run.fields())
+    def message_isolated(self, delivery: Delivery) -> None:
+        """Stop waiting for messages."""
+        self.state.log.info(events.MESSAGE_ISOLATED, **delivery.fields())
         self.feeder.interrupt()
 
-    def _freed(self) -> None:
+    def isolation_ended(self) -> None:
+        """Lease again. More messages of this kind may follow, so begin with few: few must be released then."""
+        self.state.lease_limit = 1
         self.feeder.wake()
 
-    def _opened(self) -> None:
-        # More messages of its kind may follow: begin with few, so that few have to be given back.
-        self._window = 1
+    def consumer_freed(self) -> None:
+        """Lease the next messages."""
         self.feeder.wake()

@@ -1,7 +1,7 @@
-"""Counting what a worker does, cheaply: one look-up and a few additions a message.
+"""Counts of what a worker does, at the cost of one look-up and a few additions per message.
 
-Nothing here knows who reads: `qworker.health` makes Prometheus' text of it, `qworker.worker.telemetry` OpenTelemetry's instruments.
-The labels are a queue that the worker was told to work on and a task that the app registers: nothing that a message brings.
+`qworker.health` formats them for Prometheus, and `qworker.worker.telemetry` feeds OpenTelemetry's instruments. The
+labels are a queue of the worker's options and a task that the app registers, and nothing that comes from a message.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from collections.abc import Iterable
 import msgspec
 
 from qworker.task import Handler
-from qworker.worker.delivery import Outcome, Run
+from qworker.worker.delivery import Delivery, Outcome
 
-__all__ = ["SECONDS", "TRIES", "Metrics", "TaskCounts", "merged"]
+__all__ = ["SECONDS", "TRIES", "Metrics", "TaskCounts", "merge_counts"]
 
 # Upper bounds of the histograms' buckets; one more holds the rest.
 SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
@@ -25,7 +25,7 @@ _ACKED, _FAILED = Outcome.ACKED, Outcome.FAILED
 _SHORTEST = SECONDS[0]
 
 
-def _empty(bounds: tuple[float, ...]) -> list[int]:
+def _empty_buckets(bounds: tuple[float, ...]) -> list[int]:
     return [0] * (len(bounds) + 1)
 
 
@@ -33,7 +33,7 @@ class TaskCounts(msgspec.Struct):
     """What one task's messages on one queue came to, since the process began."""
 
     queue: str
-    # A registered name, or "" for what nobody here knows.
+    # A registered name, or "" if no handler was found.
     task: str
     acked: int = 0
     retried: int = 0
@@ -41,10 +41,10 @@ class TaskCounts(msgspec.Struct):
     released: int = 0
     lost: int = 0
     # Handlers' durations: how many in each bucket of `SECONDS`, and their sum in seconds.
-    durations: list[int] = msgspec.field(default_factory=lambda: _empty(SECONDS))
+    durations: list[int] = msgspec.field(default_factory=lambda: _empty_buckets(SECONDS))
     seconds: float = 0.0
     # Failed attempts before the final outcome: how many in each bucket of `TRIES`, and their sum.
-    tries: list[int] = msgspec.field(default_factory=lambda: _empty(TRIES))
+    tries: list[int] = msgspec.field(default_factory=lambda: _empty_buckets(TRIES))
     attempts: int = 0
 
     @property
@@ -66,7 +66,7 @@ class TaskCounts(msgspec.Struct):
         self.tries = [a + b for a, b in zip(self.tries, other.tries, strict=True)]
 
 
-def merged(counts: Iterable[TaskCounts]) -> list[TaskCounts]:
+def merge_counts(counts: Iterable[TaskCounts]) -> list[TaskCounts]:
     """One sum for each queue and task, sorted; those given stay as they are."""
     sums: dict[tuple[str, str], TaskCounts] = {}
     for one in counts:
@@ -93,18 +93,18 @@ class Metrics:
         # A copy of a list is one step of the interpreter; a dictionary may grow while it is read.
         return self._list.copy()
 
-    def handler_started(self, run: Run) -> None:
+    def handler_started(self, delivery: Delivery) -> None:
         """Nothing is counted before the end."""
 
-    def message_settled(self, run: Run, outcome: Outcome, error: str | None, duration: float) -> None:
+    def message_settled(self, delivery: Delivery, outcome: Outcome, error: str | None, duration: float) -> None:
         """Count a message that has left the worker."""
-        message, handler = run.lease.message, run.handler
+        message, handler = delivery.lease.message, delivery.handler
         # As a rule the one before was of the same task: a comparison costs less than making and finding a key.
         if handler is self._handler and message.queue is self._queue:
             counts = self._counts
         else:
-            counts = self._found(message.queue, handler)
-        if run.started:
+            counts = self._find_counts(message.queue, handler)
+        if delivery.started:
             counts.durations[0 if duration <= _SHORTEST else bisect_left(SECONDS, duration)] += 1
             counts.seconds += duration
         if outcome is _ACKED:
@@ -120,7 +120,7 @@ class Metrics:
         else:
             counts.tries[0] += 1
 
-    def _found(self, queue: str, handler: Handler | None) -> TaskCounts:
+    def _find_counts(self, queue: str, handler: Handler | None) -> TaskCounts:
         key = (queue, "" if handler is None else handler.name)
         counts = self._by_task.get(key)
         if counts is None:

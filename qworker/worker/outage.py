@@ -1,4 +1,4 @@
-"""A store that does not answer: said once, retried with growing pauses, and its return said once."""
+"""Outages of the store: each is logged once, calls are retried with growing pauses, and the end is logged once."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ _LONGEST_PAUSE = 1.0
 
 
 class Outage:
-    """What one loop knows of the store's health."""
+    """The store's failed calls, as one loop sees them."""
 
     def __init__(self, loop_name: str, log: Any, draw: Callable[[], float]) -> None:
         self._log = log.bind(**{events.LOOP: loop_name})
         self._draw = draw
         self._failures = 0
 
-    def failed(self, error: BaseException) -> float:
-        """Note a failed call; the seconds to wait before the next one."""
+    def record_failure(self, error: BaseException) -> float:
+        """Record a failed call. Return the seconds to wait before the next one."""
         if not self._failures:
             self._log.warning(
                 events.BACKEND_UNAVAILABLE,
@@ -35,11 +35,11 @@ class Outage:
             )
         ceiling = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2.0 ** min(self._failures, 10))
         self._failures += 1
-        # Between half of the ceiling and all of it: never at once, never in step with others.
+        # At least half of the ceiling, and at random: never at once, never in step with other loops.
         return ceiling * (0.5 + self._draw() / 2)
 
-    def over(self) -> None:
-        """Note a call that went well."""
+    def record_success(self) -> None:
+        """Record a call that succeeded."""
         if self._failures:
             self._log.warning(events.BACKEND_RECOVERED, failures=self._failures)
             self._failures = 0

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
 
-from qworker.backend import Backend
-from qworker.worker.outage import BACKEND_ERRORS, Outage
+from qworker.worker.outage import BACKEND_ERRORS
+from qworker.worker.state import WorkerState
 
 __all__ = ["Reaper"]
 
@@ -14,25 +13,16 @@ _INTERVAL = 1.0
 
 
 class Reaper:
-    """Reaps `queues` until it is cancelled."""
+    """Reaps the worker's queues until it is cancelled."""
 
-    def __init__(
-        self,
-        backend: Backend,
-        queues: Sequence[str],
-        *,
-        outage: Outage,
-        draw: Callable[[], float],
-        interval: float = _INTERVAL,
-    ) -> None:
-        self._backend = backend
-        self._queues = queues
-        self._outage = outage
-        self._draw = draw
-        self._interval = interval
+    def __init__(self, state: WorkerState) -> None:
+        self._backend = state.backend
+        self._queues = state.queues
+        self._outage = state.outage("reaper")
+        self._draw = state.draw
 
     async def run(self) -> None:
-        """The loop."""
+        """Reap about once per interval until cancelled."""
         while True:
             pause = await self._round()
             await asyncio.sleep(pause)
@@ -46,7 +36,7 @@ class Reaper:
                 # One queue's trouble must not keep the others from being reaped.
                 trouble = error
         if trouble is not None:
-            return max(self._interval, self._outage.failed(trouble))
-        self._outage.over()
+            return max(_INTERVAL, self._outage.record_failure(trouble))
+        self._outage.record_success()
         # Jitter keeps the workers of one store apart.
-        return self._interval * (0.8 + 0.4 * self._draw())
+        return _INTERVAL * (0.8 + 0.4 * self._draw())

@@ -18,9 +18,9 @@ from qworker.clock import Clock
 from qworker.history.batch import EventBatch
 from qworker.history.event import Kind
 from qworker.logs import one_line
-from qworker.message import SettleAction
-from qworker.worker.ack_columns import Acks, by_queue, task_column
-from qworker.worker.delivery import Run
+from qworker.message import OUTCOMES
+from qworker.worker.ack_columns import AckColumns, by_queue, task_column
+from qworker.worker.delivery import Delivery
 
 __all__ = ["Recorder"]
 
@@ -34,16 +34,10 @@ _MOST_WITH_TEXT = 16
 _MOST_ERROR = 300
 
 _WITH_ERROR = frozenset({"retried", "failed", "lost"})
-_KINDS: dict[SettleAction, Kind] = {
-    SettleAction.ACK: "acked",
-    SettleAction.FAIL_TMP: "retried",
-    SettleAction.FAIL_PERM: "failed",
-    SettleAction.RELEASE: "released",
-}
 
 
 class Recorder:
-    """The `Transitions` of a worker, recorded in the history.
+    """The `LeaseListener` of a worker, recorded in the history.
 
     Args:
         append: Appends batches to the history.
@@ -58,7 +52,7 @@ class Recorder:
     def __init__(
         self,
         append: Callable[[Sequence[EventBatch]], None],
-        held: AbstractSet[Run],
+        held: AbstractSet[Delivery],
         queues: Sequence[str],
         worker: str,
         *,
@@ -73,95 +67,105 @@ class Recorder:
         self._worker = worker
         self._clock = clock
         self._log = log
-        # The runs whose lease is recorded.
-        self._told: set[Run] = set()
+        # The deliveries whose lease is recorded.
+        self._recorded: set[Delivery] = set()
         self._ready: list[EventBatch] = []
         # By queue.
-        self._acks: dict[str, Acks] = {}
+        self._acks: dict[str, AckColumns] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
-        self._unless_broken = _UnlessBroken(log)
+        self._disable_on_error = _DisableOnError(log)
 
     # -- called by the loops -----------------------------------------------------------------------------------------
 
-    def leased(self) -> None:
+    def leases_taken(self) -> None:
         """Start the timer that records leases which are held longer."""
         if self._timer is None:
             self._timer = self._loop.call_later(_EVERY, self._tick)
 
-    def extended(self, runs: Sequence[Run]) -> None:
+    def leases_extended(self, deliveries: Sequence[Delivery]) -> None:
         """Record that leases were extended, and before it that they were taken."""
-        with self._unless_broken:
-            self._tell_leases([run for run in runs if run in self._held])
-            self._tell("extended", self._clock.time(), [run for run in runs if run in self._told])
+        with self._disable_on_error:
+            self._record_leases([delivery for delivery in deliveries if delivery in self._held])
+            self._record(
+                "extended", self._clock.time(), [delivery for delivery in deliveries if delivery in self._recorded]
+            )
 
-    def settled(self, runs: Sequence[Run], at: float, acked: bool) -> None:
-        """Record the outcomes of settled runs."""
-        with self._unless_broken:
-            if not acked or (self._told and not self._told.isdisjoint(runs)):
-                self._end(runs, at, None)
+    def leases_settled(self, deliveries: Sequence[Delivery], at: float, acked: bool) -> None:
+        """Record the outcomes of settled deliveries."""
+        with self._disable_on_error:
+            if not acked or (self._recorded and not self._recorded.isdisjoint(deliveries)):
+                self._record_ends(deliveries, at, None)
                 return
-            # The usual end. Its columns are taken now, while the runs are in the processor's cache.
-            for queue, some in [(self._one_queue, runs)] if self._one_queue else by_queue(runs):
+            # The usual end. Its columns are taken now, while the deliveries are in the processor's cache.
+            for queue, some in [(self._one_queue, deliveries)] if self._one_queue else by_queue(deliveries):
                 self._add_acks(some, at, queue)
 
-    def lost(self, run: Run, why: str) -> None:
-        """Record that a run's lease was lost."""
-        with self._unless_broken:
-            self._end((run,), self._clock.time(), why)
+    def lease_lost(self, delivery: Delivery, reason: str) -> None:
+        """Record that a lease was lost."""
+        with self._disable_on_error:
+            self._record_ends((delivery,), self._clock.time(), reason)
 
     def close(self) -> None:
         """Append everything. Nothing is recorded afterwards."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        with self._unless_broken:
+        with self._disable_on_error:
             self.flush()
 
     # -- batches -----------------------------------------------------------------------------------------------------
 
-    def _add_acks(self, runs: Sequence[Run], at: float, queue: str) -> None:
+    def _add_acks(self, deliveries: Sequence[Delivery], at: float, queue: str) -> None:
         acks = self._acks.get(queue)
         if acks is None:
-            acks = self._acks[queue] = Acks(self._worker, queue)
-        for first in range(0, len(runs), _MOST):
-            acks.add(runs[first : first + _MOST], at)
+            acks = self._acks[queue] = AckColumns(self._worker, queue)
+        for first in range(0, len(deliveries), _MOST):
+            acks.add(deliveries[first : first + _MOST], at)
             if len(acks.ids) >= _ENOUGH:
                 self.flush()
 
-    def _end(self, runs: Sequence[Run], at: float, why: str | None) -> None:
-        def kind_of(run: Run) -> tuple[Kind, bool]:
-            settlement = run.settlement
-            kind: Kind = "lost" if why is not None or settlement is None else _KINDS[settlement.action]
-            return kind, run not in self._told
+    def _record_ends(self, deliveries: Sequence[Delivery], at: float, reason: str | None) -> None:
+        def kind_of(delivery: Delivery) -> tuple[Kind, bool]:
+            settlement = delivery.settlement
+            kind: Kind = "lost" if reason is not None or settlement is None else OUTCOMES[settlement.action]
+            return kind, delivery not in self._recorded
 
-        for (kind, begins), group in groupby(sorted(runs, key=kind_of), kind_of):
-            self._tell(kind, at, list(group), begins=begins, why=why)
-        self._told.difference_update(runs)
+        for (kind, begins), group in groupby(sorted(deliveries, key=kind_of), kind_of):
+            self._record(kind, at, list(group), begins=begins, reason=reason)
+        self._recorded.difference_update(deliveries)
 
-    def _tell_leases(self, runs: Sequence[Run]) -> None:
-        """Record the leases that are not recorded yet, of runs whose task is known."""
-        untold = [run for run in runs if run.task and run not in self._told]
-        self._told.update(untold)
-        self._tell("leased", None, untold, begins=True)
+    def _record_leases(self, deliveries: Sequence[Delivery]) -> None:
+        """Record the leases that are not recorded yet, of deliveries whose task is known."""
+        unrecorded = [delivery for delivery in deliveries if delivery.task and delivery not in self._recorded]
+        self._recorded.update(unrecorded)
+        self._record("leased", None, unrecorded, begins=True)
 
-    def _tell(
-        self, kind: Kind, at: float | None, runs: Sequence[Run], *, begins: bool = False, why: str | None = None
+    def _record(
+        self,
+        kind: Kind,
+        at: float | None,
+        deliveries: Sequence[Delivery],
+        *,
+        begins: bool = False,
+        reason: str | None = None,
     ) -> None:
-        """Collect one transition of some runs. If `at` is None, it is the time of their leases."""
+        """Collect one transition of some deliveries. If `at` is None, it is the time of their leases."""
         # What was collected before comes first.
-        self._move_acks()
+        self._flush_acks()
         most = _MOST_WITH_TEXT if self._texts and kind == "retried" else _MOST
-        for _, some in by_queue(runs):
+        for _, some in by_queue(deliveries):
             self._ready += [
-                self._batch(kind, at, some[first : first + most], begins, why) for first in range(0, len(some), most)
+                self._batch(kind, at, some[first : first + most], begins, reason) for first in range(0, len(some), most)
             ]
         if len(self._ready) >= _ENOUGH:
             self.flush()
 
-    def _batch(self, kind: Kind, at: float | None, runs: list[Run], begins: bool, why: str | None) -> EventBatch:
-        messages = [run.lease.message for run in runs]
-        leased_at = [run.leased_at for run in runs]
+    def _batch(
+        self, kind: Kind, at: float | None, deliveries: list[Delivery], begins: bool, reason: str | None
+    ) -> EventBatch:
+        messages = [delivery.lease.message for delivery in deliveries]
+        leased_at = [delivery.leased_at for delivery in deliveries]
         ended = kind not in {"leased", "extended"}
         return EventBatch(
             kind=kind,
@@ -169,13 +173,15 @@ class Recorder:
             worker=self._worker,
             at=[*leased_at] if at is None else at,
             id=[message.id for message in messages],
-            task=task_column(runs),
+            task=task_column(deliveries),
             tries=[message.tries for message in messages],
-            token=[run.lease.token for run in runs],
+            token=[delivery.lease.token for delivery in deliveries],
             enqueued_at=[message.enqueued_at for message in messages],
-            duration_us=[int(run.duration * 1e6) if run.started else None for run in runs] if ended else None,
-            error=[_why(run, why) for run in runs] if kind in _WITH_ERROR else None,
-            text=_text_column(runs) if self._texts and kind == "retried" else None,
+            duration_us=[int(delivery.duration * 1e6) if delivery.started else None for delivery in deliveries]
+            if ended
+            else None,
+            error=[_error_line(delivery, reason) for delivery in deliveries] if kind in _WITH_ERROR else None,
+            text=_text_column(deliveries) if self._texts and kind == "retried" else None,
             begins=begins,
             leased_at=[*leased_at] if begins and ended else None,
         )
@@ -183,25 +189,25 @@ class Recorder:
     # -- appending ---------------------------------------------------------------------------------------------------
 
     def _tick(self) -> None:
-        with self._unless_broken:
+        with self._disable_on_error:
             before = self._clock.time() - _EVERY
-            self._tell_leases([run for run in self._held if run.leased_at <= before])
+            self._record_leases([delivery for delivery in self._held if delivery.leased_at <= before])
             self.flush()
         self._timer = self._loop.call_later(_EVERY, self._tick) if self._held else None
 
     def flush(self) -> None:
         """Append what was collected."""
-        self._move_acks()
+        self._flush_acks()
         batches, self._ready = self._ready, []
-        if batches and not self._unless_broken.broken:
+        if batches and not self._disable_on_error.broken:
             self._append(batches)
 
-    def _move_acks(self) -> None:
+    def _flush_acks(self) -> None:
         for acks in self._acks.values():
             acks.move_to(self._ready)
 
 
-class _UnlessBroken:
+class _DisableOnError:
     """A context that keeps an error of the recorder from stopping the worker. After an error nothing is recorded."""
 
     def __init__(self, log: Any) -> None:
@@ -223,13 +229,13 @@ class _UnlessBroken:
         return True
 
 
-def _why(run: Run, why: str | None) -> str | None:
-    error = why if why is not None else None if run.settlement is None else run.settlement.error
+def _error_line(delivery: Delivery, reason: str | None) -> str | None:
+    error = reason if reason is not None else None if delivery.settlement is None else delivery.settlement.error
     return one_line(error)[:_MOST_ERROR] if error else None
 
 
-def _text_column(runs: Sequence[Run]) -> str | list[str | None] | None:
+def _text_column(deliveries: Sequence[Delivery]) -> str | list[str | None] | None:
     """Return the errors that have several lines. If all are equal, return the error once."""
-    errors = [None if run.settlement is None else run.settlement.error for run in runs]
+    errors = [None if delivery.settlement is None else delivery.settlement.error for delivery in deliveries]
     texts = [error if error and "\n" in error else None for error in errors]
     return texts[0] if len(set(texts)) == 1 else texts

@@ -1,6 +1,7 @@
-"""The settler: outcomes are gathered per turn of the loop and sent to the store as one batch.
+"""The settler: collects the outcomes of one turn of the event loop and sends them to the store as one batch.
 
-While a batch is on its way the next one gathers, and at most two are on their way: a store that commits slowly gets larger batches.
+While a batch is on its way the next one is collected, and at most two are on their way. So a store that commits slowly
+gets larger batches.
 """
 
 from __future__ import annotations
@@ -11,106 +12,74 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from qworker import log_events as events
-from qworker.backend import Backend
-from qworker.clock import Clock
 from qworker.failure_text import error_type, summary_of
-from qworker.logs import one_line
-from qworker.message import SettleAction, Settlement
-from qworker.worker.delivery import Observer, Outcome, Run, Transitions, WorkerCounts
-from qworker.worker.outage import BACKEND_ERRORS, Outage
+from qworker.logs import debug_enabled, one_line
+from qworker.message import OUTCOMES, SettleAction, Settlement
+from qworker.worker.delivery import Delivery, Outcome
+from qworker.worker.outage import BACKEND_ERRORS
+from qworker.worker.state import WorkerState
 
 __all__ = ["SENDERS", "Settler"]
 
-# Batches on their way at once: so many `run`s are to be started.
+# Batches on their way at once: `run` is to be started so many times.
 SENDERS = 2
 
-_OUTCOMES: dict[SettleAction, Outcome] = {
-    SettleAction.ACK: Outcome.ACKED,
-    SettleAction.FAIL_TMP: Outcome.RETRIED,
-    SettleAction.FAIL_PERM: Outcome.FAILED,
-    SettleAction.RELEASE: Outcome.RELEASED,
-}
+_OUTCOMES = {action: Outcome(word) for action, word in OUTCOMES.items()}
 
 
 class Settler:
     """Sends settlements, counts and logs how messages ended.
 
     Args:
-        backend: the store.
-        held: the worker's leases; what is settled leaves it.
-        counts: the worker's.
-        withdraw: the keeper's; returns the runs that have to wait until their extension is over.
-        sending: called when a batch is on its way.
-        settled: called after each batch.
-        observers: are told of each end.
-        transitions: is told of each batch, where there is a history.
-        clock: the monotonic clock for expiries, and the wall clock.
-        outage: says once when settling fails.
-        log: the worker's logger.
-        debug: whether acks are logged.
+        state: The state of the worker. A delivery leaves `held` when it is settled.
+        stop_extending: Lets no new extension of these deliveries start. Returns those whose extension is under way.
     """
 
-    def __init__(  # noqa: PLR0913 - each is one collaborator
-        self,
-        backend: Backend,
-        held: set[Run],
-        counts: WorkerCounts,
-        *,
-        withdraw: Callable[[Iterable[Run]], list[Run]],
-        sending: Callable[[], None],
-        settled: Callable[[], None],
-        observers: list[Observer],
-        transitions: Transitions | None,
-        clock: Clock,
-        outage: Outage,
-        log: Any,
-        debug: bool,
-    ) -> None:
-        self._backend = backend
-        self._held = held
-        self._counts = counts
-        self._withdraw = withdraw
-        self._sending = sending
-        self._settled = settled
-        self._observers = observers
-        self._transitions = transitions
-        self._clock = clock
-        self._outage = outage
-        self._log = log
-        self._debug = debug
-        self._pending: list[Run] = []
-        # Runs whose lease is being extended.
-        self._waiting: list[Run] = []
+    def __init__(self, state: WorkerState, stop_extending: Callable[[Iterable[Delivery]], list[Delivery]]) -> None:
+        self._state = state
+        self._stop_extending = stop_extending
+        self._backend = state.backend
+        self._held = state.held
+        self._counts = state.counts
+        self._observers = state.observers
+        self._listener = state.listener
+        self._events = state.events
+        self._clock = state.clock
+        self._outage = state.outage("settler")
+        self._log = state.log
+        # Whether acks are logged.
+        self._debug = debug_enabled()
+        self._pending: list[Delivery] = []
+        # Deliveries whose lease is being extended.
+        self._waiting: list[Delivery] = []
         # Batches that are being sent, with the pauses after errors.
         self._batches = 0
-        # Runs whose settlement the store is being told right now: their consumers are free for others.
-        self.on_the_way = 0
         self._wake: asyncio.Event = asyncio.Event()
         self._idle: asyncio.Event = asyncio.Event()
         self._idle.set()
 
-    def submit(self, run: Run) -> None:
-        """Take a run whose settlement is decided. Only on the loop's thread."""
+    def submit(self, delivery: Delivery) -> None:
+        """Take a delivery whose settlement is decided. Only on the event loop's thread."""
         if not self._pending:
             self._wake.set()
             self._idle.clear()
-        self._pending.append(run)
+        self._pending.append(delivery)
 
-    def lost(self, run: Run, why: str) -> None:
-        """Note a run that needs no settlement, since its lease is gone."""
-        self._held.discard(run)
-        self._end_lost(run, events.LEASE_LOST, why)
-        self._settled()
+    def drop_lost(self, delivery: Delivery, reason: str) -> None:
+        """Drop a delivery that needs no settlement because its lease is gone."""
+        self._held.discard(delivery)
+        self._end_lost(delivery, events.LEASE_LOST, reason)
+        self._events.messages_settled()
 
-    def extended(self) -> None:
-        """An extension is over: what waited for it may be sent."""
+    def on_extended(self) -> None:
+        """Submit the deliveries that waited for their extension."""
         if self._waiting:
             waiting, self._waiting = self._waiting, []
-            for run in waiting:
-                self.submit(run)
+            for delivery in waiting:
+                self.submit(delivery)
 
     async def run(self) -> None:
-        """One sender's loop."""
+        """Send batches until cancelled."""
         while True:
             while not self._pending:
                 self._wake.clear()
@@ -118,7 +87,7 @@ class Settler:
             await self.send()
 
     async def flush(self, patience: float) -> bool:
-        """Wait until everything is settled; False if `patience` seconds were not enough."""
+        """Wait until everything is settled. Return False if `patience` seconds were not enough."""
         try:
             async with asyncio.timeout(patience):
                 await self._idle.wait()
@@ -127,7 +96,7 @@ class Settler:
         return True
 
     async def last_flush(self, patience: float) -> bool:
-        """Settle what is left when no `run` is there any more; False if `patience` seconds were not enough."""
+        """Settle what is left when no `run` is active. Return False if `patience` seconds were not enough."""
         try:
             async with asyncio.timeout(patience):
                 while self._pending or self._waiting:
@@ -142,139 +111,144 @@ class Settler:
     async def send(self) -> None:
         """Send what is pending."""
         batch, self._pending = self._pending, []
-        busy = self._withdraw(batch)
+        busy = self._stop_extending(batch)
         if busy:
             self._waiting.extend(busy)
-            batch = [run for run in batch if run.settling]
+            batch = [delivery for delivery in batch if delivery.settling]
         self._batches += 1
         try:
             await self._send(batch)
         except BaseException:
-            # Cancelled, or a backend's bug: whoever flushes last may still get it through.
-            self._pending[:0] = [run for run in batch if run in self._held]
+            # Cancelled, or a bug of the backend: the last flush may still send it.
+            self._pending[:0] = [delivery for delivery in batch if delivery in self._held]
             raise
         finally:
             self._batches -= 1
             if not (self._pending or self._waiting or self._batches):
                 self._idle.set()
 
-    async def _send(self, runs: list[Run]) -> None:
-        """Settle these: a batch that fails goes behind the others and halves the size of the next one; a success doubles it.
+    async def _send(self, deliveries: list[Delivery]) -> None:
+        """Settle deliveries in batches.
 
-        So one settlement that the store cannot take holds up no other, and after an outage batches are soon as large as before.
+        A batch that fails goes behind the others and halves the size of the next one, and a success doubles it. So one
+        settlement that the store cannot take delays no other, and soon after an outage batches are as large as before.
         """
-        size = len(runs)
-        while runs:
-            batch, runs = runs[:size], runs[size:]
+        size = len(deliveries)
+        while deliveries:
+            batch, deliveries = deliveries[:size], deliveries[size:]
             at = self._clock.time()
             try:
-                refused = await self._tell(batch)
+                refused = await self._settle(batch)
             except BACKEND_ERRORS as error:
-                pause = self._outage.failed(error)
+                pause = self._outage.record_failure(error)
                 size = (len(batch) + 1) // 2
                 batch = self._abandon_expired(batch, error)
                 if len(batch) == 1 and _is_final(error):
                     batch = self._instead(batch[0], error)
-                runs += batch
+                deliveries += batch
                 await asyncio.sleep(pause)
             else:
                 size *= 2
-                self._outage.over()
+                self._outage.record_success()
                 self._end(batch, refused, at)
 
-    def _instead(self, run: Run, error: BaseException) -> list[Run]:
-        """Fail a message of which the store can never take the outcome; without one, its lease is left to expire."""
-        settlement = run.settlement
+    def _instead(self, delivery: Delivery, error: BaseException) -> list[Delivery]:
+        """Fail a message whose outcome the store can never take. If it cannot be failed either, its lease expires."""
+        settlement = delivery.settlement
         if settlement is None or settlement.action is SettleAction.FAIL_PERM:
-            self._abandon([run], error)
+            self._abandon([delivery], error)
             return []
-        why = f"its outcome ({settlement.action.value}) cannot be stored: {one_line(str(error))}"
-        run.settle(SettleAction.FAIL_PERM, error=why if settlement.error is None else f"{why}\n\n{settlement.error}")
-        return [run]
+        reason = f"its outcome ({settlement.action.value}) cannot be stored: {one_line(str(error))}"
+        delivery.settle(
+            SettleAction.FAIL_PERM, error=reason if settlement.error is None else f"{reason}\n\n{settlement.error}"
+        )
+        return [delivery]
 
-    async def _tell(self, batch: list[Run]) -> list[Settlement]:
-        settlements = [run.settlement for run in batch if run.settlement is not None]
+    async def _settle(self, batch: list[Delivery]) -> list[Settlement]:
+        settlements = [delivery.settlement for delivery in batch if delivery.settlement is not None]
         count = len(batch)
-        self.on_the_way += count
-        self._sending()
+        self._state.settling += count
+        self._events.settlements_sent()
         try:
             return await self._backend.settle(settlements)
         finally:
-            self.on_the_way -= count
+            self._state.settling -= count
 
-    def _abandon_expired(self, batch: list[Run], error: BaseException) -> list[Run]:
+    def _abandon_expired(self, batch: list[Delivery], error: BaseException) -> list[Delivery]:
         now = self._clock.monotonic()
-        self._abandon([run for run in batch if run.expires <= now], error)
-        return [run for run in batch if run.expires > now]
+        self._abandon([delivery for delivery in batch if delivery.expires <= now], error)
+        return [delivery for delivery in batch if delivery.expires > now]
 
-    def _abandon(self, runs: list[Run], error: BaseException) -> None:
-        for run in runs:
-            self._held.discard(run)
-            self._end_lost(run, events.SETTLEMENT_ABANDONED, one_line(str(error)))
-        if runs:
-            self._settled()
+    def _abandon(self, deliveries: list[Delivery], error: BaseException) -> None:
+        for delivery in deliveries:
+            self._held.discard(delivery)
+            self._end_lost(delivery, events.SETTLEMENT_ABANDONED, one_line(str(error)))
+        if deliveries:
+            self._events.messages_settled()
 
-    def _end(self, batch: list[Run], refused: list[Settlement], at: float) -> None:
+    def _end(self, batch: list[Delivery], refused: list[Settlement], at: float) -> None:
         held = self._held
         held.difference_update(batch)
         if refused:
             lost = {id(settlement) for settlement in refused}
-            for run in batch:
-                if id(run.settlement) in lost:
-                    self._end_lost(run, events.LEASE_LOST, "the store refused the outcome")
-            batch = [run for run in batch if id(run.settlement) not in lost]
+            for delivery in batch:
+                if id(delivery.settlement) in lost:
+                    self._end_lost(delivery, events.LEASE_LOST, "the store refused the outcome")
+            batch = [delivery for delivery in batch if id(delivery.settlement) not in lost]
         counts = self._counts
         acked = counts.acked
         telling = self._debug or bool(self._observers)
-        for run in batch:
-            settlement = run.settlement
+        for delivery in batch:
+            settlement = delivery.settlement
             if settlement is None:
                 continue
             if settlement.action is SettleAction.ACK:
                 counts.acked += 1
                 if telling:
-                    self._tell_acked(run)
+                    self._log_acked(delivery)
             else:
-                self._end_unacked(run, settlement)
-        if self._transitions is not None and batch:
-            self._transitions.settled(batch, at, counts.acked - acked == len(batch))
-        self._settled()
+                self._end_unacked(delivery, settlement)
+        if self._listener is not None and batch:
+            self._listener.leases_settled(batch, at, counts.acked - acked == len(batch))
+        self._events.messages_settled()
 
-    def _tell_acked(self, run: Run) -> None:
+    def _log_acked(self, delivery: Delivery) -> None:
         if self._debug:
-            self._log.debug(events.MESSAGE_ACKED, **run.fields(), **{events.DURATION_S: round(run.duration, 6)})
-        self._observe(run, Outcome.ACKED, None)
+            self._log.debug(
+                events.MESSAGE_ACKED, **delivery.fields(), **{events.DURATION_S: round(delivery.duration, 6)}
+            )
+        self._observe(delivery, Outcome.ACKED, None)
 
-    def _end_unacked(self, run: Run, settlement: Settlement) -> None:
+    def _end_unacked(self, delivery: Delivery, settlement: Settlement) -> None:
         outcome = _OUTCOMES[settlement.action]
-        more: dict[str, Any] = {events.OUTCOME: outcome.value, events.DURATION_S: round(run.duration, 6)}
+        more: dict[str, Any] = {events.OUTCOME: outcome.value, events.DURATION_S: round(delivery.duration, 6)}
         if settlement.error:
-            more[events.ERROR_TYPE] = error_type(run.error)
+            more[events.ERROR_TYPE] = error_type(delivery.error)
             more[events.ERROR] = one_line(settlement.error)
         if outcome is Outcome.RETRIED:
             self._counts.retried += 1
-            self._log.warning(events.MESSAGE_RETRIED, **run.fields(), **more, delay=round(settlement.delay, 3))
+            self._log.warning(events.MESSAGE_RETRIED, **delivery.fields(), **more, delay=round(settlement.delay, 3))
         elif outcome is Outcome.FAILED:
             self._counts.failed += 1
-            self._log.warning(events.MESSAGE_FAILED, **run.fields(), **more)
+            self._log.warning(events.MESSAGE_FAILED, **delivery.fields(), **more)
         else:
             self._counts.released += 1
-            self._log.info(events.MESSAGE_RELEASED, **run.fields(), **more)
-        self._observe(run, outcome, settlement.error)
+            self._log.info(events.MESSAGE_RELEASED, **delivery.fields(), **more)
+        self._observe(delivery, outcome, settlement.error)
 
-    def _end_lost(self, run: Run, event: str, why: str) -> None:
+    def _end_lost(self, delivery: Delivery, event: str, reason: str) -> None:
         self._counts.lost += 1
         say = self._log.error if event == events.SETTLEMENT_ABANDONED else self._log.warning
-        say(event, **run.fields(), **{events.DURATION_S: round(run.duration, 6), events.ERROR: why})
-        self._observe(run, Outcome.LOST, why)
-        if self._transitions is not None:
-            self._transitions.lost(run, why)
+        say(event, **delivery.fields(), **{events.DURATION_S: round(delivery.duration, 6), events.ERROR: reason})
+        self._observe(delivery, Outcome.LOST, reason)
+        if self._listener is not None:
+            self._listener.lease_lost(delivery, reason)
 
-    def _observe(self, run: Run, outcome: Outcome, error: str | None) -> None:
+    def _observe(self, delivery: Delivery, outcome: Outcome, error: str | None) -> None:
         for observer in self._observers:
             try:
-                observer.message_settled(run, outcome, error, run.duration)
-            except Exception as problem:  # noqa: BLE001 - whoever watches must not stop the work
+                observer.message_settled(delivery, outcome, error, delivery.duration)
+            except Exception as problem:  # noqa: BLE001 - an observer must not stop the work
                 self._log.error(
                     events.OBSERVER_FAILED,
                     **{events.ERROR_TYPE: type(problem).__name__, events.ERROR: summary_of(problem)},
@@ -282,6 +256,6 @@ class Settler:
 
 
 def _is_final(error: BaseException) -> bool:
-    """Whether it is of the settlement and not of the store, and a repetition ends the same."""
+    """Return whether the settlement is the cause and not the store, so that a repetition ends the same."""
     cause = error if isinstance(error, OSError) else error.__cause__
     return isinstance(cause, OSError) and cause.errno == errno.ENAMETOOLONG

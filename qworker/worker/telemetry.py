@@ -1,6 +1,6 @@
-"""OpenTelemetry in a worker: the spans of runs, each of them a part of the trace of its enqueueing call, and the instruments.
+"""OpenTelemetry in a worker: instruments, and a span for each delivery in the trace of its enqueueing call.
 
-Only the API is imported, and only where the application has configured an SDK: otherwise a call costs one look-up, and a
+Only the API is imported, and only if the application has configured an SDK. Otherwise a call costs one look-up, and a
 message nothing. Names are those of the messaging semantic conventions where there are any, else `qworker.*`.
 """
 
@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from qworker import log_events as events
-from qworker.enqueue.tracing import NAME, configured, on_queue
+from qworker.enqueue.tracing import NAME, get_provider, on_queue
 from qworker.failure_text import error_type
 from qworker.logs import one_line
 from qworker.message import QueueStats
-from qworker.worker.delivery import Observer, Outcome, Run
+from qworker.worker.delivery import Delivery, Observer, Outcome
 from qworker.worker.metrics import Metrics
 
 __all__ = ["Meter", "Tracer", "flush", "observe_queues", "observers"]
@@ -32,9 +32,9 @@ _ERRORS = {Outcome.RETRIED, Outcome.FAILED, Outcome.LOST}
 def observers() -> list[Observer]:
     """What a worker tells OpenTelemetry; empty unless the application has configured it."""
     found: list[Observer] = []
-    if (tracer_provider := configured("trace", "get_tracer_provider")) is not None:
+    if (tracer_provider := get_provider("trace", "get_tracer_provider")) is not None:
         found.append(Tracer(tracer_provider))
-    if (meter_provider := configured("metrics", "get_meter_provider")) is not None:
+    if (meter_provider := get_provider("metrics", "get_meter_provider")) is not None:
         found.append(Meter(meter_provider))
     return found
 
@@ -45,7 +45,7 @@ def observe_queues(look: Callable[[], Iterable[QueueStats]]) -> bool:
     Args:
         look: the queues as they were last seen; called from the reader's thread.
     """
-    provider = configured("metrics", "get_meter_provider")
+    provider = get_provider("metrics", "get_meter_provider")
     if provider is None:
         return False
     observation: Any = importlib.import_module("opentelemetry.metrics").Observation
@@ -72,7 +72,7 @@ def flush() -> None:
 
     Not for longer than a few seconds: exporters have patience of their own with a collector that is away.
     """
-    providers = [configured("trace", "get_tracer_provider"), configured("metrics", "get_meter_provider")]
+    providers = [get_provider("trace", "get_tracer_provider"), get_provider("metrics", "get_meter_provider")]
     flushes = [f for f in (getattr(provider, "force_flush", None) for provider in providers) if f is not None]
     if flushes:
         thread = threading.Thread(target=lambda: [f(_FLUSH_MS) for f in flushes], name="qworker-flush", daemon=True)
@@ -89,13 +89,13 @@ class Tracer:
         self._extract: Any = importlib.import_module("opentelemetry.propagate").extract
         self._tracer: Any = provider.get_tracer(NAME)
         # Each with the Unix nanoseconds of its start.
-        self._spans: dict[Run, tuple[Any, int]] = {}
+        self._spans: dict[Delivery, tuple[Any, int]] = {}
 
-    def handler_started(self, run: Run) -> None:
+    def handler_started(self, delivery: Delivery) -> None:
         """Begin the span, and make it the current one of the handler."""
-        message = run.lease.message
+        message = delivery.lease.message
         # Not the consumer's own context: it still holds the message before.
-        parent: Any = self._extract(run.headers or {}, context=self._context.Context())
+        parent: Any = self._extract(delivery.headers or {}, context=self._context.Context())
         creation: Any = self._trace.get_current_span(parent).get_span_context()
         now = time.time_ns()
         span = self._tracer.start_span(
@@ -110,34 +110,34 @@ class Tracer:
                 "messaging.operation.type": "process",
                 "messaging.message.id": message.id,
                 "messaging.message.body.size": len(message.body),
-                "qworker.task": run.task,
+                "qworker.task": delivery.task,
                 "qworker.tries": message.tries,
             },
         )
-        self._spans[run] = span, now
+        self._spans[delivery] = span, now
         # The handler gets a copy of this context; the next message replaces it.
         self._context.attach(self._trace.set_span_in_context(span, parent))
         context: Any = span.get_span_context()
-        run.trace = {
+        delivery.trace = {
             events.TRACE_ID: self._trace.format_trace_id(context.trace_id),
             events.SPAN_ID: self._trace.format_span_id(context.span_id),
         }
 
-    def message_settled(self, run: Run, outcome: Outcome, error: str | None, duration: float) -> None:
+    def message_settled(self, delivery: Delivery, outcome: Outcome, error: str | None, duration: float) -> None:
         """End the span where the handler ended, with the outcome that the store took."""
-        span, began = self._spans.pop(run, (None, 0))
+        span, began = self._spans.pop(delivery, (None, 0))
         if span is None:
             return
         span.set_attribute("qworker.outcome", str(outcome))
         if outcome in _ERRORS:
-            if run.error is not None:
-                span.set_attribute("error.type", error_type(run.error))
+            if delivery.error is not None:
+                span.set_attribute("error.type", error_type(delivery.error))
             span.set_status(self._trace.StatusCode.ERROR, one_line(error or ""))
         span.end(end_time=began + round(duration * 1e9))
 
 
 class Meter:
-    """An `Observer` that feeds instruments. Counters are read when they are collected, and cost a message nothing more."""
+    """An `Observer` that feeds instruments. Counters are read only when they are collected."""
 
     def __init__(self, provider: Any) -> None:
         self._counts = Metrics()
@@ -158,26 +158,26 @@ class Meter:
             "qworker.message.tries", "{try}", "Failed attempts that messages had behind them at their final outcome."
         )
 
-    def handler_started(self, run: Run) -> None:
+    def handler_started(self, delivery: Delivery) -> None:
         """Nothing is measured before the end."""
 
-    def message_settled(self, run: Run, outcome: Outcome, error: str | None, duration: float) -> None:
+    def message_settled(self, delivery: Delivery, outcome: Outcome, error: str | None, duration: float) -> None:
         """Measure a message that has left the worker."""
-        self._counts.message_settled(run, outcome, error, duration)
-        handler = run.handler
-        queue = run.lease.message.queue
-        problem = self._error_type(run) if run.error is not None and outcome in _ERRORS else ""
+        self._counts.message_settled(delivery, outcome, error, duration)
+        handler = delivery.handler
+        queue = delivery.lease.message.queue
+        problem = self._error_type(delivery) if delivery.error is not None and outcome in _ERRORS else ""
         key = (queue, "" if handler is None else handler.name, problem)
         attributes = self._attributes.get(key)
         if attributes is None:
             attributes = self._attributes[key] = self._labels(*key)
-        if run.started:
+        if delivery.started:
             self._duration.record(duration, attributes)
         if outcome is Outcome.ACKED or outcome is Outcome.FAILED:
-            self._tries.record(run.lease.message.tries, attributes)
+            self._tries.record(delivery.lease.message.tries, attributes)
 
-    def _error_type(self, run: Run) -> str:
-        name = error_type(run.error)
+    def _error_type(self, delivery: Delivery) -> str:
+        name = error_type(delivery.error)
         if name not in self._error_types:
             if len(self._error_types) >= _MOST_ERROR_TYPES:
                 return _OTHER

@@ -2,10 +2,11 @@
 
     feeder ──► consumers ──► executor ──► settler ──► the store
     (lease)    (deque)       (handlers)   (batches)      ▲
-                   keeper: extends, in a thread ─────────┤
+           lease extender: extends, in a thread ─────────┤
                    reaper: returns what has expired ─────┘
 
-Each loop is a file of its own and knows none of the others; here they are tied together, started, and stopped in order.
+Each loop is a file of its own and knows none of the others. `WorkerLoops` ties them together. Here they are started,
+and stopped in order.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ import random
 import socket
 import sys
 from collections.abc import Callable
-from collections.abc import Set as AbstractSet
 from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any, Literal, cast
 
@@ -31,32 +31,34 @@ from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.errors import UsageError
 from qworker.logs import WorkerLog
 from qworker.worker import telemetry
-from qworker.worker.delivery import Observer, Run, RunningMessage, WorkerCounts
+from qworker.worker.delivery import Delivery, Observer, RunningMessage, WorkerCounts
 from qworker.worker.handlers.process_runner import check_importable
-from qworker.worker.loops import Crew
+from qworker.worker.loops import WorkerLoops
 from qworker.worker.recorder import Recorder
+from qworker.worker.state import WorkerState
 from qworker.worker.worker_options import WorkerOptions
 
-__all__ = ["Observer", "Run", "RunningMessage", "Worker", "WorkerCounts", "WorkerOptions"]
+__all__ = ["Worker"]
 
 # Seconds that a cancelled handler gets for its clean-up.
 _CANCEL_PATIENCE = 5.0
-# Seconds that the last settlements get, and the keeper's thread to come back from the store.
+# Seconds that the last settlements get, and the lease extender's thread to come back from the store.
 _FLUSH_PATIENCE = 10.0
 # The same when nothing else is left to be done for the store.
 _LAST_PATIENCE = 3.0
-# A handler's thread that never waits gives the interpreter's lock to the keeper after so many seconds, not after 5 ms.
+# Seconds after which a handler's thread that never waits gives the interpreter's lock to the lease extender. Python's
+# own default is 5 ms.
 _SWITCH_INTERVAL = 1e-3
 
 
 class Worker:
-    """Leases the messages of an app's queues and runs their handlers.
+    """A worker, which leases the messages of an app's queues and runs their handlers.
 
     Args:
-        tasks: the app; its backend is the one that handlers enqueue with.
-        options: how.
-        clock: both clocks.
-        draw: uniform numbers from [0, 1), for jitter.
+        tasks: The app. Its backend is the one that handlers enqueue with.
+        options: The options of the worker.
+        clock: The wall clock and the monotonic clock.
+        draw: Returns uniform numbers from [0, 1), for jitter.
     """
 
     def __init__(
@@ -80,7 +82,7 @@ class Worker:
         self._clock = clock
         self._draw = draw
         self._log = WorkerLog(structlog.get_logger("qworker").bind(**{events.WORKER: self.name}))
-        self._crew: Crew | None = None
+        self._loops: WorkerLoops | None = None
         self._recorder: Recorder | None = None
         self._draining = False
         self._aborting = asyncio.Event()
@@ -93,8 +95,8 @@ class Worker:
         if not self._draining:
             self._draining = True
             self._log.info(events.WORKER_DRAINING, running=len(self.running_messages()))
-            if self._crew is not None:
-                self._crew.feeder.stop()
+            if self._loops is not None:
+                self._loops.feeder.stop()
 
     def cancel_handlers(self) -> None:
         """Cancel the handlers now and release their messages, tries unchanged. Idempotent."""
@@ -108,30 +110,32 @@ class Worker:
         if not self._quiet:
             self._quiet = True
             self._log.info(events.WORKER_QUIET, running=len(self.running_messages()))
-            if self._crew is not None:
-                self._crew.quiet = True
-                self._crew.feeder.interrupt()
+            if self._loops is not None:
+                self._loops.quiet()
 
     @property
     def state(self) -> Literal["starting", "working", "quiet", "draining"]:
-        """What it is at. From any thread."""
+        """What the worker does now. From any thread."""
         if self._draining:
             return "draining"
-        if self._crew is None:
+        if self._loops is None:
             return "starting"
         return "quiet" if self._quiet else "working"
 
     @property
     def running_count(self) -> int:
-        """How many handlers are at work. From any thread."""
-        return 0 if self._crew is None else len(self._crew.active)
+        """The number of handlers that run now. From any thread."""
+        return 0 if self._loops is None else len(self._loops.state.active)
 
     def running_messages(self) -> list[RunningMessage]:
-        """The handlers at work, oldest first."""
-        if self._crew is None:
+        """Return the handlers that run now, oldest first."""
+        if self._loops is None:
             return []
         now = self._clock.monotonic()
-        return [_seen(run, now) for run in sorted(self._crew.active, key=lambda run: run.started)]
+        return [
+            _running_message(delivery, now)
+            for delivery in sorted(self._loops.state.active, key=lambda delivery: delivery.started)
+        ]
 
     # -- the life of a worker ----------------------------------------------------------------------------------------
 
@@ -139,12 +143,12 @@ class Worker:
         """Work until drained.
 
         Returns:
-            True: everything that was begun is finished. False: the grace period ended or `cancel_handlers` was called, and what still
-            ran was cancelled and released.
+            True: every message that was started is finished. False: the grace period ended or `cancel_handlers` was
+            called, and the handlers that still ran were cancelled and their messages released.
 
         Raises:
-            BackendError: the store could not be reached at the start.
-            Exception: what ended a loop; unfinished messages were released where the store let it.
+            BackendError: The store could not be reached at the start.
+            Exception: The error that ended a loop. Unfinished messages were released if the store allowed it.
         """
         backend = await self._tasks.backend()
         for queue in self.queues:
@@ -152,52 +156,53 @@ class Worker:
         switch_interval = sys.getswitchinterval()
         sys.setswitchinterval(min(switch_interval, _SWITCH_INTERVAL))
         try:
-            async with self._lifespan() as state:
-                return await self._work(backend, state)
+            async with self._lifespan() as lifespan_value:
+                return await self._work(backend, lifespan_value)
         finally:
             sys.setswitchinterval(switch_interval)
 
     def _lifespan(self) -> AbstractAsyncContextManager[Any]:
         return nullcontext() if self._tasks.lifespan is None else self._tasks.lifespan(self._tasks)
 
-    async def _work(self, backend: Backend, state: Any) -> bool:
-        crew = self._start(backend, state)
+    async def _work(self, backend: Backend, lifespan_value: Any) -> bool:
+        loops = self._start(backend, lifespan_value)
         finished = False
         try:
             async with anyio.create_task_group() as group:
-                for loop in crew.loops():
+                for loop in loops.background():
                     group.start_soon(loop)
-                await crew.feeder.run()
-                finished = await self._finish(crew)
+                await loops.feeder.run()
+                finished = await self._finish(loops)
                 group.cancel_scope.cancel()
         except BaseExceptionGroup as errors:
-            raise _first(errors) from None
+            raise _first_error(errors) from None
         finally:
             with anyio.CancelScope(shield=True):
-                await self._stop(crew)
+                await self._stop(loops)
         return finished
 
-    def _start(self, backend: Backend, state: Any) -> Crew:
-        # The lifespan may have configured it.
+    def _start(self, backend: Backend, lifespan_value: Any) -> WorkerLoops:
+        # The lifespan may have configured OpenTelemetry.
         self.observers.extend(telemetry.observers())
         options = self._options
-        crew = self._crew = Crew(
-            self._tasks,
-            backend,
-            self.queues,
-            options,
-            state=state,
-            counts=self.counts,
-            observers=self.observers,
-            transitions=lambda held: self._told_to(backend, held),
+        state = WorkerState(
+            app=self._tasks,
+            backend=backend,
+            queues=self.queues,
+            options=options,
             clock=self._clock,
             draw=self._draw,
             log=self._log,
+            counts=self.counts,
+            observers=self.observers,
+            lifespan_value=lifespan_value,
+            quiet=self._quiet,
         )
-        crew.quiet = self._quiet
-        crew.keeper.start()
+        state.listener = self._recorder = self._create_recorder(state)
+        loops = self._loops = WorkerLoops(state)
+        loops.lease_extender.start()
         if self._draining:
-            crew.feeder.stop()
+            loops.feeder.stop()
         self._log.info(
             events.WORKER_STARTED,
             backend=backend.describe(),
@@ -205,69 +210,71 @@ class Worker:
             concurrency=options.concurrency,
             visibility_timeout=options.visibility_timeout,
         )
-        return crew
+        return loops
 
-    def _told_to(self, backend: Backend, held: AbstractSet[Run]) -> Recorder | None:
-        if backend.history.enabled:
-            self._recorder = Recorder(
-                backend.history.append,
-                held,
-                self.queues,
-                self.name,
-                clock=self._clock,
-                log=self._log,
-                texts="retry_errors" in backend.deviations,
-            )
-        return self._recorder
+    def _create_recorder(self, state: WorkerState) -> Recorder | None:
+        backend = state.backend
+        if not backend.history.enabled:
+            return None
+        return Recorder(
+            backend.history.append,
+            state.held,
+            state.queues,
+            self.name,
+            clock=state.clock,
+            log=state.log,
+            texts="retry_errors" in backend.deviations,
+        )
 
-    # The order of the end. `_finish` is the way of a drained worker, `_stop` also that of one whose loop has failed.
+    # The order of the end. A drained worker goes through `_finish` and `_stop`, one whose loop has failed through
+    # `_stop`.
 
-    async def _finish(self, crew: Crew) -> bool:
+    async def _finish(self, loops: WorkerLoops) -> bool:
         # 1. The feeder has stopped: nothing more is leased.
         self.drain()
-        # 2. What is leased and not started goes back, its tries unchanged.
-        crew.consumers.release_waiting()
+        # 2. Messages that have not started are released, their tries unchanged.
+        loops.consumers.release_waiting()
         # 3. Handlers finish, within the grace period; leases are extended and outcomes settled all the while.
-        finished = await crew.handlers_end(self._options.shutdown_timeout, self._aborting)
-        # 4. What still runs is cancelled and released, its tries unchanged.
-        ended = await crew.cancel_handlers(_CANCEL_PATIENCE)
+        finished = await loops.wait_for_handlers(self._options.shutdown_timeout, self._aborting)
+        # 4. Handlers that still run are cancelled and their messages released, their tries unchanged.
+        ended = await loops.cancel_handlers(_CANCEL_PATIENCE)
         # 5. The last outcomes reach the store.
-        flushed = await crew.settler.flush(_FLUSH_PATIENCE)
+        flushed = await loops.settler.flush(_FLUSH_PATIENCE)
         return finished and ended and flushed
 
-    async def _stop(self, crew: Crew) -> None:
+    async def _stop(self, loops: WorkerLoops) -> None:
         try:
-            if not crew.consumers.ended:
-                await crew.cancel_handlers(_CANCEL_PATIENCE)
-            await crew.settler.last_flush(_LAST_PATIENCE)
+            if not loops.consumers.is_closed:
+                await loops.cancel_handlers(_CANCEL_PATIENCE)
+            await loops.settler.last_flush(_LAST_PATIENCE)
         finally:
             # 6. No lease is extended from here on; the reaper has stopped with the loops.
-            await crew.keeper.stop(_FLUSH_PATIENCE)
-            crew.threads.close()
-            await crew.processes.close()
+            await loops.lease_extender.stop(_FLUSH_PATIENCE)
+            loops.threads.close()
+            await loops.processes.close()
             if self._recorder is not None:
                 self._recorder.close()
             # 7. The lifespan is left last, by `run`.
             self._log.info(events.WORKER_STOPPED, **msgspec.structs.asdict(self.counts))
 
 
-def _seen(run: Run, now: float) -> RunningMessage:
-    message = run.lease.message
+def _running_message(delivery: Delivery, now: float) -> RunningMessage:
+    message = delivery.lease.message
     return RunningMessage(
         message_id=message.id,
-        task=run.task,
+        task=delivery.task,
         queue=message.queue,
         tries=message.tries,
-        token=run.lease.token,
-        started=run.started,
-        lease_remaining=run.expires - now,
-        progress_text=None if run.context is None else run.context.progress_text,
+        token=delivery.lease.token,
+        started=delivery.started,
+        lease_remaining=delivery.expires - now,
+        progress_text=None if delivery.context is None else delivery.context.progress_text,
     )
 
 
-def _first(error: BaseException) -> BaseException:
-    """The first error of a group of groups: what ended the worker."""
+def _first_error(error: BaseException) -> BaseException:
+    """Return the first error of a group of groups: the one that ended the worker."""
     if isinstance(error, BaseExceptionGroup):
         errors = cast("tuple[BaseException, ...]", error.exceptions)  # pyright: ignore[reportUnknownMemberType]
-        return _first(errors[0])
+        return _first_error(errors[0])
     return error

@@ -154,7 +154,7 @@ def test_the_number_of_workers_follows_the_backlog_up_at_once_and_down_after_a_w
 
 def test_a_worker_that_crashes_at_its_start_is_restarted_ever_later() -> None:
     slot = Slot(0)
-    delays = [slot.emptied(0.0, crashed=True, draw=0.5) for _ in range(10)]
+    delays = [slot.on_process_exit(0.0, crashed=True, draw=0.5) for _ in range(10)]
     assert delays == sorted(delays)
     assert delays[0] < 1.0
     assert delays[-1] == pytest.approx(22.5)

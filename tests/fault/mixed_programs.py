@@ -19,7 +19,7 @@ from pathlib import Path
 
 from qworker import Context, Draft, Fail, Message, Retry, Tasks
 from qworker.worker import Worker, WorkerOptions
-from qworker.worker.delivery import Run
+from qworker.worker.delivery import Delivery
 
 QUEUE = "mixed"
 CONCURRENCY = 8
@@ -87,11 +87,11 @@ class Told:
         self._ledger = ledger
         self._name = name
 
-    def handler_started(self, run: Run) -> None:
+    def handler_started(self, delivery: Delivery) -> None:
         """A handler tells it itself."""
 
-    def message_settled(self, run: Run, outcome: str, error: str | None, duration: float) -> None:
-        self._ledger.write(outcome, f"{run.lease.message.id} {self._name}")
+    def message_settled(self, delivery: Delivery, outcome: str, error: str | None, duration: float) -> None:
+        self._ledger.write(outcome, f"{delivery.lease.message.id} {self._name}")
 
 
 async def work(url: str, ledger: Ledger, name: str) -> None:

@@ -24,7 +24,7 @@ from qworker.errors import InvalidURL
 from qworker.health.exposition import exposition
 from qworker.health.worker_report import Report
 from qworker.message import Lease, Message, QueueStats
-from qworker.worker.delivery import Run, WorkerCounts
+from qworker.worker.delivery import Delivery, WorkerCounts
 from qworker.worker.metrics import TaskCounts
 from qworker_file.fsq.constants import Constants
 
@@ -186,7 +186,7 @@ def instruments() -> dict[str, str]:
 def message_fields() -> set[str]:
     """The fields of an event of one message, outside of a trace."""
     lease = Lease(message=Message(id="1", queue="q", body=b""), token=1, expires_at=0.0)
-    return {*Run(lease=lease, extended_at=0.0, expires=0.0).fields()}
+    return {*Delivery(lease=lease, extended_at=0.0, expires=0.0).fields()}
 
 
 _LEVELS = {"debug", "info", "warning", "error", "exception", "critical"}

@@ -7,9 +7,9 @@ import time
 import pytest
 
 from qworker import Context, LeaseLost, State
-from qworker.message import Message
+from qworker.message import Lease, Message
 from qworker.testing import wait_until
-from qworker.worker.delivery import Run
+from qworker.worker.delivery import Delivery
 
 MODULE = """
 from qworker import Context
@@ -95,7 +95,7 @@ async def test_a_handler_in_a_process_asks_its_worker(app, functions, tmp_path, 
     assert (await app.burst()).counts.acked == 1
     assert (tmp_path / "out").read_text() == "held"
 
-    monkeypatch.setattr(Run, "is_lost", lambda _run, _now: True)
+    monkeypatch.setattr(Delivery, "is_lost", lambda _run, _now: True)
     await work.enqueue(str(tmp_path / "never"))
     assert (await app.burst()).counts.failed == 1
     (failed,) = await app.found(State.FAILED)
@@ -112,4 +112,5 @@ async def test_a_lease_that_is_held_and_a_direct_call_pass(app):
     await work.enqueue()
     assert (await app.burst()).counts.acked == 1
     assert await work() == 1
-    Context(message=Message(id="a", queue="q", body=b""), task="work").check_lease()
+    lease = Lease(message=Message(id="a", queue="q", body=b""), token=0, expires_at=0.0)
+    Context(lease=lease, task="work").check_lease()

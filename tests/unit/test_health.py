@@ -19,7 +19,7 @@ from qworker.health.probe import ask
 from qworker.health.server import HealthServer
 from qworker.health.worker_report import Report
 from qworker.message import QueueStats
-from qworker.worker.metrics import TaskCounts, merged
+from qworker.worker.metrics import TaskCounts, merge_counts
 
 PATIENCE = 30.0
 
@@ -147,7 +147,9 @@ def test_counters_never_fall_when_a_worker_dies_or_begins_again() -> None:
     view = View(fleet.reports, stall_timeout=60.0, past=fleet.past, own_metrics=False)
 
     def acked() -> int:
-        return sum(cell.acked for cell in merged([*fleet.past(), *(c for r in fleet.reports() for c in r.counts)]))
+        return sum(
+            cell.acked for cell in merge_counts([*fleet.past(), *(c for r in fleet.reports() for c in r.counts)])
+        )
 
     fleet.heard(1, report(1, counts=[TaskCounts("q", "t", acked=5)]))
     fleet.heard(2, report(2, counts=[TaskCounts("q", "t", acked=7)]))

@@ -11,9 +11,9 @@ from qworker import Context, State
 from qworker.message import Lease, Message, Selection
 from qworker.testing.clock import FakeClock
 from qworker.testing.wait_until import wait_until
-from qworker.worker.delivery import Run, Stop
-from qworker.worker.lease_extender import Keeper
-from qworker.worker.outage import Outage
+from qworker.worker.delivery import CancelReason, Delivery
+from qworker.worker.lease_extender import LeaseExtender
+from tests.support.worker_state import make_state
 
 
 async def test_a_handler_that_blocks_the_loop_keeps_its_lease(app):
@@ -105,31 +105,30 @@ class Store:
 
 
 class Held:
-    """A keeper on a clock that stands still, with one lease."""
+    """A lease extender on a clock that stands still, with one lease."""
 
     def __init__(self, store, visibility=0.6):
         self.clock = FakeClock()
         now = self.clock.monotonic()
         lease = Lease(message=Message(id="a", queue="q", body=b""), token=1, expires_at=0.0)
-        self.run = Run(lease, now, now + visibility)
-        self.over = []
-        outage = Outage("keeper", structlog.get_logger(), lambda: 0.0)
-        self.keeper = Keeper(
-            store, {self.run}, visibility, clock=self.clock, outage=outage, extended=lambda _: self.over.append(1)
-        )
+        self.delivery = Delivery(lease, now, now + visibility)
+        state = make_state(store, clock=self.clock, visibility_timeout=visibility)
+        state.held.add(self.delivery)
+        self.events = state.events
+        self.extender = LeaseExtender(state)
 
 
 async def test_what_cannot_be_renewed_is_cancelled_before_it_expires_by_the_monotonic_clock():
     held = Held(Store())
-    watching = asyncio.create_task(held.keeper.watch())
+    watching = asyncio.create_task(held.extender.watch())
     try:
         held.clock.step(3600)
         held.clock.advance(0.45)
         await asyncio.sleep(0.2)
-        assert held.run.stop is None
+        assert held.delivery.cancel_reason is None
         held.clock.advance(0.1)
-        await wait_until(lambda: held.run.stop is Stop.EXPIRING)
-        assert held.clock.monotonic() < held.run.expires
+        await wait_until(lambda: held.delivery.cancel_reason is CancelReason.EXPIRING)
+        assert held.clock.monotonic() < held.delivery.expires
     finally:
         watching.cancel()
 
@@ -137,17 +136,17 @@ async def test_what_cannot_be_renewed_is_cancelled_before_it_expires_by_the_mono
 async def test_a_lease_whose_extension_is_under_way_is_not_settled_before_its_end():
     store = Store()
     held = Held(store)
-    held.keeper.start()
+    held.extender.start()
     try:
         held.clock.advance(0.2)
         await wait_until(store.begun.is_set)
-        assert held.keeper.withdraw([held.run]) == [held.run]
-        assert not held.run.settling
-        before = held.run.expires
+        assert held.extender.stop_extending([held.delivery]) == [held.delivery]
+        assert not held.delivery.settling
+        before = held.delivery.expires
         store.go.set()
-        await wait_until(lambda: held.over)
-        assert held.run.expires > before
-        assert held.keeper.withdraw([held.run]) == []
+        await wait_until(lambda: held.events.count("leases_extended"))
+        assert held.delivery.expires > before
+        assert held.extender.stop_extending([held.delivery]) == []
         # From here on no extension begins.
         store.begun.clear()
         held.clock.advance(0.3)
@@ -156,7 +155,7 @@ async def test_a_lease_whose_extension_is_under_way_is_not_settled_before_its_en
     finally:
         store.go.set()
         held.clock.advance(0)
-        assert await stopped(held.keeper)
+        assert await stopped(held.extender)
 
 
 async def test_what_the_store_calls_lost_is_cancelled_at_once():
@@ -164,23 +163,23 @@ async def test_what_the_store_calls_lost_is_cancelled_at_once():
     store.loses = True
     store.go.set()
     held = Held(store)
-    held.keeper.start()
+    held.extender.start()
     held.clock.advance(0.2)
-    await wait_until(lambda: held.run.stop is Stop.LOST)
-    assert await stopped(held.keeper)
+    await wait_until(lambda: held.delivery.cancel_reason is CancelReason.LOST)
+    assert await stopped(held.extender)
 
 
-async def test_a_bug_in_the_store_ends_the_keeper_loudly():
+async def test_a_bug_in_the_store_ends_the_extender_loudly():
     store = Store()
     store.error = ZeroDivisionError()
     store.go.set()
     held = Held(store)
-    held.keeper.start()
+    held.extender.start()
     held.clock.advance(0.2)
     with pytest.raises(ZeroDivisionError):
-        await asyncio.wait_for(held.keeper.watch(), 30)
-    assert await stopped(held.keeper)
+        await asyncio.wait_for(held.extender.watch(), 30)
+    assert await stopped(held.extender)
 
 
-async def stopped(keeper):
-    return await keeper.stop(30)
+async def stopped(extender):
+    return await extender.stop(30)

@@ -23,7 +23,7 @@ from qworker.errors import StorageFull
 from qworker.message import Lease, QueueStats
 from qworker.retry import Backoff
 from qworker.worker import Worker, WorkerOptions, telemetry
-from qworker.worker.delivery import Outcome, Run
+from qworker.worker.delivery import Delivery, Outcome
 from qworker.worker.metrics import SECONDS, Metrics
 
 
@@ -256,11 +256,11 @@ async def test_instruments_have_bounded_attributes(reader: InMemoryMetricReader)
     assert {name for group in found.values() for point in group for name in point.attributes} <= known
 
 
-def a_run(tasks: Tasks, task: str | None, error: BaseException | None = None) -> Run:
+def a_delivery(tasks: Tasks, task: str | None, error: BaseException | None = None) -> Delivery:
     message = Message(id="1", queue="default", body=b"", tries=2)
-    run = Run(Lease(message=message, token=1, expires_at=0.0), 0.0, 0.0)
-    run.handler, run.error, run.started = (tasks[task] if task else None), error, 1.0
-    return run
+    delivery = Delivery(Lease(message=message, token=1, expires_at=0.0), 0.0, 0.0)
+    delivery.handler, delivery.error, delivery.started = (tasks[task] if task else None), error, 1.0
+    return delivery
 
 
 def test_error_types_and_unknown_tasks_make_no_new_series(reader: InMemoryMetricReader) -> None:
@@ -268,8 +268,8 @@ def test_error_types_and_unknown_tasks_make_no_new_series(reader: InMemoryMetric
     meter = next(o for o in telemetry.observers() if isinstance(o, telemetry.Meter))
     for number in range(300):
         error = type(f"Error{number}", (Exception,), {})()
-        meter.message_settled(a_run(tasks, "hopeless", error), Outcome.FAILED, "", 0.5)
-        stranger = a_run(tasks, None)
+        meter.message_settled(a_delivery(tasks, "hopeless", error), Outcome.FAILED, "", 0.5)
+        stranger = a_delivery(tasks, None)
         stranger.task = f"stranger-{number}"
         meter.message_settled(stranger, Outcome.RELEASED, None, 0.0)
     types = {p.attributes.get("error.type") for p in points(reader)["messaging.process.duration"]}
@@ -281,9 +281,9 @@ def test_error_types_and_unknown_tasks_make_no_new_series(reader: InMemoryMetric
 def test_counts_come_in_buckets() -> None:
     tasks, counts = app(), Metrics()
     for duration in (0.0005, SECONDS[0], 2.0, 1e6):
-        counts.message_settled(a_run(tasks, "hopeless"), Outcome.ACKED, None, duration)
+        counts.message_settled(a_delivery(tasks, "hopeless"), Outcome.ACKED, None, duration)
     for outcome in (Outcome.RETRIED, Outcome.RELEASED, Outcome.LOST):
-        counts.message_settled(a_run(tasks, "hopeless"), outcome, None, 0.2)
+        counts.message_settled(a_delivery(tasks, "hopeless"), outcome, None, 0.2)
     (cell,) = counts.counts()
     assert cell.outcomes == {"acked": 4, "retried": 1, "failed": 0, "released": 1, "lost": 1}
     assert (cell.durations[0], cell.durations[-1], sum(cell.durations)) == (2, 1, 7)

@@ -27,7 +27,7 @@ from qworker.backend.offers import Follower, follower_of
 from qworker.backend.registry import open_backend
 from qworker.enqueue.portal import Portal
 from qworker.errors import NotSupported, QworkerError
-from qworker.message import Lease, SettleAction, Settlement, State, StoredMessage
+from qworker.message import OUTCOMES, Lease, SettleAction, Settlement, State, StoredMessage
 from qworker.pipeline.source.options import ReadOptions
 from qworker.pipeline.source.reader import batches
 from qworker.pipeline.source.rows import messages_batch
@@ -40,7 +40,6 @@ _log = structlog.get_logger("qworker.pipeline")
 _INSTEAD = "Spark calls this from a process of its own"
 # Seconds for which an idle stream waits for messages.
 _IDLE = 0.2
-_OUTCOMES = {SettleAction.ACK: "acked", SettleAction.RELEASE: "released"}
 # Messages that are leased in one call.
 _AT_ONCE = 1000
 
@@ -345,7 +344,7 @@ class _Leases:
                         "stream_leases_lost",
                         queue=self._options.queue,
                         messages=len(refused),
-                        outcome=_OUTCOMES[action],
+                        outcome=OUTCOMES[action],
                     )
             for batch in ended:
                 del self._batches[batch]

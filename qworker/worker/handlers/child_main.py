@@ -1,7 +1,8 @@
-"""A handler's own process: takes one message at a time from its parent's socket, runs the handler, answers with the outcome.
+"""A handler's own process: takes messages from its parent's socket, one at a time, and sends back the outcomes.
 
-Both directions carry a length (4 bytes, big endian) and a msgpack map: data only, no pickled objects. The process ends when the
-socket does, and is killed by the kernel (Linux) when its parent dies, so that no handler works on for a worker that is gone.
+Both directions carry a length (4 bytes, big endian) and a msgpack map: data only, no pickled objects. The process ends
+when the socket does. On Linux the kernel kills it when its parent dies, so that no handler continues for a worker that
+is gone.
 """
 
 from __future__ import annotations
@@ -23,22 +24,22 @@ from qworker import log_events as events
 from qworker import logs
 from qworker.context import Context
 from qworker.decision import Fail, Retry, outcome_of
-from qworker.definition.callables import unrun
+from qworker.definition.callables import not_run_error
 from qworker.envelope import Envelope, open_envelope
 from qworker.errors import UsageError
 from qworker.failure_text import error_type, failure_text
-from qworker.message import Message
+from qworker.message import Lease, Message
 from qworker.signature import Signature
 from qworker.task import Handler
 
-__all__ = ["Reply", "Request", "Setup", "main"]
+__all__ = ["ChildSetup", "RunReply", "RunRequest", "main"]
 
 _PR_SET_PDEATHSIG = 1
 _LENGTH = 4
 
 
-class Setup(msgspec.Struct, frozen=True, kw_only=True):
-    """What a child is told once."""
+class ChildSetup(msgspec.Struct, frozen=True, kw_only=True):
+    """What the parent sends to a new process once."""
 
     # The script that its parent runs, for handlers that live there.
     main: str | None
@@ -47,8 +48,8 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     parent: int
 
 
-class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """One message to run."""
+class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A message whose handler is to run."""
 
     module: str
     qualname: str
@@ -66,11 +67,11 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Running:
-    """What log lines say of the message."""
+    """The source of the log fields of the message."""
 
     is_over = False
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: RunRequest) -> None:
         self._request = request
 
     def fields(self) -> dict[str, Any]:
@@ -85,8 +86,8 @@ class _Running:
         }
 
 
-class _Lease:
-    """The lease of the message that runs; the parent knows of it."""
+class _LeaseCheck:
+    """Checks the lease of the running message. The parent knows about it."""
 
     def __init__(self, parent: socket.socket) -> None:
         self._parent = parent
@@ -94,25 +95,25 @@ class _Lease:
         self._over = False
 
     def is_lost(self) -> bool:
-        """Ask the parent. From any of the handler's threads."""
+        """Ask the parent whether the lease is lost. From any of the handler's threads."""
         with self._lock:
             if self._over:
                 return True
             try:
-                _send(self._parent, Reply(how="check_lease"))
+                _send(self._parent, RunReply(how="check_lease"))
                 answer = _receive(self._parent)
             except OSError:
                 return True
             return answer is None or msgspec.msgpack.decode(answer, type=bool)
 
     def end(self) -> None:
-        """Nothing is asked of the parent any more: it waits for the next message."""
+        """Ask the parent nothing more, because it waits for the next message."""
         with self._lock:
             self._over = True
 
 
-class Reply(msgspec.Struct, frozen=True, kw_only=True):
-    """`begun` once the handler is imported, `check_lease` each time that it asks, and then how it ended."""
+class RunReply(msgspec.Struct, frozen=True, kw_only=True):
+    """`begun` when the handler is imported, `check_lease` each time that it checks its lease, and then how it ended."""
 
     how: Literal["begun", "check_lease", "returned", "retry", "fail", "raised"]
     reason: str = ""
@@ -121,30 +122,30 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def main(descriptor: int) -> None:
-    """Serve one parent; returns when it is gone."""
-    # A Ctrl-C or a service manager's SIGTERM reaches the whole group; it is the parent that decides what it means here.
-    # Functions, not SIG_IGN: programs that a handler starts shall not inherit it.
-    signal.signal(signal.SIGINT, _leave_to_the_parent)
-    signal.signal(signal.SIGTERM, _leave_to_the_parent)
+    """Serve one parent. Return when it is gone."""
+    # Ctrl-C or a service manager's SIGTERM reaches the whole group, and the parent decides what it means here.
+    # Functions, not SIG_IGN: programs that a handler starts must not inherit it.
+    signal.signal(signal.SIGINT, _ignore_terminal_signals)
+    signal.signal(signal.SIGTERM, _ignore_terminal_signals)
     with socket.socket(fileno=descriptor) as parent:
         first = _receive(parent)
         if first is None:
             return
-        setup = msgspec.msgpack.decode(first, type=Setup)
+        setup = msgspec.msgpack.decode(first, type=ChildSetup)
         _die_with_the_parent(setup.parent)
         if setup.logging is not None:
             logs.configure(*setup.logging)
         handlers = _Handlers(setup.main, setup.logging)
         while (data := _receive(parent)) is not None:
-            _send(parent, _run(handlers, msgspec.msgpack.decode(data, type=Request), parent))
+            _send(parent, _run(handlers, msgspec.msgpack.decode(data, type=RunRequest), parent))
 
 
-def _send(parent: socket.socket, reply: Reply) -> None:
+def _send(parent: socket.socket, reply: RunReply) -> None:
     encoded = msgspec.msgpack.encode(reply)
     parent.sendall(len(encoded).to_bytes(_LENGTH, "big") + encoded)
 
 
-def _leave_to_the_parent(_signal: int, _frame: Any) -> None:
+def _ignore_terminal_signals(_signal: int, _frame: Any) -> None:
     pass
 
 
@@ -177,29 +178,29 @@ def _exactly(parent: socket.socket, count: int) -> bytes | None:
     return bytes(data)
 
 
-def _run(handlers: _Handlers, request: Request, parent: socket.socket) -> Reply:
+def _run(handlers: _Handlers, request: RunRequest, parent: socket.socket) -> RunReply:
     logs.RUNNING.set(_Running(request))
-    lease = _Lease(parent)
+    lease = _LeaseCheck(parent)
     try:
         function, signature = handlers.found(request.module, request.qualname)
-        _send(parent, Reply(how="begun"))
+        _send(parent, RunReply(how="begun"))
         return _outcome(function, signature, request, lease)
     except BaseException as error:  # noqa: BLE001 - whatever a handler raises is its message's outcome
-        return Reply(how="raised", reason=failure_text(error), error_type=error_type(error))
+        return RunReply(how="raised", reason=failure_text(error), error_type=error_type(error))
     finally:
         lease.end()
 
 
-def _outcome(function: Callable[..., Any], signature: Signature, request: Request, lease: _Lease) -> Reply:
+def _outcome(function: Callable[..., Any], signature: Signature, request: RunRequest, lease: _LeaseCheck) -> RunReply:
     try:
         _call(function, signature, request, lease)
     except (Retry, Fail) as error:
         reason, delay = outcome_of(error)
-        return Reply(how="retry" if isinstance(error, Retry) else "fail", reason=reason, delay=delay)
-    return Reply(how="returned")
+        return RunReply(how="retry" if isinstance(error, Retry) else "fail", reason=reason, delay=delay)
+    return RunReply(how="returned")
 
 
-def _call(function: Callable[..., Any], signature: Signature, request: Request, lease: _Lease) -> None:
+def _call(function: Callable[..., Any], signature: Signature, request: RunRequest, lease: _LeaseCheck) -> None:
     message = msgspec.structs.replace(request.message, argv=tuple(map(os.fsdecode, request.argv)))
     args: list[Any] = [message]
     kwargs: dict[str, Any] = {}
@@ -214,9 +215,8 @@ def _call(function: Callable[..., Any], signature: Signature, request: Request, 
         args.insert(
             0,
             Context(
-                message=message,
+                lease=Lease(message=message, token=request.token, expires_at=0.0),
                 task=request.name,
-                token=request.token,
                 deadline=request.deadline,
                 headers=headers,
                 max_tries=request.max_tries,
@@ -224,13 +224,13 @@ def _call(function: Callable[..., Any], signature: Signature, request: Request, 
             ),
         )
     result = function(*args, **kwargs)
-    problem = unrun(result)
+    problem = not_run_error(result)
     if problem is not None:
         raise problem
 
 
 class _Handlers:
-    """Functions by module and name; a parent's script is run once, under another name than `__main__`."""
+    """Functions by module and name. The parent's script is run once, under another name than `__main__`."""
 
     def __init__(self, main_path: str | None, logging: tuple[bool | None, str] | None) -> None:
         self._main_path = main_path
@@ -239,7 +239,7 @@ class _Handlers:
         self._known: dict[tuple[str, str], tuple[Callable[..., Any], Signature]] = {}
 
     def found(self, module: str, qualname: str) -> tuple[Callable[..., Any], Signature]:
-        """The function of that name, and what it takes."""
+        """Return the function of that name, and its signature."""
         known = self._known.get((module, qualname))
         if known is None:
             known = self._known[module, qualname] = self._find(module, qualname)

@@ -1,7 +1,8 @@
-"""Running plain functions in processes, for work that holds the interpreter's lock.
+"""Plain functions run in processes, for work that holds the interpreter's lock.
 
-One message per process at a time, each over a socket of its own: a process that dies, or is killed because its time is up, takes
-no other message along, as it would in a pool with a common queue. Processes begin when they are needed and are used again.
+Each process has one message at a time, over a socket of its own. So a process that dies, or is killed because its time
+is up, harms no other message, as it would in a pool with a common queue. Processes start when they are needed and are
+reused.
 """
 
 from __future__ import annotations
@@ -23,23 +24,26 @@ from qworker.decision import Fail, Retry
 from qworker.errors import UsageError
 from qworker.failure_text import RemoteFailure, error_type
 from qworker.task import Handler, RawHandler
-from qworker.worker.delivery import Run, Stop
-from qworker.worker.handlers.child_main import Reply, Request, Setup
+from qworker.worker.delivery import CancelReason, Delivery
+from qworker.worker.handlers.child_main import ChildSetup, RunReply, RunRequest
 
 __all__ = ["ProcessRunner", "check_importable"]
 
 # Not `-m`: the child must look for modules where its parent does.
-_START = "import sys; sys.path[:] = sys.argv[2:]; from qworker.worker.handlers.child_main import main; main(int(sys.argv[1]))"
+_START = (
+    "import sys; sys.path[:] = sys.argv[2:];"
+    " from qworker.worker.handlers.child_main import main; main(int(sys.argv[1]))"
+)
 _LENGTH = 4
 # Seconds that processes without work get to end by themselves.
 _CLOSE_PATIENCE = 2.0
 
 
 def check_importable(handler: Handler) -> None:
-    """See that another process can find the handler's function.
+    """Check that another process can find the handler's function.
 
     Raises:
-        UsageError: it is defined inside another function, or in no file.
+        UsageError: It is defined inside another function, or in no file.
     """
     if handler.kind != "process":
         return
@@ -51,15 +55,15 @@ def check_importable(handler: Handler) -> None:
 
 
 def _flags() -> list[str]:
-    """The interpreter's flags (`-O`, `-X dev`, `-W error`), for a process that is to run handlers as this one would.
+    """Return the interpreter's flags (`-O`, `-X dev`, `-W error`), for a process that runs handlers as this one would.
 
-    The standard library has the list for multiprocessing, and no public name for it: without it there are none.
+    The standard library has the list for multiprocessing, but no public name for it. Without it there are none.
     """
     flags: Callable[[], list[str]] = getattr(subprocess, "_args_from_interpreter_flags", list)
     return flags()
 
 
-class _Child:
+class HandlerProcess:
     """One process and the parent's end of its socket."""
 
     def __init__(self) -> None:
@@ -78,7 +82,7 @@ class _Child:
         self._socket = ours
         self._set_up = False
 
-    async def ask(self, request: Request, begun: Callable[[], None], is_lost: Callable[[], bool]) -> Reply:
+    async def ask(self, request: RunRequest, begun: Callable[[], None], is_lost: Callable[[], bool]) -> RunReply:
         """Run one message.
 
         Args:
@@ -91,7 +95,7 @@ class _Child:
         """
         loop = asyncio.get_running_loop()
         if not self._set_up:
-            setup = Setup(main=_main_path(), logging=logs.configured(), parent=os.getpid())
+            setup = ChildSetup(main=_main_path(), logging=logs.configured(), parent=os.getpid())
             await loop.sock_sendall(self._socket, _frame(setup))
             self._set_up = True
         await loop.sock_sendall(self._socket, _frame(request))
@@ -104,9 +108,9 @@ class _Child:
             reply = await self._reply(loop)
         return reply
 
-    async def _reply(self, loop: asyncio.AbstractEventLoop) -> Reply:
+    async def _reply(self, loop: asyncio.AbstractEventLoop) -> RunReply:
         size = int.from_bytes(await self._exactly(loop, _LENGTH), "big")
-        return msgspec.msgpack.decode(await self._exactly(loop, size), type=Reply)
+        return msgspec.msgpack.decode(await self._exactly(loop, size), type=RunReply)
 
     async def _exactly(self, loop: asyncio.AbstractEventLoop, count: int) -> bytes:
         data = bytearray()
@@ -121,7 +125,7 @@ class _Child:
         return self._process.poll() is None
 
     def hang_up(self) -> None:
-        """The process ends by itself when it has no work."""
+        """Close the socket: the process ends by itself when it has no work."""
         self._socket.close()
 
     def kill(self) -> None:
@@ -141,16 +145,18 @@ class _Child:
 
 
 class _Timer:
-    """A run's timeout, begun when its handler is: waiting for a process and importing the app do not count."""
+    """The timeout of a delivery, from the start of the handler: not while it waits for a process or imports the app."""
 
-    def __init__(self, run: Run, timeout: float | None) -> None:
-        self._run = run
+    def __init__(self, delivery: Delivery, timeout: float | None) -> None:
+        self._delivery = delivery
         self._timeout = timeout
         self._handle: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
         if self._timeout is not None:
-            self._handle = asyncio.get_running_loop().call_later(self._timeout, self._run.cancel, Stop.TIMEOUT)
+            self._handle = asyncio.get_running_loop().call_later(
+                self._timeout, self._delivery.cancel, CancelReason.TIMEOUT
+            )
 
     def cancel(self) -> None:
         if self._handle is not None:
@@ -158,24 +164,24 @@ class _Timer:
 
 
 class ProcessRunner:
-    """At most one process per processor, or per consumer if there are fewer."""
+    """Runs handlers in at most one process per processor, or per consumer if there are fewer consumers."""
 
     def __init__(self, limit: int, clock: Clock) -> None:
         self._clock = clock
         self._slots = asyncio.Semaphore(min(limit, len(os.sched_getaffinity(0))))
-        self._idle: list[_Child] = []
-        # Told to end, and not yet gone.
-        self._ending: list[_Child] = []
+        self._idle: list[HandlerProcess] = []
+        # Processes that were asked to end and still run.
+        self._ending: list[HandlerProcess] = []
 
-    async def run(self, run: Run) -> BaseException | None:
-        """What the handler raised, or None. Cancelled, it kills the handler's process."""
-        handler = run.handler
+    async def run(self, delivery: Delivery) -> BaseException | None:
+        """Run a handler. Return what it raised, or None. A cancellation kills the handler's process."""
+        handler = delivery.handler
         assert handler is not None
         async with self._slots:
-            timer = _Timer(run, handler.options.timeout)
+            timer = _Timer(delivery, handler.options.timeout)
             try:
                 return await self._run(
-                    self._request(run, handler), timer.start, lambda: run.is_lost(self._clock.monotonic())
+                    self._request(delivery, handler), timer.start, lambda: delivery.is_lost(self._clock.monotonic())
                 )
             finally:
                 timer.cancel()
@@ -193,22 +199,22 @@ class ProcessRunner:
                     child.kill()
             await asyncio.sleep(0.01)
 
-    def _request(self, run: Run, handler: Handler) -> Request:
+    def _request(self, delivery: Delivery, handler: Handler) -> RunRequest:
         timeout = handler.options.timeout
-        return Request(
+        return RunRequest(
             module=handler.function.__module__,
             qualname=handler.function.__qualname__,
             name=handler.name,
             raw=isinstance(handler, RawHandler),
-            message=msgspec.structs.replace(run.lease.message, argv=()),
-            argv=tuple(os.fsencode(argument) for argument in run.lease.message.argv),
-            token=run.lease.token,
+            message=msgspec.structs.replace(delivery.lease.message, argv=()),
+            argv=tuple(os.fsencode(argument) for argument in delivery.lease.message.argv),
+            token=delivery.lease.token,
             deadline=None if timeout is None else self._clock.time() + timeout,
             max_tries=handler.options.max_tries,
         )
 
     async def _run(
-        self, request: Request, begun: Callable[[], None], is_lost: Callable[[], bool]
+        self, request: RunRequest, begun: Callable[[], None], is_lost: Callable[[], bool]
     ) -> BaseException | None:
         try:
             child = self._free_child()
@@ -224,16 +230,16 @@ class ProcessRunner:
         self._idle.append(child)
         return _error(reply)
 
-    def _free_child(self) -> _Child:
+    def _free_child(self) -> HandlerProcess:
         self._still_ending()
         while self._idle:
             child = self._idle.pop()
             if child.alive():
                 return child
             child.hang_up()
-        return _Child()
+        return HandlerProcess()
 
-    async def _died(self, child: _Child) -> BaseException:
+    async def _died(self, child: HandlerProcess) -> BaseException:
         self._ending.append(child)
         for _ in range(100):
             if not child.alive():
@@ -243,7 +249,7 @@ class ProcessRunner:
         child.kill()
         return RemoteFailure("ProcessDied", f"the handler's process died: {how}")
 
-    def _kill(self, child: _Child) -> None:
+    def _kill(self, child: HandlerProcess) -> None:
         child.kill()
         self._ending.append(child)
 
@@ -257,7 +263,7 @@ def _frame(value: Any) -> bytes:
     return len(encoded).to_bytes(_LENGTH, "big") + encoded
 
 
-def _error(reply: Reply) -> BaseException | None:
+def _error(reply: RunReply) -> BaseException | None:
     if reply.how == "returned":
         return None
     if reply.how == "retry":

@@ -1,4 +1,4 @@
-"""Running plain functions in threads: one per busy consumer, never shared with commits or extensions."""
+"""Plain functions run in threads: one per busy consumer, never shared with commits or extensions."""
 
 from __future__ import annotations
 
@@ -9,93 +9,96 @@ import threading
 from collections import deque
 from typing import Any
 
-from qworker.definition.callables import unrun
-from qworker.worker.delivery import Run
+from qworker.definition.callables import not_run_error
+from qworker.worker.delivery import Delivery
 
 __all__ = ["ThreadRunner"]
 
 
-class _Ticket:
-    """One call on its way to a thread and back."""
+class _ThreadCall:
+    """One call of a handler, on its way to a thread and back."""
 
-    __slots__ = ("context", "done", "error", "leftover", "run")
+    __slots__ = ("context", "delivery", "done", "error", "leftover")
 
-    def __init__(self, run: Run, done: asyncio.Future[None]) -> None:
-        self.run = run
+    def __init__(self, delivery: Delivery, done: asyncio.Future[None]) -> None:
+        self.delivery = delivery
         self.context = contextvars.copy_context()
         self.done = done
-        # Made when the caller has gone before the end.
+        # Created if the caller is cancelled before the thread ends.
         self.leftover: asyncio.Future[None] | None = None
         self.error: BaseException | None = None
 
     def finish(self) -> None:
-        """On the loop: the thread has ended its call."""
+        """Report on the event loop that the thread has ended the call."""
         for future in (self.done, self.leftover):
             if future is not None and not future.done():
                 future.set_result(None)
 
 
 class ThreadRunner:
-    """Threads that begin when they are needed and stay.
+    """Runs handlers in threads, which start when they are needed and stay.
 
     They are daemons: a thread cannot be stopped, and one that hangs must not keep a drained worker from its end.
     """
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._work: queue.SimpleQueue[_Ticket | None] = queue.SimpleQueue()
+        self._work: queue.SimpleQueue[_ThreadCall | None] = queue.SimpleQueue()
         self._threads = 0
         self._busy = 0
         self._loop: asyncio.AbstractEventLoop | None = None
         # Calls that have ended, and whether the loop has been woken for them.
-        self._ended: deque[_Ticket] = deque()
-        self._told = False
+        self._ended: deque[_ThreadCall] = deque()
+        self._wake_pending = False
 
-    async def run(self, run: Run) -> BaseException | None:
-        """What the handler raised, or None. Cancelled, it leaves the thread to itself, and `run.leftover` tells its end."""
+    async def run(self, delivery: Delivery) -> BaseException | None:
+        """Run a handler. Return what it raised, or None.
+
+        A cancellation does not end the thread: `delivery.leftover` is done when the thread ends.
+        """
         loop = self._loop = asyncio.get_running_loop()
-        ticket = _Ticket(run, loop.create_future())
+        call = _ThreadCall(delivery, loop.create_future())
         if self._busy >= self._threads and self._threads < self._limit:
-            self._begin_thread()
+            self._start_thread()
         self._busy += 1
-        self._work.put(ticket)
+        self._work.put(call)
         try:
-            await ticket.done
+            await call.done
         except asyncio.CancelledError:
-            run.leftover = ticket.leftover = loop.create_future()
+            delivery.leftover = call.leftover = loop.create_future()
             raise
-        return ticket.error
+        return call.error
 
     def close(self) -> None:
         """Let every thread end after its call."""
         for _ in range(self._threads):
             self._work.put(None)
 
-    def _begin_thread(self) -> None:
-        thread = threading.Thread(target=self._work_on, name=f"qworker-handler-{self._threads + 1}", daemon=True)
+    def _start_thread(self) -> None:
+        thread = threading.Thread(target=self._run_calls, name=f"qworker-handler-{self._threads + 1}", daemon=True)
         try:
             thread.start()
         except RuntimeError:
-            # The system gives no more: those that are there do the work.
+            # The system allows no more threads. The others do the work.
             if not self._threads:
                 raise
         else:
             self._threads += 1
 
-    def _work_on(self) -> None:
-        while (ticket := self._work.get()) is not None:
+    def _run_calls(self) -> None:
+        while (call := self._work.get()) is not None:
             try:
-                ticket.error = unrun(ticket.context.run(_call, ticket.run))
+                call.error = not_run_error(call.context.run(_run_handler, call.delivery))
             except BaseException as error:  # noqa: BLE001 - whatever a handler raises is its message's outcome
-                ticket.error = error
-            self._ended.append(ticket)
-            del ticket
-            if not self._told and not self._tell():
+                call.error = error
+            self._ended.append(call)
+            del call
+            if not self._wake_pending and not self._wake_loop():
                 return
 
-    def _tell(self) -> bool:
-        """Wake the loop, once for all that end until it comes; False: it has closed, and nobody waits any more."""
-        self._told = True
+    def _wake_loop(self) -> bool:
+        """Wake the event loop once for all calls that end until it reacts. Return False if the loop has closed."""
+        self._wake_pending = True
         try:
             if self._loop is not None:
                 self._loop.call_soon_threadsafe(self._collect)
@@ -104,13 +107,13 @@ class ThreadRunner:
         return True
 
     def _collect(self) -> None:
-        # In this order: what ends after the last look finds the flag down, and wakes the loop again.
-        self._told = False
+        # In this order: a call that ends after the last check finds the flag down, and wakes the loop again.
+        self._wake_pending = False
         while self._ended:
             self._busy -= 1
             self._ended.popleft().finish()
 
 
-def _call(run: Run) -> Any:
-    assert run.handler is not None
-    return run.handler.function(*run.args, **run.kwargs)
+def _run_handler(delivery: Delivery) -> Any:
+    assert delivery.handler is not None
+    return delivery.handler.function(*delivery.args, **delivery.kwargs)

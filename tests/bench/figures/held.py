@@ -68,13 +68,13 @@ def work(given: dict[str, Any]) -> float:
     """
     from harness.work import QUEUE, drafts, noop_app, run_loop
     from qworker.worker import Worker
-    from qworker.worker.delivery import Run
+    from qworker.worker.delivery import Delivery
 
     class _Each:
         def __init__(self) -> None:
             self.done = asyncio.Event()
 
-        def handler_started(self, run: Run) -> None:
+        def handler_started(self, delivery: Delivery) -> None:
             pass
 
         def message_settled(self, *_: Any) -> None:

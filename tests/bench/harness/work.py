@@ -11,10 +11,10 @@ from typing import Any, TypeVar
 from qworker import Draft, Tasks
 from qworker.logs import configure
 from qworker.supervisor.event_loop import loop_factory
-from qworker.supervisor.gc_freeze import leave_alone_what_is_loaded
+from qworker.supervisor.gc_freeze import freeze_loaded_modules
 from qworker.task import Call
 from qworker.worker import Worker, WorkerOptions
-from qworker.worker.delivery import Run
+from qworker.worker.delivery import Delivery
 
 __all__ = ["QUEUE", "Finished", "calls", "drafts", "noop_app", "publish", "run_loop", "say", "work_off"]
 
@@ -80,12 +80,12 @@ class Finished:
         self.last_ns = 0
         self.all = asyncio.Event()
 
-    def handler_started(self, run: Run) -> None:
+    def handler_started(self, delivery: Delivery) -> None:
         """A handler begins."""
         if not self.first_ns:
             self.first_ns = time.monotonic_ns()
 
-    def message_settled(self, run: Run, outcome: str, error: str | None, duration: float) -> None:
+    def message_settled(self, delivery: Delivery, outcome: str, error: str | None, duration: float) -> None:
         """A message is settled."""
         self.count += 1
         if outcome != "acked":
@@ -104,7 +104,7 @@ async def work_off(tasks: Tasks, count: int, concurrency: int) -> tuple[float, f
     worker = Worker(tasks, WorkerOptions(concurrency=concurrency))
     watch = Finished(count)
     worker.observers.append(watch)
-    leave_alone_what_is_loaded()
+    freeze_loaded_modules()
     wall, cpu = time.perf_counter(), time.process_time()
     running = asyncio.create_task(worker.run())
     waiting = asyncio.create_task(watch.all.wait())

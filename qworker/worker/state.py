@@ -1,0 +1,128 @@
+"""What the loops of a worker share: one state, and the events that they report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from qworker.app import Tasks
+from qworker.backend import Backend
+from qworker.clock import Clock
+from qworker.message import Lease
+from qworker.worker.delivery import Delivery, LeaseListener, Observer, WorkerCounts
+from qworker.worker.outage import Outage
+from qworker.worker.worker_options import WorkerOptions
+
+__all__ = ["WorkerEvents", "WorkerState"]
+
+
+class WorkerEvents(Protocol):
+    """What happens in the loops of a worker, on the event loop's thread. `WorkerLoops` decides which loop reacts."""
+
+    def messages_leased(self, leases: Sequence[Lease], began: float) -> None:
+        """The store gave these leases. They began at this monotonic time at the latest."""
+        ...
+
+    def leases_extended(self, deliveries: Sequence[Delivery]) -> None:
+        """A round of extensions is over. It extended the leases of these deliveries."""
+        ...
+
+    def delivery_finished(self, delivery: Delivery) -> None:
+        """The settlement of this delivery is decided."""
+        ...
+
+    def lease_lost(self, delivery: Delivery, reason: str) -> None:
+        """The lease of this delivery is gone, so there is nothing to settle."""
+        ...
+
+    def settlements_sent(self) -> None:
+        """A batch of settlements is on its way, so the consumers of its messages are free."""
+        ...
+
+    def messages_settled(self) -> None:
+        """Some leases have ended."""
+        ...
+
+    def message_isolated(self, delivery: Delivery) -> None:
+        """This message is to run alone. No message is leased until `isolation_ended`."""
+        ...
+
+    def isolation_ended(self) -> None:
+        """The message that was to run alone has run, or was released."""
+        ...
+
+    def consumer_freed(self) -> None:
+        """A consumer that waited for a thread is free again."""
+        ...
+
+
+@dataclass(eq=False, kw_only=True, slots=True)
+class WorkerState:
+    """The state of a running worker. Only the event loop's thread changes it.
+
+    Attributes:
+        app: The app, whose handlers run.
+        backend: The store.
+        queues: The queues whose messages are leased.
+        options: The options of the worker.
+        clock: The monotonic clock for leases, and the wall clock.
+        draw: Returns uniform numbers from [0, 1), for jitter.
+        log: The worker's logger.
+        counts: What the worker has done since its start.
+        observers: They hear of each start of a handler and of each outcome.
+        lifespan_value: What the app's lifespan yielded.
+        listener: It hears of each batch of leases, if there is a history.
+        held: Every lease of this worker, from its start to its settlement. Other threads read it.
+        active: The deliveries whose handler is running. Other threads read its size.
+        quiet: Whether the worker leases nothing more, but stays.
+        lease_limit: At most so many messages are leased at once: few after a message that had to run alone.
+        isolated: The message that runs alone, or waits until it can.
+        settling: Messages whose settlement is on its way to the store. Their consumers are free.
+        leftover_threads: Consumers whose thread has outlived its message.
+        events: The receiver of what happens in the loops.
+    """
+
+    app: Tasks
+    backend: Backend
+    queues: tuple[str, ...]
+    options: WorkerOptions
+    clock: Clock
+    draw: Callable[[], float]
+    log: Any
+    counts: WorkerCounts = field(default_factory=WorkerCounts)
+    observers: list[Observer] = field(default_factory=list[Observer])
+    lifespan_value: Any = None
+    listener: LeaseListener | None = None
+    held: set[Delivery] = field(default_factory=set[Delivery])
+    active: set[Delivery] = field(default_factory=set[Delivery])
+    quiet: bool = False
+    lease_limit: int = field(init=False)
+    isolated: Delivery | None = None
+    settling: int = 0
+    leftover_threads: int = 0
+    events: WorkerEvents = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.lease_limit = self.options.concurrency
+
+    @property
+    def begun(self) -> int:
+        """The number of messages that were leased and not released."""
+        return self.counts.leased - self.counts.released
+
+    def capacity(self) -> int:
+        """Return how many messages can be leased now."""
+        if self.quiet or self.isolated is not None:
+            return 0
+        options = self.options
+        most = options.concurrency
+        # Settlements on their way occupy no consumer: the next messages are leased while the store commits. But a store
+        # that takes no settlements must not be leased empty.
+        occupied = len(self.held) - min(self.settling, most) + self.leftover_threads
+        room = min(most - occupied, self.lease_limit)
+        return room if options.max_messages is None else min(room, options.max_messages - self.begun)
+
+    def outage(self, loop_name: str) -> Outage:
+        """Return the record of one loop's failed calls of the store."""
+        return Outage(loop_name, self.log, self.draw)
