@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from qworker.kit.browse import Chosen, Place, at_most, browse_rows
 from qworker.kit.files import read_all
 from qworker.kit.find import find_each
-from qworker.kit.parts import Share, pages
+from qworker.kit.parts import HashShare, in_pages
 from qworker.message import FinishedMessage, Message, Query, QueueStats, Selection, State, StoredMessage
 from qworker.names import check_queue, is_queue_name
 from qworker_mq.layout import split_name, usable_id
@@ -95,7 +95,7 @@ class Admin:
         found = (
             self._browse_rows(held, query)
             if query.part is None
-            else at_most(query.limit, self._browse_share(held, query.state, Share.parse(query.part)))
+            else at_most(query.limit, self._browse_share(held, query.state, HashShare.parse(query.part)))
         )
         async for page in found:
             yield page
@@ -117,9 +117,9 @@ class Admin:
         async for page in browse_rows(query, choose, _place_of, read, identity=identity):
             yield page
 
-    async def _browse_share(self, held: Held, state: State, share: Share) -> AsyncIterator[list[StoredMessage]]:
+    async def _browse_share(self, held: Held, state: State, share: HashShare) -> AsyncIterator[list[StoredMessage]]:
         rows = [row for row in (await self._rows(held, state)).items() if share.has(row[0])]
-        async for page in pages(self._look_again(held, state, *row) for row in rows):
+        async for page in in_pages(self._look_again(held, state, *row) for row in rows):
             yield page
 
     async def _rows(self, held: Held, state: State) -> dict[str, _Place]:

@@ -24,7 +24,7 @@ from qworker.history.store import HISTORY_OPTIONS
 from qworker.kit.directory.missing import is_missing, queue_not_found
 from qworker.kit.doctor_check import Check
 from qworker.kit.files import check_writable, durability_at, store_errors
-from qworker.kit.parts import shares
+from qworker.kit.parts import make_shares
 from qworker.kit.wait import wait_for_ready
 from qworker.message import (
     Draft,
@@ -410,7 +410,7 @@ class MqBackend(Backend):
         with store_errors(self._doing):
             self._existing(queue)
             self._admin.check(queue)
-        return shares(count)
+        return make_shares(count)
 
     async def requeue(self, queue: str, selection: Selection) -> int:
         """Make failed messages ready."""

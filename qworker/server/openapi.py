@@ -11,7 +11,17 @@ from qworker import __version__
 from qworker.history.batch import EventBatch
 from qworker.history.event import Event
 from qworker.message import Draft, QueueStats, Selection, State, StoredMessage
-from qworker.server.schemas import ACTIONS, Extended, Extension, Given, Ids, Page, SettleRequest, Until, Wish
+from qworker.server.schemas import (
+    ACTIONS,
+    ExtendRequest,
+    ExtendResponse,
+    HistoryPage,
+    HistoryPosition,
+    IdsRequest,
+    LeaseGrant,
+    SettleRequest,
+    WaitRequest,
+)
 
 __all__ = ["document"]
 
@@ -27,17 +37,17 @@ def document() -> dict[str, Any]:
             Draft,
             Event,
             EventBatch,
-            Extended,
-            Extension,
-            Given,
-            Ids,
+            ExtendResponse,
+            ExtendRequest,
+            LeaseGrant,
+            IdsRequest,
             SettleRequest,
-            Page,
+            HistoryPage,
             QueueStats,
             Selection,
             StoredMessage,
-            Until,
-            Wish,
+            HistoryPosition,
+            WaitRequest,
         ],
         ref_template=_REF,
     )[1]
@@ -94,20 +104,20 @@ def _additions() -> dict[str, Any]:
         "/-/queues": {"get": _json("the queues", {"type": "array", "items": {"type": "string"}})},
         "/-/stats": {"get": _json("every queue's counts", _list("QueueStats"))},
         "/-/settle": {"post": _json("end leases; the places of the refused", _ints(), takes=_list("SettleRequest"))},
-        "/-/extend": {"post": _json("extend leases", _ref("Extended"), takes=_ref("Extension"))},
-        "/-/wait": {"post": _operation("wait for work", {204: "there may be some"}, body=_body(_ref("Wish")))},
+        "/-/extend": {"post": _json("extend leases", _ref("ExtendResponse"), takes=_ref("ExtendRequest"))},
+        "/-/wait": {"post": _operation("wait for work", {204: "there may be some"}, body=_body(_ref("WaitRequest")))},
         "/-/-history": {
             "get": _json("the names of the history's logs", {"type": "array", "items": {"type": "string"}}),
             "post": _operation("record events", {202: "they are kept"}, body=_body(_list("EventBatch"))),
         },
         "/-/-history/{log}": {
             "parameters": [_path("log")],
-            "get": _json("read a log, starting at `after`", _ref("Page")),
+            "get": _json("read a log, starting at `after`", _ref("HistoryPage")),
         },
         "/-/-history/{log}/forget": {
             "parameters": [_path("log")],
             "post": _operation(
-                "allow the removal of events before a position", {204: "done"}, body=_body(_ref("Until"))
+                "allow the removal of events before a position", {204: "done"}, body=_body(_ref("HistoryPosition"))
             ),
         },
         "/-/{queue}/messages/{id}/history": {
@@ -133,8 +143,8 @@ def _additions() -> dict[str, Any]:
             {"type": "array", "items": {"type": "string"}},
             _list("Draft"),
         ),
-        ("lease", "lease messages; bodies are base64", _list("Given"), None),
-        ("find", "find messages by their ids", _list("StoredMessage"), _ref("Ids")),
+        ("lease", "lease messages; bodies are base64", _list("LeaseGrant"), None),
+        ("find", "find messages by their ids", _list("StoredMessage"), _ref("IdsRequest")),
         ("requeue", "make failed messages ready: by ids, or all of the state failed", number, _ref("Selection")),
         ("remove", "delete messages: by ids, or all of a state", number, _ref("Selection")),
         ("reap", "return what expired", number, None),

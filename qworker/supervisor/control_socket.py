@@ -1,7 +1,7 @@
 """The line between a supervisor and one worker process: a socket pair whose worker's end is inherited.
 
 The supervisor sends single bytes (`Command`). The end of the stream means that it is dead. The worker sends JSON lines: one
-`Ready` when it has reached its backend, and with `--health` a `Report` now and then. Signals alone would not do: a process group's SIGTERM reaches the worker directly and
+`Ready` when it has reached its backend, and with `--health` a `WorkerReport` now and then. Signals alone would not do: a process group's SIGTERM reaches the worker directly and
 through its supervisor, and must not count as two.
 """
 
@@ -18,7 +18,7 @@ from typing import cast
 
 import msgspec
 
-from qworker.health.worker_report import Report
+from qworker.health.worker_report import WorkerReport
 
 __all__ = ["CONTROL_FD", "Command", "ControlEnd", "Line", "Ready", "inherited"]
 
@@ -47,7 +47,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     concurrency: int
 
 
-Line = Ready | Report
+Line = Ready | WorkerReport
 
 
 class ControlEnd:

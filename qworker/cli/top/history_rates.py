@@ -6,12 +6,12 @@ from collections import Counter, defaultdict
 
 from qworker.backend import Backend
 
-__all__ = ["Told"]
+__all__ = ["HistoryRates"]
 
 _PAGE = 1000
 
 
-class Told:
+class HistoryRates:
     """Counts for each queue, since the first look.
 
     Args:
@@ -32,7 +32,7 @@ class Told:
         """Whether the backend keeps a history."""
         return self._backend.history.enabled
 
-    async def look(self, now: float) -> None:
+    async def sample(self, now: float) -> None:
         """Count the new events.
 
         Args:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from qworker.cli.output import span
-from qworker.cli.top.sampler import Look, Row
+from qworker.cli.output import format_seconds
+from qworker.cli.top.sampler import Row, Sample
 from qworker.names import counted
 
 __all__ = ["COLUMNS", "cells", "heading"]
@@ -27,10 +27,17 @@ def cells(row: Row) -> tuple[str, ...]:
     """A row's texts, one for each of `COLUMNS`."""
     counts = (f"{count:,}" for count in (row.ready, row.leased, row.delayed, row.failed))
     rates = (_signed(row.backlog_rate), _number(row.acked_rate), _number(row.failed_rate))
-    return (row.queue, *counts, *rates, span(row.oldest_age_s), str(row.workers), "paused" if row.paused else "")
+    return (
+        row.queue,
+        *counts,
+        *rates,
+        format_seconds(row.oldest_age_s),
+        str(row.workers),
+        "paused" if row.paused else "",
+    )
 
 
-def heading(look: Look) -> str:
+def heading(look: Sample) -> str:
     """What stands above the table."""
     if look.fleet is None:
         return look.backend
