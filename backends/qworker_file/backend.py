@@ -15,8 +15,10 @@ from qworker.history.directory import DirectoryHistory
 from qworker.kit.browse import at_most
 from qworker.kit.directory.missing import is_missing, queue_not_found
 from qworker.kit.doctor_check import Check
-from qworker.kit.files import check_writable, durability_at, store_errors
+from qworker.kit.file_system import durability_at
+from qworker.kit.files import check_writable
 from qworker.kit.parts import HashShare, make_shares
+from qworker.kit.store_errors import store_errors
 from qworker.kit.wait import check_limit
 from qworker.message import (
     Draft,

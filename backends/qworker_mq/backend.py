@@ -23,8 +23,10 @@ from qworker.history.directory import directory_history
 from qworker.history.store import HISTORY_OPTIONS
 from qworker.kit.directory.missing import is_missing, queue_not_found
 from qworker.kit.doctor_check import Check
-from qworker.kit.files import check_writable, durability_at, store_errors
+from qworker.kit.file_system import durability_at
+from qworker.kit.files import check_writable
 from qworker.kit.parts import make_shares
+from qworker.kit.store_errors import store_errors
 from qworker.kit.wait import wait_for_ready
 from qworker.message import (
     Draft,

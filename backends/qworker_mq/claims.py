@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from qworker.clock import Clock
-from qworker.kit.files import store_errors
+from qworker.kit.store_errors import store_errors
 from qworker.message import Lease, Message, SettleAction, Settlement
 from qworker.names import check_queue
 from qworker_mq.layout import QueueDirs, Root

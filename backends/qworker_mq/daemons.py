@@ -15,8 +15,9 @@ from pathlib import Path
 import structlog
 
 from qworker.errors import InvalidName, UsageError
-from qworker.kit.files import DIRECTORY, is_finished, list_names, store_errors
+from qworker.kit.files import DIRECTORY, is_finished, list_names
 from qworker.kit.inotify import Watcher
+from qworker.kit.store_errors import store_errors
 from qworker.names import check_id, check_queue
 
 __all__ = ["Mover", "Reaper", "open_source", "run_daemon"]

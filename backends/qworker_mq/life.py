@@ -9,7 +9,7 @@ import fcntl
 import os
 import secrets
 
-from qworker.kit.files import boot_id
+from qworker.kit.linux import boot_id
 
 __all__ = ["LifeSign", "is_dead"]
 

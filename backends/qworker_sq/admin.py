@@ -11,8 +11,9 @@ from collections.abc import AsyncIterator, Sequence
 import msgspec
 
 from qworker.kit.browse import Chosen, Place, at_most, browse_rows, first, place_of, position_of
-from qworker.kit.files import hide_directory, store_errors
+from qworker.kit.files import hide_directory
 from qworker.kit.parts import in_pages
+from qworker.kit.store_errors import store_errors
 from qworker.message import Query, QueueStats, Selection, State, StoredMessage
 from qworker.names import check_queue, is_queue_name
 from qworker_sq import contents, parts

@@ -9,9 +9,10 @@ import shutil
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 
 from qworker.kit.browse import Chosen, Place, at_most, browse_rows, browse_share
-from qworker.kit.files import hide_directory, store_errors
+from qworker.kit.files import hide_directory
 from qworker.kit.find import find_each, stamp
 from qworker.kit.parts import HashShare, make_shares
+from qworker.kit.store_errors import store_errors
 from qworker.message import Query, QueueStats, Selection, State, StoredMessage
 from qworker.names import check_queue, is_queue_name
 from qworker_vsqs import contents

@@ -20,8 +20,8 @@ from qworker.history.log_reader import LogReader
 from qworker.history.log_writer import LogLocked, Writer, start_log
 from qworker.history.retention import prune
 from qworker.history.store import HistoryOptions, HistoryStore
-from qworker.kit.files import FULL, store_error
-from qworker.kit.segments.disk import open_directory
+from qworker.kit.files import open_directory
+from qworker.kit.store_errors import FULL, store_error
 from qworker.url import BackendURL
 
 __all__ = ["DirectoryHistory", "directory_history"]

@@ -21,8 +21,8 @@ import socket
 from collections.abc import Collection, Sequence
 
 from qworker.clock import Clock
-from qworker.kit.files import boot_id
-from qworker.kit.segments.disk import make_directory, open_directory, open_regular, write_all, write_new
+from qworker.kit.files import make_directory, open_directory, open_regular, write_all, write_new
+from qworker.kit.linux import boot_id
 from qworker.kit.segments.format import segment_name, split
 from qworker.kit.segments.log import Log
 from qworker.kit.segments.state import StateFile, encode_state

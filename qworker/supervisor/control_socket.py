@@ -7,25 +7,22 @@ through its supervisor, and must not count as two.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import socket
 import threading
 from collections.abc import Callable
 from enum import Enum
-from typing import cast
 
 import msgspec
 
 from qworker.health.worker_report import WorkerReport
+from qworker.kit.linux import set_parent_death_signal
 
 __all__ = ["CONTROL_FD", "Command", "ControlEnd", "Line", "Ready", "inherited"]
 
 # The environment variable that tells a process that it is a supervisor's worker.
 CONTROL_FD = "QWORKER_CONTROL_FD"
-
-_PR_SET_PDEATHSIG = 1
 
 
 class Command(Enum):
@@ -101,17 +98,6 @@ def inherited() -> ControlEnd | None:
     sock = socket.socket(fileno=int(number))
     # Not for the processes that handlers start: an inherited end would hide this process's death.
     sock.set_inheritable(False)
-    _die_with_parent()
+    # The signal arrives even before anything listens to the line. Without Linux the end of the stream alone tells.
+    set_parent_death_signal(signal.SIGTERM)
     return ControlEnd(sock)
-
-
-def _die_with_parent() -> None:
-    """Ask the kernel for SIGTERM at the parent's death: it arrives even before anything listens to the line."""
-    try:
-        prctl = cast("Callable[..., int]", ctypes.CDLL(None, use_errno=True).prctl)
-    except AttributeError:
-        # No Linux: the end of the stream alone tells.
-        return
-    if prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0) != 0:
-        error = ctypes.get_errno()
-        raise OSError(error, os.strerror(error))

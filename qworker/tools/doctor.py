@@ -17,7 +17,8 @@ from qworker.bulk import IncompleteLoad, incomplete_loads
 from qworker.errors import BackendUnavailable, MissingExtra, QworkerError
 from qworker.kit.directory.missing import is_missing
 from qworker.kit.doctor_check import Check, CheckStatus
-from qworker.kit.files import store_error
+from qworker.kit.linux import max_inotify_instances
+from qworker.kit.store_errors import store_error
 from qworker.names import counted
 from qworker.url import BackendURL
 
@@ -97,8 +98,7 @@ def check_limits() -> Iterable[Check]:
 def _inotify_instances() -> Check:
     name = "inotify instances"
     try:
-        with open("/proc/sys/fs/inotify/max_user_instances", encoding="ascii") as file:
-            most = int(file.read())
+        most = max_inotify_instances()
     except OSError as error:
         return Check(
             name,

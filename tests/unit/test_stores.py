@@ -29,8 +29,8 @@ from qworker.history.batch import EventBatch
 from qworker.history.directory import DirectoryHistory
 from qworker.history.store import HistoryOptions
 from qworker.kit.doctor_check import Check, CheckStatus
-from qworker.kit.files import store_error
 from qworker.kit.parts import make_shares
+from qworker.kit.store_errors import store_error
 from qworker.message import Query, Selection
 from qworker.tools.doctor import run_checks
 

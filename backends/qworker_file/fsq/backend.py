@@ -18,9 +18,11 @@ from qworker.history.directory import directory_history
 from qworker.kit.browse import at_most
 from qworker.kit.directory.missing import is_missing, queue_not_found
 from qworker.kit.doctor_check import Check
-from qworker.kit.files import check_writable, durability_at, link_file, store_errors
+from qworker.kit.file_system import durability_at
+from qworker.kit.files import check_writable, link_file
 from qworker.kit.find import find_each, stamp
 from qworker.kit.parts import make_shares
+from qworker.kit.store_errors import store_errors
 from qworker.kit.wait import wait_for_ready
 from qworker.message import (
     Draft,

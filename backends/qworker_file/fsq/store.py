@@ -8,7 +8,8 @@ from collections.abc import Collection
 
 from qworker.clock import Clock
 from qworker.errors import BackendError
-from qworker.kit.files import FileSystem, GroupCommit
+from qworker.kit.file_system import FileSystem
+from qworker.kit.group_commit import GroupCommit
 from qworker.kit.retention import Retention
 from qworker.names import is_queue_name
 from qworker_file.fsq.claim import reason_name

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import errno
 import fcntl
 import os
 import select
 import shutil
 import stat
-import struct
 import tempfile
 import time
 from collections.abc import Callable, Iterable
 
 from qworker.kit.doctor_check import Check, CheckStatus
-from qworker.kit.files import FULL, NETWORK, FileSystem, link_file, make_fifo, store_error
-from qworker.kit.mounts import MOUNTINFO
+from qworker.kit.file_system import NETWORK, FileSystem
+from qworker.kit.files import link_file, make_fifo
+from qworker.kit.linux import CREATE, MOUNTINFO, add_inotify_watch, open_inotify, parse_inotify_events
+from qworker.kit.store_errors import FULL, store_error
 
 __all__ = ["Attempt", "examine_directory", "try_fifo", "try_link"]
 
@@ -28,7 +28,6 @@ Attempt = Callable[[str], Check]
 _CLOCK_TOLERANCE_S = 2.0
 _LOW_SPACE_BYTES = 100_000_000
 _LOW_INODES = 10_000
-_IN_CREATE = 0x100
 _INOTIFY_WAIT_MS = 2000
 _MEMORY = {"tmpfs", "ramfs"}
 _ELSEWHERE = "put the queues on another file system"
@@ -250,13 +249,17 @@ def _try_flock(probe: str) -> Check:
 
 
 def _try_inotify(probe: str) -> Check:
-    libc = ctypes.CDLL(None, use_errno=True)
-    descriptor: int = libc.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK)
-    if descriptor < 0:
-        return _inotify_refused(ctypes.get_errno())
+    directory = os.open(probe, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        if libc.inotify_add_watch(descriptor, os.fsencode(probe), _IN_CREATE) < 0:
-            return _inotify_refused(ctypes.get_errno())
+        descriptor = open_inotify()
+    except OSError as error:
+        os.close(directory)
+        return _inotify_refused(error)
+    try:
+        try:
+            add_inotify_watch(descriptor, directory, CREATE)
+        except OSError as error:
+            return _inotify_refused(error)
         _make(os.path.join(probe, "inotify"), b"")
         poller = select.poll()
         poller.register(descriptor, select.POLLIN)
@@ -264,21 +267,20 @@ def _try_inotify(probe: str) -> Check:
             return Check(
                 "inotify", CheckStatus.WARN, "no event came", "messages of foreign writers are found by rescans only"
             )
-        (_, mask) = struct.unpack_from("iI", os.read(descriptor, 4096))
+        (_, mask, _), *_ = parse_inotify_events(os.read(descriptor, 4096))
         return Check(
-            "inotify",
-            CheckStatus.OK,
-            "files that others drop are noticed at once" if mask & _IN_CREATE else "odd event",
+            "inotify", CheckStatus.OK, "files that others drop are noticed at once" if mask & CREATE else "odd event"
         )
     finally:
         os.close(descriptor)
+        os.close(directory)
 
 
-def _inotify_refused(error: int) -> Check:
+def _inotify_refused(error: OSError) -> Check:
     fix = "messages of foreign writers are found by rescans only"
-    if error in {errno.EMFILE, errno.ENOSPC}:
+    if error.errno in {errno.EMFILE, errno.ENOSPC}:
         fix = "all instances are in use: raise fs.inotify.max_user_instances; until then rescans find foreign messages"
-    return Check("inotify", CheckStatus.WARN, os.strerror(error), fix)
+    return Check("inotify", CheckStatus.WARN, str(error.strerror), fix)
 
 
 def _try_clock(probe: str) -> Check:

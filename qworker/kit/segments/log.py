@@ -12,7 +12,7 @@ import os
 import msgspec
 
 from qworker.clock import Clock
-from qworker.kit.segments.disk import open_regular, write_all
+from qworker.kit.files import open_regular, write_all
 from qworker.kit.segments.format import (
     HEADER_SIZE,
     RECORD_SIZE,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 from qworker.errors import NotSupported, UsageError
-from qworker.kit.files import store_errors
+from qworker.kit.store_errors import store_errors
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
