@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from qworker.backend import Backend
+from qworker.backend.listing import list_messages
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.envelope import Envelope, open_envelope
 from qworker.errors import BackendError, InvalidName, NotSupported
@@ -86,10 +87,10 @@ async def move(
     await source.stats(queue)
     await target.create(queue)
     if failed:
-        moved.failed = await _copy_failed(source, receiver, queue, State.FAILED, progress, clock)
+        moved.failed = await _move_failed(source, receiver, queue, progress)
     while True:
         moved.ready += await _move_leased(source, receiver, moved, progress)
-        moved.delayed += await _copy_failed(source, receiver, queue, State.DELAYED, progress, clock)
+        moved.delayed += await _move_delayed(source, receiver, queue, progress, clock)
         stats = await source.stats(queue)
         # A paused queue gives no leases: what is ready in it stays until the queue is resumed.
         if (not stats.ready or stats.paused) and not stats.delayed:
@@ -123,38 +124,47 @@ async def _publish_to_target(source: Backend, target: _Target, leases: Sequence[
     moved.twice += len(refused)
 
 
-async def _copy_failed(
-    source: Backend,
-    target: _Target,
-    queue: str,
-    state: State,
-    progress: Callable[[int], None],
-    clock: Clock,
+async def _move_delayed(
+    source: Backend, target: _Target, queue: str, progress: Callable[[int], None], clock: Clock
 ) -> int:
-    """Move what is delayed or failed; count it. Delayed ones that are nearly due stay for `_move_leased`."""
+    """Move what is delayed; count it. What is nearly due stays for `_move_leased`."""
     count = 0
-    async for page in source.browse(queue, Query(state)):
+    async for page in source.browse(queue, Query(State.DELAYED)):
         for start in range(0, len(page), _BATCH):
-            batch = page[start : start + _BATCH]
-            if state is State.DELAYED:
-                # By now: a slow target may take longer for a page than its messages are delayed.
-                batch = [stored for stored in batch if (stored.due_at or 0.0) > clock.time() + _NEAR_S]
-            else:
-                batch = await _still_failed(source, queue, batch)
-            if not batch:
-                continue
-            await target.store([_copy(stored) for stored in batch])
-            removed = await source.remove(queue, Selection(ids=[stored.message.id for stored in batch]))
-            # A message that was removed meanwhile is not removed here.
-            count += len(batch)
-            progress(removed)
+            # By now: a slow target may take longer for a page than its messages are delayed.
+            far = clock.time() + _NEAR_S
+            count += await _copy_away(
+                source,
+                target,
+                queue,
+                [one for one in page[start : start + _BATCH] if (one.due_at or 0.0) > far],
+                progress,
+            )
     return count
 
 
-async def _still_failed(source: Backend, queue: str, batch: Sequence[StoredMessage]) -> list[StoredMessage]:
-    """Those that were not requeued since they were listed: their copies would run a second time."""
-    found = await source.find(queue, [stored.message.id for stored in batch])
-    return [stored for stored in found if stored.state is State.FAILED]
+async def _move_failed(source: Backend, target: _Target, queue: str, progress: Callable[[int], None]) -> int:
+    """Move what has failed; count it.
+
+    The state is listed again for each batch: a copy of a message that was requeued since it was listed would run a second time.
+    """
+    count, after, full = 0, None, True
+    while full:
+        batch = await list_messages(source, queue, Query(State.FAILED, limit=_BATCH, after=after))
+        count += await _copy_away(source, target, queue, batch, progress)
+        full = len(batch) == _BATCH
+        after = batch[-1].position if batch else None
+    return count
+
+
+async def _copy_away(
+    source: Backend, target: _Target, queue: str, batch: Sequence[StoredMessage], progress: Callable[[int], None]
+) -> int:
+    if batch:
+        await target.store([_copy(stored) for stored in batch])
+        # A message that was removed meanwhile is not removed here.
+        progress(await source.remove(queue, Selection(ids=[stored.message.id for stored in batch])))
+    return len(batch)
 
 
 def _copy(stored: StoredMessage) -> Draft:
