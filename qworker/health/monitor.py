@@ -1,4 +1,4 @@
-"""The worker's side: a pulse that shows whether the loop turns, and a look at the queues now and then."""
+"""The worker's side: a heartbeat that shows whether the loop turns, and a sample of the queues now and then."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from qworker.worker.outage import BACKEND_ERRORS
 __all__ = ["LoopHeartbeat", "Monitor", "Reporter"]
 
 _BEAT_S = 0.5
-# Seconds between two looks at the queues; more where a look takes long, so that looking costs at most 2 %.
+# Seconds between two samples of the queues; more where one takes long, so that sampling costs at most 2 %.
 _LOOK_EVERY_S = 2.0
 _LOOK_SHARE = 0.02
 _LONGEST_PAUSE_S = 60.0

@@ -8,6 +8,7 @@ from qworker.errors import BackendError, BackendUnavailable, PermissionDenied, S
 
 __all__ = [
     "DENIED",
+    "FINAL",
     "FULL",
     "NOT_A_FILE",
     "NOT_EMPTY",
@@ -56,6 +57,9 @@ _MEANING: dict[int, tuple[type[BackendError], str, str]] = {
         (BackendUnavailable, "", "raise the limit of open files (`ulimit -n`), or publish fewer messages at once"),
     ),
 }
+
+# Nothing is stored, and another try ends the same until an operator has acted. After all others the outcome of a write is unknown.
+FINAL = frozenset(number for number, (kind, _, _) in _MEANING.items() if kind is not BackendUnavailable)
 
 
 class Unsupported(OSError):

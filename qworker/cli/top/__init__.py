@@ -54,11 +54,11 @@ def command(url: str, queue: str | None, interval: float, health: tuple[str, ...
       qworker top file://./spool --once --json
     """
     if once or json or not sys.stdout.isatty():
-        look = run(_once(url, queue, health, interval))
+        sample = run(_once(url, queue, health, interval))
         if json:
-            print_json(look)
+            print_json(sample)
         else:
-            _print(look)
+            _print(sample)
         return
     try:
         from qworker.cli.top.screen import TopScreen
@@ -81,11 +81,11 @@ async def _once(url: str, queue: str | None, health: tuple[str, ...], interval: 
         return await sampler.sample()
 
 
-def _print(look: Sample) -> None:
-    echo(heading(look))
-    if look.rows:
-        print_table(COLUMNS, [cells(row) for row in look.rows])
+def _print(sample: Sample) -> None:
+    echo(heading(sample))
+    if sample.rows:
+        print_table(COLUMNS, [cells(row) for row in sample.rows])
     else:
         echo("no queues yet: `qworker run`, `enqueue` or `create` makes them")
-    if look.problem is not None:
-        echo(look.problem, err=True)
+    if sample.problem is not None:
+        echo(sample.problem, err=True)

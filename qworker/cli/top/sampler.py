@@ -1,4 +1,4 @@
-"""What `qworker top` shows: one look after another at the queues of a backend, and the rates between them."""
+"""What `qworker top` shows: one sample of the queues of a backend after another, and the rates between them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from qworker.worker.outage import BACKEND_ERRORS
 
 __all__ = ["Row", "Sample", "Sampler", "WorkerTotals"]
 
-# Rates are means over so many seconds, or since the first look.
+# Rates are means over so many seconds, or since the first sample.
 _WINDOW_S = 10.0
 # So many leases are asked for their holder.
 _MOST_LEASES = 500
@@ -67,7 +67,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     rows: list[Row]
     # None: no health port was named, or none answers.
     fleet: WorkerTotals | None = None
-    # Why the rows are those of an earlier look, or why there are no counts from health ports.
+    # Why the rows are those of an earlier sample, or why there are no counts from health ports.
     problem: str | None = None
 
 
@@ -94,7 +94,7 @@ class Sampler:
 
     Args:
         backend: opened.
-        queue: look at this one only.
+        queue: the only one to sample; None: all.
         health: HOST:PORT of workers that run with `--health`.
         clock: both clocks.
     """
@@ -106,7 +106,7 @@ class Sampler:
         self._queue = queue
         self._health = health
         self._clock = clock
-        # Each with the monotonic time of the look.
+        # Each with the monotonic time of the sample.
         self._past: deque[tuple[float, dict[str, _Counts]]] = deque()
         self._history = HistoryRates(backend)
         self._rows: list[Row] = []

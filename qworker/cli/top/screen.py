@@ -25,12 +25,12 @@ _SHARE = 0.1
 
 
 class TopScreen(App[None]):
-    """Shows looks until somebody leaves.
+    """Shows samples until the user leaves.
 
     Args:
-        look: looks once.
+        sample: takes one.
         first: what was seen first.
-        interval: seconds between two looks; more where a look takes long.
+        interval: seconds between two samples; more where one takes long.
     """
 
     CSS = """
@@ -53,9 +53,9 @@ class TopScreen(App[None]):
         ("failed", lambda row: (-row.failed, row.queue)),
     ]
 
-    def __init__(self, look: Callable[[], Awaitable[Sample]], first: Sample, interval: float) -> None:
+    def __init__(self, sample: Callable[[], Awaitable[Sample]], first: Sample, interval: float) -> None:
         super().__init__()
-        self._look_once = look
+        self._take_sample = sample
         self._seen = first
         self._interval = interval
         self._paused = False
@@ -71,7 +71,7 @@ class TopScreen(App[None]):
         yield Footer()
 
     def on_mount(self) -> None:
-        """Show what was seen first, and begin to look."""
+        """Show what was seen first, and begin to sample."""
         for column in COLUMNS:
             self._table.add_column(column, key=column)
         self._show()
@@ -89,7 +89,7 @@ class TopScreen(App[None]):
             self._wanted.clear()
             began = time.monotonic()
             try:
-                self._seen = await self._look_once()
+                self._seen = await self._take_sample()
             except BackendError as error:
                 # The one queue that is looked at was deleted.
                 self._say(str(error))

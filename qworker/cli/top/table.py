@@ -1,4 +1,4 @@
-"""A look as text: the same columns on the screen and in one table."""
+"""A sample as text: the same columns on the screen and in one table."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def cells(row: Row) -> tuple[str, ...]:
     )
 
 
-def heading(look: Sample) -> str:
+def heading(sample: Sample) -> str:
     """What stands above the table."""
-    if look.fleet is None:
-        return look.backend
-    fleet = look.fleet
-    return f"{look.backend}   {counted(fleet.workers, 'worker')}, {fleet.running:,} of {counted(fleet.concurrency, 'handler')} running"
+    if sample.fleet is None:
+        return sample.backend
+    totals = sample.fleet
+    return f"{sample.backend}   {counted(totals.workers, 'worker')}, {totals.running:,} of {counted(totals.concurrency, 'handler')} running"
 
 
 def _number(rate: float | None) -> str:

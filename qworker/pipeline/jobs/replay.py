@@ -108,12 +108,12 @@ def replay(
     run = plans.pending_plan()
     if run is not None and not dry_run:
         # The plan of the replay that died: nothing is decided again.
-        result = _told(plans.read_plan(run), queue, name, dry_run=False)
+        result = _to_result(plans.read_plan(run), queue, name, dry_run=False)
         _carry_out(plans, run, url, result)
         return result
     chosen = select_archived(plans, url, predicate, stored).persist()
     try:
-        result = _told(chosen, queue, name, dry_run=dry_run)
+        result = _to_result(chosen, queue, name, dry_run=dry_run)
         if dry_run or not (result.requeued or result.enqueued):
             return result
         _carry_out(plans, plans.write(chosen), url, result)
@@ -126,7 +126,7 @@ def _replay_queue(spark: SparkSession, url: str, queue: str, predicate: str, *, 
     failed = read_live(spark, url, "messages", [queue], states=(State.FAILED.value,))
     chosen = select_matching(failed, predicate).select("id", "task", "error", F.lit(REQUEUE).alias("act")).persist()
     try:
-        result = _told(chosen, queue, None, dry_run=dry_run)
+        result = _to_result(chosen, queue, None, dry_run=dry_run)
         if dry_run or not result.matched:
             return result
         return msgspec.structs.replace(result, requeued=hands.requeue_ids(chosen, url, queue))
@@ -146,7 +146,7 @@ def _carry_out(plans: ReplayPlans, run: int, url: str, wanted: ReplayResult) -> 
     plans.finish(run)
 
 
-def _told(chosen: DataFrame, queue: str, name: str | None, *, dry_run: bool) -> ReplayResult:
+def _to_result(chosen: DataFrame, queue: str, name: str | None, *, dry_run: bool) -> ReplayResult:
     """Count the selected messages, and find the most frequent tasks and errors of each act."""
     line = first_line("error")
     kinds = chosen.groupBy("act", "task", normalize_error(line).alias("kind")).agg(
