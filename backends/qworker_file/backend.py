@@ -15,8 +15,10 @@ from qworker.history.directory import DirectoryHistory
 from qworker.kit.browse import at_most
 from qworker.kit.directory.missing import is_missing, queue_not_found
 from qworker.kit.doctor_check import Check
-from qworker.kit.files import check_writable, durability_at, store_errors
-from qworker.kit.parts import Share, shares
+from qworker.kit.file_system import durability_at
+from qworker.kit.files import check_writable
+from qworker.kit.parts import HashShare, make_shares
+from qworker.kit.store_errors import store_errors
 from qworker.kit.wait import check_limit
 from qworker.message import (
     Draft,
@@ -291,7 +293,7 @@ class FileBackend(Backend):
             if query.part is None:
                 found = looks.browse(files, query, now, local=local)
             else:
-                share = parts.read_share(files, query.state, Share.parse(query.part), now, local=local)
+                share = parts.read_share(files, query.state, HashShare.parse(query.part), now, local=local)
                 found = at_most(query.limit, share)
             async for page in found:
                 yield page
@@ -306,7 +308,7 @@ class FileBackend(Backend):
         """Shares of the names."""
         with store_errors(f"browse {queue!r}"):
             self._found(queue)
-        return shares(count)
+        return make_shares(count)
 
     async def requeue(self, queue: str, selection: Selection) -> int:
         """Make failed messages ready."""

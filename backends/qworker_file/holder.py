@@ -14,7 +14,8 @@ import secrets
 import socket
 import weakref
 
-from qworker.kit.files import CREATE, READ, boot_id, read_all, write_all
+from qworker.kit.files import CREATE, READ, read_all, write_all
+from qworker.kit.linux import boot_id
 from qworker.names import new_id
 
 __all__ = ["DETACHED", "Holder", "LifeSign", "has_died", "publisher_of"]

@@ -14,7 +14,8 @@ import threading
 from collections.abc import Callable
 
 from qworker.clock import Clock
-from qworker.kit.files import READ, has_writer, list_names, read_all
+from qworker.kit.files import READ, list_names, read_all
+from qworker.kit.linux import has_writer
 from qworker.message import Lease, Message, SettleAction, Settlement
 from qworker_file import foreign
 from qworker_file.foreign import Claim

@@ -8,7 +8,7 @@ import os
 import time
 
 from qworker.clock import Clock
-from qworker.kit.files import FULL
+from qworker.kit.store_errors import FULL
 from qworker_file.ahead import ReadAhead
 from qworker_file.foreign import Claim
 from qworker_file.holder import DETACHED, Holder, LifeSign

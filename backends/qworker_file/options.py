@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import msgspec
 
 from qworker.history.store import HISTORY_OPTIONS, HistoryOptions
-from qworker.kit.retention import KEEP_ALL, KEEP_NONE, KEEP_OPTIONS, Retention, keep_done, keep_failed
+from qworker.kit.retention import KEEP_ALL, KEEP_NONE, KEEP_OPTIONS, RetentionPolicy, keep_done, keep_failed
 from qworker.url import BackendURL
 
 __all__ = ["FileOptions"]
@@ -20,8 +20,8 @@ class FileOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     # Publishes and settlements survive a power cut when they return.
     sync: bool = True
-    keep_done: Retention = KEEP_NONE
-    keep_failed: Retention = KEEP_ALL
+    keep_done: RetentionPolicy = KEEP_NONE
+    keep_failed: RetentionPolicy = KEEP_ALL
     # Timestamps in names are in this host's local time, as fsq writes them.
     local_time: bool = False
     # Seconds between two listings that nothing asked for; None: as the means of being told suggest.

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 
 from qworker.kit.browse import browse_share
 from qworker.kit.files import DIRECTORY
-from qworker.kit.parts import Share
+from qworker.kit.parts import HashShare
 from qworker.message import State, StoredMessage
 from qworker_file.layout import QueueDir
 from qworker_file.looks import Entry, delayed_entry, entry_id, leased_entry, look
@@ -17,7 +17,7 @@ __all__ = ["read_share"]
 
 
 async def read_share(
-    files: QueueDir, state: State, share: Share, now: float, *, local: bool
+    files: QueueDir, state: State, share: HashShare, now: float, *, local: bool
 ) -> AsyncIterator[list[StoredMessage]]:
     """What is in a state and in a share, in pages; only the share's own names are held.
 
@@ -34,7 +34,7 @@ async def read_share(
         yield page
 
 
-def _entries(files: QueueDir, state: State, share: Share, now: float) -> Iterator[Entry]:
+def _entries(files: QueueDir, state: State, share: HashShare, now: float) -> Iterator[Entry]:
     if state is State.LEASED:
         # By the item alone: an extension gives the lease another name.
         leased = (leased_entry(files, name) for name in _listed(files.lease, _by_item(share, parse_lease, 0)))
@@ -48,7 +48,9 @@ def _entries(files: QueueDir, state: State, share: Share, now: float) -> Iterato
         yield from (entry for entry in waiting if entry is not None and entry.state is state)
 
 
-def _by_item(share: Share, parse: Callable[[str], tuple[str | int, ...] | None], item: int) -> Callable[[str], bool]:
+def _by_item(
+    share: HashShare, parse: Callable[[str], tuple[str | int, ...] | None], item: int
+) -> Callable[[str], bool]:
     def has(name: str) -> bool:
         parsed = parse(name)
         return parsed is not None and share.has(str(parsed[item]))

@@ -14,7 +14,8 @@ import msgspec
 
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.errors import NotSupported, PublishUncertain, StorageFull
-from qworker.kit.files import CREATE, DIRECTORY, READ, GroupCommit, files_at_once, link_file, list_names, write_all
+from qworker.kit.files import CREATE, DIRECTORY, READ, files_at_once, link_file, list_names, write_all
+from qworker.kit.group_commit import GroupCommit
 from qworker.message import Draft
 from qworker.names import check_id, new_id, new_ids
 from qworker_file.index import try_lock_index, unlock_index

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from qworker.clock import Clock
-from qworker.kit.files import store_errors
+from qworker.kit.store_errors import store_errors
 from qworker.message import Lease
 from qworker.names import check_queue
 from qworker_file.lease import find_lease

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 
 from qworker.kit.files import list_names
-from qworker.kit.retention import Retention
+from qworker.kit.retention import RetentionPolicy
 
 __all__ = ["PRUNING", "prune"]
 
@@ -17,7 +17,7 @@ PRUNING = 60.0
 
 async def prune(
     directory: int,
-    keep: Retention,
+    keep: RetentionPolicy,
     now: float,
     *,
     finished_at: Callable[[os.stat_result], float],

@@ -10,7 +10,8 @@ from collections.abc import Iterable, Sequence
 from qworker.backend.deviations import refuse_unsupported
 from qworker.clock import Clock
 from qworker.errors import PublishUncertain
-from qworker.kit.files import CREATE, DIRECTORY, sync_file_system, write_all
+from qworker.kit.files import CREATE, DIRECTORY, write_all
+from qworker.kit.linux import sync_file_system
 from qworker.message import Draft
 from qworker_file.deviations import DEVIATIONS
 from qworker_file.names import item_name

@@ -25,9 +25,10 @@ from qworker.bulk.contract import (
     missing,
     sort_partitions,
 )
-from qworker.bulk.load_files import LoadFiles, incomplete_loads, remove_empty, remove_tree
+from qworker.bulk.load_files import LoadFiles, incomplete_loads
 from qworker.errors import PublishUncertain
-from qworker.kit.files import DIRECTORY, list_names, store_errors
+from qworker.kit.files import DIRECTORY, list_names, remove_empty, remove_tree
+from qworker.kit.store_errors import store_errors
 from qworker.message import Draft
 from qworker_file.local import LocalQueue
 from qworker_file.names import MAX_OWN, delay_name, size_of, stem_for

@@ -7,7 +7,9 @@ import os
 from collections.abc import Collection, Sequence
 
 from qworker.clock import Clock
-from qworker.kit.files import FileSystem, GroupCommit, boot_id
+from qworker.kit.file_system import FileSystem
+from qworker.kit.group_commit import GroupCommit
+from qworker.kit.linux import boot_id
 from qworker.message import SettleAction, Settlement
 from qworker.names import is_queue_name
 from qworker_file.holder import Holder

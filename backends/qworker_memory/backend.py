@@ -25,7 +25,7 @@ from qworker.history.memory import MemoryHistory
 from qworker.history.store import NO_HISTORY
 from qworker.kit.browse import Chosen, Place, browse_rows
 from qworker.kit.parts import WHOLE, bad_part
-from qworker.kit.retention import KEEP_ALL, KEEP_NONE, KEEP_OPTIONS, Retention, keep_done, keep_failed
+from qworker.kit.retention import KEEP_ALL, KEEP_NONE, KEEP_OPTIONS, RetentionPolicy, keep_done, keep_failed
 from qworker.kit.wait import wait_for_ready
 from qworker.message import (
     Draft,
@@ -226,8 +226,8 @@ class MemoryBackend(Backend):
         name: str = "",
         *,
         clock: Clock = SYSTEM_CLOCK,
-        keep_done: Retention = KEEP_NONE,
-        keep_failed: Retention = KEEP_ALL,
+        keep_done: RetentionPolicy = KEEP_NONE,
+        keep_failed: RetentionPolicy = KEEP_ALL,
         history: bool = True,
     ) -> None:
         self._name = name

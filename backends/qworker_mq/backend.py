@@ -21,8 +21,10 @@ from qworker.errors import BackendUnavailable
 from qworker.history.directory import directory_history
 from qworker.kit.directory.missing import is_missing, queue_not_found
 from qworker.kit.doctor_check import Check
-from qworker.kit.files import check_writable, durability_at, store_errors
-from qworker.kit.parts import shares
+from qworker.kit.file_system import durability_at
+from qworker.kit.files import check_writable
+from qworker.kit.parts import make_shares
+from qworker.kit.store_errors import store_errors
 from qworker.kit.wait import wait_for_ready
 from qworker.message import Draft, Lease, Query, QueueStats, Selection, Settlement, State, StoredMessage
 from qworker.names import check_queue
@@ -238,7 +240,7 @@ class MqBackend(Backend):
         """Divide the messages by their ids."""
         with store_errors(self._doing):
             self._open_existing(queue).require(queue)
-        return shares(count)
+        return make_shares(count)
 
     async def find(self, queue: str, ids: Sequence[str]) -> list[StoredMessage]:
         """Find messages by their ids."""

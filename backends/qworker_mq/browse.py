@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from qworker.kit.browse import Chosen, Place, at_most, browse_rows
 from qworker.kit.files import READ, read_all, read_file
 from qworker.kit.find import find_each
-from qworker.kit.parts import Share, pages
+from qworker.kit.parts import HashShare, in_pages
 from qworker.message import Message, Query, State, StoredMessage
 from qworker_mq.layout import is_usable_id, split_name
 from qworker_mq.reap import StoreReaper
@@ -43,7 +43,7 @@ class Browser:
         found = (
             self._browse_rows(open_queue, query)
             if query.part is None
-            else at_most(query.limit, self._browse_share(open_queue, query.state, Share.parse(query.part)))
+            else at_most(query.limit, self._browse_share(open_queue, query.state, HashShare.parse(query.part)))
         )
         async for page in found:
             yield page
@@ -67,9 +67,11 @@ class Browser:
         async for page in browse_rows(query, choose, _place_of_row, read, identity=identity):
             yield page
 
-    async def _browse_share(self, queue: OpenQueue, state: State, share: Share) -> AsyncIterator[list[StoredMessage]]:
+    async def _browse_share(
+        self, queue: OpenQueue, state: State, share: HashShare
+    ) -> AsyncIterator[list[StoredMessage]]:
         rows = [row for row in (await self._locations_by_id(queue, state)).items() if share.has(row[0])]
-        async for page in pages(self._read_again(queue, state, *row) for row in rows):
+        async for page in in_pages(self._read_again(queue, state, *row) for row in rows):
             yield page
 
     async def find(self, queue: str, ids: Sequence[str]) -> list[StoredMessage]:

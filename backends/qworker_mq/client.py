@@ -14,7 +14,7 @@ import h11
 import msgspec
 
 from qworker.errors import BackendUnavailable, InvalidURL
-from qworker.kit.network import why
+from qworker.kit.network import error_text
 from qworker.url import BackendURL
 
 __all__ = ["Answer", "BlockingClient", "Client", "ServerAddress"]
@@ -138,7 +138,7 @@ def _connection_error(address: ServerAddress, error: OSError) -> BackendUnavaila
     elif isinstance(error, ssl.SSLError):
         reason = "it does not speak TLS on this port: use mq+http:// there, or the port for TLS"
     else:
-        reason = f"{why(error)}: check that it is running and that the URL is correct"
+        reason = f"{error_text(error)}: check that it is running and that the URL is correct"
     return BackendUnavailable(f"cannot connect to the server at {address.host}:{address.port}: {reason}")
 
 

@@ -16,8 +16,9 @@ from pathlib import Path
 import structlog
 
 from qworker.errors import UsageError
-from qworker.kit.files import DIRECTORY, is_finished, list_names, store_errors
+from qworker.kit.files import DIRECTORY, is_finished, list_names
 from qworker.kit.inotify import Watcher
+from qworker.kit.store_errors import store_errors
 from qworker_mq.holder import is_dead
 from qworker_mq.layout import split_name, try_rename, try_unlink
 from qworker_mq.store import Store

@@ -10,7 +10,7 @@ import fcntl
 import os
 import secrets
 
-from qworker.kit.files import boot_id
+from qworker.kit.linux import boot_id
 from qworker_mq.layout import try_unlink
 
 __all__ = ["LivenessFile", "is_dead"]

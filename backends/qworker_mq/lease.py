@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import ParamSpec, TypeVar
 
-from qworker.kit.files import store_errors
+from qworker.kit.store_errors import store_errors
 from qworker.message import Lease, Message, SettleAction, Settlement
 from qworker.names import check_queue
 from qworker_mq.layout import try_rename

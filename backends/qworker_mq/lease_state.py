@@ -12,7 +12,8 @@ import os
 import msgspec
 
 from qworker.failure_text import summary
-from qworker.kit.files import FULL, READ
+from qworker.kit.files import READ
+from qworker.kit.store_errors import FULL
 from qworker.message import Lease
 
 __all__ = ["LeaseState", "LeaseStates", "MqLease", "change_time_token"]

@@ -14,7 +14,8 @@ from collections.abc import Sequence
 import msgspec
 
 from qworker.errors import BackendError, PermissionDenied, PublishUncertain, StorageFull
-from qworker.kit.files import CREATE, files_at_once, store_error, write_all
+from qworker.kit.files import CREATE, files_at_once, write_all
+from qworker.kit.store_errors import store_error
 from qworker.message import Draft
 from qworker_mq.ids import derive_uuid, new_uuids, to_ticks
 from qworker_mq.layout import try_unlink

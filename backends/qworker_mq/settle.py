@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 
 from qworker.errors import BackendUnavailable
-from qworker.kit.files import FULL
+from qworker.kit.store_errors import FULL
 from qworker.message import SettleAction, Settlement
 from qworker_mq.daemons import Trash
 from qworker_mq.layout import QueueDirs, try_rename

@@ -10,8 +10,11 @@ from pathlib import Path
 
 from qworker.clock import Clock
 from qworker.errors import QueueNotFound
-from qworker.kit.files import FileSystem, GroupCommit, boot_id, raise_file_limit
+from qworker.kit.file_system import FileSystem
+from qworker.kit.files import raise_file_limit
+from qworker.kit.group_commit import GroupCommit
 from qworker.kit.inotify import Watcher
+from qworker.kit.linux import boot_id
 from qworker.names import check_queue
 from qworker_mq.due import DueIndex
 from qworker_mq.holder import LivenessFile

@@ -8,7 +8,7 @@ from typing import ClassVar, TypeVar, cast
 from qworker.backend import Backend
 from qworker.errors import BackendError, QueueNotFound
 from qworker.kit.browse import bad_position, place_of, position_of
-from qworker.kit.parts import PAGE_BYTES, pages
+from qworker.kit.parts import PAGE_BYTES, in_pages
 from qworker.message import (
     FinishedMessage,
     Message,
@@ -166,7 +166,7 @@ class Administration(Backend):
             reply = await self._found("look", queue, (query.state.value, wanted, int(query.newest), *after))
             seen = [stored for stored in self._stored(queue, reply) if stored.message.id not in given]
             given.update([stored.message.id for stored in seen] if query.state in self._moving else [])
-            async for page in pages(seen):
+            async for page in in_pages(seen):
                 yield page
             left = None if left is None else left - len(seen)
             if reply[0] == 1 or left == 0:

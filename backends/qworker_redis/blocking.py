@@ -8,7 +8,7 @@ from typing import Self
 
 from hiredis import ProtocolError, Reader, ReplyError
 
-from qworker.kit.network import why
+from qworker.kit.network import error_text
 from qworker_redis.options import Address, Options, UnixAddress
 from qworker_redis.replies import ConnectionLost, Reply, meaning
 from qworker_redis.wire import Argument, greeted, greeting, pack, unreachable
@@ -91,7 +91,9 @@ class BlockingWire:
                 reply = self._reader.gets()
         except (OSError, ProtocolError) as error:
             self.close()
-            raise ConnectionLost(f"the connection to {self.address} was lost: {why(error)}", sent=True) from error
+            raise ConnectionLost(
+                f"the connection to {self.address} was lost: {error_text(error)}", sent=True
+            ) from error
         if isinstance(reply, ReplyError):
             raise meaning(reply)
         return reply

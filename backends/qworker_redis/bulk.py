@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import cast
 
 from qworker.kit.browse import at_most
-from qworker.kit.parts import PAGE_BYTES, PAGE_MESSAGES, Share, shares
+from qworker.kit.parts import PAGE_BYTES, PAGE_MESSAGES, HashShare, make_shares
 from qworker.message import Query, State, StoredMessage
 from qworker.names import check_queue
 from qworker_redis.admin import Administration, stored_of
@@ -36,18 +36,18 @@ class BulkReading(Administration):
     async def parts(self, queue: str, state: State, count: int) -> list[str]:
         """Shares of the ids."""
         await self._found("stats", queue, ())
-        return shares(count)
+        return make_shares(count)
 
     async def browse(self, queue: str, query: Query) -> AsyncIterator[list[StoredMessage]]:
         """Look at messages of a state, in its order or in a share."""
         if query.part is None:
             found = super().browse(queue, query)
         else:
-            found = at_most(query.limit, self._share(queue, query.state, Share.parse(query.part)))
+            found = at_most(query.limit, self._share(queue, query.state, HashShare.parse(query.part)))
         async for page in found:
             yield page
 
-    async def _share(self, queue: str, state: State, share: Share) -> AsyncIterator[list[StoredMessage]]:
+    async def _share(self, queue: str, state: State, share: HashShare) -> AsyncIterator[list[StoredMessage]]:
         # Moves what is due, and says where there is no queue.
         await self._found("look", queue, ("id",))
         rewritten = await self._rewritten(queue) if state is State.READY else frozenset[bytes]()

@@ -7,7 +7,7 @@ import time
 from typing import cast
 
 from qworker.errors import BackendError, QworkerError
-from qworker.kit.doctor_check import Check, Health
+from qworker.kit.doctor_check import Check, CheckStatus
 from qworker.url import BackendURL
 from qworker_redis.checks import ServerFacts, inspect, refuse
 from qworker_redis.options import Options
@@ -45,7 +45,7 @@ async def examine_server(url: BackendURL) -> list[Check]:
             await _scripts(wire, RFQ if url.scheme == "rfq" else NATIVE),
         ]
     except BackendError as error:
-        return [Check("redis", Health.BROKEN, str(error), "see the server's log")]
+        return [Check("redis", CheckStatus.BROKEN, str(error), "see the server's log")]
     finally:
         wire.close()
 
@@ -53,23 +53,23 @@ async def examine_server(url: BackendURL) -> list[Check]:
 def _version(facts: ServerFacts) -> Check:
     version = f"{facts.product} {'.'.join(map(str, facts.version))}"
     if (0, 0) < facts.version < (6, 2):
-        return Check("redis version", Health.BROKEN, version, "upgrade to 6.2 or newer")
-    return Check("redis version", Health.OK, f"{version} at {facts.address}, {facts.role or 'unknown role'}")
+        return Check("redis version", CheckStatus.BROKEN, version, "upgrade to 6.2 or newer")
+    return Check("redis version", CheckStatus.OK, f"{version} at {facts.address}, {facts.role or 'unknown role'}")
 
 
 def _policy(facts: ServerFacts) -> Check:
     name = "redis memory"
     if not facts.policy:
         return Check(
-            name, Health.WARN, "maxmemory-policy unknown", "check that it is noeviction: this user cannot run INFO"
+            name, CheckStatus.WARN, "maxmemory-policy unknown", "check that it is noeviction: this user cannot run INFO"
         )
     limit = f"of {facts.max_memory:,} bytes" if facts.max_memory else "bytes, no limit"
     detail = f"maxmemory-policy {facts.policy}, used {facts.used_memory:,} {limit}"
     try:
         refuse(facts)
     except BackendError:
-        return Check(name, Health.BROKEN, detail, "CONFIG SET maxmemory-policy noeviction, and in redis.conf")
-    return Check(name, Health.OK, detail)
+        return Check(name, CheckStatus.BROKEN, detail, "CONFIG SET maxmemory-policy noeviction, and in redis.conf")
+    return Check(name, CheckStatus.OK, detail)
 
 
 def _persistence(facts: ServerFacts, options: Options) -> Check:
@@ -77,19 +77,19 @@ def _persistence(facts: ServerFacts, options: Options) -> Check:
     level = "replicated" if options.min_replicas else facts.durability
     detail = f"{level}: appendonly {'yes' if facts.append_only else 'no'}, appendfsync {facts.fsync or 'unknown'}"
     if facts.durability == "disk":
-        return Check(name, Health.OK, detail)
+        return Check(name, CheckStatus.OK, detail)
     fix = "appendonly yes and appendfsync always survive a loss of power"
     if not facts.append_only:
         fix += "; without appendonly a restart of Redis loses what came after its last snapshot"
-    return Check(name, Health.WARN, detail, fix)
+    return Check(name, CheckStatus.WARN, detail, fix)
 
 
 def _replicas(facts: ServerFacts, options: Options) -> Check:
     name = "redis replicas"
     detail = f"{facts.replicas} connected, {options.min_replicas} waited for"
     if facts.replicas < options.min_replicas:
-        return Check(name, Health.BROKEN, detail, "connect more replicas or lower ?min_replicas=")
-    return Check(name, Health.OK, detail)
+        return Check(name, CheckStatus.BROKEN, detail, "connect more replicas or lower ?min_replicas=")
+    return Check(name, CheckStatus.OK, detail)
 
 
 async def _latency(wire: Wire) -> Check:
@@ -102,8 +102,8 @@ async def _latency(wire: Wire) -> Check:
     middle, worst = times[_PINGS // 2], times[-1]
     detail = f"{middle * 1e3:.2f} ms, at worst {worst * 1e3:.2f} ms"
     if middle > _SLOW:
-        return Check("redis latency", Health.WARN, detail, "move workers nearer to Redis: each batch is a trip")
-    return Check("redis latency", Health.OK, detail)
+        return Check("redis latency", CheckStatus.WARN, detail, "move workers nearer to Redis: each batch is a trip")
+    return Check("redis latency", CheckStatus.OK, detail)
 
 
 async def _clock(wire: Wire) -> Check:
@@ -114,8 +114,8 @@ async def _clock(wire: Wire) -> Check:
     detail = f"{ahead:+.3f} s apart from this host's clock"
     if abs(ahead) > _SKEW:
         fix = "set both clocks (NTP): leases go by the server's, and due_at= by the publisher's"
-        return Check("redis clock", Health.WARN, detail, fix)
-    return Check("redis clock", Health.OK, detail)
+        return Check("redis clock", CheckStatus.WARN, detail, fix)
+    return Check("redis clock", CheckStatus.OK, detail)
 
 
 async def _scripts(wire: Wire, scripts: ScriptSet) -> Check:
@@ -126,5 +126,5 @@ async def _scripts(wire: Wire, scripts: ScriptSet) -> Check:
     try:
         await asyncio.gather(*loaded)
     except BackendError as error:
-        return Check("redis scripts", Health.BROKEN, str(error), "allow this user the commands in docs/redis.md")
-    return Check("redis scripts", Health.OK, f"{len(scripts.names)} understood")
+        return Check("redis scripts", CheckStatus.BROKEN, str(error), "allow this user the commands in docs/redis.md")
+    return Check("redis scripts", CheckStatus.OK, f"{len(scripts.names)} understood")

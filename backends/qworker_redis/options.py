@@ -12,7 +12,7 @@ import msgspec
 
 from qworker.errors import InvalidURL
 from qworker.history.store import HISTORY_OPTIONS, HistoryOptions
-from qworker.kit.retention import KEEP_ALL, KEEP_NONE, KEEP_OPTIONS, Retention, keep_done, keep_failed
+from qworker.kit.retention import KEEP_ALL, KEEP_NONE, KEEP_OPTIONS, RetentionPolicy, keep_done, keep_failed
 from qworker.url import BackendURL
 
 __all__ = ["Address", "Mode", "Options", "TcpAddress", "UnixAddress", "parse_hosts"]
@@ -71,8 +71,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     retry_timeout: float = 10.0
     # Replicas that must have a write before it counts.
     min_replicas: int = 0
-    keep_done: Retention = KEEP_NONE
-    keep_failed: Retention = KEEP_ALL
+    keep_done: RetentionPolicy = KEEP_NONE
+    keep_failed: RetentionPolicy = KEEP_ALL
     history: HistoryOptions = HistoryOptions(size=_HISTORY)
     # The URL, with its password hidden.
     shown: str = ""

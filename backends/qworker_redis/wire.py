@@ -15,7 +15,7 @@ import hiredis
 from hiredis import ProtocolError, Reader, ReplyError
 
 from qworker.errors import BackendError, BackendUnavailable
-from qworker.kit.network import why
+from qworker.kit.network import error_text
 from qworker_redis.options import Address, Options, UnixAddress
 from qworker_redis.polling import Polling
 from qworker_redis.replies import ConnectionLost, Reply, meaning
@@ -43,7 +43,7 @@ def unreachable(options: Options, address: Address, error: BaseException) -> Bac
     elif options.tls is None and isinstance(error, ConnectionLost) and not isinstance(address, UnixAddress):
         return BackendUnavailable(f"{error}: if it speaks TLS on this port, use rediss:// (or tls=1)")
     else:
-        reason = f"{why(error)}: check that it is running and that the URL is correct"
+        reason = f"{error_text(error)}: check that it is running and that the URL is correct"
     return BackendUnavailable(f"cannot connect to Redis at {address}: {reason}")
 
 
@@ -135,7 +135,7 @@ class Wire(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell whoever waits."""
         if self._lost is None:
-            reason = why(exc) if exc is not None else "closed by the server"
+            reason = error_text(exc) if exc is not None else "closed by the server"
             self._lose(f"the connection to {self.address} was lost: {reason}")
 
     def _lose(self, text: str) -> None:

@@ -11,8 +11,9 @@ from collections.abc import AsyncIterator, Sequence
 import msgspec
 
 from qworker.kit.browse import Chosen, Place, at_most, browse_rows, first, place_of, position_of
-from qworker.kit.files import hide_directory, store_errors
-from qworker.kit.parts import pages
+from qworker.kit.files import hide_directory
+from qworker.kit.parts import in_pages
+from qworker.kit.store_errors import store_errors
 from qworker.message import Query, QueueStats, Selection, State, StoredMessage
 from qworker.names import check_queue, is_queue_name
 from qworker_sq import contents, parts
@@ -229,7 +230,7 @@ async def _browse_ready(channel: Channel, query: Query, now: float) -> AsyncIter
             for place, payload in ahead
         ),
     )
-    async for page in pages(first(query.limit, found)):
+    async for page in in_pages(first(query.limit, found)):
         yield page
 
 
@@ -243,7 +244,7 @@ async def _browse_from_the_end(channel: Channel, query: Query, now: float) -> As
         yield returned[::-1]
 
     async for places in stretches():
-        async for page in pages(first(left, (_ready(channel, place, now) for place in places))):
+        async for page in in_pages(first(left, (_ready(channel, place, now) for place in places))):
             yield page
             left = None if left is None else left - len(page)
         if left == 0:

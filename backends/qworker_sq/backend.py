@@ -9,7 +9,7 @@ from typing import ClassVar
 from qworker.backend.deviations import refuse_unsupported
 from qworker.backend.offers import Follower
 from qworker.kit.doctor_check import Check
-from qworker.kit.files import store_errors
+from qworker.kit.store_errors import store_errors
 from qworker.kit.wait import wait_for_ready
 from qworker.message import Draft, Lease, SettleAction, Settlement
 from qworker.names import check_id, check_queue

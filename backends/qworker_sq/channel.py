@@ -21,7 +21,7 @@ from typing import Any
 import structlog
 
 from qworker.errors import BackendUnavailable
-from qworker.kit.segments.disk import make_directory, open_directory, open_regular, write_all
+from qworker.kit.files import make_directory, open_directory, open_regular, write_all
 from qworker.kit.segments.format import split
 from qworker_sq import owner
 from qworker_sq.frames import FrameFile

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 
-from qworker.kit.parts import PAGE_MESSAGES, pages
+from qworker.kit.parts import PAGE_MESSAGES, in_pages
 from qworker.kit.segments.format import HEADER_SIZE, position
 from qworker.kit.segments.log import Damaged
 from qworker.message import State, StoredMessage
@@ -79,7 +79,7 @@ class SqFollower:
             for place, payload in records
             if type(payload) is not Damaged
         )
-        async for page in pages(found):
+        async for page in in_pages(found):
             yield page
 
     def _look(self, channel: Channel, place: int, payload: bytes) -> StoredMessage:

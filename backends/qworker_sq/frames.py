@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import structlog
 
-from qworker.kit.segments.disk import open_regular, write_all, write_new
+from qworker.kit.files import open_regular, write_all, write_new
 from qworker.kit.segments.format import frame, scan
 
 __all__ = ["FrameFile"]

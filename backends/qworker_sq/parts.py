@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 
 import msgspec
 
-from qworker.kit.parts import PAGE_MESSAGES, bad_part, pages
+from qworker.kit.parts import PAGE_MESSAGES, bad_part, in_pages
 from qworker.kit.segments.format import HEADER_SIZE, position, split
 from qworker.kit.segments.log import Damaged, Log
 from qworker.message import State, StoredMessage
@@ -107,7 +107,7 @@ async def held(channel: Channel, state: State, now: float) -> AsyncIterator[list
         places = list(channel.ledger.in_state(state))
     else:
         places = [place for _, place in contents.timed(channel, state, now)]
-    async for page in pages(contents.stored(channel, place, now) for place in places):
+    async for page in in_pages(contents.stored(channel, place, now) for place in places):
         yield [one for one in page if one.state is state]
 
 
@@ -123,5 +123,5 @@ async def ready_in(channel: Channel, stretch: Stretch, now: float) -> AsyncItera
         for place, payload in records
         if place >= cursor and place not in waiting and place not in skipped and type(payload) is not Damaged
     )
-    async for page in pages(found):
+    async for page in in_pages(found):
         yield page

@@ -27,11 +27,12 @@ import structlog
 
 from qworker.clock import Clock
 from qworker.errors import BackendError, BackendUnavailable, NotSupported, PublishUncertain
-from qworker.kit.files import boot_id, store_error
-from qworker.kit.segments.disk import make_directory, open_directory, open_regular, write_all, write_new
+from qworker.kit.files import make_directory, open_directory, open_regular, write_all, write_new
+from qworker.kit.linux import boot_id
 from qworker.kit.segments.format import split
 from qworker.kit.segments.log import Log
 from qworker.kit.segments.state import STATE_SIZE, StateFile, encode_state
+from qworker.kit.store_errors import store_error
 from qworker.message import Draft
 from qworker_sq.notes import Note, Notes
 

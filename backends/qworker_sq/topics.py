@@ -17,10 +17,11 @@ from qworker.errors import InvalidName, InvalidURL
 from qworker.history.directory import directory_history
 from qworker.history.store import HISTORY_OPTIONS
 from qworker.kit.directory.missing import is_missing, queue_not_found
-from qworker.kit.files import durability_at, store_errors
+from qworker.kit.file_system import durability_at
+from qworker.kit.files import open_directory
 from qworker.kit.inotify import Watcher
-from qworker.kit.segments.disk import open_directory
 from qworker.kit.segments.state import NAME_BYTES
+from qworker.kit.store_errors import store_errors
 from qworker.names import check_queue
 from qworker.url import BackendURL
 from qworker_sq.channel import Channel

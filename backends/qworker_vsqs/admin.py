@@ -9,9 +9,10 @@ import shutil
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 
 from qworker.kit.browse import Chosen, Place, at_most, browse_rows, browse_share
-from qworker.kit.files import hide_directory, store_errors
+from qworker.kit.files import hide_directory
 from qworker.kit.find import find_each, stamp
-from qworker.kit.parts import Share, shares
+from qworker.kit.parts import HashShare, make_shares
+from qworker.kit.store_errors import store_errors
 from qworker.message import Query, QueueStats, Selection, State, StoredMessage
 from qworker.names import check_queue, is_queue_name
 from qworker_vsqs import contents
@@ -86,7 +87,7 @@ class VsqsAdministration(VsqsFolders):
             found = (
                 self._browse_rows(folder, query)
                 if query.part is None
-                else at_most(query.limit, self._browse_share(folder, query.state, Share.parse(query.part)))
+                else at_most(query.limit, self._browse_share(folder, query.state, HashShare.parse(query.part)))
             )
             async for page in found:
                 yield page
@@ -105,7 +106,7 @@ class VsqsAdministration(VsqsFolders):
         async for page in browse_rows(query, choose, place, self._reader(folder, query.state), identity=identity):
             yield page
 
-    async def _browse_share(self, folder: Folder, state: State, share: Share) -> AsyncIterator[list[StoredMessage]]:
+    async def _browse_share(self, folder: Folder, state: State, share: HashShare) -> AsyncIterator[list[StoredMessage]]:
         async def listed() -> list[Row]:
             return [row for row in (await self._look(folder))[state] if share.has(contents.id_of(row))]
 
@@ -135,7 +136,7 @@ class VsqsAdministration(VsqsFolders):
     async def parts(self, queue: str, state: State, count: int) -> list[str]:
         """Shares of the ids."""
         await self._existing(queue)
-        return shares(count)
+        return make_shares(count)
 
     async def requeue(self, queue: str, selection: Selection) -> int:
         """Make failed messages ready."""

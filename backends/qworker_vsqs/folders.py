@@ -14,7 +14,10 @@ from qworker.errors import InvalidName
 from qworker.history.directory import directory_history
 from qworker.history.store import HISTORY_OPTIONS
 from qworker.kit.directory.missing import is_missing, queue_not_found
-from qworker.kit.files import FileSystem, GroupCommit, durability_at, raise_file_limit, store_errors
+from qworker.kit.file_system import FileSystem, durability_at
+from qworker.kit.files import raise_file_limit
+from qworker.kit.group_commit import GroupCommit
+from qworker.kit.store_errors import store_errors
 from qworker.names import check_queue
 from qworker.url import BackendURL
 from qworker_vsqs.consume import Consumer

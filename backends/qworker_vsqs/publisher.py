@@ -11,7 +11,9 @@ import msgspec
 
 from qworker.clock import Clock
 from qworker.errors import PublishUncertain, QueueFull
-from qworker.kit.files import GroupCommit, files_at_once, list_names, store_error, write_all
+from qworker.kit.files import files_at_once, list_names, write_all
+from qworker.kit.group_commit import GroupCommit
+from qworker.kit.store_errors import store_error
 from qworker.message import Draft
 from qworker_vsqs.folder import Folder, Note
 from qworker_vsqs.names import Unit, leased_name, parse

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 from typing import Protocol, runtime_checkable
 
 from qworker.backend.registry import backend_class
-from qworker.backend.scan_source import ScanOptions, Source
+from qworker.backend.scan_source import ScanOptions, ScanSource
 from qworker.kit.doctor_check import Check
 from qworker.message import StoredMessage
 from qworker.url import BackendURL
@@ -78,7 +78,7 @@ class OffersDoctor(Protocol):
 class OffersScan(Protocol):
     """A backend class whose protocol has its own way of taking work for a program."""
 
-    def open_scan(self, url: BackendURL, queue: str, options: ScanOptions) -> Source:
+    def open_scan(self, url: BackendURL, queue: str, options: ScanOptions) -> ScanSource:
         """Open the source of a queue's work.
 
         Raises:

@@ -8,18 +8,18 @@ from typing import Protocol
 
 import msgspec
 
-__all__ = ["Ended", "Exits", "ScanDown", "ScanError", "ScanOptions", "Source", "Work"]
+__all__ = ["ExitCodes", "ProgramOutcome", "QueuePaused", "ScanError", "ScanItem", "ScanOptions", "ScanSource"]
 
 
 class ScanError(Exception):
     """The scan cannot begin, or go on; its text says why."""
 
 
-class ScanDown(ScanError):
+class QueuePaused(ScanError):
     """The queue is down."""
 
 
-class Ended(Enum):
+class ProgramOutcome(Enum):
     """What a program said of its work."""
 
     SUCCESS = auto()
@@ -27,18 +27,18 @@ class Ended(Enum):
     FAIL_PERM = auto()
 
 
-class Exits(msgspec.Struct, frozen=True):
+class ExitCodes(msgspec.Struct, frozen=True):
     """The exit statuses that mean something; every other one is a permanent failure."""
 
     success: int = 0
     fail_tmp: int = 111
     fail_perm: int = 100
 
-    def meaning(self, status: int) -> Ended:
+    def meaning(self, status: int) -> ProgramOutcome:
         """What a status means."""
         if status == self.success:
-            return Ended.SUCCESS
-        return Ended.FAIL_TMP if status == self.fail_tmp else Ended.FAIL_PERM
+            return ProgramOutcome.SUCCESS
+        return ProgramOutcome.FAIL_TMP if status == self.fail_tmp else ProgramOutcome.FAIL_PERM
 
 
 class ScanOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,7 +67,7 @@ class ScanOptions(msgspec.Struct, frozen=True, kw_only=True):
     hosts: tuple[str, ...] = ()
 
 
-class Work(Protocol):
+class ScanItem(Protocol):
     """One item, which is ours until it is ended or left."""
 
     @property
@@ -88,7 +88,7 @@ class Work(Protocol):
         """A descriptor at the beginning of its contents; stays the work's."""
         ...
 
-    def end(self, how: Ended, reason: str) -> str | None:
+    def end(self, how: ProgramOutcome, reason: str) -> str | None:
         """Let it be what the program said; the words for what became of it instead, None when it is as said."""
         ...
 
@@ -97,15 +97,15 @@ class Work(Protocol):
         ...
 
 
-class Source(Protocol):
+class ScanSource(Protocol):
     """Where work comes from, in its order."""
 
     @property
-    def exits(self) -> Exits:
+    def exits(self) -> ExitCodes:
         """The exit statuses, here."""
         ...
 
-    def work(self, say: Callable[[str], None]) -> Iterator[Work]:
+    def work(self, say: Callable[[str], None]) -> Iterator[ScanItem]:
         """One piece after another; each is ended or left before the next is asked for.
 
         Args:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import time
 
-from qworker.bulk.load_files import GONE, RUN, STAGED, LoadFiles, names_in, remove_tree
+from qworker.bulk.load_files import GONE, RUN, STAGED, LoadFiles, names_in
+from qworker.kit.files import remove_tree
 
 __all__ = ["clean_up_staged", "has_staged"]
 

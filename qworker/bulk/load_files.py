@@ -12,7 +12,6 @@ disk. A reader reads the seal first and the mark afterwards, so it ignores a sea
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import hashlib
 import os
@@ -24,13 +23,21 @@ import msgspec
 
 from qworker.bulk.contract import IncompleteLoad, LoadDone, Manifest
 from qworker.errors import BackendError
-from qworker.kit.files import CREATE, DIRECTORY, link_file, read_file, write_all
+from qworker.kit.files import (
+    CREATE,
+    DIRECTORY,
+    link_file,
+    read_file,
+    remove_empty,
+    remove_tree,
+    unlink_if_there,
+    write_all,
+)
 
-__all__ = ["GONE", "RUN", "STAGED", "LoadFiles", "incomplete_loads", "names_in", "remove_empty", "remove_tree"]
+__all__ = ["GONE", "RUN", "STAGED", "LoadFiles", "incomplete_loads", "names_in"]
 
 STAGED = "staged"
 RUN, _SEAL, GONE = "run-", "seal-", "gone-"
-_NOT_EMPTY = frozenset({errno.ENOTEMPTY, errno.EEXIST})
 _ATTEMPTS = 20
 
 T = TypeVar("T")
@@ -150,7 +157,7 @@ class LoadFiles:
         for run in manifest.runs:
             self._remove_run(run)
         # Last: as long as the seal exists, the next reader cleans up.
-        _unlink(f"{self._path}/{_SEAL}{manifest.step}", self._parent)
+        unlink_if_there(f"{self._path}/{_SEAL}{manifest.step}", self._parent)
         self.remove_empty()
 
     def _seals(self) -> list[Manifest]:
@@ -198,7 +205,7 @@ class LoadFiles:
 
     def forget(self) -> None:
         """Remove the mark."""
-        _unlink(self._mark, self._marks)
+        unlink_if_there(self._mark, self._marks)
 
     # -- files -------------------------------------------------------------------------------------------------------
 
@@ -272,53 +279,3 @@ def names_in(path: str, parent: int) -> list[str]:
         return os.listdir(fd)
     finally:
         os.close(fd)
-
-
-def remove_tree(name: str, parent: int) -> None:
-    """Remove a directory and everything in it. Other processes may remove it or write to it at the same time.
-
-    Raises:
-        OSError: Something cannot be removed.
-    """
-    try:
-        fd = os.open(name, DIRECTORY | os.O_NOFOLLOW, dir_fd=parent)
-    except FileNotFoundError:
-        return
-    except NotADirectoryError:
-        _unlink(name, parent)
-        return
-    try:
-        with os.scandir(fd) as entries:
-            for entry in entries:
-                if entry.is_dir(follow_symlinks=False):
-                    remove_tree(entry.name, fd)
-                else:
-                    _unlink(entry.name, fd)
-    finally:
-        os.close(fd)
-    remove_empty(name, parent)
-
-
-def remove_empty(name: str, parent: int) -> bool:
-    """Remove an empty directory. Return False if it is not empty.
-
-    A listing can miss files while other processes rename there. `rmdir` cannot.
-    """
-    try:
-        os.rmdir(name, dir_fd=parent)
-    except FileNotFoundError:
-        # Another process removed it.
-        return True
-    except OSError as error:
-        if error.errno not in _NOT_EMPTY:
-            raise
-        return False
-    return True
-
-
-def _unlink(name: str, directory: int) -> None:
-    try:
-        os.unlink(name, dir_fd=directory)
-    except FileNotFoundError:
-        # Another process removed it.
-        return

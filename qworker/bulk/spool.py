@@ -35,7 +35,8 @@ from qworker.bulk.contract import (
 )
 from qworker.bulk.load_files import LoadFiles, incomplete_loads
 from qworker.errors import BackendError, UsageError
-from qworker.kit.files import CREATE, DIRECTORY, READ, store_errors, write_all
+from qworker.kit.files import CREATE, DIRECTORY, READ, write_all
+from qworker.kit.store_errors import store_errors
 from qworker.message import Draft
 
 __all__ = ["SpooledBulkWriter", "incomplete_spooled"]

@@ -102,14 +102,14 @@ def _imported(name: str, here: str | None) -> ModuleType:
                 "on sys.path, and the working directory was deleted" if here is None else f"in {here} or on sys.path"
             )
             raise AppImportError(f"no module {error.name!r} {looked}: {_other_folder(here)}") from None
-        raise _broken(name, error) from error
+        raise _print_user_traceback(name, error) from error
     except UsageError as error:
         raise AppImportError(f"{_place(error)}{error}") from error
     except Exception as error:
-        raise _broken(name, error) from error
+        raise _print_user_traceback(name, error) from error
 
 
-def _broken(name: str, error: Exception) -> AppImportError:
+def _print_user_traceback(name: str, error: Exception) -> AppImportError:
     """Print an exception from inside the user's module, from their first frame on."""
     lines = traceback.TracebackException.from_exception(error)
     while lines.stack and _is_ours(lines.stack[0].filename):

@@ -12,7 +12,7 @@ import msgspec
 from qworker.backend import Backend
 from qworker.backend.registry import open_backend
 from qworker.cli.options import URLCommand, json_option, run
-from qworker.cli.output import print_json, print_table, say
+from qworker.cli.output import echo, print_json, print_table
 from qworker.message import Draft, Lease, SettleAction, Settlement
 from qworker.names import counted
 
@@ -63,7 +63,7 @@ def command(url: str, messages: int, batch: int, size: int, json: bool) -> None:
         steps = {r.step: {"seconds": r.seconds, "per_second": r.per_second} for r in rates}
         print_json({"durability": durability, "messages": messages, "batch": batch, "size": size, "steps": steps})
         return
-    say(f"durability {durability}, {counted(messages, 'message')} of {counted(size, 'byte')}, {batch} at a time")
+    echo(f"durability {durability}, {counted(messages, 'message')} of {counted(size, 'byte')}, {batch} at a time")
     rows = [(r.step, f"{r.per_second:,.0f}", f"{r.seconds / r.messages * 1e6:,.1f}") for r in rates]
     print_table(("step", "messages/s", "us each"), rows)
 

@@ -8,8 +8,8 @@ import click
 import msgspec
 
 from qworker.backend.listing import list_messages
-from qworker.cli.options import URLCommand, json_option, opened, run, state_option
-from qworker.cli.output import as_data, body_preview, clock_time, print_json, print_table, say, span
+from qworker.cli.options import URLCommand, backend_from_url, json_option, run, state_option
+from qworker.cli.output import echo, format_seconds, format_time, preview_body, print_json, print_table, to_json_data
 from qworker.errors import UsageError
 from qworker.logs import one_line
 from qworker.message import Query, State, StoredMessage
@@ -56,21 +56,21 @@ def command(url: str, queue: str, state: str | None, limit: int, after: str | No
     queries = [Query(each, after=after, limit=limit, newest=newest) for each in states]
     found = run(_browse(url, queue, queries))
     if json:
-        print_json([as_data(stored) for stored in found])
+        print_json([to_json_data(stored) for stored in found])
     elif found:
         _show(found)
     else:
-        say(f"nothing {state or 'stored'} in {queue}")
+        echo(f"nothing {state or 'stored'} in {queue}")
 
 
 async def _browse(url: str, queue: str, queries: list[Query]) -> list[StoredMessage]:
-    async with opened(url) as backend:
+    async with backend_from_url(url) as backend:
         return [stored for query in queries for stored in await list_messages(backend, queue, query)]
 
 
 def _show(found: list[StoredMessage]) -> None:
     rows = [
-        (s.state.word, s.message.id, str(s.message.tries), clock_time(s.message.enqueued_at), _note(s), _body(s))
+        (s.state.word, s.message.id, str(s.message.tries), format_time(s.message.enqueued_at), _note(s), _body(s))
         for s in found
     ]
     print_table(("state", "id", "tries", "enqueued", "", "body"), rows, texts=("", "body"))
@@ -80,15 +80,15 @@ def _body(stored: StoredMessage) -> str:
     message = stored.message
     extra = " ".join(message.argv)
     if message.fields:
-        extra = body_preview(msgspec.json.encode(message.fields))
-    return body_preview(message.body) or extra
+        extra = preview_body(msgspec.json.encode(message.fields))
+    return preview_body(message.body) or extra
 
 
 def _note(stored: StoredMessage) -> str:
     if stored.state is State.DELAYED and stored.due_at is not None:
-        return f"due in {span(max(0.0, stored.due_at - time.time()))}"
+        return f"due in {format_seconds(max(0.0, stored.due_at - time.time()))}"
     if stored.state is State.LEASED:
-        return f"by {stored.holder or 'another process'} until {clock_time(stored.expires_at)}"
+        return f"by {stored.holder or 'another process'} until {format_time(stored.expires_at)}"
     if stored.state is State.FAILED:
         return one_line(stored.error or "")[:80]
     return ""

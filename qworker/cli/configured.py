@@ -13,7 +13,7 @@ from typing import Any, cast
 import click
 from click.core import ParameterSource
 
-from qworker.cli.output import say
+from qworker.cli.output import echo
 from qworker.errors import UsageError
 from qworker.settings import file_settings, settings_path
 
@@ -103,7 +103,7 @@ def warn_of_unknown() -> None:
         # By what follows the prefix, which all of them share.
         meant = did_you_mean(name.removeprefix(PREFIX), (one.removeprefix(PREFIX) for one in known), PREFIX, _SIMILAR)
         if meant and name not in map(_variable, all_options(root_group())):
-            say(f"qworker: {name} is not an option of any command: {meant}", err=True)
+            echo(f"qworker: {name} is not an option of any command: {meant}", err=True)
 
 
 def _variable(option: str) -> str:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from qworker.cli.options import URLCommand, json_option, opened, run
-from qworker.cli.output import print_json, say
+from qworker.cli.options import URLCommand, backend_from_url, json_option, run
+from qworker.cli.output import echo, print_json
 from qworker.names import check_queue
 
 __all__ = ["command"]
@@ -30,11 +30,11 @@ def command(url: str, queues: tuple[str, ...], paused: bool, json: bool) -> None
         print_json([{"queue": queue} for queue in queues])
         return
     for queue in queues:
-        say(f"{queue} is there")
+        echo(f"{queue} is there")
 
 
 async def _create(url: str, queues: tuple[str, ...], *, paused: bool) -> None:
-    async with opened(url, make=True) as backend:
+    async with backend_from_url(url, make=True) as backend:
         for queue in queues:
             await backend.create(queue)
             if paused:

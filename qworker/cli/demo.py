@@ -21,7 +21,7 @@ from qworker.backend.listing import list_messages
 from qworker.backend.registry import open_backend
 from qworker.cli.demo_app import DEMO_LOG, hopeless, long, short, stumbling, tasks
 from qworker.cli.options import Command, run
-from qworker.cli.output import say
+from qworker.cli.output import echo
 from qworker.errors import QworkerError
 from qworker.logs import one_line
 from qworker.message import Query, QueueStats, State
@@ -68,7 +68,7 @@ def command(keep: bool) -> int:
         return run(_Demo(root).run())
     finally:
         if keep:
-            say(f"kept: {root}")
+            echo(f"kept: {root}")
         else:
             shutil.rmtree(root)
 
@@ -218,7 +218,7 @@ class _Demo:
         self._last = now
 
     def _say(self, text: str) -> None:
-        say(f"{time.monotonic() - self._began:6.2f} s  {text}")
+        echo(f"{time.monotonic() - self._began:6.2f} s  {text}")
 
 
 def _marks() -> str:

@@ -8,15 +8,15 @@ import msgspec
 from qworker.backend.registry import open_backend
 from qworker.cli.configured import file_defaults, walk
 from qworker.cli.options import Unavailable, URLCommand, json_option, run
-from qworker.cli.output import print_json, say
+from qworker.cli.output import echo, print_json
 from qworker.errors import UsageError
-from qworker.kit.doctor_check import Check, Health
+from qworker.kit.doctor_check import Check, CheckStatus
 from qworker.settings import file_settings, settings_path
-from qworker.tools.doctor import examine
+from qworker.tools.doctor import run_checks
 
 __all__ = ["command"]
 
-_MARKS = {Health.OK: "ok     ", Health.WARN: "warn   ", Health.BROKEN: "BROKEN "}
+_MARKS = {CheckStatus.OK: "ok     ", CheckStatus.WARN: "warn   ", CheckStatus.BROKEN: "BROKEN "}
 _EXIT_BROKEN = 1
 # As of every other command that cannot use the store.
 _EXIT_UNUSABLE = 3
@@ -39,15 +39,15 @@ def command(url: str | None, json: bool) -> int:
       qworker doctor file://./spool
       qworker doctor redis://localhost/0 --json
     """
-    checks = [*_place(url), *run(examine(url)), _settings()]
+    checks = [*_place(url), *run(run_checks(url)), _settings()]
     if json:
         print_json([msgspec.structs.asdict(check) for check in checks])
     else:
         for check in checks:
-            say(f"{_MARKS[check.health]}{check.name}: {check.detail}")
+            echo(f"{_MARKS[check.health]}{check.name}: {check.detail}")
             if check.fix:
-                say(f"       {check.fix}")
-    broken = {check.name for check in checks if check.health is Health.BROKEN}
+                echo(f"       {check.fix}")
+    broken = {check.name for check in checks if check.health is CheckStatus.BROKEN}
     if broken & _UNUSABLE:
         return _EXIT_UNUSABLE
     return _EXIT_BROKEN if broken else 0
@@ -55,7 +55,7 @@ def command(url: str | None, json: bool) -> int:
 
 def _place(url: str | None) -> list[Check]:
     """Which store is meant: that of a relative URL depends on the working directory."""
-    return [] if url is None else [Check("store", Health.OK, open_backend(url).describe())]
+    return [] if url is None else [Check("store", CheckStatus.OK, open_backend(url).describe())]
 
 
 def _settings() -> Check:
@@ -67,6 +67,8 @@ def _settings() -> Check:
             if not isinstance(one, Unavailable | click.Group):
                 file_defaults(one, path)
     except UsageError as error:
-        return Check("settings", Health.BROKEN, str(error))
+        return Check("settings", CheckStatus.BROKEN, str(error))
     given = file_settings()
-    return Check("settings", Health.OK, f"{settings_path()} sets {len(given)}" if given else "no [tool.qworker] here")
+    return Check(
+        "settings", CheckStatus.OK, f"{settings_path()} sets {len(given)}" if given else "no [tool.qworker] here"
+    )

@@ -12,7 +12,7 @@ from qworker.app import Tasks
 from qworker.cli.app_loader import load_app
 from qworker.cli.configured import did_you_mean
 from qworker.cli.options import Command, batches, duration_type, json_option, run, url_option
-from qworker.cli.output import Progress, print_json, reporting, say, say_where
+from qworker.cli.output import Progress, echo, print_json, reporting, say_where
 from qworker.errors import InvalidArguments, UsageError
 from qworker.names import counted
 from qworker.task import Call, ConfiguredTask, Job, Task
@@ -88,9 +88,9 @@ def _report(jobs: list[Job], task: _AnyTask, many: bool, json: bool) -> None:
     if json:
         print_json({"queue": task.queue, "count": len(jobs), "ids": [job.id for job in jobs]})
     elif many:
-        say(f"enqueued {counted(len(jobs), 'call')} of {task.name} in {task.queue}")
+        echo(f"enqueued {counted(len(jobs), 'call')} of {task.name} in {task.queue}")
     else:
-        say(jobs[0].id)
+        echo(jobs[0].id)
 
 
 def _given(arguments: tuple[str, ...], kwargs: str | None) -> tuple[list[Any], dict[str, Any]]:

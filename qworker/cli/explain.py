@@ -7,8 +7,8 @@ import click
 from qworker.app import Tasks
 from qworker.cli.app_loader import load_app
 from qworker.cli.history import event_line
-from qworker.cli.options import URLCommand, json_option, opened, run
-from qworker.cli.output import as_data, print_json, say
+from qworker.cli.options import URLCommand, backend_from_url, json_option, run
+from qworker.cli.output import echo, print_json, to_json_data
 from qworker.names import check_id, check_queue
 from qworker.tools.explain import Explanation, explain
 
@@ -39,22 +39,22 @@ def command(url: str, queue: str, id: str, app: str | None, full: bool, json: bo
     tasks = None if app is None else load_app(app)
     found = run(_explain(url, queue, id, tasks))
     if json:
-        message = None if found.stored is None else as_data(found.stored)
+        message = None if found.stored is None else to_json_data(found.stored)
         reasons = [{"code": reason.code, "text": reason.text} for reason in found.reasons]
         about = {"id": found.id, "queue": found.queue, "state": found.state, "reasons": reasons, "message": message}
         print_json({**about, "error": found.error, "history": found.history})
     else:
         for reason in found.reasons:
-            say(reason.text)
+            echo(reason.text)
         for event in found.history:
-            say(f"  {event_line(event)}")
+            echo(f"  {event_line(event)}")
         if full and found.error:
-            say("")
+            echo("")
             for line in found.error.splitlines():
-                say(line)
+                echo(line)
     return 0 if found.state is not None else _EXIT_NOT_FOUND
 
 
 async def _explain(url: str, queue: str, message_id: str, tasks: Tasks | None) -> Explanation:
-    async with opened(url) as backend:
+    async with backend_from_url(url) as backend:
         return await explain(backend, queue, message_id, tasks)

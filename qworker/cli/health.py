@@ -5,8 +5,8 @@ from __future__ import annotations
 import click
 
 from qworker.cli.options import Command, duration_type
-from qworker.cli.output import say
-from qworker.health.probe import ask
+from qworker.cli.output import echo
+from qworker.health.probe import fetch_page
 
 __all__ = ["command"]
 
@@ -38,7 +38,7 @@ def command(address: str, page: str, timeout: float) -> int:
       qworker health 127.0.0.1:9090 --page readyz
       qworker health http://127.0.0.1:9090/stats
     """
-    status, text = ask(address, f"/{page}", timeout)
+    status, text = fetch_page(address, f"/{page}", timeout)
     for line in text.splitlines():
-        say(line)
+        echo(line)
     return 0 if status == _OK else _EXIT_UNHEALTHY

@@ -8,10 +8,10 @@ from datetime import UTC, datetime
 
 import click
 
-from qworker.cli.options import URLCommand, duration_type, json_option, opened, run
-from qworker.cli.output import print_json, say, span
+from qworker.cli.options import URLCommand, backend_from_url, duration_type, json_option, run
+from qworker.cli.output import echo, format_seconds, print_json
 from qworker.history.event import KINDS, Event
-from qworker.history.query import Wanted, read_newest
+from qworker.history.query import EventFilter, read_newest
 from qworker.history.query import follow as following_events
 from qworker.names import check_id, check_queue
 
@@ -65,7 +65,7 @@ def command(
       qworker history file://./spool thumbs --id 20261121071038_123456789_4242_host-7f3a9b21 --json
       qworker history redis://localhost/0 -f
     """
-    wanted = Wanted(
+    wanted = EventFilter(
         queue=queue,
         id=id,
         kinds=_kinds(event, all),
@@ -81,10 +81,10 @@ def _kinds(chosen: tuple[str, ...], everything: bool) -> frozenset[str] | None:
     return None if everything else frozenset(KINDS) - {"extended"}
 
 
-async def _print(url: str, wanted: Wanted, limit: int, following: bool, json: bool) -> None:
-    async with opened(url) as backend:
+async def _print(url: str, wanted: EventFilter, limit: int, following: bool, json: bool) -> None:
+    async with backend_from_url(url) as backend:
         if not backend.history.enabled and not await backend.history.logs():
-            say("the history is off here: add ?history=1 to the URL of the workers", err=True)
+            echo("the history is off here: add ?history=1 to the URL of the workers", err=True)
         found, ends = await read_newest(backend.history, wanted, limit)
         if following:
             _print_each(found, json)
@@ -102,7 +102,7 @@ def _print_each(found: list[Event], json: bool) -> None:
         if json:
             print_json(event)
         else:
-            say(event_line(event))
+            echo(event_line(event))
 
 
 def event_line(event: Event) -> str:
@@ -112,7 +112,7 @@ def event_line(event: Event) -> str:
     if event.tries:
         words.append(f"tries {event.tries}")
     if event.duration_s is not None:
-        words.append(f"after {span(event.duration_s)}")
+        words.append(f"after {format_seconds(event.duration_s)}")
     if event.kind != "enqueued":
         words.append(f"by {event.worker}")
     if event.error:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from qworker.cli.options import URLCommand, json_option, opened, run
-from qworker.cli.output import print_json, say
+from qworker.cli.options import URLCommand, backend_from_url, json_option, run
+from qworker.cli.output import echo, print_json
 
 __all__ = ["command"]
 
@@ -26,9 +26,9 @@ def command(url: str, json: bool) -> None:
         print_json(names)
         return
     for name in names:
-        say(name)
+        echo(name)
 
 
 async def _names(url: str) -> list[str]:
-    async with opened(url) as backend:
+    async with backend_from_url(url) as backend:
         return await backend.queues()

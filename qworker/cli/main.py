@@ -13,7 +13,7 @@ import click
 
 from qworker import __version__
 from qworker.cli.options import Group, load_command
-from qworker.cli.output import say
+from qworker.cli.output import echo
 from qworker.errors import (
     BackendUnavailable,
     FormatTooNew,
@@ -27,7 +27,7 @@ from qworker.errors import (
 from qworker.streams import ERROR_STREAM, flush_all, flush_output, is_of_output, prepare, silence_stdout
 from qworker.url import mask
 
-__all__ = ["COMMANDS", "cli", "complain", "main"]
+__all__ = ["COMMANDS", "cli", "main", "print_error"]
 
 EXIT_CRASH = 1
 EXIT_USAGE = 2
@@ -163,7 +163,7 @@ def _run(arguments: Sequence[str] | None) -> int:
         error.show(ERROR_STREAM)
         return EXIT_USAGE
     except QworkerError as error:
-        complain(str(error))
+        print_error(str(error))
         return exit_status(error)
     except BrokenPipeError:
         silence_stdout()
@@ -172,14 +172,14 @@ def _run(arguments: Sequence[str] | None) -> int:
         if not is_of_output(error):
             raise
         silence_stdout()
-        complain(f"cannot write to standard output: {error.strerror}")
+        print_error(f"cannot write to standard output: {error.strerror}")
         return EXIT_CRASH
     return result if isinstance(result, int) else 0
 
 
-def complain(text: str) -> None:
+def print_error(text: str) -> None:
     """Say on standard error, in one line without passwords and control characters, what is wrong."""
-    say(f"qworker: {mask(' '.join(text.split()))}", err=True)
+    echo(f"qworker: {mask(' '.join(text.split()))}", err=True)
 
 
 def exit_status(error: QworkerError) -> int:

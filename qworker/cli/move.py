@@ -6,11 +6,11 @@ from typing import TextIO
 
 import click
 
-from qworker.cli.options import Command, json_option, opened, run
-from qworker.cli.output import Progress, print_json, reporting, say
+from qworker.cli.options import Command, backend_from_url, json_option, run
+from qworker.cli.output import Progress, echo, print_json, reporting
 from qworker.errors import QworkerError, UsageError
 from qworker.names import check_queue, printable
-from qworker.tools.move import Moved, move
+from qworker.tools.move import MoveResult, move
 
 __all__ = ["command"]
 
@@ -54,12 +54,12 @@ def command(
             print_json(moved)
         else:
             for one in moved:
-                say(_summary(one))
+                echo(_summary(one))
 
 
 async def _move(
     source_url: str, target_url: str, queues: tuple[str, ...], include_failed: bool, id_map: TextIO | None
-) -> list[Moved]:
+) -> list[MoveResult]:
     def renamed(old: str, new: str) -> None:
         if id_map is not None:
             try:
@@ -69,7 +69,7 @@ async def _move(
                     f"--id-map {id_map.name}: {error.strerror}: nothing is lost: move the rest with another file"
                 ) from error
 
-    async with opened(source_url) as source, opened(target_url, make=True) as target:
+    async with backend_from_url(source_url) as source, backend_from_url(target_url, make=True) as target:
         names = list(queues) or await source.queues()
         with Progress("moved") as progress:
             return [
@@ -78,7 +78,7 @@ async def _move(
             ]
 
 
-def _summary(moved: Moved) -> str:
+def _summary(moved: MoveResult) -> str:
     parts = [f"{moved.ready:,} ready", f"{moved.delayed:,} delayed"]
     if moved.failed:
         parts.append(f"{moved.failed:,} failed")

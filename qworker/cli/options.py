@@ -27,18 +27,18 @@ __all__ = [
     "Group",
     "URLCommand",
     "Unavailable",
+    "backend_from_url",
     "batches",
     "check_store",
     "duration_type",
     "exit_code_options",
     "item_limit_options",
     "json_option",
+    "keep_paragraphs",
     "load_command",
-    "opened",
-    "positive",
+    "positive_number",
     "run",
     "state_option",
-    "unwrapped",
     "url_option",
 ]
 
@@ -64,7 +64,7 @@ class Group(click.Group):
     def __init__(self, *args: Any, places: Mapping[str, str] | None = None, **kwargs: Any) -> None:
         kwargs.setdefault("context_settings", {"help_option_names": ["-h", "--help"], "max_content_width": 110})
         super().__init__(*args, **kwargs)
-        self.help = unwrapped(self.help)
+        self.help = keep_paragraphs(self.help)
         self._places = places or {}
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -148,7 +148,7 @@ class Command(click.Command):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.help = unwrapped(self.help)
+        self.help = keep_paragraphs(self.help)
         for key, option in options_of(self).items():
             if option.allow_from_autoenv and option.envvar is None:
                 option.envvar = PREFIX + key.upper()
@@ -279,13 +279,13 @@ def exit_code_options(function: F) -> F:
     return function
 
 
-def unwrapped(text: str | None) -> str | None:
+def keep_paragraphs(text: str | None) -> str | None:
     r"""A help text whose lines "\b" have become click's mark for a paragraph that keeps its lines."""
     return None if text is None else text.replace("\\b\n", "\b\n")
 
 
 @asynccontextmanager
-async def opened(url: str, *, make: bool = False) -> AsyncGenerator[Backend]:
+async def backend_from_url(url: str, *, make: bool = False) -> AsyncGenerator[Backend]:
     """The backend of a URL, reached, and let go of afterwards.
 
     Args:
@@ -330,7 +330,7 @@ def duration_type(*, least: float = 0.0, most: float = LONGEST) -> Callable[[str
     return duration
 
 
-def positive(value: float, name: str) -> float:
+def positive_number(value: float, name: str) -> float:
     """`value` if it is more than 0.
 
     Raises:

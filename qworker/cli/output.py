@@ -25,16 +25,16 @@ from qworker.streams import ERROR_STREAM, flush_output, silence_stdout
 
 __all__ = [
     "Progress",
-    "as_data",
-    "body_preview",
-    "clock_time",
+    "echo",
+    "format_seconds",
+    "format_time",
     "has_escapes",
+    "preview_body",
     "print_json",
     "print_table",
     "reporting",
-    "say",
     "say_where",
-    "span",
+    "to_json_data",
 ]
 
 # Columns below which a text is not worth showing in a table.
@@ -42,7 +42,7 @@ _SHORTEST_TEXT = 12
 _NOT_ASCII = re.compile(r"[^\x00-\x7f]+")
 
 
-def say(text: str, *, err: bool = False) -> None:
+def echo(text: str, *, err: bool = False) -> None:
     """Print one line, without the control characters that a stored message could smuggle into a terminal."""
     click.echo(printable(text), file=ERROR_STREAM if err else None)
 
@@ -51,7 +51,7 @@ def say_where(backend: Backend) -> None:
     """Say on standard error which directory is the store: a relative URL leads elsewhere in another working directory."""
     url = backend.describe()
     if ":///" in url:
-        say(f"qworker: the store is {url}", err=True)
+        echo(f"qworker: the store is {url}", err=True)
 
 
 def print_json(data: Any) -> None:
@@ -76,7 +76,7 @@ def reporting(done: str) -> Generator[None]:
         raise
     except OSError as error:
         silence_stdout()
-        say(f"qworker: {done}; the report cannot be written to standard output: {error.strerror}", err=True)
+        echo(f"qworker: {done}; the report cannot be written to standard output: {error.strerror}", err=True)
 
 
 def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]], *, texts: Sequence[str] = ()) -> None:
@@ -172,7 +172,7 @@ def _is_number(cell: str) -> bool:
     return cell.replace(",", "").replace(".", "").isdigit() or cell == "-"
 
 
-def span(seconds: float | None) -> str:
+def format_seconds(seconds: float | None) -> str:
     """A length of time in words: `3.2 s`, `4 min`, `2 h`; `-` for None."""
     if seconds is None:
         return "-"
@@ -187,7 +187,7 @@ def span(seconds: float | None) -> str:
     return f"{seconds / 86_400:.0f} d"
 
 
-def clock_time(seconds: float | None) -> str:
+def format_time(seconds: float | None) -> str:
     """A Unix time as people write it, in UTC; `-` for None."""
     if seconds is None:
         return "-"
@@ -197,13 +197,13 @@ def clock_time(seconds: float | None) -> str:
         return f"{seconds:.0f}"
 
 
-def body_preview(body: bytes, width: int = 60) -> str:
+def preview_body(body: bytes, width: int = 60) -> str:
     """The beginning of a body on one line."""
     text = printable(body[: 4 * width].decode(errors="replace").rstrip())
     return text if len(text) <= width else text[: width - 1] + "…"
 
 
-def as_data(stored: StoredMessage) -> dict[str, Any]:
+def to_json_data(stored: StoredMessage) -> dict[str, Any]:
     """A stored message for JSON: `body` where it is text, else `body_base64`."""
     message = stored.message
     data: dict[str, Any] = {"id": message.id, "queue": message.queue, "state": stored.state.word}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from qworker.cli.options import URLCommand, json_option, opened, run
-from qworker.cli.output import print_json, say
+from qworker.cli.options import URLCommand, backend_from_url, json_option, run
+from qworker.cli.output import echo, print_json
 from qworker.names import check_queue
 
 __all__ = ["pause_command", "resume_command"]
@@ -44,7 +44,7 @@ def resume_command(url: str, queues: tuple[str, ...], json: bool) -> None:
 
 
 async def _set(url: str, queues: tuple[str, ...], *, paused: bool) -> None:
-    async with opened(url) as backend:
+    async with backend_from_url(url) as backend:
         for queue in queues:
             await (backend.pause(queue) if paused else backend.resume(queue))
 
@@ -54,4 +54,4 @@ def _report(queues: tuple[str, ...], paused: bool, json: bool) -> None:
         print_json([{"queue": queue, "paused": paused} for queue in queues])
         return
     for queue in queues:
-        say(f"{queue} is {'paused: nothing is leased from it until `qworker resume`' if paused else 'resumed'}")
+        echo(f"{queue} is {'paused: nothing is leased from it until `qworker resume`' if paused else 'resumed'}")

@@ -7,8 +7,8 @@ from typing import BinaryIO
 
 import click
 
-from qworker.cli.options import URLCommand, batches, duration_type, json_option, opened, run
-from qworker.cli.output import Progress, print_json, reporting, say
+from qworker.cli.options import URLCommand, backend_from_url, batches, duration_type, json_option, run
+from qworker.cli.output import Progress, echo, print_json, reporting
 from qworker.errors import UsageError
 from qworker.message import Draft
 from qworker.names import check_id, check_key, check_queue, counted
@@ -83,9 +83,9 @@ def _report(queue: str, ids: list[str], lines: bool, json: bool) -> None:
     if json:
         print_json({"queue": queue, "count": len(ids), "ids": ids})
     elif lines:
-        say(f"published {counted(len(ids), 'message')} to {queue}")
+        echo(f"published {counted(len(ids), 'message')} to {queue}")
     else:
-        say(ids[0])
+        echo(ids[0])
 
 
 def _bodies(file: BinaryIO | None, body: str | None, lines: bool) -> Iterator[bytes]:
@@ -100,7 +100,7 @@ def _bodies(file: BinaryIO | None, body: str | None, lines: bool) -> Iterator[by
 
 async def _publish(url: str, queue: str, drafts: Iterator[Draft]) -> list[str]:
     ids: list[str] = []
-    async with opened(url, make=True) as backend:
+    async with backend_from_url(url, make=True) as backend:
         with Progress("published") as progress:
             for batch in batches(drafts):
                 ids += await backend.publish(queue, batch)

@@ -6,8 +6,8 @@ import sys
 
 import click
 
-from qworker.cli.options import URLCommand, json_option, opened, run, state_option
-from qworker.cli.output import print_json, say
+from qworker.cli.options import URLCommand, backend_from_url, json_option, run, state_option
+from qworker.cli.output import echo, print_json
 from qworker.errors import UsageError
 from qworker.message import Selection, State
 from qworker.names import check_queue, counted
@@ -42,7 +42,7 @@ def command(url: str, queue: str, state: str | None, yes: bool, json: bool) -> N
     if json:
         print_json({"queue": queue, "purged": count})
     else:
-        say(f"purged {counted(count, 'message')} of {queue}")
+        echo(f"purged {counted(count, 'message')} of {queue}")
 
 
 def _ask(queue: str, state: str | None) -> None:
@@ -54,5 +54,5 @@ def _ask(queue: str, state: str | None) -> None:
 
 
 async def _purge(url: str, queue: str, state: State | None) -> int:
-    async with opened(url) as backend:
+    async with backend_from_url(url) as backend:
         return sum([await backend.remove(queue, Selection(state=one)) for one in ([state] if state else _PURGED)])

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import click
 
 from qworker.backend import Backend
-from qworker.cli.options import URLCommand, batches, duration_type, json_option, opened, run
-from qworker.cli.output import print_json, say
+from qworker.cli.options import URLCommand, backend_from_url, batches, duration_type, json_option, run
+from qworker.cli.output import echo, print_json
 from qworker.envelope import Envelope, open_envelope
 from qworker.errors import UsageError
 from qworker.message import FinishedMessage, Query, Selection, State, StoredMessage
@@ -59,12 +59,12 @@ def command(
     if json:
         print_json({"queue": queue, "requeued": done} | ({"missed": missed} if ids else {}))
     else:
-        say(f"requeued {counted(done, 'message')} of {queue}")
+        echo(f"requeued {counted(done, 'message')} of {queue}")
     if not wanted or done == len(wanted):
         return 0
     named = ", ".join(f"{message_id} ({why})" for message_id, why in missed.items())
     rest = f"{len(wanted) - done:,} of {len(wanted):,} ids, which are not there or have not failed"
-    say(f"qworker: not requeued in {queue}: {named or rest}", err=True)
+    echo(f"qworker: not requeued in {queue}: {named or rest}", err=True)
     return _EXIT_MISSED
 
 
@@ -95,7 +95,7 @@ def _task(stored: StoredMessage) -> str | None:
 
 async def _requeue(url: str, queue: str, ids: list[str], matches: _Filter | None) -> tuple[int, dict[str, str]]:
     """How many were requeued; and which were not, with the reason, where not too many were asked for."""
-    async with opened(url) as backend:
+    async with backend_from_url(url) as backend:
         if matches is not None:
             return await _requeue_matching(backend, queue, matches), {}
         if not ids:

@@ -10,7 +10,7 @@ import click
 from qworker.backend.scan_source import ScanError, ScanOptions
 from qworker.cli.configured import did_you_mean
 from qworker.cli.options import Command, exit_code_options, item_limit_options
-from qworker.cli.output import say
+from qworker.cli.output import echo
 from qworker.errors import QworkerError, UsageError
 from qworker.names import check_queue
 from qworker.settings import setting
@@ -38,7 +38,7 @@ class ProgramCommand(Command):
             error.show(ERROR_STREAM)
             raise click.exceptions.Exit(EXIT_USAGE) from error
         except UsageError as error:
-            say(f"qworker: {error}", err=True)
+            echo(f"qworker: {error}", err=True)
             raise click.exceptions.Exit(EXIT_USAGE) from error
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -185,10 +185,10 @@ def command(
     try:
         return _scan(url, queue, program, options)
     except UsageError as error:
-        say(f"qworker: {error}", err=True)
+        echo(f"qworker: {error}", err=True)
         return EXIT_USAGE
     except (ScanError, QworkerError) as error:
-        say(f"qworker: {error}", err=True)
+        echo(f"qworker: {error}", err=True)
         return EXIT_TEMPORARY
 
 
@@ -197,6 +197,6 @@ def _scan(url: str, queue: str, program: tuple[str, ...], options: ScanOptions) 
         raise UsageError("scan needs a PROGRAM to run, or --empty-ok")
     source = open_source(url, check_queue(queue), options)
     try:
-        return scan(source, program, options, lambda text: say(text, err=True))
+        return scan(source, program, options, lambda text: echo(text, err=True))
     finally:
         source.close()

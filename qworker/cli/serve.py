@@ -10,7 +10,7 @@ import structlog
 
 from qworker import logs
 from qworker.backend.registry import open_backend
-from qworker.cli.options import URLCommand, duration_type, positive
+from qworker.cli.options import URLCommand, duration_type, positive_number
 from qworker.errors import InvalidURL, UsageError
 from qworker.extras import not_installed
 from qworker.supervisor.event_loop import loop_factory
@@ -59,18 +59,18 @@ def command(
       qworker serve file:///var/spool/app --port 8080
       curl -d hello http://127.0.0.1:8080/inbox/messages
     """
-    positive(max_body_size, "--max-body-size")
-    positive(max_connections, "--max-connections")
+    positive_number(max_body_size, "--max-body-size")
+    positive_number(max_connections, "--max-connections")
     try:
         from qworker.server.app import create_app
-        from qworker.server.limits import bounded
-        from qworker.server.server import bind, check_exposure, serve
+        from qworker.server.limits import limited_protocol
+        from qworker.server.server import bind, require_token_if_public, serve
     except ModuleNotFoundError as error:
         raise not_installed(error, "qworker serve") from error
     token = os.environ.get(_TOKEN)
     if token == "":
         raise UsageError(f"{_TOKEN} is empty: set a token or unset the variable")
-    check_exposure(host, token)
+    require_token_if_public(host, token)
     logs.configure()
 
     async def run() -> None:
@@ -85,7 +85,7 @@ def command(
         if backend.remote_leases is None:
             log.warning("leases_end_with_server", url=backend.describe())
         log.info("server_started", url=backend.describe(), address=f"http://{address}:{bound}", token=token is not None)
-        await serve(app, listener, protocol=bounded(most=max_connections))
+        await serve(app, listener, protocol=limited_protocol(most=max_connections))
 
     with asyncio.Runner(loop_factory=loop_factory("auto")) as runner:
         runner.run(run())

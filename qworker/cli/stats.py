@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from qworker.cli.options import URLCommand, json_option, opened, run
-from qworker.cli.output import print_json, print_table, say, span
+from qworker.cli.options import URLCommand, backend_from_url, json_option, run
+from qworker.cli.output import echo, format_seconds, print_json, print_table
 from qworker.message import QueueStats
 from qworker.names import check_queue
 
@@ -34,11 +34,11 @@ def command(url: str, queue: str | None, json: bool) -> None:
     elif found:
         _show(found, queue is not None)
     else:
-        say("no queues yet: `qworker run`, `enqueue` or `create` makes them")
+        echo("no queues yet: `qworker run`, `enqueue` or `create` makes them")
 
 
 async def _stats(url: str, queue: str | None) -> list[QueueStats]:
-    async with opened(url) as backend:
+    async with backend_from_url(url) as backend:
         names = await backend.queues() if queue is None else [queue]
         return [await backend.stats(name) for name in names]
 
@@ -46,12 +46,17 @@ async def _stats(url: str, queue: str | None) -> list[QueueStats]:
 def _show(found: list[QueueStats], one: bool) -> None:
     headings = ("queue", "ready", "leased", "delayed", "failed", "done", "oldest", "")
     rows = [
-        (s.queue, *(f"{n:,}" for n in (s.ready, s.leased, s.delayed, s.failed, s.done)), span(s.oldest_age_s), _note(s))
+        (
+            s.queue,
+            *(f"{n:,}" for n in (s.ready, s.leased, s.delayed, s.failed, s.done)),
+            format_seconds(s.oldest_age_s),
+            _note(s),
+        )
         for s in found
     ]
     print_table(headings, rows)
     if one and found[0].retention:
-        say("retention: " + "; ".join(f"{what}: {how_long}" for what, how_long in found[0].retention.items()))
+        echo("retention: " + "; ".join(f"{what}: {how_long}" for what, how_long in found[0].retention.items()))
 
 
 def _note(stats: QueueStats) -> str:

@@ -8,7 +8,7 @@ import socket
 from qworker.errors import UsageError
 from qworker.names import printable
 
-__all__ = ["keep_across_exec", "listen", "parse_address", "reachable"]
+__all__ = ["keep_across_exec", "listen", "loopback_for", "parse_address"]
 
 # The descriptor of a listening socket that this process has had before it replaced itself.
 _FD = "QWORKER_HEALTH_FD"
@@ -34,7 +34,7 @@ def parse_address(text: str) -> tuple[str, int]:
     return host, int(port)
 
 
-def reachable(host: str) -> str:
+def loopback_for(host: str) -> str:
     """The host under which this machine reaches a server that listens on `host`."""
     return _EVERYWHERE.get(host, host)
 

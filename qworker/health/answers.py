@@ -12,26 +12,26 @@ from typing import Any, cast
 
 import msgspec
 
-from qworker.health.exposition import exposition
-from qworker.health.worker_report import Report
+from qworker.health.exposition import format_metrics
+from qworker.health.worker_report import WorkerReport
 from qworker.message import QueueStats
 from qworker.worker.metrics import TaskCounts, merge_counts
 
-__all__ = ["Fleet", "View"]
+__all__ = ["HealthAnswers", "WorkerReports"]
 
 
-class Fleet:
+class WorkerReports:
     """The reports of a supervisor's workers. Written on the supervisor's loop, read from the server's thread."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
         self._lock = threading.Lock()
         # By process id, each with the monotonic time at which it came.
-        self._last: dict[int, tuple[float, Report]] = {}
+        self._last: dict[int, tuple[float, WorkerReport]] = {}
         # What those who are gone have counted: a counter must not fall when a worker dies.
         self._past: list[TaskCounts] = []
 
-    def heard(self, pid: int, report: Report) -> None:
+    def add_report(self, pid: int, report: WorkerReport) -> None:
         """Take a worker's report."""
         with self._lock:
             before = self._last.get(pid)
@@ -39,14 +39,14 @@ class Fleet:
                 self._past = merge_counts([*self._past, *before[1].counts])
             self._last[pid] = (self._now(), report)
 
-    def gone(self, pid: int) -> None:
+    def remove_process(self, pid: int) -> None:
         """A worker process has ended."""
         with self._lock:
             _, report = self._last.pop(pid, (0.0, None))
             if report is not None:
                 self._past = merge_counts([*self._past, *report.counts])
 
-    def reports(self) -> list[Report]:
+    def reports(self) -> list[WorkerReport]:
         """The last report of each process that runs; silence counts as a loop that stands still."""
         with self._lock:
             now = self._now()
@@ -55,7 +55,7 @@ class Fleet:
                 for at, report in self._last.values()
             ]
 
-    def past(self) -> list[TaskCounts]:
+    def past_counts(self) -> list[TaskCounts]:
         """The counts of processes that are gone."""
         with self._lock:
             return list(self._past)
@@ -69,7 +69,7 @@ def _silence(seconds: float) -> float:
     return seconds if seconds > _USUAL_SILENCE_S else 0.0
 
 
-class View:
+class HealthAnswers:
     """The answers. Every method may be called from any thread.
 
     Args:
@@ -83,7 +83,7 @@ class View:
 
     def __init__(
         self,
-        reports: Callable[[], Sequence[Report]],
+        reports: Callable[[], Sequence[WorkerReport]],
         *,
         stall_timeout: float,
         past: Callable[[], Iterable[TaskCounts]] = tuple,
@@ -142,10 +142,10 @@ class View:
     def metrics(self) -> str:
         """Prometheus' page."""
         reports = self._reports()
-        page = exposition(reports, self._counts(reports), _latest(reports)[0])
+        page = format_metrics(reports, self._counts(reports), _latest(reports)[0])
         return page + self._app_metrics()
 
-    def _counts(self, reports: Sequence[Report]) -> list[TaskCounts]:
+    def _counts(self, reports: Sequence[WorkerReport]) -> list[TaskCounts]:
         return merge_counts([*self._past(), *(task for report in reports for task in report.counts)])
 
     def _app_metrics(self) -> str:
@@ -171,7 +171,7 @@ def _prometheus_client() -> Any:
     return importlib.import_module("prometheus_client")
 
 
-def _latest(reports: Sequence[Report]) -> tuple[list[QueueStats], float | None]:
+def _latest(reports: Sequence[WorkerReport]) -> tuple[list[QueueStats], float | None]:
     looked = [report for report in reports if report.looked_at is not None]
     if not looked:
         return [], None

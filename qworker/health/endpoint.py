@@ -10,16 +10,16 @@ import structlog
 
 from qworker.errors import UsageError
 from qworker.health.address import keep_across_exec, listen
-from qworker.health.answers import View
-from qworker.health.monitor import Watch
+from qworker.health.answers import HealthAnswers
+from qworker.health.monitor import Monitor
 from qworker.health.server import HealthServer
 
-__all__ = ["TOKEN", "Outlet", "Port", "of_worker", "token"]
+__all__ = ["TOKEN", "Endpoint", "HttpEndpoint", "endpoint_for_worker", "read_token"]
 
 TOKEN = "QWORKER_HTTP_TOKEN"
 
 
-class Outlet(Protocol):
+class Endpoint(Protocol):
     """Tells of a process until it is closed."""
 
     def close(self) -> None:
@@ -31,15 +31,15 @@ class Outlet(Protocol):
         ...
 
 
-class Port:
+class HttpEndpoint:
     """A port that speaks for a process, or, with a supervisor's view, for several.
 
     Raises:
         UsageError: the address cannot be had, or the token is empty.
     """
 
-    def __init__(self, address: tuple[str, int], view: View) -> None:
-        secret = token()
+    def __init__(self, address: tuple[str, int], view: HealthAnswers) -> None:
+        secret = read_token()
         self._socket: socket.socket = listen(address)
         # The server closes its socket when it ends: a fresh process gets this one.
         self._server = HealthServer(self._socket.dup(), view, token=secret)
@@ -58,12 +58,12 @@ class Port:
         keep_across_exec(self._socket)
 
 
-def of_worker(watch: Watch, address: tuple[str, int], stall_timeout: float) -> Port:
+def endpoint_for_worker(watch: Monitor, address: tuple[str, int], stall_timeout: float) -> HttpEndpoint:
     """The port of a worker without a supervisor."""
-    return Port(address, View(lambda: [watch.report()], stall_timeout=stall_timeout))
+    return HttpEndpoint(address, HealthAnswers(lambda: [watch.report()], stall_timeout=stall_timeout))
 
 
-def token() -> str | None:
+def read_token() -> str | None:
     """What `/metrics` and `/stats` ask for.
 
     Raises:

@@ -6,18 +6,18 @@ import time
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
 
-from qworker.health.worker_report import Report
+from qworker.health.worker_report import WorkerReport
 from qworker.message import QueueStats
 from qworker.worker.metrics import SECONDS, TRIES, TaskCounts
 
-__all__ = ["CONTENT_TYPE", "exposition"]
+__all__ = ["CONTENT_TYPE", "format_metrics"]
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 _Sample = tuple[str, dict[str, str], float]
 
 
-def exposition(reports: Sequence[Report], counts: Iterable[TaskCounts], queues: Iterable[QueueStats]) -> str:
+def format_metrics(reports: Sequence[WorkerReport], counts: Iterable[TaskCounts], queues: Iterable[QueueStats]) -> str:
     """The page of `/metrics`.
 
     Args:
@@ -92,7 +92,7 @@ def _depths(queues: list[QueueStats]) -> list[tuple[str, str, str, list[_Sample]
     ]
 
 
-def _processes(reports: Sequence[Report]) -> list[tuple[str, str, str, list[_Sample]]]:
+def _processes(reports: Sequence[WorkerReport]) -> list[tuple[str, str, str, list[_Sample]]]:
     looked = [report.looked_at for report in reports if report.looked_at is not None]
     gauges = [
         ("qworker_workers", "Worker processes that run.", len(reports)),

@@ -1,4 +1,4 @@
-"""The worker's side: a pulse that shows whether the loop turns, and a look at the queues now and then."""
+"""The worker's side: a heartbeat that shows whether the loop turns, and a sample of the queues now and then."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from qworker.backend import Backend
 from qworker.errors import QueueNotFound
-from qworker.health.worker_report import Phase, Report
+from qworker.health.worker_report import Phase, WorkerReport
 from qworker.logs import one_line
 from qworker.message import QueueStats
 from qworker.url import mask
@@ -18,10 +18,10 @@ from qworker.worker import Worker
 from qworker.worker.metrics import Metrics
 from qworker.worker.outage import BACKEND_ERRORS
 
-__all__ = ["Pulse", "Reporter", "Watch"]
+__all__ = ["LoopHeartbeat", "Monitor", "Reporter"]
 
 _BEAT_S = 0.5
-# Seconds between two looks at the queues; more where a look takes long, so that looking costs at most 2 %.
+# Seconds between two samples of the queues; more where one takes long, so that sampling costs at most 2 %.
 _LOOK_EVERY_S = 2.0
 _LOOK_SHARE = 0.02
 _LONGEST_PAUSE_S = 60.0
@@ -30,7 +30,7 @@ _LOOK_PATIENCE_S = 10.0
 _REPORT_EVERY_S = 0.5
 
 
-class Pulse:
+class LoopHeartbeat:
     """Whether a loop turns. `beat` runs on the loop; `stalled` may be asked from any thread."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
@@ -47,13 +47,13 @@ class Pulse:
         finally:
             self._last = None
 
-    def stalled(self) -> float:
+    def stalled_seconds(self) -> float:
         """Seconds that the loop has stood still; 0.0 while it turns."""
         last = self._last
         return 0.0 if last is None else max(0.0, self._now() - last - _BEAT_S)
 
 
-class Watch:
+class Monitor:
     """What others may know of this process. Written on the loop's thread, read from any.
 
     Args:
@@ -62,7 +62,7 @@ class Watch:
 
     def __init__(self, concurrency: int) -> None:
         self.metrics = Metrics()
-        self.pulse = Pulse()
+        self.pulse = LoopHeartbeat()
         self._life = f"{os.getpid()}-{time.time_ns()}"
         self._concurrency = concurrency
         self._worker: Worker | None = None
@@ -72,22 +72,22 @@ class Watch:
         self._looked_at: float | None = None
 
     def attach(self, worker: Worker) -> None:
-        """Watch a worker that is about to run."""
+        """Monitor a worker that is about to run."""
         self._worker = worker
         worker.observers.append(self.metrics)
 
-    async def look(self, backend: Backend, queues: Sequence[str]) -> None:
+    async def sample(self, backend: Backend, queues: Sequence[str]) -> None:
         """Look at the queues again and again, until cancelled."""
         try:
             while True:
                 began = time.monotonic()
-                await self._look(backend, queues)
+                await self._sample_queues(backend, queues)
                 took = time.monotonic() - began
                 await asyncio.sleep(min(_LONGEST_PAUSE_S, max(_LOOK_EVERY_S, took / _LOOK_SHARE)))
         finally:
             self._over = True
 
-    async def _look(self, backend: Backend, queues: Sequence[str]) -> None:
+    async def _sample_queues(self, backend: Backend, queues: Sequence[str]) -> None:
         seen: list[QueueStats] = []
         try:
             async with asyncio.timeout(_LOOK_PATIENCE_S):
@@ -118,13 +118,13 @@ class Watch:
             return "starting"
         return self._worker.state
 
-    def report(self) -> Report:
+    def report(self) -> WorkerReport:
         """The process at this moment. From any thread."""
-        return Report(
+        return WorkerReport(
             life=self._life,
             pid=os.getpid(),
             state=self.state(),
-            stalled=self.pulse.stalled(),
+            stalled=self.pulse.stalled_seconds(),
             problem=self._problem,
             running=0 if self._worker is None else self._worker.running_count,
             concurrency=self._concurrency,
@@ -137,7 +137,7 @@ class Watch:
 class Reporter:
     """Tells a supervisor, from a thread of its own: also while a handler blocks the loop."""
 
-    def __init__(self, watch: Watch, send: Callable[[Report], None]) -> None:
+    def __init__(self, watch: Monitor, send: Callable[[WorkerReport], None]) -> None:
         self._watch = watch
         self._send = send
         self._ended = threading.Event()

@@ -7,16 +7,16 @@ import os
 from urllib.parse import urlsplit
 
 from qworker.errors import UsageError
-from qworker.health.address import parse_address, reachable
+from qworker.health.address import loopback_for, parse_address
 from qworker.health.endpoint import TOKEN
 
-__all__ = ["ask"]
+__all__ = ["fetch_page"]
 
 _MOST_BYTES = 16 << 20
 _PROBES = {"/livez", "/readyz"}
 
 
-def ask(where: str, path: str, timeout: float) -> tuple[int, str]:
+def fetch_page(where: str, path: str, timeout: float) -> tuple[int, str]:
     """Ask for a page.
 
     Args:
@@ -38,7 +38,7 @@ def ask(where: str, path: str, timeout: float) -> tuple[int, str]:
     host, port = parse_address(where)
     # The token goes only where it is asked for.
     headers = {} if path in _PROBES else _authorization()
-    connection = http.client.HTTPConnection(reachable(host), port, timeout=timeout)
+    connection = http.client.HTTPConnection(loopback_for(host), port, timeout=timeout)
     try:
         connection.request("GET", path, headers=headers)
         response = connection.getresponse()

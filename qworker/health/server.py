@@ -15,7 +15,7 @@ from http import HTTPStatus
 import msgspec
 import structlog
 
-from qworker.health.answers import View
+from qworker.health.answers import HealthAnswers
 from qworker.health.exposition import CONTENT_TYPE
 
 __all__ = ["HealthServer"]
@@ -51,7 +51,7 @@ class HealthServer:
     """
 
     def __init__(
-        self, listener: socket.socket, view: View, *, token: str | None = None, deadline: float = _DEADLINE_S
+        self, listener: socket.socket, view: HealthAnswers, *, token: str | None = None, deadline: float = _DEADLINE_S
     ) -> None:
         self._listener = listener
         self._view = view

@@ -9,12 +9,13 @@ import msgspec
 from qworker.message import QueueStats
 from qworker.worker.metrics import TaskCounts
 
-__all__ = ["Phase", "Report"]
+__all__ = ["Phase", "WorkerReport"]
 
 Phase = Literal["starting", "working", "quiet", "draining"]
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+# The tag is what processes of every version write on the line to a supervisor.
+class WorkerReport(msgspec.Struct, frozen=True, kw_only=True, tag="Report"):
     """A worker process at one moment."""
 
     # One life of one process: a process that replaces itself keeps its id, and counts from nothing again.

@@ -65,7 +65,7 @@ class EventBatch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
         """Return the transitions. Those of one message are in order."""
         found: list[Event] = []
         for at, name, task, tries, token, enqueued_at, duration, error, text, leased_at in self._rows():
-            known = _Known(self.queue, self.worker, name, task, tries, enqueued_at)
+            known = _EventDefaults(self.queue, self.worker, name, task, tries, enqueued_at)
             if self.begins and tries == 0 and enqueued_at:
                 found.append(known.event("enqueued", enqueued_at))
             if self.begins and self.kind != "leased" and leased_at is not None:
@@ -114,7 +114,7 @@ class EventBatch(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
         return chain.from_iterable(map(repeat, values, self.groups))
 
 
-class _Known(msgspec.Struct, frozen=True, gc=False):
+class _EventDefaults(msgspec.Struct, frozen=True, gc=False):
     """The fields that all events of one message have in common."""
 
     queue: str

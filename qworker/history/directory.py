@@ -17,11 +17,11 @@ from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.history.batch import EventBatch, encode_batch
 from qworker.history.event import Event
 from qworker.history.log_reader import LogReader
-from qworker.history.log_writer import Busy, Writer, start_log
+from qworker.history.log_writer import LogLocked, Writer, start_log
 from qworker.history.retention import prune
 from qworker.history.store import HistoryOptions, HistoryStore
-from qworker.kit.files import FULL, store_error
-from qworker.kit.segments.disk import open_directory
+from qworker.kit.files import open_directory
+from qworker.kit.store_errors import FULL, store_error
 from qworker.url import BackendURL
 
 __all__ = ["DirectoryHistory", "directory_history"]
@@ -110,7 +110,7 @@ class DirectoryHistory(HistoryStore):
         assert self._writer is not None
         try:
             self._writer.append(self._waiting)
-        except Busy:
+        except LogLocked:
             del self._waiting[:-_MOST_WAITING]
         else:
             self._waiting.clear()

@@ -21,13 +21,13 @@ import socket
 from collections.abc import Collection, Sequence
 
 from qworker.clock import Clock
-from qworker.kit.files import boot_id
-from qworker.kit.segments.disk import make_directory, open_directory, open_regular, write_all, write_new
+from qworker.kit.files import make_directory, open_directory, open_regular, write_all, write_new
+from qworker.kit.linux import boot_id
 from qworker.kit.segments.format import segment_name, split
 from qworker.kit.segments.log import Log
 from qworker.kit.segments.state import StateFile, encode_state
 
-__all__ = ["Busy", "Writer", "is_dead", "start_log"]
+__all__ = ["LogLocked", "Writer", "is_dead", "start_log"]
 
 _SIDE, _WRITER = ".qworker", "writer"
 _SEGMENT = 4 << 20
@@ -36,11 +36,11 @@ _STATE = "state"
 _MOST_TRIED = 64
 
 
-class Busy(Exception):
+class LogLocked(Exception):
     """Another program holds the topic's lock at the moment."""
 
 
-class _Taken(Exception):
+class LogInUse(Exception):
     """Another process writes this log, or it cannot be continued."""
 
 
@@ -56,7 +56,7 @@ class Writer:
 
     Raises:
         OSError: It cannot be created or opened.
-        _Taken: It cannot be continued.
+        LogInUse: It cannot be continued.
     """
 
     def __init__(self, root: int, name: str, clock: Clock, *, shared: bool, new: bool) -> None:
@@ -73,16 +73,16 @@ class Writer:
             raise
 
     def _open(self, clock: Clock, new: bool) -> None:
-        folder = self._folder = self._held(open_directory(self.name, self._root))
-        side = self._held(make_directory(_SIDE, folder))
-        sign = self._held(open_regular(_WRITER, side, os.O_RDWR | os.O_CREAT))
+        folder = self._folder = self._keep_open(open_directory(self.name, self._root))
+        side = self._keep_open(make_directory(_SIDE, folder))
+        sign = self._keep_open(open_regular(_WRITER, side, os.O_RDWR | os.O_CREAT))
         self._write_liveness(sign, new)
-        self._lock = self._held(open_regular("lock", side, os.O_RDWR | os.O_CREAT))
+        self._lock = self._keep_open(open_regular("lock", side, os.O_RDWR | os.O_CREAT))
         if new:
             first = Log.make_first(folder, clock, _SEGMENT, durable=False)
             # Last: without this file, a directory is not a topic.
             write_new(_STATE, folder, encode_state(first, []), durable=False)
-        self._state = StateFile(self._held(open_regular(_STATE, folder)))
+        self._state = StateFile(self._keep_open(open_regular(_STATE, folder)))
         self._log = Log(folder, self._state, clock, _SEGMENT, durable=False)
         if not new:
             self._truncate_tail()
@@ -104,17 +104,17 @@ class Writer:
         try:
             fcntl.flock(sign, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise _Taken from None
+            raise LogInUse from None
         # The lock of another host may not be visible here.
         if os.pread(sign, 64, 0) != boot:
-            raise _Taken
+            raise LogInUse
 
     def _truncate_tail(self) -> None:
         """Recover the records behind the write position, which a dead process wrote last."""
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise _Taken from None
+            raise LogInUse from None
         try:
             recorded = self._state.place(0)
             if self._log.looks_written(recorded):
@@ -122,7 +122,7 @@ class Writer:
         finally:
             fcntl.flock(self._lock, fcntl.LOCK_UN)
 
-    def _held(self, fd: int) -> int:
+    def _keep_open(self, fd: int) -> int:
         self._fds.append(fd)
         return fd
 
@@ -139,13 +139,13 @@ class Writer:
         """Append records.
 
         Raises:
-            Busy: Nothing was written. Try again later.
+            LogLocked: Nothing was written. Try again later.
             OSError: Nothing was written that readers see.
         """
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise Busy from None
+            raise LogLocked from None
         try:
             # The last holder of the lock may have written too.
             at = self._state.place(0)
@@ -190,7 +190,7 @@ def start_log(root: int, clock: Clock, *, shared: bool, avoid: Collection[str] =
     for name in left[:_MOST_TRIED]:
         try:
             return Writer(root, name, clock, shared=shared, new=False)
-        except (_Taken, OSError):
+        except (LogInUse, OSError):
             # If it is damaged, retention removes it later.
             continue
     return Writer(root, f"{host}-{os.getpid()}-{secrets.token_hex(4)}", clock, shared=shared, new=True)

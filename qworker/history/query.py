@@ -11,12 +11,12 @@ import msgspec
 from qworker.history.event import Event
 from qworker.history.store import HistoryStore, sort_by_time
 
-__all__ = ["Wanted", "follow", "read_newest"]
+__all__ = ["EventFilter", "follow", "read_newest"]
 
 _PAGE = 1000
 
 
-class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+class EventFilter(msgspec.Struct, frozen=True, kw_only=True):
     """A filter of events. None means any.
 
     Attributes:
@@ -41,7 +41,9 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-async def read_newest(history: HistoryStore, wanted: Wanted, count: int) -> tuple[list[Event], dict[str, str | None]]:
+async def read_newest(
+    history: HistoryStore, wanted: EventFilter, count: int
+) -> tuple[list[Event], dict[str, str | None]]:
     """Return the last `count` events by time, and the end of each log for `follow`.
 
     All of the history is read, in bounded memory.
@@ -65,7 +67,7 @@ async def read_newest(history: HistoryStore, wanted: Wanted, count: int) -> tupl
     return [event for _, _, event in sorted(kept)], ends
 
 
-async def follow(history: HistoryStore, wanted: Wanted, ends: dict[str, str | None]) -> AsyncIterator[list[Event]]:
+async def follow(history: HistoryStore, wanted: EventFilter, ends: dict[str, str | None]) -> AsyncIterator[list[Event]]:
     """Yield the events after `ends`, by time, once for each look. If a look finds nothing, the list is empty.
 
     Args:

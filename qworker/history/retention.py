@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-import shutil
 
 import msgspec
 
 from qworker.history.log_writer import is_dead
-from qworker.kit.segments.disk import open_directory
+from qworker.kit.files import open_directory, remove_tree
 from qworker.kit.segments.format import segment_name
 from qworker.kit.segments.log import Log
 
@@ -51,7 +50,7 @@ async def prune(root: int, age: float, size: int, now: float) -> int:
     segments: list[_Segment] = []
     for name in os.listdir(root):
         if name.startswith(_GONE):
-            _remove_tree(root, name)
+            remove_tree(name, root)
         elif name[0] != ".":
             segments += _segments(root, name, now)
         await asyncio.sleep(0)
@@ -81,7 +80,7 @@ def remove_log(root: int, name: str) -> None:
         os.rename(name, gone, src_dir_fd=root, dst_dir_fd=root)
     except FileNotFoundError:
         return
-    _remove_tree(root, gone)
+    remove_tree(gone, root)
 
 
 def _segments(root: int, name: str, now: float) -> list[_Segment]:
@@ -127,11 +126,3 @@ def _remove_if_empty(root: int, log: str) -> None:
         os.close(folder)
     if empty:
         remove_log(root, log)
-
-
-def _remove_tree(root: int, name: str) -> None:
-    try:
-        shutil.rmtree(name, dir_fd=root)
-    except FileNotFoundError:
-        # Another process removes it too.
-        return

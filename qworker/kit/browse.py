@@ -13,7 +13,7 @@ from urllib.parse import quote, unquote
 import msgspec
 
 from qworker.errors import UsageError
-from qworker.kit.parts import pages
+from qworker.kit.parts import in_pages
 from qworker.message import Query, StoredMessage
 from qworker.names import printable
 
@@ -158,7 +158,7 @@ async def browse_rows(
         # Before anything else runs: a row may be the message itself, which moves on while others are read.
         places = [place(row) for row in rows]
         seen = 0
-        async for page in pages(first(left, map(_positioned, map(read, rows), places))):
+        async for page in in_pages(first(left, map(_positioned, map(read, rows), places))):
             seen += len(page)
             yield page
         if left is None or len(rows) < left or seen == left:
@@ -190,7 +190,7 @@ async def _browse_moving(
         if not wanted:
             return
         seen = 0
-        async for page in pages(first(left, itertools.starmap(message, wanted))):
+        async for page in in_pages(first(left, itertools.starmap(message, wanted))):
             seen += len(page)
             yield page
         if left is not None:
@@ -223,7 +223,7 @@ async def browse_share(
             rows = [row for row in rows if identity(row) not in given]
         if not rows:
             return
-        async for page in pages(map(read, rows)):
+        async for page in in_pages(map(read, rows)):
             given.update([stored.message.id for stored in page] if identity else ())
             yield page
 

@@ -6,10 +6,10 @@ from enum import StrEnum
 
 import msgspec
 
-__all__ = ["Check", "Health"]
+__all__ = ["Check", "CheckStatus"]
 
 
-class Health(StrEnum):
+class CheckStatus(StrEnum):
     """How a check came out."""
 
     OK = "ok"
@@ -23,7 +23,7 @@ class Check(msgspec.Struct, frozen=True):
     """The outcome of one check."""
 
     name: str
-    health: Health
+    health: CheckStatus
     # What was found.
     detail: str
     # What to do about it; empty where nothing is to be done.

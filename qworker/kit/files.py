@@ -1,169 +1,60 @@
-"""Durable file operations that directory backends share: one place that knows what `fsync` means.
-
-A commit has two phases. The data of new files is put on the disk first, then the caller renames them into sight, then the
-directories are put on the disk. Renaming before the data is there shows empty messages after a power cut. What is pending when a
-sync starts rides on it, whoever asked: publishes, settlements and failures share their commits (`GroupCommit`).
-
-A failed sync is final. The kernel drops the pages it could not write and calls the next sync a success, so a file whose sync failed
-is never synced again: its publish fails, and a repetition writes another file.
-"""
+"""Operations on files and directories that stores share. No link is followed, and nothing is inherited by other programs."""
 
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import errno
-import fcntl
 import os
-import queue
 import resource
 import secrets
-import signal
 import stat
-import threading
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
-from typing import Self
+from collections.abc import AsyncIterator
 
-from qworker.errors import BackendError, BackendUnavailable, PermissionDenied, StorageFull
-from qworker.kit.mounts import Mount, ext4_options, find_mount
+from qworker.kit.linux import has_writer
+from qworker.kit.store_errors import NOT_A_FILE, NOT_EMPTY, NOT_SUPPORTED, Unsupported
 
 __all__ = [
     "CREATE",
     "DIRECTORY",
-    "FULL",
-    "NETWORK",
     "READ",
-    "FileSystem",
-    "GroupCommit",
-    "Unsupported",
-    "boot_id",
     "change_mode",
     "check_writable",
     "close_all",
-    "durability_at",
     "files_at_once",
-    "has_writer",
     "hide_directory",
     "is_finished",
     "link_file",
     "list_names",
+    "make_directory",
     "make_fifo",
     "name_slices",
+    "open_directory",
+    "open_regular",
     "raise_file_limit",
     "read_all",
     "read_file",
-    "store_error",
-    "store_errors",
-    "sync_file_system",
+    "remove_empty",
+    "remove_tree",
+    "unlink_if_there",
     "write_all",
+    "write_new",
 ]
 
 # No link is followed, no FIFO blocks, nothing is inherited by a program that a handler starts.
 READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_SAFE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 # Files of one batch.
 _BATCH = 1000
-# From this many files on, one `syncfs` is cheaper than a sync of each; on ext4, where `_file_range` saves a commit, later.
-_MANY, _MANY_ORDERED = 16, 256
 # How many directory entries are read before others on the loop get their turn; about 1 ms.
 _SLICE = 1000
-
-# No room on the disk, or none for this user.
-FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
-# What to make of the kernel's errors: what is wrong, where it does not say it well itself, and what to do. All others may be over at
-# the next try.
-_MEANING: dict[int, tuple[type[BackendError], str, str]] = {
-    **dict.fromkeys(FULL, (StorageFull, "", "free some space, or purge what is done")),
-    errno.EFBIG: (StorageFull, "", "a file of this size is not allowed by the file system, or by `ulimit -f`"),
-    **dict.fromkeys(
-        (errno.EACCES, errno.EPERM),
-        (PermissionDenied, "", "run as the directory's owner, or let its group write to it"),
-    ),
-    errno.EROFS: (
-        PermissionDenied,
-        "the file system is mounted read-only",
-        "remount it, or choose another directory",
-    ),
-    **dict.fromkeys(
-        (errno.ENOTDIR, errno.EEXIST),
-        (BackendUnavailable, "there is a file where a directory should be", "check the URL"),
-    ),
-    errno.ELOOP: (BackendUnavailable, "", "check the URL, and links in its path"),
-    errno.ENAMETOOLONG: (BackendUnavailable, "", "check the URL"),
-    **dict.fromkeys(
-        (errno.EMFILE, errno.ENFILE),
-        (BackendUnavailable, "", "raise the limit of open files (`ulimit -n`), or publish fewer messages at once"),
-    ),
-}
-
-# No leases on this file system, or not on somebody else's file.
-_NO_LEASES = frozenset({errno.EINVAL, errno.EACCES, errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK})
-# How a file system says that it has no such thing.
-_NOT_THERE = frozenset({errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EMLINK})
+# How often a tree is removed again in which another process has written meanwhile.
+_REMOVALS = 10
 # Seconds without a change after which a file is finished, where the kernel does not tell.
 _QUIET = 1.0
-
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.syncfs.argtypes = [ctypes.c_int]
-_libc.sync_file_range.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint]
-_WAIT_BEFORE, _WRITE, _WAIT_AFTER = 1, 2, 4
-
-NETWORK = frozenset({"nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "glusterfs", "lustre", "afs", "virtiofs"})
-_JOURNALED = frozenset({"xfs", "btrfs", "f2fs", "zfs", "bcachefs", "jfs"})
-# Mount options of ext4, xfs and btrfs; of ext3; of reiserfs; of f2fs.
-_NO_BARRIERS = frozenset({"nobarrier", "barrier=0", "barrier=none", "fsync_mode=nobarrier"})
-
-
-# -- errors ----------------------------------------------------------------------------------------------------------
-
-
-class Unsupported(OSError):
-    """The file system cannot do what a queue needs.
-
-    Args:
-        what: it has not, in the plural.
-    """
-
-    def __init__(self, what: str) -> None:
-        super().__init__(errno.EOPNOTSUPP, f"this file system has no {what}")
-
-
-def store_error(error: OSError, doing: str) -> BackendError:
-    """The error of the tree that an `OSError` of the store is; attach the cause with `raise ... from error`.
-
-    Returns:
-        `StorageFull`: no space, inodes or quota are left. `PermissionDenied`: the directory cannot be used by this user, or at all.
-        `BackendUnavailable`: everything else, for it may be over at the next try.
-    """
-    # Those that qworker reads itself; a queue may be named that lies under /proc, too.
-    if isinstance(error.filename, str) and error.filename.startswith(("/proc/sys/", "/proc/self/")):
-        return BackendUnavailable(f"{error.filename} cannot be read: mount /proc")
-    if isinstance(error, Unsupported):
-        what = f"{error.strerror}: put the queues on another one (`qworker doctor URL` tries what they need)"
-        return PermissionDenied(f"cannot {doing}: {what}")
-    kind, what, advice = _MEANING.get(error.errno or 0, (BackendUnavailable, "", ""))
-    reason = f"cannot {doing}: {what or error.strerror or error}"
-    return kind(f"{reason}: {advice}" if advice else reason)
-
-
-class store_errors:  # noqa: N801 - reads as a statement: `with store_errors("list the queue"):`
-    """Let every `OSError` of the block arrive as a `BackendError`; `doing` completes "cannot ..."."""
-
-    # No generator: every call of a directory backend passes here, several times per message to an idle worker.
-    __slots__ = ("_doing",)
-
-    def __init__(self, doing: str) -> None:
-        self._doing = doing
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, OSError):
-            raise store_error(error, self._doing) from error
 
 
 def check_writable(directory: int) -> None:
@@ -198,13 +89,22 @@ def files_at_once() -> int:
 # -- reading and writing ---------------------------------------------------------------------------------------------
 
 
-def write_all(fd: int, body: bytes) -> None:
-    """Write the whole of `body`; a short write is continued (a disk that fills up gives one before ENOSPC)."""
-    written = os.write(fd, body)
+def write_all(fd: int, body: bytes, offset: int | None = None) -> None:
+    """Write the whole of `body`; a short write is continued (a disk that fills up gives one before ENOSPC).
+
+    Args:
+        fd: An open file.
+        body: What to write.
+        offset: Where to write it. None: at the file's own position.
+    """
+    written = os.write(fd, body) if offset is None else os.pwrite(fd, body, offset)
     if written < len(body):
         rest = memoryview(body)[written:]
         while rest:
-            rest = rest[os.write(fd, rest) :]
+            if offset is not None:
+                offset += written
+            written = os.write(fd, rest) if offset is None else os.pwrite(fd, rest, offset)
+            rest = rest[written:]
 
 
 def read_all(fd: int, size: int) -> bytes:
@@ -231,19 +131,51 @@ def read_file(name: str, directory: int) -> bytes | None:
         os.close(fd)
 
 
-def hide_directory(name: str, parent: int) -> str | None:
-    """Take a directory out of sight for good, by one rename, so that nobody sees half of it while it is removed.
+def open_directory(path: str | bytes, parent: int | None = None) -> int:
+    """Open a directory that is not a link."""
+    return os.open(path, DIRECTORY if parent is None else DIRECTORY | os.O_NOFOLLOW, dir_fd=parent)
 
-    Returns:
-        Its name from now on, which no queue can have; None where it is gone: somebody else was faster.
-    """
-    hidden = f".{secrets.token_hex(8)}.gone"
+
+def make_directory(name: str, parent: int) -> int:
+    """Open a directory, and create it if it is absent. The caller syncs its entry before anything relies on it."""
     try:
-        os.rename(name, hidden, src_dir_fd=parent, dst_dir_fd=parent)
-    except FileNotFoundError:
-        return None
-    os.fsync(parent)
-    return hidden
+        os.mkdir(name, 0o700, dir_fd=parent)
+    except FileExistsError:
+        pass
+    return open_directory(name, parent)
+
+
+def open_regular(name: str, parent: int, flags: int = os.O_RDWR) -> int:
+    """Open a regular file.
+
+    Raises:
+        OSError: It cannot be opened, is a link, or is not a regular file.
+    """
+    fd = os.open(name, flags | _SAFE, 0o600, dir_fd=parent)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, f"{name} is not a regular file")
+    return fd
+
+
+def write_new(name: str, parent: int, data: bytes, *, durable: bool = True) -> None:
+    """Write a whole file, durably, under its name, over what had that name before."""
+    temporary = f".{secrets.token_hex(8)}.tmp"
+    fd = open_regular(temporary, parent, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+    try:
+        try:
+            write_all(fd, data, 0)
+            if durable:
+                os.fsync(fd)
+        finally:
+            os.close(fd)
+        os.rename(temporary, name, src_dir_fd=parent, dst_dir_fd=parent)
+    except OSError:
+        # The temporary name is free again; only this call knows it.
+        unlink_if_there(temporary, parent)
+        raise
+    if durable:
+        os.fsync(parent)
 
 
 def link_file(source: str, target: str, source_dir: int, target_dir: int) -> None:
@@ -256,7 +188,7 @@ def link_file(source: str, target: str, source_dir: int, target_dir: int) -> Non
     try:
         os.link(source, target, src_dir_fd=source_dir, dst_dir_fd=target_dir, follow_symlinks=False)
     except OSError as error:
-        if error.errno in _NOT_THERE:
+        if error.errno in NOT_SUPPORTED:
             found = os.stat(source, dir_fd=source_dir, follow_symlinks=False)
             # A directory has one name only, and another user's file is protected, on every file system.
             if stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid():
@@ -290,9 +222,81 @@ def make_fifo(name: str, mode: int, directory: int) -> None:
         os.mkfifo(name, mode, dir_fd=directory)
     except OSError as error:
         # EIO is the answer of file systems that are programs.
-        if error.errno in _NOT_THERE or error.errno == errno.EIO:
+        if error.errno in NOT_SUPPORTED or error.errno == errno.EIO:
             raise Unsupported("named pipes") from error
         raise
+
+
+def hide_directory(name: str, parent: int) -> str | None:
+    """Take a directory out of sight for good, by one rename, so that nobody sees half of it while it is removed.
+
+    Returns:
+        Its name from now on, which no queue can have; None where it is gone: somebody else was faster.
+    """
+    hidden = f".{secrets.token_hex(8)}.gone"
+    try:
+        os.rename(name, hidden, src_dir_fd=parent, dst_dir_fd=parent)
+    except FileNotFoundError:
+        return None
+    os.fsync(parent)
+    return hidden
+
+
+def unlink_if_there(name: str, directory: int) -> None:
+    """Delete a file, unless another process was faster."""
+    try:
+        os.unlink(name, dir_fd=directory)
+    except FileNotFoundError:
+        return
+
+
+def remove_tree(name: str, parent: int) -> bool:
+    """Remove a directory and everything in it. Other processes may remove it or write to it at the same time.
+
+    Returns:
+        False if another process wrote there again each time.
+
+    Raises:
+        OSError: Something cannot be removed.
+    """
+    return any(_remove_once(name, parent) for _ in range(_REMOVALS))
+
+
+def _remove_once(name: str, parent: int) -> bool:
+    try:
+        fd = os.open(name, DIRECTORY | os.O_NOFOLLOW, dir_fd=parent)
+    except FileNotFoundError:
+        return True
+    except NotADirectoryError:
+        unlink_if_there(name, parent)
+        return True
+    try:
+        with os.scandir(fd) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    _remove_once(entry.name, fd)
+                else:
+                    unlink_if_there(entry.name, fd)
+    finally:
+        os.close(fd)
+    return remove_empty(name, parent)
+
+
+def remove_empty(name: str, parent: int) -> bool:
+    """Remove an empty directory. Return False if it is not empty.
+
+    A listing can miss files while other processes rename there. `rmdir` cannot.
+    """
+    try:
+        os.rmdir(name, dir_fd=parent)
+    except FileNotFoundError:
+        # Another process removed it.
+        return True
+    except OSError as error:
+        if error.errno not in NOT_EMPTY:
+            raise
+        return False
+    return True
 
 
 def close_all(fds: list[int]) -> None:
@@ -338,29 +342,6 @@ async def name_slices(directory: int) -> AsyncIterator[list[str]]:
         os.close(fd)
 
 
-def has_writer(fd: int) -> bool | None:
-    """Whether any process has a file open for writing, or is about to; None where that cannot be told.
-
-    Raises:
-        OSError: for another reason than a file of somebody else's, or a file system without leases.
-    """
-    try:
-        # Whoever opens it meanwhile makes the kernel signal us: not with SIGIO, which kills.
-        fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)
-        # Refused while anybody has the file open for writing.
-        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
-        # Whoever has come in between waits for the lease to go, and would write into what we are about to read.
-        comes = fcntl.fcntl(fd, fcntl.F_GETLEASE) != fcntl.F_RDLCK
-        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
-        return comes
-    except BlockingIOError:
-        return True
-    except OSError as error:
-        if error.errno in _NO_LEASES:
-            return None
-        raise
-
-
 def is_finished(name: str, directory: int) -> bool | None:
     """Whether nobody writes the file any more; None for what is gone, or no regular file.
 
@@ -369,7 +350,7 @@ def is_finished(name: str, directory: int) -> bool | None:
     try:
         fd = os.open(name, READ, dir_fd=directory)
     except OSError as error:
-        if error.errno in {errno.ENOENT, errno.ELOOP, errno.ENXIO}:
+        if error.errno == errno.ENOENT or error.errno in NOT_A_FILE:
             return None
         raise
     try:
@@ -384,271 +365,3 @@ def is_finished(name: str, directory: int) -> bool | None:
         return time.time() - found.st_mtime > _QUIET if written is None else not written
     finally:
         os.close(fd)
-
-
-def boot_id() -> str:
-    """What names this start of the machine; the same in all its containers.
-
-    Raises:
-        OSError: /proc is not mounted.
-    """
-    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-        return file.read().strip()
-
-
-# -- what the file system promises -----------------------------------------------------------------------------------
-
-
-class FileSystem:
-    """The file system that a directory is on, and what a sync on it is worth; `kind` is empty where the kernel does not show it."""
-
-    __slots__ = ("has_barriers", "is_local", "is_ordered", "keeps_renames", "kind", "source")
-
-    def __init__(self, directory: int) -> None:
-        mount = _mount_of(directory)
-        self.kind = "" if mount is None else mount.kind
-        self.source = "" if mount is None else mount.source
-        options = frozenset[str]() if mount is None else mount.options
-        if self.kind in {"ext4", "ext3"}:
-            options |= ext4_options(os.fstat(directory).st_dev, self.source)
-        journal = {option for option in options if option.startswith("data=")}
-        # A synced rename is found after a power cut. Without a journal a torn one can lose a file that was there.
-        self.keeps_renames = bool(journal) or self.kind in _JOURNALED
-        # A sync waits until the disk has emptied its cache. Without it a sync survives the system, and not a power cut.
-        self.has_barriers = options.isdisjoint(_NO_BARRIERS)
-        # ext4 in its usual mode: a journal commit carries everything that was allocated before it (`GroupCommit.data`).
-        self.is_ordered = "data=ordered" in journal
-        self.is_local = self.kind not in NETWORK and not self.kind.startswith("fuse")
-
-    @property
-    def survives_power_loss(self) -> bool:
-        """Whether what was synced is found after a power cut, as far as the file system is concerned."""
-        return self.keeps_renames and self.has_barriers
-
-    @classmethod
-    def of(cls, path: str) -> Self:
-        """The file system of a directory, or of the nearest one above it that exists; nothing is left open.
-
-        Raises:
-            OSError: it cannot be opened.
-        """
-        while not os.path.isdir(path):
-            path = os.path.dirname(path)
-        # One that this user may not read is on a file system all the same.
-        fd = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            return cls(fd)
-        finally:
-            os.close(fd)
-
-
-def durability_at(path: str, *, sync: bool) -> str:
-    """The `Backend.durability` of a directory: `disk` if it is synced on a file system that keeps what was synced, else `process`.
-
-    Raises:
-        BackendError: it cannot be looked at.
-    """
-    if not sync:
-        return "process"
-    with store_errors(f"open {path}"):
-        return "disk" if FileSystem.of(path).survives_power_loss else "process"
-
-
-def _mount_of(directory: int) -> Mount | None:
-    try:
-        return find_mount(os.readlink(f"/proc/self/fd/{directory}"))
-    except OSError:
-        # Without /proc nothing is known, and nothing promised: `qworker doctor` gives the reason.
-        return None
-
-
-# -- group commit ----------------------------------------------------------------------------------------------------
-
-
-class _Request:
-    """What one caller waits for."""
-
-    __slots__ = ("directories", "done", "error", "files")
-
-    def __init__(self, files: Sequence[int], directories: Collection[int], done: asyncio.Future[None]) -> None:
-        self.files = files
-        self.directories = directories
-        self.done = done
-        self.error: OSError | None = None
-
-
-class GroupCommit:
-    """Syncs descriptors for everybody on one event loop, in one thread, one round after another.
-
-    A round takes all that was asked for before it started, and nothing later. The thread runs nothing but the long waits: every
-    system call in it gives the GIL away and has to win it back from a busy loop.
-
-    Args:
-        directory: any descriptor of the file system, open as long as this object: `syncfs` reports the errors since its opening.
-        system: what the file system promises.
-    """
-
-    def __init__(self, directory: int, system: FileSystem) -> None:
-        self._directory = directory
-        self._ordered = system.is_ordered
-        self._many = _MANY_ORDERED if self._ordered else _MANY
-        self._pending: list[_Request] = []
-        self._rounds: queue.SimpleQueue[list[_Request] | None] = queue.SimpleQueue()
-        self._running = False
-        self._thread: threading.Thread | None = None
-        self._loop = asyncio.get_running_loop()
-
-    async def data(self, files: Sequence[int]) -> None:
-        """Put the contents of new files on the disk, so that they may be renamed into sight.
-
-        Raises:
-            OSError: one of them was not written; sync it never again.
-        """
-        await self._sync(files, ())
-
-    async def directories(self, directories: Collection[int]) -> None:
-        """Put what was renamed, linked and unlinked in directories on the disk.
-
-        Raises:
-            OSError: the outcome is unknown.
-        """
-        await self._sync((), directories)
-
-    async def both(self, files: Sequence[int], directories: Collection[int]) -> None:
-        """Put contents that need not be there before their names, and names, on the disk in one commit.
-
-        Raises:
-            OSError: the outcome is unknown; sync none of the files again.
-        """
-        await self._sync(files, directories)
-
-    async def _sync(self, files: Sequence[int], directories: Collection[int]) -> None:
-        request = _Request(files, directories, self._loop.create_future())
-        self._pending.append(request)
-        if not self._running:
-            # Later in this turn of the loop, so that what others ask for in the same turn rides along.
-            self._running = True
-            self._loop.call_soon(self._start_round)
-        cancelled: asyncio.CancelledError | None = None
-        while not request.done.done():
-            try:
-                await asyncio.shield(request.done)
-            except asyncio.CancelledError as error:
-                # The thread uses the descriptors: they must stay open until it is done with them.
-                cancelled = error
-        if cancelled is not None:
-            raise cancelled
-        if request.error is not None:
-            raise request.error
-
-    def _start_round(self) -> None:
-        requests, self._pending = self._pending, []
-        if not requests:
-            self._running = False
-            return
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._work, name="qworker-commit", daemon=True)
-            self._thread.start()
-        self._rounds.put(requests)
-
-    def _work(self) -> None:
-        while (requests := self._rounds.get()) is not None:
-            self._run(requests)
-            try:
-                self._loop.call_soon_threadsafe(self._end_round, requests)
-            except RuntimeError:
-                # The loop is closed: nobody waits any more.
-                return
-
-    def _end_round(self, requests: list[_Request]) -> None:
-        for request in requests:
-            if not request.done.done():
-                request.done.set_result(None)
-        self._start_round()
-
-    def _run(self, requests: list[_Request]) -> None:
-        """In the thread: one round."""
-        files = sum(len(request.files) for request in requests)
-        if files >= self._many:
-            error = _syncfs(self._directory)
-            for request in requests:
-                request.error = error
-            return
-        if self._ordered:
-            # The disk writes the contents while the journal commits the directories.
-            _each(requests, _start_writing)
-        done: dict[int, OSError | None] = {}
-        for request in requests:
-            for fd in request.directories:
-                if fd not in done:
-                    done[fd] = _fsync(fd)
-                request.error = request.error or done[fd]
-        _each(requests, _finish_writing if self._ordered else _fsync)
-
-    async def aclose(self) -> None:
-        """End the thread, after everything that was asked for. Idempotent."""
-        while self._running:
-            await asyncio.sleep(0.001)
-        if self._thread is not None:
-            self._rounds.put(None)
-            self._thread.join()
-            self._thread = None
-
-
-def _each(requests: list[_Request], step: Callable[[int], OSError | None]) -> None:
-    for request in requests:
-        for fd in request.files:
-            # After its first error a file is not touched again, nor are those of the same batch: the batch has failed.
-            if request.error is not None:
-                break
-            request.error = step(fd)
-
-
-def _fsync(fd: int) -> OSError | None:
-    try:
-        os.fsync(fd)
-    except OSError as error:
-        return error
-    return None
-
-
-# On ext4 with data=ordered, contents whose blocks are allocated and written out before a rename are as durable as the rename: the
-# journal commit that carries the rename (the sync of the directory) carries every earlier allocation too, and flushes the disk's
-# cache before its commit record. So one commit does where two `fsync`s need two. The wait must come before the rename: with
-# dioread_nolock a written extent counts only after its conversion, which the end of the write-out includes.
-
-
-def _start_writing(fd: int) -> OSError | None:
-    return _file_range(fd, _WRITE)
-
-
-def _finish_writing(fd: int) -> OSError | None:
-    return _file_range(fd, _WAIT_BEFORE | _WRITE | _WAIT_AFTER)
-
-
-def _file_range(fd: int, flags: int) -> OSError | None:
-    if _libc.sync_file_range(fd, 0, 0, flags) == 0:
-        return None
-    number = ctypes.get_errno()
-    return OSError(number, os.strerror(number))
-
-
-def sync_file_system(fd: int) -> None:
-    """Put everything that was written to a file system on the disk; blocks for long.
-
-    Args:
-        fd: any descriptor there, opened before the first of the writes that matter: errors are reported since then.
-
-    Raises:
-        OSError: something was not written, and will not be by another try.
-    """
-    error = _syncfs(fd)
-    if error is not None:
-        raise error
-
-
-def _syncfs(fd: int) -> OSError | None:
-    if _libc.syncfs(fd) == 0:
-        return None
-    number = ctypes.get_errno()
-    return OSError(number, os.strerror(number))

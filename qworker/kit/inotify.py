@@ -1,61 +1,145 @@
-"""Wake-ups from directories, without a thread: Linux inotify on a descriptor that the event loop watches.
+"""Wake-ups from directories, without a thread: inotify on a descriptor that the event loop reads.
 
-A hint only: watches may be refused (their number is limited per user), events may overflow, and a network file system tells nothing
-of other hosts. Every user of this rescans on a timer as well.
+A hint only. The kernel may refuse watches (their number is limited per user), events may overflow, and a network file system reports
+nothing of other hosts. Every user of this module also scans again on a timer.
 """
 
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import os
 from collections.abc import Callable
-from functools import cache
 
-__all__ = ["Watcher"]
+import msgspec
 
-_CLOSE_WRITE = 0x8
-_MOVED_TO = 0x80
-_CREATE = 0x100
-_ONLYDIR = 0x01000000
-_MASK = _CLOSE_WRITE | _MOVED_TO | _CREATE | _ONLYDIR
+from qworker.kit.linux import (
+    CLOSE_WRITE,
+    CREATE,
+    DELETE,
+    IGNORED,
+    MOVED_FROM,
+    MOVED_TO,
+    OVERFLOW,
+    add_inotify_watch,
+    open_inotify,
+    parse_inotify_events,
+    remove_inotify_watch,
+)
+
+__all__ = ["Inotify", "OnName", "Watcher"]
+
+_ARRIVALS, _REMOVALS = CREATE | MOVED_TO, DELETE | MOVED_FROM
+# Bytes read at once: a few events, which is what wakes an idle worker, or many.
+_FEW, _MANY = 1 << 11, 1 << 16
+
+# Called with a name in a watched directory. None: events were lost.
+OnName = Callable[[str | None], None]
 
 
-@cache
-def _libc() -> ctypes.CDLL:
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.inotify_add_watch.argtypes = [ctypes.c_int, ctypes.c_char_p, ctypes.c_uint32]
-    return libc
+def _open() -> int:
+    try:
+        return open_inotify()
+    except OSError:
+        return -1
+
+
+def _add(fd: int, directory: int, mask: int) -> int:
+    if fd < 0:
+        return -1
+    try:
+        return add_inotify_watch(fd, directory, mask)
+    except OSError:
+        return -1
+
+
+class _Watch(msgspec.Struct, frozen=True):
+    on_arrival: OnName
+    on_removal: OnName | None
+
+
+class Inotify:
+    """One inotify instance whose events are read by name; `fd` is -1 if the kernel gives none."""
+
+    def __init__(self) -> None:
+        self.fd = _open()
+        self._watches: dict[int, _Watch] = {}
+
+    def watch(self, directory: int, on_arrival: OnName, on_removal: OnName | None = None) -> int:
+        """Watch a directory. Return the number of the watch, or -1 if the kernel refuses.
+
+        Args:
+            directory: The directory's descriptor.
+            on_arrival: Called for each name that came into it; if `on_removal` is None, also when a file there was closed after writing.
+            on_removal: Called for each name that left it.
+        """
+        mask = _ARRIVALS | (CLOSE_WRITE if on_removal is None else _REMOVALS)
+        watch = _add(self.fd, directory, mask)
+        if watch >= 0:
+            self._watches[watch] = _Watch(on_arrival, on_removal)
+        return watch
+
+    def unwatch(self, watch: int) -> None:
+        """End one watch. Idempotent."""
+        if self._watches.pop(watch, None) is not None:
+            remove_inotify_watch(self.fd, watch)
+
+    def drain(self) -> bool:
+        """Report all events that the kernel has kept. Return whether there were any."""
+        found, size = False, _FEW
+        while self.fd >= 0:
+            try:
+                events = os.read(self.fd, size)
+            except BlockingIOError:
+                break
+            found = True
+            self._report(events)
+            if len(events) < size // 2:
+                break
+            size = _MANY
+        return found
+
+    def _report(self, events: bytes) -> None:
+        for number, mask, name in parse_inotify_events(events):
+            if mask & OVERFLOW:
+                for each in tuple(self._watches.values()):
+                    each.on_arrival(None)
+            elif mask & IGNORED:
+                self._watches.pop(number, None)
+            elif name and (watch := self._watches.get(number)) is not None:
+                report = watch.on_removal if mask & _REMOVALS else watch.on_arrival
+                if report is not None:
+                    report(name)
+
+    def close(self) -> None:
+        """End every watch. Idempotent."""
+        if self.fd >= 0:
+            fd, self.fd = self.fd, -1
+            os.close(fd)
+            self._watches.clear()
 
 
 class Watcher:
-    """Calls back, on the running event loop, after something was made, finished or moved in a watched directory.
+    """Calls back, on the running event loop, after a file was made, finished or moved in a watched directory.
 
     Args:
-        on_change: called with no more than one call per loop turn, however much happened.
+        on_change: Called at most once in each turn of the loop, however much happened.
     """
 
     def __init__(self, on_change: Callable[[], None]) -> None:
         self._on_change = on_change
         self._loop = asyncio.get_running_loop()
-        self._fd = -1
-        libc = _libc()
-        if hasattr(libc, "inotify_init1"):
-            self._fd = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._fd = _open()
         if self._fd >= 0:
             self._loop.add_reader(self._fd, self._drain)
 
     @property
     def active(self) -> bool:
-        """Whether the kernel gave us a watcher at all."""
+        """Whether the kernel gave an instance at all."""
         return self._fd >= 0
 
     def add(self, directory: int) -> bool:
-        """Watch a directory, given by descriptor; False when the kernel refuses."""
-        if self._fd < 0:
-            return False
-        path = f"/proc/self/fd/{directory}".encode()
-        return int(_libc().inotify_add_watch(self._fd, path, _MASK)) >= 0
+        """Watch a directory, given by its descriptor. Return False if the kernel refuses."""
+        return _add(self._fd, directory, _ARRIVALS | CLOSE_WRITE) >= 0
 
     def _drain(self) -> None:
         try:

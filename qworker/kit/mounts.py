@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
-__all__ = ["MOUNTINFO", "Mount", "ext4_options", "find_mount", "parse_mounts"]
+from qworker.kit.linux import read_ext4_options, read_mountinfo
 
-MOUNTINFO = "/proc/self/mountinfo"
+__all__ = ["Mount", "ext4_options", "find_mount", "parse_mounts"]
 
 # Spaces and line ends of names are written in octal.
 _ESCAPED = re.compile(r"\\([0-7]{3})")
@@ -43,8 +43,7 @@ def find_mount(path: str) -> Mount | None:
     Raises:
         OSError: /proc is not mounted.
     """
-    with open(MOUNTINFO, encoding="utf-8", errors="surrogateescape") as lines:
-        return _deepest(path, [mount for mount in parse_mounts(lines) if mount.holds(path)])
+    return _deepest(path, [mount for mount in parse_mounts(read_mountinfo()) if mount.holds(path)])
 
 
 def parse_mounts(lines: Iterable[str]) -> Iterator[Mount]:
@@ -94,10 +93,8 @@ def ext4_options(device: int, source: str) -> frozenset[str]:
     """
     shown = os.path.realpath(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}")
     for name in (os.path.basename(shown), os.path.basename(source)):
-        try:
-            with open(f"/proc/fs/ext4/{name}/options", encoding="ascii") as file:
-                return frozenset(file.read().split())
-        except FileNotFoundError:
-            # A container may hide it: nothing is promised then.
-            continue
+        options = read_ext4_options(name)
+        if options is not None:
+            return options
+    # A container may hide them: nothing is promised then.
     return frozenset()

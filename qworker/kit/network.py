@@ -6,13 +6,13 @@ import os
 import re
 import ssl
 
-__all__ = ["why"]
+__all__ = ["error_text"]
 
 # asyncio puts what each address of a host answered into one text.
 _FIRST_ERRNO = re.compile(r"Multiple exceptions: \[Errno ([0-9]+)\]")
 
 
-def why(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
     """The reason of an OSError, short."""
     if isinstance(error, TimeoutError):
         return "no answer in time"

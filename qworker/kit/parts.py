@@ -15,7 +15,7 @@ from qworker.errors import UsageError
 from qworker.message import StoredMessage
 from qworker.names import printable
 
-__all__ = ["PAGE_BYTES", "PAGE_MESSAGES", "WHOLE", "Share", "bad_part", "pages", "shares"]
+__all__ = ["PAGE_BYTES", "PAGE_MESSAGES", "WHOLE", "HashShare", "bad_part", "in_pages", "make_shares"]
 
 # The one part of a store that cannot divide.
 WHOLE = "whole"
@@ -27,7 +27,7 @@ PAGE_BYTES = 8 << 20
 _SLICE = 50
 
 
-class Share(msgspec.Struct, frozen=True):
+class HashShare(msgspec.Struct, frozen=True):
     """One of `of` shares of all names; `str` and `parse` are inverse."""
 
     number: int
@@ -37,7 +37,7 @@ class Share(msgspec.Struct, frozen=True):
         return f"{self.number}/{self.of}"
 
     @classmethod
-    def parse(cls, text: str) -> Share:
+    def parse(cls, text: str) -> HashShare:
         """The share that `str` named.
 
         Raises:
@@ -60,13 +60,13 @@ def bad_part(text: str) -> UsageError:
     )
 
 
-def shares(count: int) -> list[str]:
+def make_shares(count: int) -> list[str]:
     """`count` shares, at least one."""
     of = max(1, count)
-    return [str(Share(number, of)) for number in range(of)]
+    return [str(HashShare(number, of)) for number in range(of)]
 
 
-async def pages(found: Iterable[StoredMessage | None]) -> AsyncIterator[list[StoredMessage]]:
+async def in_pages(found: Iterable[StoredMessage | None]) -> AsyncIterator[list[StoredMessage]]:
     """Lists of bounded size; what is gone meanwhile (None) is left out."""
     page: list[StoredMessage] = []
     size = 0

@@ -12,7 +12,7 @@ from qworker.duration import format_duration, parse_duration
 from qworker.errors import InvalidURL, UsageError
 from qworker.url import BackendURL
 
-__all__ = ["KEEP_ALL", "KEEP_NONE", "KEEP_OPTIONS", "Retention", "keep_done", "keep_failed"]
+__all__ = ["KEEP_ALL", "KEEP_NONE", "KEEP_OPTIONS", "RetentionPolicy", "keep_done", "keep_failed"]
 
 T = TypeVar("T")
 
@@ -22,7 +22,7 @@ KEEP_OPTIONS = frozenset({"keep_done", "keep_failed"})
 _COUNT = re.compile(r"([1-9][0-9]{0,11})-messages")
 
 
-class Retention(msgspec.Struct, frozen=True):
+class RetentionPolicy(msgspec.Struct, frozen=True):
     """Which finished messages of one state are kept.
 
     Attributes:
@@ -68,11 +68,11 @@ class Retention(msgspec.Struct, frozen=True):
         return [one for _, one in finished[: max(0, len(finished) - kept)]]
 
 
-KEEP_ALL = Retention()
-KEEP_NONE = Retention(keep=False)
+KEEP_ALL = RetentionPolicy()
+KEEP_NONE = RetentionPolicy(keep=False)
 
 
-def keep_done(url: BackendURL, default: Retention = KEEP_NONE) -> Retention:
+def keep_done(url: BackendURL, default: RetentionPolicy = KEEP_NONE) -> RetentionPolicy:
     """Read the option `keep_done`. With `none` acked messages are removed when they are acked.
 
     Raises:
@@ -81,17 +81,17 @@ def keep_done(url: BackendURL, default: Retention = KEEP_NONE) -> Retention:
     return _read(url, "keep_done", default)
 
 
-def keep_failed(url: BackendURL) -> Retention:
+def keep_failed(url: BackendURL) -> RetentionPolicy:
     """Read the option `keep_failed`; the default is `all`. With `none` failed messages are removed when the store reaps.
 
     Raises:
         InvalidURL: It is not one of the four forms.
     """
     found = _read(url, "keep_failed", KEEP_ALL)
-    return found if found.keep else Retention(keep=False, age=0.0)
+    return found if found.keep else RetentionPolicy(keep=False, age=0.0)
 
 
-def _read(url: BackendURL, name: str, default: Retention) -> Retention:
+def _read(url: BackendURL, name: str, default: RetentionPolicy) -> RetentionPolicy:
     text = url.options.get(name)
     if text is None:
         return default
@@ -99,7 +99,7 @@ def _read(url: BackendURL, name: str, default: Retention) -> Retention:
         return KEEP_ALL if text == "all" else KEEP_NONE
     count = _COUNT.fullmatch(text)
     if count is not None:
-        return Retention(count=int(count[1]))
+        return RetentionPolicy(count=int(count[1]))
     try:
         # Other releases took a bare number for a switch, or for a number of messages.
         age = 0.0 if text[-1:].isdigit() else parse_duration(text)
@@ -110,4 +110,4 @@ def _read(url: BackendURL, name: str, default: Retention) -> Retention:
             f"{url.masked}: {name}={text} is not valid: use none, all, an age such as 7d,"
             " or a number of messages such as 1000-messages"
         )
-    return Retention(age=age)
+    return RetentionPolicy(age=age)

@@ -17,10 +17,10 @@ from qworker.pipeline.spark.paths import absolute_path
 from qworker.pipeline.spark.schema import EVENTS, MESSAGES, column_names
 from qworker.pipeline.spark.structs import struct
 
-__all__ = ["Evidence", "archived", "evidence", "is_queue_url", "live", "read_table"]
+__all__ = ["QueueSnapshot", "is_queue_url", "read_archived", "read_live", "read_snapshot", "read_table"]
 
 
-class Evidence(NamedTuple):
+class QueueSnapshot(NamedTuple):
     """The events and messages of some queues, in the schemas EVENTS and MESSAGES."""
 
     events: DataFrame
@@ -36,14 +36,14 @@ def is_queue_url(place: str) -> bool:
     return bool(colon) and scheme in schemes()
 
 
-def evidence(
+def read_snapshot(
     spark: SparkSession,
     *,
     url: str | None = None,
     archive: str | None = None,
     queues: Sequence[str] = (),
     columns: Sequence[str] = (),
-) -> Evidence:
+) -> QueueSnapshot:
     """Read the history and the messages of a store, of an archive, or of both.
 
     Args:
@@ -59,18 +59,18 @@ def evidence(
     events: list[DataFrame] = []
     messages: list[DataFrame] = []
     if archive is not None:
-        events.append(archived(spark, archive, "events", queues))
-        stored = archived(spark, archive, "messages", queues)
+        events.append(read_archived(spark, archive, "events", queues))
+        stored = read_archived(spark, archive, "messages", queues)
         messages.append(stored.select(*columns) if columns else stored)
     if url is not None:
-        events.append(live(spark, url, "events", queues))
-        messages.append(live(spark, url, "messages", queues, columns=columns))
+        events.append(read_live(spark, url, "events", queues))
+        messages.append(read_live(spark, url, "messages", queues, columns=columns))
     if not events:
         raise UsageError("give the URL of the queues, or the path of an archive")
-    return Evidence(events=reduce(DataFrame.unionByName, events), messages=reduce(DataFrame.unionByName, messages))
+    return QueueSnapshot(events=reduce(DataFrame.unionByName, events), messages=reduce(DataFrame.unionByName, messages))
 
 
-def live(
+def read_live(
     spark: SparkSession,
     url: str,
     table: str,
@@ -96,7 +96,7 @@ def live(
     return spark.read.format("qworker").options(**options).load()
 
 
-def archived(spark: SparkSession, archive: str, table: str, queues: Sequence[str] = ()) -> DataFrame:
+def read_archived(spark: SparkSession, archive: str, table: str, queues: Sequence[str] = ()) -> DataFrame:
     """Read a table of an archive.
 
     Raises:

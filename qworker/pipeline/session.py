@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from qworker.errors import BackendUnavailable
-from qworker.pipeline.spark.runtime import check_installation, is_local, own_interpreter, silence_about_pandas
+from qworker.pipeline.spark.runtime import check_installation, is_local, silence_about_pandas, use_current_interpreter
 
 if TYPE_CHECKING:
     from pyspark import SparkConf
@@ -145,5 +145,5 @@ def register_data_source(spark: SparkSession) -> None:
     """
     from qworker.pipeline.source.source import source_class
 
-    with own_interpreter(spark):
+    with use_current_interpreter(spark):
         spark.dataSource.register(source_class(spark))

@@ -12,7 +12,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from qworker.failure_text import CHAINED, MODULE
 
-__all__ = ["ENDS", "MESSAGE_COLUMNS", "RUN_ENDS", "lives", "seconds", "traces"]
+__all__ = ["ENDS", "MESSAGE_COLUMNS", "RUN_ENDS", "build_timelines", "seconds", "timeline_points"]
 
 # The events that end a message, and those that end a run of its handler.
 ENDS = ("acked", "failed")
@@ -28,7 +28,7 @@ def seconds(column: str) -> Column:
     return F.col(column).cast("double")
 
 
-def traces(events: DataFrame, messages: DataFrame, now: float) -> DataFrame:
+def timeline_points(events: DataFrame, messages: DataFrame, now: float) -> DataFrame:
     """Return all known transitions of messages, one in each row.
 
     Args:
@@ -83,13 +83,13 @@ def first_line(column: str) -> Column:
     return F.substring(F.when(is_traceback, F.coalesce(error, plain)).otherwise(plain), 1, 300)
 
 
-def lives(trace: DataFrame) -> DataFrame:
+def build_timelines(trace: DataFrame) -> DataFrame:
     """Return one row for each message.
 
     A requeued message is open again: it is open if anything happened to it after its last end.
 
     Args:
-        trace: The rows of `traces`.
+        trace: The rows of `timeline_points`.
 
     Returns:
         queue, id, task, enqueued_at, begun_at (of the first run), seen_at (of the latest that is known), ended_at,

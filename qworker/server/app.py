@@ -16,9 +16,9 @@ from qworker.backend import Backend
 from qworker.errors import BackendError, InvalidName, QueueNotFound, QworkerError
 from qworker.message import Draft, Lease, Selection, SettleAction
 from qworker.names import check_id, is_queue_name
-from qworker.server.batcher import Batches
-from qworker.server.client_leases import Leases, parse_token
-from qworker.server.error_responses import refusal_of
+from qworker.server.batcher import Batcher
+from qworker.server.client_leases import ClientLeases, parse_token
+from qworker.server.error_responses import to_error_response
 from qworker.server.idempotency import Idempotency
 from qworker.server.responses import (
     ASGIApp,
@@ -28,11 +28,11 @@ from qworker.server.responses import (
     Receive,
     Scope,
     Send,
-    header,
-    number,
-    query,
+    get_header,
+    get_number,
+    get_query,
     read_body,
-    reply,
+    respond,
     segments,
 )
 
@@ -73,21 +73,21 @@ class MqApp:
         self, backend: Backend, *, token: str | None, body_limit: int, visibility: float, additions: bool, reaps: bool
     ) -> None:
         self.backend = backend
-        self.leases = Leases(backend)
+        self.leases = ClientLeases(backend)
         self.body_limit = body_limit
         self.visibility = visibility
         self._token = None if token is None else b"Bearer " + token.encode()
-        self._posts = Batches(self._post_batch)
-        self._gets = Batches(self._get_batch)
-        self._removals = Batches(self._remove_batch)
+        self._posts = Batcher(self._post_batch)
+        self._gets = Batcher(self._get_batch)
+        self._removals = Batcher(self._remove_batch)
         self._idempotency = Idempotency(self._publish_as)
         self._additions: ASGIApp | None = None
         self._reaps = reaps
         self._reaper: asyncio.Task[None] | None = None
         if additions:
-            from qworker.server.native_routes import make_additions
+            from qworker.server.native_routes import make_native_routes
 
-            self._additions = make_additions(backend, self.leases, body_limit=body_limit, lease_time=visibility)
+            self._additions = make_native_routes(backend, self.leases, body_limit=body_limit, lease_time=visibility)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, or run the lifespan."""
@@ -99,31 +99,35 @@ class MqApp:
         try:
             await self._answer(scope, receive, send)
         except (BodyTooLarge, Disconnected, QworkerError) as error:
-            await reply(send, *refusal_of(error))
+            await respond(send, *to_error_response(error))
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         refusal = self._refusal(scope)
         if refusal is not None:
-            await reply(send, *refusal)
+            await respond(send, *refusal)
             return
         parts = segments(scope)
         if parts is None or not parts:
-            await reply(send, 404)
+            await respond(send, 404)
         elif parts[0] == "-" and self._additions is not None:
             await self._additions(scope, receive, send)
         elif is_queue_name(parts[0]):
             await self._mq(parts, scope, receive, send)
         else:
-            await reply(send, 404)
+            await respond(send, 404)
 
     def _refusal(self, scope: Scope) -> _Refusal | None:
         """What a client that may not ask is answered; None for one that may."""
         if self._token is not None:
-            given = header(scope, b"authorization") or b""
+            given = get_header(scope, b"authorization") or b""
             return None if hmac.compare_digest(given, self._token) else _NO_TOKEN
         # Without a token anything on this machine may ask, but no web page that its browser happens to show.
-        host = (header(scope, b"host") or b"localhost").rsplit(b":", 1)[0] if scope["http_version"] != "1.0" else b"::1"
-        foreign = header(scope, b"origin") is not None or header(scope, b"sec-fetch-site") in {
+        host = (
+            (get_header(scope, b"host") or b"localhost").rsplit(b":", 1)[0]
+            if scope["http_version"] != "1.0"
+            else b"::1"
+        )
+        foreign = get_header(scope, b"origin") is not None or get_header(scope, b"sec-fetch-site") in {
             b"cross-site",
             b"same-site",
         }
@@ -148,26 +152,26 @@ class MqApp:
         elif len(parts) == 1 and method in {"GET", "PUT", "DELETE"}:
             await self._queue(parts[0], method, send)
             return
-        await reply(send, 404)
+        await respond(send, 404)
 
     async def _queue(self, queue: str, method: str, send: Send) -> None:
         if method == "PUT":
             await self.backend.create(queue)
-            await reply(send, 201)
+            await respond(send, 201)
         elif method == "DELETE":
             await self.backend.delete(queue)
-            await reply(send, 200)
+            await respond(send, 200)
         else:
-            await reply(send, 200 if queue in await self.backend.queues() else 404)
+            await respond(send, 200 if queue in await self.backend.queues() else 404)
 
     async def _post(self, queue: str, scope: Scope, receive: Receive, send: Send) -> None:
         body = await read_body(scope, receive, self.body_limit)
-        key = header(scope, b"idempotency-key")
+        key = get_header(scope, b"idempotency-key")
         if key is None:
             message_id = await self._posts.add(queue, Draft(body=body))
         else:
             message_id = await self._idempotency.publish(queue, key, body)
-        await reply(send, 201, [(b"x-message-id", message_id.encode())])
+        await respond(send, 201, [(b"x-message-id", message_id.encode())])
 
     async def _post_batch(self, queue: str, drafts: Sequence[Draft]) -> Sequence[str]:
         return await self.backend.publish(queue, drafts)
@@ -176,15 +180,15 @@ class MqApp:
         return (await self.backend.publish(queue, [Draft(body=body, id=message_id)]))[0]
 
     async def _get(self, queue: str, scope: Scope, receive: Receive, send: Send) -> None:
-        given = query(scope)
-        wait = number(given, "wait", 0.0, least=0.0, most=LONGEST_WAIT)
-        visibility = number(given, "visibility_timeout", self.visibility, least=0.1, most=LONGEST_VISIBILITY)
+        given = get_query(scope)
+        wait = get_number(given, "wait", 0.0, least=0.0, most=LONGEST_WAIT)
+        visibility = get_number(given, "visibility_timeout", self.visibility, least=0.1, most=LONGEST_VISIBILITY)
         if wait:
             lease = await self._poll(queue, wait, visibility, receive)
         else:
             lease = await self._gets.add(queue, visibility)
         if lease is None:
-            await reply(send, 204)
+            await respond(send, 204)
             return
         message = lease.message
         headers = [
@@ -194,7 +198,7 @@ class MqApp:
             (b"x-lease-expires", b"%.3f" % lease.expires_at),
             (b"x-message-tries", b"%d" % message.tries),
         ]
-        await reply(send, 200, headers, message.body)
+        await respond(send, 200, headers, message.body)
 
     async def _get_batch(self, queue: str, visibilities: Sequence[float]) -> Sequence[Lease | None]:
         results: list[Lease | None] = [None] * len(visibilities)
@@ -229,17 +233,17 @@ class MqApp:
         return leases[0] if leases else None
 
     async def _delete_message(self, queue: str, message_id: str, scope: Scope, send: Send) -> None:
-        token = parse_token(header(scope, b"x-lease-token"))
+        token = parse_token(get_header(scope, b"x-lease-token"))
         if token is not None:
             done = await self.leases.settle(queue, check_id(message_id), token, SettleAction.ACK)
-            await reply(send, 202 if done else 409)
+            await respond(send, 202 if done else 409)
             return
         try:
             await self._removals.add(queue, check_id(message_id))
         except (InvalidName, QueueNotFound):
             # No such message: that is what was wanted.
             pass
-        await reply(send, 202)
+        await respond(send, 202)
 
     async def _remove_batch(self, queue: str, ids: Sequence[str]) -> Sequence[None]:
         await self.backend.remove(queue, Selection(ids=ids))

@@ -10,13 +10,13 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Generic, TypeVar
 
-__all__ = ["Batches"]
+__all__ = ["Batcher"]
 
 A = TypeVar("A")
 R = TypeVar("R")
 
 
-class Batches(Generic[A, R]):
+class Batcher(Generic[A, R]):
     """Gathers calls by queue.
 
     Args:

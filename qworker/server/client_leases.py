@@ -1,4 +1,4 @@
-"""Leases taken over HTTP. The client has the token; this keeps the backend's own object beside it, as long as the process lives.
+"""ClientLeases taken over HTTP. The client has the token; this keeps the backend's own object beside it, as long as the process lives.
 
 After a restart the backend is asked for the lease again: it ends by time, by its holder, and by nothing else.
 """
@@ -12,13 +12,13 @@ from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.errors import NotSupported
 from qworker.message import Lease, SettleAction, Settlement
 
-__all__ = ["Leases", "parse_token"]
+__all__ = ["ClientLeases", "parse_token"]
 
 # Seconds that a lease is remembered past its expiry: the store's clock decides, and this one may be ahead.
 _GRACE = 60.0
 
 
-class Leases:
+class ClientLeases:
     """The leases that clients hold.
 
     Args:

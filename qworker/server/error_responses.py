@@ -5,17 +5,17 @@ from __future__ import annotations
 import structlog
 
 from qworker.errors import QueueNotFound, UsageError
-from qworker.server.idempotency import KeyReused
+from qworker.server.idempotency import IdempotencyKeyReused
 from qworker.server.responses import BodyTooLarge, Disconnected
 
-__all__ = ["refusal_of"]
+__all__ = ["to_error_response"]
 
 log = structlog.get_logger()
 
 _TEXT = (b"content-type", b"text/plain; charset=utf-8")
 
 
-def refusal_of(error: Exception) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
+def to_error_response(error: Exception) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
     """The status, headers and body for an error.
 
     A store that says no is 503 with `Retry-After`: a message is not stored, or perhaps, and the client comes again.
@@ -31,7 +31,7 @@ def refusal_of(error: Exception) -> tuple[int, list[tuple[bytes, bytes]], bytes]
         (b"x-qworker-error", type(error).__name__.encode()),
     ]
     text = str(error).encode(errors="replace")
-    if isinstance(error, KeyReused):
+    if isinstance(error, IdempotencyKeyReused):
         return 422, headers, text
     if isinstance(error, UsageError):
         return 400, headers, text

@@ -13,15 +13,15 @@ from qworker.backend import Backend
 from qworker.errors import UsageError
 from qworker.history.batch import EventBatch
 from qworker.names import check_id, check_queue
-from qworker.server.responses import number, read_body
-from qworker.server.schemas import Page, Until
+from qworker.server.responses import get_number, read_body
+from qworker.server.schemas import HistoryPage, HistoryPosition
 
 __all__ = ["history_routes"]
 
 _MOST = 10_000
 
 _batches = msgspec.json.Decoder(list[EventBatch])
-_until = msgspec.json.Decoder(Until)
+_until = msgspec.json.Decoder(HistoryPosition)
 
 
 class _History:
@@ -50,9 +50,9 @@ class _History:
     async def read(self, request: Request) -> Response:
         """Return events of a log, and the position to continue from."""
         given = dict(request.query_params)
-        limit = int(number(given, "limit", 1000, least=1, most=_MOST))
+        limit = int(get_number(given, "limit", 1000, least=1, most=_MOST))
         events, after = await self._backend.history.read(_log(request), given.get("after"), limit)
-        return _json(Page(events, after))
+        return _json(HistoryPage(events, after))
 
     async def delete_before(self, request: Request) -> Response:
         """Allow the store to remove what lies before a position."""

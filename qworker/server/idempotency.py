@@ -15,13 +15,13 @@ from collections.abc import Awaitable, Callable
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.errors import InvalidName, NotSupported, UsageError
 
-__all__ = ["Idempotency", "KeyReused"]
+__all__ = ["Idempotency", "IdempotencyKeyReused"]
 
 _DAY = 86400.0
 _MOST = 100_000
 
 
-class KeyReused(UsageError):
+class IdempotencyKeyReused(UsageError):
     """The key came before, with another body."""
 
 
@@ -45,7 +45,7 @@ class Idempotency:
 
         Raises:
             InvalidName: the key is empty or too long.
-            KeyReused: it came with another body.
+            IdempotencyKeyReused: it came with another body.
         """
         if not 0 < len(key) <= 255:
             raise InvalidName("an Idempotency-Key must have 1 to 255 bytes")
@@ -53,7 +53,7 @@ class Idempotency:
         known = self._known.get((queue, key))
         if known is not None and self._clock.monotonic() - known[0] < _DAY:
             if known[1] != digest:
-                raise KeyReused("this Idempotency-Key was already used with a different body")
+                raise IdempotencyKeyReused("this Idempotency-Key was already used with a different body")
             return await asyncio.shield(known[2])
         task = asyncio.ensure_future(self._store(queue, key, body))
         self._known[queue, key] = (self._clock.monotonic(), digest, task)

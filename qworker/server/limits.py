@@ -11,7 +11,7 @@ from typing import Any, ClassVar, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-__all__ = ["BoundedProtocol", "bounded"]
+__all__ = ["LimitedProtocol", "limited_protocol"]
 
 _TOO_SLOW = b"HTTP/1.1 408 Request Timeout\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 _TOO_LONG = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
@@ -25,7 +25,7 @@ class _Phase(enum.Enum):
     BODY = 2
 
 
-class BoundedProtocol(HttpToolsProtocol):
+class LimitedProtocol(HttpToolsProtocol):
     """uvicorn's protocol, with bounds."""
 
     # Connections; one more is closed at once.
@@ -110,9 +110,9 @@ class BoundedProtocol(HttpToolsProtocol):
         self.transport.close()
 
 
-def bounded(
+def limited_protocol(
     *, most: int = 1000, header_deadline: float = 10.0, body_deadline: float = 30.0, longest_header: int = 32 * 1024
-) -> type[BoundedProtocol]:
+) -> type[LimitedProtocol]:
     """A protocol class with bounds of its own.
 
     Args:
@@ -122,8 +122,8 @@ def bounded(
         longest_header: bytes of the request line and the headers.
     """
     return type(
-        "BoundedProtocol",
-        (BoundedProtocol,),
+        "LimitedProtocol",
+        (LimitedProtocol,),
         {
             "most": most,
             "header_deadline": header_deadline,

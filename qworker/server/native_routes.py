@@ -22,26 +22,26 @@ from qworker.errors import InvalidName, QueueNotFound, QworkerError, UsageError
 from qworker.kit.parts import PAGE_BYTES
 from qworker.message import Draft, Lease, Query, Selection, Settlement, State, StoredMessage
 from qworker.names import check_id, check_queue
-from qworker.server.client_leases import Leases, parse_token
-from qworker.server.error_responses import refusal_of
+from qworker.server.client_leases import ClientLeases, parse_token
+from qworker.server.error_responses import to_error_response
 from qworker.server.history_routes import history_routes
-from qworker.server.responses import BodyTooLarge, Disconnected, number, read_body
+from qworker.server.responses import BodyTooLarge, Disconnected, get_number, read_body
 from qworker.server.schemas import (
     ACTIONS,
-    Extended,
-    Extension,
-    Given,
-    Held,
-    Ids,
+    ExtendRequest,
+    ExtendResponse,
+    IdsRequest,
+    LeaseGrant,
+    LeaseRef,
     SettleRequest,
-    Wish,
+    WaitRequest,
     check_delay,
     check_draft,
     check_selection,
-    checked_lease,
+    validate_lease,
 )
 
-__all__ = ["Additions", "make_additions"]
+__all__ = ["NativeRoutes", "make_native_routes"]
 
 T = TypeVar("T")
 
@@ -53,7 +53,7 @@ _MOST = 1000
 _Handler = Callable[[Request], Awaitable[Response]]
 
 
-class Additions:
+class NativeRoutes:
     """The handlers; each is one call of the backend.
 
     Args:
@@ -63,7 +63,7 @@ class Additions:
         lease_time: seconds of a lease for which the client asks no time.
     """
 
-    def __init__(self, backend: Backend, leases: Leases, *, body_limit: int, lease_time: float) -> None:
+    def __init__(self, backend: Backend, leases: ClientLeases, *, body_limit: int, lease_time: float) -> None:
         self._backend = backend
         self._leases = leases
         self._body_limit = body_limit
@@ -136,7 +136,7 @@ class Additions:
 
     async def extend(self, request: Request) -> Response:
         """Extend one lease."""
-        place = _held(request)
+        place = _parse_lease(request)
         visibility = self._visibility(request)
         lease = await self._leases.extend(place.queue, place.id, place.token, visibility)
         if lease is None:
@@ -148,9 +148,9 @@ class Additions:
         word = request.path_params["action"]
         if word not in ACTIONS:
             raise HTTPException(404)
-        place = _held(request)
+        place = _parse_lease(request)
         given = await self._read(request, dict[str, Any])
-        outcome = _converted({"lease": msgspec.to_builtins(place), "action": word, **given}, SettleRequest)
+        outcome = _convert({"lease": msgspec.to_builtins(place), "action": word, **given}, SettleRequest)
         check_delay(outcome.delay)
         done = await self._leases.settle(
             place.queue, place.id, place.token, ACTIONS[word], delay=outcome.delay, error=outcome.error
@@ -171,20 +171,20 @@ class Additions:
         """Lease up to `limit` messages, waiting up to `wait` seconds for the first."""
         queue = _queue(request)
         given = dict(request.query_params)
-        limit = int(number(given, "limit", 1, least=1, most=_MOST))
-        wait = number(given, "wait", 0.0, least=0.0, most=60.0)
+        limit = int(get_number(given, "limit", 1, least=1, most=_MOST))
+        wait = get_number(given, "wait", 0.0, least=0.0, most=60.0)
         visibility = self._visibility(request)
         if not wait:
             leases = await self._leases.take(queue, limit, visibility)
         else:
             polled = await self._while_connected(request, self._leases.take(queue, limit, visibility, wait))
             leases = polled or []
-        return _json([Given(lease.message, lease.token, lease.expires_at) for lease in leases])
+        return _json([LeaseGrant(lease.message, lease.token, lease.expires_at) for lease in leases])
 
     async def _while_connected(self, request: Request, work: Awaitable[list[Lease]]) -> list[Lease] | None:
-        """Leases, or None when the client went away meanwhile: then they are given back."""
+        """ClientLeases, or None when the client went away meanwhile: then they are given back."""
         taking = asyncio.ensure_future(work)
-        leaving = asyncio.create_task(_left(request))
+        leaving = asyncio.create_task(_wait_for_disconnect(request))
         try:
             await asyncio.wait((taking, leaving), return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -203,15 +203,15 @@ class Additions:
 
     async def extend_many(self, request: Request) -> Response:
         """Extend leases."""
-        wish = await self._read(request, Extension)
+        wish = await self._read(request, ExtendRequest)
         if not 0 < wish.visibility_timeout <= 7 * 86400.0:
             raise UsageError("visibility_timeout must be a number of seconds, at most a week")
-        leases = [await self._leases.find(h.queue, h.id, h.token) for h in map(checked_lease, wish.leases)]
+        leases = [await self._leases.find(h.queue, h.id, h.token) for h in map(validate_lease, wish.leases)]
         known = [lease for lease in leases if lease is not None]
         lost = {id(lease) for lease in await asyncio.to_thread(self._backend.extend, known, wish.visibility_timeout)}
         gone = [number for number, lease in enumerate(leases) if lease is None or id(lease) in lost]
         return _json(
-            Extended(
+            ExtendResponse(
                 lost=gone,
                 expires_at=[
                     0.0 if number in set(gone) or lease is None else lease.expires_at
@@ -228,7 +228,7 @@ class Additions:
         places: list[int] = []
         for outcome in outcomes:
             check_delay(outcome.delay)
-            checked_lease(outcome.lease)
+            validate_lease(outcome.lease)
         for place, outcome in enumerate(outcomes):
             held = outcome.lease
             lease = await self._leases.find(held.queue, held.id, held.token)
@@ -248,11 +248,11 @@ class Additions:
 
     async def wait(self, request: Request) -> Response:
         """Wait until one of the queues may have work."""
-        wish = await self._read(request, Wish)
+        wish = await self._read(request, WaitRequest)
         for queue in wish.queues:
             check_queue(queue)
         waiting = asyncio.ensure_future(self._backend.wait(wish.queues, max(0.0, min(wish.timeout, 60.0))))
-        leaving = asyncio.create_task(_left(request))
+        leaving = asyncio.create_task(_wait_for_disconnect(request))
         try:
             await asyncio.wait((waiting, leaving), return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -273,7 +273,7 @@ class Additions:
 
     async def find_many(self, request: Request) -> Response:
         """Look at messages by their ids."""
-        ids = (await self._read(request, Ids)).ids
+        ids = (await self._read(request, IdsRequest)).ids
         if len(ids) > _MOST:
             raise UsageError(f"a request must have at most {_MOST} ids (got {len(ids)})")
         return _json([stored.to_json() for stored in await self._backend.find(_queue(request), ids)])
@@ -286,8 +286,8 @@ class Additions:
         """Look at messages: up to `limit`, fewer where they are large; with X-More where others may follow the last of them."""
         given = dict(request.query_params)
         state = State.of_word(given.get("state", "ready"))
-        limit = int(number(given, "limit", 100, least=1, most=_MOST))
-        newest = bool(number(given, "newest", 0, least=0, most=1))
+        limit = int(get_number(given, "limit", 100, least=1, most=_MOST))
+        newest = bool(get_number(given, "newest", 0, least=0, most=1))
         query = Query(state, after=given.get("after"), limit=limit, newest=newest)
         found: list[StoredMessage] = []
         size = 0
@@ -336,7 +336,7 @@ class Additions:
 
     def _visibility(self, request: Request) -> float:
         given = dict(request.query_params)
-        return number(given, "visibility_timeout", self._lease_time, least=0.001, most=7 * 86400.0)
+        return get_number(given, "visibility_timeout", self._lease_time, least=0.001, most=7 * 86400.0)
 
     async def _read(self, request: Request, kind: type[T]) -> T:
         body = await read_body(request.scope, request.receive, self._body_limit * _BATCH)
@@ -346,12 +346,12 @@ class Additions:
             raise UsageError(f"the body is not valid: {error}") from error
 
 
-def make_additions(backend: Backend, leases: Leases, *, body_limit: int, lease_time: float) -> Starlette:
+def make_native_routes(backend: Backend, leases: ClientLeases, *, body_limit: int, lease_time: float) -> Starlette:
     """The application below `/-/`."""
     return Starlette(
-        routes=Additions(backend, leases, body_limit=body_limit, lease_time=lease_time).routes(),
+        routes=NativeRoutes(backend, leases, body_limit=body_limit, lease_time=lease_time).routes(),
         exception_handlers={
-            HTTPException: _plain,
+            HTTPException: _to_json,
             QworkerError: _refused,
             BodyTooLarge: _refused,
             Disconnected: _refused,
@@ -360,13 +360,13 @@ def make_additions(backend: Backend, leases: Leases, *, body_limit: int, lease_t
 
 
 async def _refused(_request: Request, error: Exception) -> Response:
-    status, headers, body = refusal_of(error)
+    status, headers, body = to_error_response(error)
     response = Response(body, status_code=status)
     response.raw_headers.extend(headers)
     return response
 
 
-async def _plain(_request: Request, error: Exception) -> Response:
+async def _to_json(_request: Request, error: Exception) -> Response:
     # What is nobody's path or method is 404, as everywhere in mq.
     status = error.status_code if isinstance(error, HTTPException) else 500
     return Response(status_code=404 if status == 405 else status)
@@ -383,21 +383,21 @@ def _queue(request: Request) -> str:
         raise HTTPException(404) from None
 
 
-def _held(request: Request) -> Held:
+def _parse_lease(request: Request) -> LeaseRef:
     text = request.headers.get("x-lease-token")
     token = parse_token(None if text is None else text.encode())
     if token is None:
         raise UsageError("the X-Lease-Token header is missing: send the token that you received with the message")
-    return Held(_queue(request), check_id(request.path_params["id"]), token)
+    return LeaseRef(_queue(request), check_id(request.path_params["id"]), token)
 
 
-def _converted(value: Mapping[str, Any], kind: type[T]) -> T:
+def _convert(value: Mapping[str, Any], kind: type[T]) -> T:
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
         raise UsageError(f"the body is not valid: {error}") from error
 
 
-async def _left(request: Request) -> None:
+async def _wait_for_disconnect(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass

@@ -11,7 +11,17 @@ from qworker import __version__
 from qworker.history.batch import EventBatch
 from qworker.history.event import Event
 from qworker.message import Draft, QueueStats, Selection, State, StoredMessage
-from qworker.server.schemas import ACTIONS, Extended, Extension, Given, Ids, Page, SettleRequest, Until, Wish
+from qworker.server.schemas import (
+    ACTIONS,
+    ExtendRequest,
+    ExtendResponse,
+    HistoryPage,
+    HistoryPosition,
+    IdsRequest,
+    LeaseGrant,
+    SettleRequest,
+    WaitRequest,
+)
 
 __all__ = ["document"]
 
@@ -27,17 +37,17 @@ def document() -> dict[str, Any]:
             Draft,
             Event,
             EventBatch,
-            Extended,
-            Extension,
-            Given,
-            Ids,
+            ExtendResponse,
+            ExtendRequest,
+            LeaseGrant,
+            IdsRequest,
             SettleRequest,
-            Page,
+            HistoryPage,
             QueueStats,
             Selection,
             StoredMessage,
-            Until,
-            Wish,
+            HistoryPosition,
+            WaitRequest,
         ],
         ref_template=_REF,
     )[1]
@@ -45,7 +55,7 @@ def document() -> dict[str, Any]:
     return {
         "openapi": "3.1.0",
         "info": {"title": "qworker", "version": __version__, "description": "mq's endpoints, and additions under /-/."},
-        "paths": {**_mq(), **_additions()},
+        "paths": {**_mq(), **_store(), **_messages(), **_queues()},
         "components": {
             "schemas": schemas,
             "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
@@ -84,32 +94,38 @@ def _mq() -> dict[str, Any]:
     }
 
 
-def _additions() -> dict[str, Any]:
-    token = _header("X-Lease-Token", "integer", required=True)
-    message = [_path("queue"), _path("id")]
-    number = {"type": "integer"}
-    lost = {409: "the lease is lost"}
-    paths: dict[str, Any] = {
+def _store() -> dict[str, Any]:
+    return {
         "/-/about": {"get": _json("what answers here", {"type": "object"})},
-        "/-/queues": {"get": _json("the queues", {"type": "array", "items": {"type": "string"}})},
+        "/-/queues": {"get": _json("the queues", _array("string"))},
         "/-/stats": {"get": _json("every queue's counts", _list("QueueStats"))},
-        "/-/settle": {"post": _json("end leases; the places of the refused", _ints(), takes=_list("SettleRequest"))},
-        "/-/extend": {"post": _json("extend leases", _ref("Extended"), takes=_ref("Extension"))},
-        "/-/wait": {"post": _operation("wait for work", {204: "there may be some"}, body=_body(_ref("Wish")))},
+        "/-/settle": {
+            "post": _json("end leases; the places of the refused", _array("integer"), takes=_list("SettleRequest"))
+        },
+        "/-/extend": {"post": _json("extend leases", _ref("ExtendResponse"), takes=_ref("ExtendRequest"))},
+        "/-/wait": {"post": _operation("wait for work", {204: "there may be some"}, body=_body(_ref("WaitRequest")))},
         "/-/-history": {
-            "get": _json("the names of the history's logs", {"type": "array", "items": {"type": "string"}}),
+            "get": _json("the names of the history's logs", _array("string")),
             "post": _operation("record events", {202: "they are kept"}, body=_body(_list("EventBatch"))),
         },
         "/-/-history/{log}": {
             "parameters": [_path("log")],
-            "get": _json("read a log, starting at `after`", _ref("Page")),
+            "get": _json("read a log, starting at `after`", _ref("HistoryPage")),
         },
         "/-/-history/{log}/forget": {
             "parameters": [_path("log")],
             "post": _operation(
-                "allow the removal of events before a position", {204: "done"}, body=_body(_ref("Until"))
+                "allow the removal of events before a position", {204: "done"}, body=_body(_ref("HistoryPosition"))
             ),
         },
+    }
+
+
+def _messages() -> dict[str, Any]:
+    token = _header("X-Lease-Token", "integer", required=True)
+    message = [_path("queue"), _path("id")]
+    lost = {409: "the lease is lost"}
+    return {
         "/-/{queue}/messages/{id}/history": {
             "parameters": message,
             "get": _json("the events of a message", _list("Event")),
@@ -126,38 +142,32 @@ def _additions() -> dict[str, Any]:
             "post": _operation("end a lease", {202: "done", **lost}, parameters=[token]),
         },
     }
-    for name, summary, given, takes in (
-        (
-            "publish",
-            "publish drafts; bodies are base64",
-            {"type": "array", "items": {"type": "string"}},
-            _list("Draft"),
-        ),
-        ("lease", "lease messages; bodies are base64", _list("Given"), None),
-        ("find", "find messages by their ids", _list("StoredMessage"), _ref("Ids")),
-        ("requeue", "make failed messages ready: by ids, or all of the state failed", number, _ref("Selection")),
-        ("remove", "delete messages: by ids, or all of a state", number, _ref("Selection")),
-        ("reap", "return what expired", number, None),
-    ):
-        paths[f"/-/{{queue}}/{name}"] = {"parameters": [_path("queue")], "post": _json(summary, given, takes=takes)}
-    paths["/-/{queue}/stats"] = {"parameters": [_path("queue")], "get": _json("count a queue", _ref("QueueStats"))}
-    paths["/-/{queue}/browse"] = {
-        "parameters": [
-            _path("queue"),
-            _parameter(
-                "state", {"type": "string", "enum": [state.word for state in State]}, "ready if it is not given"
-            ),
-            _parameter("limit", {"type": "integer"}, "1 to 1000; 100 if it is not given"),
-            _parameter("after", {"type": "string"}, "the position of a message: what follows it"),
-            _parameter("newest", {"type": "integer", "enum": [0, 1]}, "1 reverses the order"),
-        ],
-        "get": _json("browse messages; X-More says that others may follow", _list("StoredMessage")),
+
+
+def _queues() -> dict[str, Any]:
+    number = {"type": "integer"}
+    operations: dict[str, dict[str, Any]] = {
+        "publish": {"post": _json("publish drafts; bodies are base64", _array("string"), takes=_list("Draft"))},
+        "lease": {"post": _json("lease messages; bodies are base64", _list("LeaseGrant"))},
+        "find": {"post": _json("find messages by their ids", _list("StoredMessage"), takes=_ref("IdsRequest"))},
+        "requeue": {
+            "post": _json(
+                "make failed messages ready: by ids, or all of the state failed", number, takes=_ref("Selection")
+            )
+        },
+        "remove": {"post": _json("delete messages: by ids, or all of a state", number, takes=_ref("Selection"))},
+        "reap": {"post": _json("return what expired", number)},
+        "stats": {"get": _json("count a queue", _ref("QueueStats"))},
+        "browse": {"get": _json("browse messages; X-More says that others may follow", _list("StoredMessage"))},
+        **{name: {"post": _operation(f"{name} a queue", {204: "done"})} for name in ("pause", "resume")},
     }
-    for name in ("pause", "resume"):
-        paths[f"/-/{{queue}}/{name}"] = {
-            "parameters": [_path("queue")],
-            "post": _operation(f"{name} a queue", {204: "done"}),
-        }
+    paths = {f"/-/{{queue}}/{name}": {"parameters": [_path("queue")], **one} for name, one in operations.items()}
+    paths["/-/{queue}/browse"]["parameters"] += [
+        _parameter("state", {"type": "string", "enum": [state.word for state in State]}, "ready if it is not given"),
+        _parameter("limit", number, "1 to 1000; 100 if it is not given"),
+        _parameter("after", {"type": "string"}, "the position of a message: what follows it"),
+        _parameter("newest", {"type": "integer", "enum": [0, 1]}, "1 reverses the order"),
+    ]
     return paths
 
 
@@ -197,8 +207,8 @@ def _list(name: str) -> dict[str, Any]:
     return {"type": "array", "items": _ref(name)}
 
 
-def _ints() -> dict[str, Any]:
-    return {"type": "array", "items": {"type": "integer"}}
+def _array(kind: str) -> dict[str, Any]:
+    return {"type": "array", "items": {"type": kind}}
 
 
 def _path(name: str, choices: list[str] | None = None) -> dict[str, Any]:

@@ -15,11 +15,11 @@ __all__ = [
     "Receive",
     "Scope",
     "Send",
-    "header",
-    "number",
-    "query",
+    "get_header",
+    "get_number",
+    "get_query",
     "read_body",
-    "reply",
+    "respond",
     "segments",
 ]
 
@@ -40,7 +40,7 @@ class Disconnected(Exception):
     """The client went away, or its body cannot be read."""
 
 
-async def reply(send: Send, status: int, headers: Headers | None = None, body: bytes = b"") -> None:
+async def respond(send: Send, status: int, headers: Headers | None = None, body: bytes = b"") -> None:
     """Send a whole response."""
     if body:
         sent = [*(headers or ()), (b"content-length", b"%d" % len(body))]
@@ -52,7 +52,7 @@ async def reply(send: Send, status: int, headers: Headers | None = None, body: b
     await send({"type": "http.response.body", "body": body})
 
 
-def header(scope: Scope, name: bytes) -> bytes | None:
+def get_header(scope: Scope, name: bytes) -> bytes | None:
     """The first header of this name, which is in lower case."""
     for key, value in scope["headers"]:
         if key == name:
@@ -80,7 +80,7 @@ def raw_text(parts: list[bytes]) -> list[str] | None:
         return None
 
 
-def query(scope: Scope) -> dict[str, str]:
+def get_query(scope: Scope) -> dict[str, str]:
     """The query's parameters; of one that stands twice, the last."""
     raw: bytes = scope["query_string"]
     if not raw:
@@ -91,7 +91,7 @@ def query(scope: Scope) -> dict[str, str]:
         raise UsageError("the query string is not valid") from error
 
 
-def number(given: dict[str, str], name: str, default: float, *, least: float, most: float) -> float:
+def get_number(given: dict[str, str], name: str, default: float, *, least: float, most: float) -> float:
     """A number of the query, in seconds where it is a time.
 
     Raises:
@@ -116,7 +116,7 @@ async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
         BodyTooLarge: it is, or says that it is, longer than `limit` bytes.
         Disconnected: it did not arrive whole.
     """
-    declared = header(scope, b"content-length")
+    declared = get_header(scope, b"content-length")
     if declared is not None and declared.isdigit() and int(declared) > limit:
         raise BodyTooLarge
     message = await receive()

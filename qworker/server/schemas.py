@@ -15,19 +15,19 @@ from qworker.server.responses import BodyTooLarge
 
 __all__ = [
     "ACTIONS",
-    "Extended",
-    "Extension",
-    "Given",
-    "Held",
-    "Ids",
-    "Page",
+    "ExtendRequest",
+    "ExtendResponse",
+    "HistoryPage",
+    "HistoryPosition",
+    "IdsRequest",
+    "LeaseGrant",
+    "LeaseRef",
     "SettleRequest",
-    "Until",
-    "Wish",
+    "WaitRequest",
     "check_delay",
     "check_draft",
     "check_selection",
-    "checked_lease",
+    "validate_lease",
 ]
 
 # Ten years, and the year 2106: seconds that every store can write down.
@@ -46,7 +46,7 @@ ACTIONS: Mapping[str, SettleAction] = {
 }
 
 
-class Held(msgspec.Struct, frozen=True):
+class LeaseRef(msgspec.Struct, frozen=True):
     """A lease as clients name it."""
 
     queue: str
@@ -54,7 +54,7 @@ class Held(msgspec.Struct, frozen=True):
     token: int
 
 
-class Given(msgspec.Struct, frozen=True):
+class LeaseGrant(msgspec.Struct, frozen=True):
     """A lease as clients get it."""
 
     message: Message
@@ -65,13 +65,13 @@ class Given(msgspec.Struct, frozen=True):
 class SettleRequest(msgspec.Struct, frozen=True):
     """The end of one lease."""
 
-    lease: Held
+    lease: LeaseRef
     action: Literal["ack", "retry", "fail", "release"]
     delay: float = 0.0
     error: str | None = None
 
 
-class Page(msgspec.Struct, frozen=True):
+class HistoryPage(msgspec.Struct, frozen=True):
     """Events of the history."""
 
     events: list[Event]
@@ -79,20 +79,20 @@ class Page(msgspec.Struct, frozen=True):
     after: str | None
 
 
-class Until(msgspec.Struct, frozen=True):
+class HistoryPosition(msgspec.Struct, frozen=True):
     """A position in the history."""
 
     until: str
 
 
-class Extension(msgspec.Struct, frozen=True):
+class ExtendRequest(msgspec.Struct, frozen=True):
     """Leases to extend."""
 
-    leases: list[Held]
+    leases: list[LeaseRef]
     visibility_timeout: float
 
 
-class Extended(msgspec.Struct, frozen=True):
+class ExtendResponse(msgspec.Struct, frozen=True):
     """What became of them."""
 
     # Places in the request's list.
@@ -101,13 +101,13 @@ class Extended(msgspec.Struct, frozen=True):
     expires_at: list[float]
 
 
-class Ids(msgspec.Struct, frozen=True):
+class IdsRequest(msgspec.Struct, frozen=True):
     """Messages of a queue, by their ids."""
 
     ids: list[str]
 
 
-class Wish(msgspec.Struct, frozen=True):
+class WaitRequest(msgspec.Struct, frozen=True):
     """What to wait for, and for how long."""
 
     queues: list[str]
@@ -161,7 +161,7 @@ def check_delay(delay: float) -> None:
         raise UsageError(f"delay must be a number from 0 to {_LONGEST_DELAY:g} (got {delay:g})")
 
 
-def checked_lease(held: Held) -> Held:
+def validate_lease(held: LeaseRef) -> LeaseRef:
     """Refuse names that are none.
 
     Raises:

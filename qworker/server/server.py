@@ -14,16 +14,16 @@ import uvicorn
 
 from qworker.errors import BackendUnavailable, UsageError
 from qworker.server.app import MqApp
-from qworker.server.limits import BoundedProtocol, bounded
+from qworker.server.limits import LimitedProtocol, limited_protocol
 
-__all__ = ["bind", "check_exposure", "serve"]
+__all__ = ["bind", "require_token_if_public", "serve"]
 
 # Seconds that requests under way may take after the first signal.
 _GRACE = 30
 _BACKLOG = 2048
 
 
-def check_exposure(host: str, token: str | None) -> None:
+def require_token_if_public(host: str, token: str | None) -> None:
     """Refuse to listen beyond this machine without a token.
 
     Raises:
@@ -94,7 +94,7 @@ async def serve(
     app: MqApp,
     listener: socket.socket,
     *,
-    protocol: type[BoundedProtocol] | None = None,
+    protocol: type[LimitedProtocol] | None = None,
     ready: Callable[[uvicorn.Server], None] | None = None,
 ) -> None:
     """Serve until a signal comes, or the server that `ready` was given is told to exit; then close the backend.
@@ -107,7 +107,7 @@ async def serve(
     """
     config = uvicorn.Config(
         app,
-        http=protocol or bounded(),
+        http=protocol or limited_protocol(),
         ws="none",
         lifespan="off",
         log_config=None,

@@ -1,31 +1,28 @@
 """The connection between a supervisor and one worker process: a socket pair, of which the worker inherits one end.
 
 The supervisor sends single bytes (`WorkerCommand`). The end of the stream means that it is dead. The worker sends JSON
-lines: one `WorkerReady` when it has reached its backend, and with `--health` a `Report` at intervals. Signals alone are
+lines: one `WorkerReady` when it has reached its backend, and with `--health` a `WorkerReport` at intervals. Signals alone are
 not enough: a process group's SIGTERM reaches the worker directly and through its supervisor, and must not count twice.
 """
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import socket
 import threading
 from collections.abc import Callable
 from enum import Enum
-from typing import cast
 
 import msgspec
 
-from qworker.health.worker_report import Report
+from qworker.health.worker_report import WorkerReport
+from qworker.kit.linux import set_parent_death_signal
 
 __all__ = ["CONTROL_FD", "ControlClient", "Line", "WorkerCommand", "WorkerReady", "control_client_from_env"]
 
 # Set in the environment of a supervisor's worker process.
 CONTROL_FD = "QWORKER_CONTROL_FD"
-
-_PR_SET_PDEATHSIG = 1
 
 
 class WorkerCommand(Enum):
@@ -47,7 +44,7 @@ class WorkerReady(msgspec.Struct, frozen=True, tag="Ready"):
     concurrency: int
 
 
-Line = WorkerReady | Report
+Line = WorkerReady | WorkerReport
 
 
 class ControlClient:
@@ -101,17 +98,6 @@ def control_client_from_env() -> ControlClient | None:
     sock = socket.socket(fileno=int(number))
     # The processes that handlers start must not inherit it: that would hide this process's death.
     sock.set_inheritable(False)
-    _die_with_parent()
+    # The signal arrives even before anything listens to the line. Without Linux the end of the stream alone tells.
+    set_parent_death_signal(signal.SIGTERM)
     return ControlClient(sock)
-
-
-def _die_with_parent() -> None:
-    """Ask the kernel for SIGTERM at the parent's death: it arrives even before anything listens to the line."""
-    try:
-        prctl = cast("Callable[..., int]", ctypes.CDLL(None, use_errno=True).prctl)
-    except AttributeError:
-        # No Linux: the end of the stream alone tells.
-        return
-    if prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0) != 0:
-        error = ctypes.get_errno()
-        raise OSError(error, os.strerror(error))

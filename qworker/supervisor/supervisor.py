@@ -18,9 +18,9 @@ import structlog
 
 from qworker.backend.registry import open_backend
 from qworker.errors import BackendError
-from qworker.health.answers import Fleet, View
-from qworker.health.endpoint import Port
-from qworker.health.monitor import Pulse
+from qworker.health.answers import HealthAnswers, WorkerReports
+from qworker.health.endpoint import HttpEndpoint
+from qworker.health.monitor import LoopHeartbeat
 from qworker.logs import configure
 from qworker.supervisor.control_socket import WorkerCommand, WorkerReady
 from qworker.supervisor.reexec import deliver_signals
@@ -67,8 +67,8 @@ class Supervisor:
         # Whether the status is that of the first process, which could not start.
         self._gave_up = False
         self._helpers: set[asyncio.Task[None]] = set()
-        self._fleet = Fleet(now)
-        self._pulse = Pulse(now)
+        self._fleet = WorkerReports(now)
+        self._pulse = LoopHeartbeat(now)
 
     def run(self) -> ExitStatus:
         """Supervise.
@@ -79,20 +79,20 @@ class Supervisor:
         """
         configure(self._settings.log_json, self._settings.log_level)
         self._log = self._log.bind(supervisor=os.getpid())
-        port = None if self._settings.health is None else Port(self._settings.health, self._view())
+        port = None if self._settings.health is None else HttpEndpoint(self._settings.health, self._view())
         try:
             return asyncio.run(self._run())
         finally:
             if port is not None:
                 port.close()
 
-    def _view(self) -> View:
-        return View(
+    def _view(self) -> HealthAnswers:
+        return HealthAnswers(
             self._fleet.reports,
             stall_timeout=self._settings.stall_timeout,
-            past=self._fleet.past,
+            past=self._fleet.past_counts,
             stopping=lambda: self._kill_at is not None,
-            stalled=self._pulse.stalled,
+            stalled=self._pulse.stalled_seconds,
             own_metrics=False,
         )
 
@@ -147,7 +147,7 @@ class Supervisor:
         self._resize()
         for slot in self._slots:
             if slot.process is None and not slot.finished and now >= slot.not_before:
-                slot.process = WorkerProcess(loop, self._now, self._on_ready, self._fleet.heard)
+                slot.process = WorkerProcess(loop, self._now, self._on_ready, self._fleet.add_report)
                 self._log.info("worker_process_started", slot=slot.number, pid=slot.process.pid)
 
     def _resize(self) -> None:
@@ -184,7 +184,7 @@ class Supervisor:
         process = slot.process
         assert process is not None
         process.mark_reaped(code)
-        self._fleet.gone(process.pid)
+        self._fleet.remove_process(process.pid)
         crashed = code not in {ExitStatus.CLEAN, ExitStatus.DRAIN_TIMED_OUT}
         say = self._log.error if crashed else self._log.info
         say("worker_process_ended", slot=slot.number, pid=process.pid, **_cause(code))

@@ -22,8 +22,8 @@ import structlog
 from qworker.app import Tasks
 from qworker.backend import Backend
 from qworker.errors import AppImportError, UsageError
-from qworker.health.endpoint import Outlet, of_worker
-from qworker.health.monitor import Reporter, Watch
+from qworker.health.endpoint import Endpoint, endpoint_for_worker
+from qworker.health.monitor import Monitor, Reporter
 from qworker.logs import configure, show_standard_logging
 from qworker.streams import flush_all
 from qworker.supervisor.connect import connect
@@ -71,7 +71,7 @@ def run_single(load: Callable[[], Tasks], settings: RunSettings, control: Contro
     """
     deliver_signals(early=True)
     configure(settings.log_json, settings.log_level)
-    watch = Watch(settings.concurrency)
+    watch = Monitor(settings.concurrency)
     outlet = _outlet(watch, settings, control)
     try:
         status = _run(load, settings, control, watch, outlet)
@@ -86,8 +86,8 @@ def _run(
     load: Callable[[], Tasks],
     settings: RunSettings,
     control: ControlClient | None,
-    watch: Watch,
-    outlet: Outlet | None,
+    watch: Monitor,
+    outlet: Endpoint | None,
 ) -> ExitStatus:
     try:
         tasks = load()
@@ -112,19 +112,19 @@ def _run(
     return ExitStatus.CLEAN if end is _ExitReason.FINISHED else ExitStatus.DRAIN_TIMED_OUT
 
 
-def _outlet(watch: Watch, settings: RunSettings, control: ControlClient | None) -> Outlet | None:
+def _outlet(watch: Monitor, settings: RunSettings, control: ControlClient | None) -> Endpoint | None:
     """Return where this process reports its health, or None without `--health`."""
     if settings.health is None:
         return None
     if control is not None:
         return Reporter(watch, control.send)
-    return of_worker(watch, settings.health, settings.stall_timeout)
+    return endpoint_for_worker(watch, settings.health, settings.stall_timeout)
 
 
 class _WorkerMain:
     """A worker and what watches it."""
 
-    def __init__(self, tasks: Tasks, settings: RunSettings, control: ControlClient | None, watch: Watch) -> None:
+    def __init__(self, tasks: Tasks, settings: RunSettings, control: ControlClient | None, watch: Monitor) -> None:
         self._tasks = tasks
         self._settings = settings
         self._control = control
@@ -240,7 +240,7 @@ class _WorkerMain:
         watchers: list[asyncio.Task[None]] = []
         if telemetry.observe_queues(self._watch.queues) or self._settings.health is not None:
             watchers.append(asyncio.create_task(self._watch.pulse.beat()))
-            watchers.append(asyncio.create_task(self._watch.look(backend, self._worker.queues)))
+            watchers.append(asyncio.create_task(self._watch.sample(backend, self._worker.queues)))
         if self._settings.max_memory_mb is not None:
             watchers.append(asyncio.create_task(self._watch_memory(self._settings.max_memory_mb)))
         if self._settings.reload and self._control is None:

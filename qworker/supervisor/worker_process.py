@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from qworker.health.worker_report import Report
+from qworker.health.worker_report import WorkerReport
 from qworker.retry import Backoff
 from qworker.supervisor.control_socket import CONTROL_FD, Line, WorkerCommand, WorkerReady
 from qworker.supervisor.reexec import command_line
@@ -34,7 +34,7 @@ class WorkerProcess:
         loop: asyncio.AbstractEventLoop,
         now: Callable[[], float],
         on_ready: Callable[[WorkerReady], None],
-        on_report: Callable[[int, Report], None],
+        on_report: Callable[[int, WorkerReport], None],
     ) -> None:
         ours, theirs = socket.socketpair()
         try:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+from typing import Any, cast
 
 import pytest
 
@@ -16,6 +18,7 @@ from qworker.history.event import Event
 from qworker.message import Message
 from qworker.testing.base import Contract
 from qworker.testing.harness import Case
+from qworker.testing.rules import P, Test
 from qworker.testing.wait_until import wait_until
 from qworker.worker import Worker, WorkerOptions
 
@@ -74,36 +77,62 @@ async def read_all(backend: Backend, queue: str, limit: int = 1000) -> list[Even
     return found
 
 
+async def _nothing_is_recorded(case: Case) -> None:
+    await case.backend.create(case.queue)
+    case.backend.history.append(to_batches(events_of(case.queue, 3)))
+    assert await case.backend.history.logs() == []
+    assert await case.backend.history.read("nothing-here", None, 10) == ([], None)
+    assert await case.backend.history.for_message(case.queue, "m0") == []
+
+
+def _recorded(test: Test[P]) -> Test[P]:
+    """Say that a test needs a history. On a backend whose history is disabled, prove that nothing is recorded."""
+
+    @functools.wraps(test)
+    async def proved(self: Any, case: Case, *args: P.args, **kwargs: P.kwargs) -> None:
+        if case.backend.history.enabled:
+            await test(self, case, *args, **kwargs)
+        else:
+            await _nothing_is_recorded(case)
+
+    return cast("Test[P]", proved)
+
+
+async def _run_worker(case: Case) -> tuple[list[str], str]:
+    """Run a message of each kind: acked, failed, retried and acked, without an envelope. Return their ids and the worker's name."""
+    app = _App(case.backend)
+
+    @app.task(queue=case.queue, max_tries=5)
+    async def work(context: Context, what: str) -> None:
+        if what == "retry" and not retried:
+            retried.append(what)
+            raise Retry(delay=0, reason="not yet")
+        if what == "fail":
+            raise Fail("never")
+
+    @app.raw_handler(queue=case.queue)
+    async def raw(message: Message) -> None: ...
+
+    retried: list[str] = []
+    drafts = [work.call(what).draft for what in ("ack", "fail", "retry")]
+    ids = [*await case.backend.publish(case.queue, drafts), *await case.publish(b"no envelope")]
+    worker = Worker(app, WorkerOptions(concurrency=10))
+    running = asyncio.create_task(worker.run())
+    await wait_until(lambda: worker.counts.acked == 3 and worker.counts.failed == 1)
+    worker.drain()
+    assert await running
+    return ids, worker.name
+
+
 class HistoryContract(Contract):
     """The history. If `history.enabled` is false, nothing is recorded."""
 
     async def test_every_transition_is_told_by_the_history_in_order(self, case: Case) -> None:
-        app = _App(case.backend)
-
-        @app.task(queue=case.queue, max_tries=5)
-        async def work(context: Context, what: str) -> None:
-            if what == "retry" and not retried:
-                retried.append(what)
-                raise Retry(delay=0, reason="not yet")
-            if what == "fail":
-                raise Fail("never")
-
-        @app.raw_handler(queue=case.queue)
-        async def raw(message: Message) -> None: ...
-
-        retried: list[str] = []
-        drafts = [work.call(what).draft for what in ("ack", "fail", "retry")]
-        acked, failed, again = await case.backend.publish(case.queue, drafts)
-        (plain,) = await case.publish(b"no envelope")
-        worker = Worker(app, WorkerOptions(concurrency=10))
-        running = asyncio.create_task(worker.run())
-        await wait_until(lambda: worker.counts.acked == 3 and worker.counts.failed == 1)
-        worker.drain()
-        assert await running
+        (acked, failed, again, plain), worker = await _run_worker(case)
         if not case.backend.history.enabled:
             assert await read_all(case.backend, case.queue) == []
             return
-        found = await self._until_told(case, 4 * 3 + 2)
+        found = await self._until_recorded(case, 4 * 3 + 2)
         told = {
             name: [(event.kind, event.tries) for event in found if event.id == name]
             for name in (acked, failed, again, plain)
@@ -124,7 +153,7 @@ class HistoryContract(Contract):
         }
         assert {event.task for event in found if event.id != plain} == {"work"}
         assert {event.task for event in found if event.id == plain} == {None}
-        assert {event.worker for event in found} == {worker.name}
+        assert {event.worker for event in found} == {worker}
         ends = {event.kind: event for event in found if event.id in (failed, again)}
         assert (ends["failed"].error, ends["retried"].error) == ("never", "not yet")
         assert all(event.duration_s is not None and event.duration_s >= 0 for event in ends.values() if event.error)
@@ -132,14 +161,9 @@ class HistoryContract(Contract):
         leased, ended = [event.at for event in found if event.id == acked][-2:]
         assert leased <= ended
         history = await case.backend.history.for_message(case.queue, again)
-        assert [event.kind for event in history if event.kind != "enqueued"] == [
-            "leased",
-            "retried",
-            "leased",
-            "acked",
-        ]
+        assert [event.kind for event in history if event.kind != "enqueued"] == ["leased", "retried", "leased", "acked"]
 
-    async def _until_told(self, case: Case, count: int) -> list[Event]:
+    async def _until_recorded(self, case: Case, count: int) -> list[Event]:
         async def told() -> list[Event]:
             found = await read_all(case.backend, case.queue)
             return found if len(found) >= count else []
@@ -147,15 +171,13 @@ class HistoryContract(Contract):
         return await wait_until(told, what=f"{count} events")
 
     @pytest.mark.parametrize("limit", [1, 7, 1000])
+    @_recorded
     async def test_a_log_is_read_in_pages_of_any_size(self, case: Case, limit: int) -> None:
         await case.backend.create(case.queue)
         given = events_of(case.queue, 20)
         case.backend.history.append(to_batches(given[:11]))
         case.backend.history.append(to_batches(given[11:]))
-        if not case.backend.history.enabled:
-            assert await case.backend.history.logs() == []
-            return
-        found = await self._until_told(case, 20)
+        found = await self._until_recorded(case, 20)
         assert [event.id for event in found] == [event.id for event in given]
         assert await read_all(case.backend, case.queue, limit) == found
         for event, one in zip(found, given, strict=True):
@@ -166,13 +188,12 @@ class HistoryContract(Contract):
             (e.at, e.task, e.tries, e.token, e.enqueued_at) for e in given
         ]
 
+    @_recorded
     async def test_another_process_reads_on_where_it_has_left_off(self, case: Case) -> None:
-        if not case.backend.history.enabled:
-            return
         await case.backend.create(case.queue)
         reader = await case.open()
         case.backend.history.append(to_batches(events_of(case.queue, 3)))
-        assert len(await self._until_told(case, 3)) == 3
+        assert len(await self._until_recorded(case, 3)) == 3
         ends = {log: await reader.history.last_position(log) for log in await reader.history.logs()}
         assert ends == {log: await self._end(reader, log) for log in ends}
         case.backend.history.append(to_batches(events_of(case.queue, 5)[3:]))
@@ -183,12 +204,11 @@ class HistoryContract(Contract):
 
         assert await wait_until(told) == ["m3", "m4"]
 
+    @_recorded
     async def test_forgotten_history_may_be_gone_and_what_follows_stays(self, case: Case) -> None:
-        if not case.backend.history.enabled:
-            return
         await case.backend.create(case.queue)
         case.backend.history.append(to_batches(events_of(case.queue, 3)))
-        await self._until_told(case, 3)
+        await self._until_recorded(case, 3)
         for log in await case.backend.history.logs():
             end = await self._end(case.backend, log)
             if end is not None:
@@ -215,10 +235,9 @@ class HistoryContract(Contract):
             if not page:
                 return after
 
+    @_recorded
     async def test_the_history_of_what_is_not_there_is_empty(self, case: Case) -> None:
         assert await case.backend.history.read("nothing-here", None, 10) == ([], None)
-        if not case.backend.history.enabled:
-            return
         with pytest.raises(UsageError, match="not a position"):
             await case.backend.history.read((await self._some_log(case)), "yesterday", 10)
         assert await case.backend.history.for_message(case.queue, "unknown") == []

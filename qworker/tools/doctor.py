@@ -16,19 +16,20 @@ from qworker.backend.registry import backend_class, open_backend, schemes
 from qworker.bulk import IncompleteLoad, incomplete_loads
 from qworker.errors import BackendUnavailable, MissingExtra, QworkerError
 from qworker.kit.directory.missing import is_missing
-from qworker.kit.doctor_check import Check, Health
-from qworker.kit.files import store_error
+from qworker.kit.doctor_check import Check, CheckStatus
+from qworker.kit.linux import max_inotify_instances
+from qworker.kit.store_errors import store_error
 from qworker.names import counted
 from qworker.url import BackendURL
 
-__all__ = ["examine"]
+__all__ = ["run_checks"]
 
 _ENOUGH_FILES = 4096
 _ENOUGH_INOTIFY = 64
 _PACKAGES = ("anyio", "click", "msgspec", "structlog", "watchfiles", "uvloop", "redis", "hiredis")
 
 
-async def examine(url: str | None) -> list[Check]:
+async def run_checks(url: str | None) -> list[Check]:
     """Run every check that applies.
 
     Args:
@@ -37,12 +38,12 @@ async def examine(url: str | None) -> list[Check]:
     Raises:
         InvalidURL: the URL is not known.
     """
-    checks = [_versions(), *_entry_points(), *_limits()]
+    checks = [_versions(), *_entry_points(), *check_limits()]
     if url is None:
         return checks
     parsed = BackendURL.parse(url)
     own = doctor_of(parsed.scheme)
-    checks += await _reachable(url)
+    checks += await check_reachable(url)
     return checks if own is None else [*checks, *await own.doctor(parsed)]
 
 
@@ -58,8 +59,8 @@ def _versions() -> Check:
         except PackageNotFoundError:
             # Optional ones may be absent; required ones were imported on the way here.
             continue
-    health = Health.OK if sys.platform == "linux" else Health.WARN
-    fix = "" if health is Health.OK else "qworker is made for Linux: leases and wake-ups are untested elsewhere"
+    health = CheckStatus.OK if sys.platform == "linux" else CheckStatus.WARN
+    fix = "" if health is CheckStatus.OK else "qworker is made for Linux: leases and wake-ups are untested elsewhere"
     return Check("versions", health, ", ".join(found), fix)
 
 
@@ -71,21 +72,21 @@ def _entry_points() -> Iterable[Check]:
         except MissingExtra as error:
             without.setdefault(error.extra, []).append(scheme)
         except QworkerError as error:
-            yield Check(f"backend {scheme}", Health.WARN, str(error))
+            yield Check(f"backend {scheme}", CheckStatus.WARN, str(error))
         else:
-            yield Check(f"backend {scheme}", Health.OK, f"{found.__module__}.{found.__qualname__}")
+            yield Check(f"backend {scheme}", CheckStatus.OK, f"{found.__module__}.{found.__qualname__}")
     if without:
         names = (f"{', '.join(names)} (extra {extra})" for extra, names in without.items())
-        yield Check("not installed", Health.OK, "; ".join(names))
+        yield Check("not installed", CheckStatus.OK, "; ".join(names))
 
 
-def _limits() -> Iterable[Check]:
+def check_limits() -> Iterable[Check]:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     ceiling = "unlimited" if hard == resource.RLIM_INFINITY else str(hard)
     enough = hard == resource.RLIM_INFINITY or hard >= _ENOUGH_FILES
     yield Check(
         "open files",
-        Health.OK if enough else Health.WARN,
+        CheckStatus.OK if enough else CheckStatus.WARN,
         f"soft limit {soft}, hard limit {ceiling}",
         ""
         if enough
@@ -97,23 +98,22 @@ def _limits() -> Iterable[Check]:
 def _inotify_instances() -> Check:
     name = "inotify instances"
     try:
-        with open("/proc/sys/fs/inotify/max_user_instances", encoding="ascii") as file:
-            most = int(file.read())
+        most = max_inotify_instances()
     except OSError as error:
         return Check(
             name,
-            Health.WARN,
+            CheckStatus.WARN,
             f"unknown: {store_error(error, 'check')}",
             "without inotify, foreign writers are noticed by rescans only",
         )
     if most < _ENOUGH_INOTIFY:
         return Check(
-            name, Health.WARN, f"at most {most}", f"sysctl fs.inotify.max_user_instances={_ENOUGH_INOTIFY * 2}"
+            name, CheckStatus.WARN, f"at most {most}", f"sysctl fs.inotify.max_user_instances={_ENOUGH_INOTIFY * 2}"
         )
-    return Check(name, Health.OK, f"at most {most} of each user")
+    return Check(name, CheckStatus.OK, f"at most {most} of each user")
 
 
-async def _reachable(url: str) -> list[Check]:
+async def check_reachable(url: str) -> list[Check]:
     backend = open_backend(url)
     try:
         missing = is_missing(backend.directory)
@@ -122,14 +122,14 @@ async def _reachable(url: str) -> list[Check]:
         queues = await backend.queues()
         found = "which is not there yet" if missing else counted(len(queues), "queue")
         return [
-            Check("reachable", Health.OK, f"{backend.describe()}, {found}"),
-            Check("durability", *_durability(backend.durability)),
+            Check("reachable", CheckStatus.OK, f"{backend.describe()}, {found}"),
+            Check("durability", *check_durability(backend.durability)),
             *await _bulk_writes(backend, queues),
         ]
     except QworkerError as error:
         # Whatever refuses says itself what to do.
         fix = "check that it runs, and that its URL is right" if isinstance(error, BackendUnavailable) else ""
-        return [Check("reachable", Health.BROKEN, str(error), fix)]
+        return [Check("reachable", CheckStatus.BROKEN, str(error), fix)]
     finally:
         await backend.aclose()
 
@@ -140,13 +140,13 @@ async def _bulk_writes(backend: Backend, queues: Sequence[str]) -> list[Check]:
     try:
         found = [(queue, load) for queue in queues for load in await incomplete_loads(backend, queue)]
     except QworkerError as error:
-        return [Check(name, Health.BROKEN, str(error), "fix what it names, and run the load again")]
+        return [Check(name, CheckStatus.BROKEN, str(error), "fix what it names, and run the load again")]
     if not found:
-        return [Check(name, Health.OK, "none is incomplete")]
+        return [Check(name, CheckStatus.OK, "none is incomplete")]
     return [
         Check(
             f"bulk write {load.name}",
-            Health.WARN,
+            CheckStatus.WARN,
             f"to {queue}: {counted(load.manifest.rows, 'message')}, of which not all have been published since {_moment(load)}",
             "if no process is running this load, run it again to publish the rest",
         )
@@ -158,21 +158,21 @@ def _moment(load: IncompleteLoad) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(load.manifest.sealed_at))
 
 
-def _durability(level: str) -> tuple[Health, str, str]:
+def check_durability(level: str) -> tuple[CheckStatus, str, str]:
     match level:
         case "disk":
-            return Health.OK, "disk: what was published or settled survives power loss", ""
+            return CheckStatus.OK, "disk: what was published or settled survives power loss", ""
         case "replicated":
-            return Health.OK, "replicated: other hosts have it too", ""
+            return CheckStatus.OK, "replicated: other hosts have it too", ""
         case "process":
             return (
-                Health.WARN,
+                CheckStatus.WARN,
                 "process: what was published or settled survives the death of processes, and not a loss of power",
                 "a synced directory on a file system with a journal, or a Redis with appendfsync always, survives that too",
             )
         case _:
             return (
-                Health.WARN,
+                CheckStatus.WARN,
                 f"{level}: nothing survives the end of the process",
                 "use file: for work that must not be lost",
             )

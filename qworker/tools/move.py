@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from qworker.backend import Backend
+from qworker.backend.listing import list_messages
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.envelope import Envelope, open_envelope
 from qworker.errors import BackendError, InvalidName, NotSupported
@@ -26,7 +27,7 @@ from qworker.message import Draft, Lease, Message, Query, Selection, SettleActio
 from qworker.names import check_id
 from qworker.parcel import pack, unpack
 
-__all__ = ["Moved", "move"]
+__all__ = ["MoveResult", "move"]
 
 _BATCH = 200
 # Seconds that a batch is leased for: longer than any sane publish of so many.
@@ -36,7 +37,7 @@ _NEAR_S = 10.0
 _WAIT_S = 1.0
 
 
-class Moved(msgspec.Struct):
+class MoveResult(msgspec.Struct):
     """What a move has done to one queue."""
 
     queue: str
@@ -63,7 +64,7 @@ async def move(
     progress: Callable[[int], None] = lambda _count: None,
     renamed: Callable[[str, str], None] = lambda _old, _new: None,
     clock: Clock = SYSTEM_CLOCK,
-) -> Moved:
+) -> MoveResult:
     """Move a queue's messages, with their ids, tries, times, priorities, keys, fields and arguments.
 
     Ends when the source has none that is ready or delayed. What its workers hold is theirs to finish.
@@ -81,15 +82,15 @@ async def move(
         QueueNotFound: the source has no such queue.
         NotSupported: the target has no place for a message's priority or key.
     """
-    moved = Moved(queue)
-    receiver = _Receiver(target, queue, renamed)
+    moved = MoveResult(queue)
+    receiver = _Target(target, queue, renamed)
     await source.stats(queue)
     await target.create(queue)
     if failed:
-        moved.failed = await _copy_away(source, receiver, queue, State.FAILED, progress, clock)
+        moved.failed = await _move_failed(source, receiver, queue, progress)
     while True:
-        moved.ready += await _lease_away(source, receiver, moved, progress)
-        moved.delayed += await _copy_away(source, receiver, queue, State.DELAYED, progress, clock)
+        moved.ready += await _move_leased(source, receiver, moved, progress)
+        moved.delayed += await _move_delayed(source, receiver, queue, progress, clock)
         stats = await source.stats(queue)
         # A paused queue gives no leases: what is ready in it stays until the queue is resumed.
         if (not stats.ready or stats.paused) and not stats.delayed:
@@ -102,17 +103,17 @@ async def move(
     return moved
 
 
-async def _lease_away(source: Backend, target: _Receiver, moved: Moved, progress: Callable[[int], None]) -> int:
+async def _move_leased(source: Backend, target: _Target, moved: MoveResult, progress: Callable[[int], None]) -> int:
     """Move what can be leased; count it."""
     count = 0
     while leases := await source.lease(moved.queue, _BATCH, _VISIBILITY):
-        await _hand_over(source, target, leases, moved)
+        await _publish_to_target(source, target, leases, moved)
         count += len(leases)
         progress(len(leases))
     return count
 
 
-async def _hand_over(source: Backend, target: _Receiver, leases: Sequence[Lease], moved: Moved) -> None:
+async def _publish_to_target(source: Backend, target: _Target, leases: Sequence[Lease], moved: MoveResult) -> None:
     try:
         await target.store([_draft(lease.message) for lease in leases])
     except BaseException:
@@ -123,38 +124,47 @@ async def _hand_over(source: Backend, target: _Receiver, leases: Sequence[Lease]
     moved.twice += len(refused)
 
 
-async def _copy_away(
-    source: Backend,
-    target: _Receiver,
-    queue: str,
-    state: State,
-    progress: Callable[[int], None],
-    clock: Clock,
+async def _move_delayed(
+    source: Backend, target: _Target, queue: str, progress: Callable[[int], None], clock: Clock
 ) -> int:
-    """Move what is delayed or failed; count it. Delayed ones that are nearly due stay for `_lease_away`."""
+    """Move what is delayed; count it. What is nearly due stays for `_move_leased`."""
     count = 0
-    async for page in source.browse(queue, Query(state)):
+    async for page in source.browse(queue, Query(State.DELAYED)):
         for start in range(0, len(page), _BATCH):
-            batch = page[start : start + _BATCH]
-            if state is State.DELAYED:
-                # By now: a slow target may take longer for a page than its messages are delayed.
-                batch = [stored for stored in batch if (stored.due_at or 0.0) > clock.time() + _NEAR_S]
-            else:
-                batch = await _still_failed(source, queue, batch)
-            if not batch:
-                continue
-            await target.store([_copy(stored) for stored in batch])
-            removed = await source.remove(queue, Selection(ids=[stored.message.id for stored in batch]))
-            # A message that was removed meanwhile is not removed here.
-            count += len(batch)
-            progress(removed)
+            # By now: a slow target may take longer for a page than its messages are delayed.
+            far = clock.time() + _NEAR_S
+            count += await _copy_away(
+                source,
+                target,
+                queue,
+                [one for one in page[start : start + _BATCH] if (one.due_at or 0.0) > far],
+                progress,
+            )
     return count
 
 
-async def _still_failed(source: Backend, queue: str, batch: Sequence[StoredMessage]) -> list[StoredMessage]:
-    """Those that were not requeued since they were listed: their copies would run a second time."""
-    found = await source.find(queue, [stored.message.id for stored in batch])
-    return [stored for stored in found if stored.state is State.FAILED]
+async def _move_failed(source: Backend, target: _Target, queue: str, progress: Callable[[int], None]) -> int:
+    """Move what has failed; count it.
+
+    The state is listed again for each batch: a copy of a message that was requeued since it was listed would run a second time.
+    """
+    count, after, full = 0, None, True
+    while full:
+        batch = await list_messages(source, queue, Query(State.FAILED, limit=_BATCH, after=after))
+        count += await _copy_away(source, target, queue, batch, progress)
+        full = len(batch) == _BATCH
+        after = batch[-1].position if batch else None
+    return count
+
+
+async def _copy_away(
+    source: Backend, target: _Target, queue: str, batch: Sequence[StoredMessage], progress: Callable[[int], None]
+) -> int:
+    if batch:
+        await target.store([_copy(stored) for stored in batch])
+        # A message that was removed meanwhile is not removed here.
+        progress(await source.remove(queue, Selection(ids=[stored.message.id for stored in batch])))
+    return len(batch)
 
 
 def _copy(stored: StoredMessage) -> Draft:
@@ -185,7 +195,7 @@ def _draft(message: Message) -> Draft:
     )
 
 
-def _is_usual(message_id: str | None) -> bool:
+def _is_plain(message_id: str | None) -> bool:
     """Whether any store that keeps ids can keep this one."""
     try:
         return message_id is None or bool(check_id(message_id))
@@ -193,7 +203,7 @@ def _is_usual(message_id: str | None) -> bool:
         return False
 
 
-class _Receiver:
+class _Target:
     """The target, as its protocol takes messages.
 
     Args:
@@ -209,7 +219,7 @@ class _Receiver:
 
     async def store(self, drafts: Sequence[Draft]) -> None:
         """Publish messages that have ids."""
-        fitted = [self._fitted(draft) for draft in drafts]
+        fitted = [self._adapt_draft(draft) for draft in drafts]
         try:
             ids = await self._target.publish(self._queue, fitted)
         except NotSupported:
@@ -229,10 +239,10 @@ class _Receiver:
             (message_id,) = await self._target.publish(self._queue, [packed])
         return message_id
 
-    def _fitted(self, draft: Draft) -> Draft:
+    def _adapt_draft(self, draft: Draft) -> Draft:
         lacks = self._target.deviations
         if ("fields" in lacks and draft.fields) or ("argv" in lacks and draft.argv):
             draft = pack(draft)
-        if "given_ids" in lacks or not _is_usual(draft.id):
+        if "given_ids" in lacks or not _is_plain(draft.id):
             draft = msgspec.structs.replace(draft, id=None, original_id=draft.id)
         return draft

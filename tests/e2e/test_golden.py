@@ -23,10 +23,10 @@ from qworker import log_events as events
 from qworker.backend.registry import open_backend
 from qworker.cli.main import main
 from qworker.health.address import listen
-from qworker.health.answers import View
-from qworker.health.probe import ask
+from qworker.health.answers import HealthAnswers
+from qworker.health.probe import fetch_page
 from qworker.health.server import HealthServer
-from qworker.health.worker_report import Report
+from qworker.health.worker_report import WorkerReport
 from qworker.message import QueueStats
 from qworker.testing import FakeClock
 from qworker.worker.metrics import TaskCounts
@@ -301,14 +301,14 @@ def test_golden_pages_of_the_health_port() -> None:
         QueueStats(queue="off", ready=9, paused=True),
     ]
     cell = TaskCounts("a.b", "resize", acked=5, retried=2, failed=1, released=1, lost=1, seconds=2.5, attempts=3)
-    report = Report(
+    report = WorkerReport(
         pid=1, life="1-1", state="working", concurrency=10, running=2, counts=[cell], queues=queues, looked_at=1.0
     )
     found: dict[str, Any] = {}
-    view = View(lambda: [report], stall_timeout=60.0, own_metrics=True)
+    view = HealthAnswers(lambda: [report], stall_timeout=60.0, own_metrics=True)
     with closing(HealthServer(listen(("127.0.0.1", 0)), view)) as server:
         for path in ("/livez", "/readyz", "/stats", "/metrics"):
-            status, text = ask(f"127.0.0.1:{server.port}", path, PATIENCE)
+            status, text = fetch_page(f"127.0.0.1:{server.port}", path, PATIENCE)
             found[path] = {"status": status, "answer": _lines(path, text)}
     check("health", found)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from qworker.health.probe import ask
+from qworker.health.probe import fetch_page
 from tests.e2e.processes import PATIENCE, Process, environment, started, until
 
 APP = """
@@ -58,7 +58,7 @@ def port_of(process: Process) -> int:
 
 
 def page(port: int, path: str) -> tuple[int, str]:
-    return ask(f"127.0.0.1:{port}", path, PATIENCE)
+    return fetch_page(f"127.0.0.1:{port}", path, PATIENCE)
 
 
 def run(folder: Path, *options: str, env: dict[str, str] | None = None) -> object:

@@ -13,7 +13,7 @@ import pytest
 from qworker.backend.listing import list_messages
 from qworker.backend.registry import open_backend
 from qworker.errors import BackendError, BackendUnavailable, PublishUncertain, StorageFull
-from qworker.kit.doctor_check import Health
+from qworker.kit.doctor_check import CheckStatus
 from qworker.message import Draft, Lease, Query, Selection, SettleAction, Settlement, State
 from qworker.testing.wait_until import wait_until
 from qworker.url import BackendURL
@@ -412,25 +412,25 @@ async def test_the_doctor_names_the_server_and_finds_it_well(program: str) -> No
     product, _, version = program.partition("-")
     wanted = "Redis " if program == "redis-server" else f"{product.capitalize()} {version} at "
     assert checks["redis version"].detail.startswith(wanted)
-    assert checks["redis scripts"].health is Health.OK
-    assert not [check for check in checks.values() if check.health is Health.BROKEN]
+    assert checks["redis scripts"].health is CheckStatus.OK
+    assert not [check for check in checks.values() if check.health is CheckStatus.BROKEN]
 
 
 async def test_the_doctor_tells_what_is_in_force(server: RedisServer) -> None:
     url = BackendURL.parse(server.url)
     checks = {check.name: check for check in await examine_server(url)}
-    assert checks["redis version"].health is Health.OK
-    assert checks["redis scripts"].health is Health.OK
-    assert checks["redis persistence"].health is Health.WARN
+    assert checks["redis version"].health is CheckStatus.OK
+    assert checks["redis scripts"].health is CheckStatus.OK
+    assert checks["redis persistence"].health is CheckStatus.WARN
     with server.client() as client:
         client.config_set("maxmemory-policy", "allkeys-lru")
         client.config_set("appendonly", "yes")
         client.config_set("appendfsync", "always")
     checks = {check.name: check for check in await examine_server(BackendURL.parse(server.url + "?min_replicas=2"))}
-    assert checks["redis memory"].health is Health.BROKEN
+    assert checks["redis memory"].health is CheckStatus.BROKEN
     assert "noeviction" in checks["redis memory"].fix
-    assert checks["redis persistence"].health is Health.OK
-    assert checks["redis replicas"].health is Health.BROKEN
+    assert checks["redis persistence"].health is CheckStatus.OK
+    assert checks["redis replicas"].health is CheckStatus.BROKEN
     server.stop(signal.SIGKILL)
     # That nobody is there is told by the check before.
     assert await examine_server(url) == []

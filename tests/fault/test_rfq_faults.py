@@ -17,7 +17,7 @@ from qworker.backend import Backend
 from qworker.backend.listing import list_messages
 from qworker.backend.registry import open_backend
 from qworker.errors import BackendUnavailable
-from qworker.kit.doctor_check import Health
+from qworker.kit.doctor_check import CheckStatus
 from qworker.message import Draft, Lease, Query, SettleAction, Settlement, State
 from qworker.testing.wait_until import wait_until
 from qworker.url import BackendURL
@@ -193,4 +193,4 @@ async def test_flushed_scripts_are_taught_again_and_the_doctor_knows_them(server
         assert await asyncio.to_thread(direct.extend, leases, LONG) == []
         assert await direct.settle(acks(leases)) == []
     checks = {check.name: check for check in await examine_server(BackendURL.parse(direct.describe()))}
-    assert checks["redis scripts"].health is Health.OK
+    assert checks["redis scripts"].health is CheckStatus.OK

@@ -13,7 +13,7 @@ from qworker.history.event import Event
 from qworker.message import Query, Selection, SettleAction, State
 from qworker.pipeline.jobs import write_ahead as intents
 from qworker.pipeline.jobs.archive import ArchiveResult, archive, read_archive
-from qworker.pipeline.spark.storage import HadoopFolder, LocalFolder
+from qworker.pipeline.spark.storage import HadoopStorage, LocalStorage
 from tests.spark.stores import QUEUE, ask, bodies, count, file_url, finish, publish, work_off
 from tests.support.servers import RedisServer
 
@@ -84,10 +84,10 @@ def test_a_message_that_fails_again_is_another_row_and_what_is_live_is_never_del
     url, target = file_url(tmp_path / "store"), tmp_path / "target"
     publish(url, [b"a", b"b", b"c"])
     finish(url, 3, SettleAction.FAIL_PERM, error="first")
-    carry_out = intents.carry_out
+    apply = intents.apply
 
-    def requeued_meanwhile(folder: LocalFolder, intent: intents.Intent) -> None:
-        carry_out(folder, intent)
+    def requeued_meanwhile(folder: LocalStorage, intent: intents.PendingChange) -> None:
+        apply(folder, intent)
         # Between the archiving and the deletion somebody mends two of them, and one fails anew.
         ids = [
             stored.message.id for stored in ask(url, lambda backend: list_messages(backend, QUEUE, Query(State.FAILED)))
@@ -95,7 +95,7 @@ def test_a_message_that_fails_again_is_another_row_and_what_is_live_is_never_del
         ask(url, lambda backend: backend.requeue(QUEUE, Selection(ids=ids[:2])))
         finish(url, 1, SettleAction.FAIL_PERM, error="second")
 
-    monkeypatch.setattr("qworker.pipeline.jobs.archive.carry_out", requeued_meanwhile)
+    monkeypatch.setattr("qworker.pipeline.jobs.archive.apply", requeued_meanwhile)
     assert run(spark, url, target, delete=True).removed == 1
     assert (count(url, State.READY), count(url, State.FAILED)) == (1, 1)
     monkeypatch.undo()
@@ -142,7 +142,7 @@ def test_a_crash_at_any_step_loses_nothing_and_doubles_nothing(
 
         with monkeypatch.context() as patch:
             for name in STEPS[:-1]:
-                patch.setattr(LocalFolder, name, step(getattr(LocalFolder, name)))
+                patch.setattr(LocalStorage, name, step(getattr(LocalStorage, name)))
             patch.setattr("qworker.pipeline.jobs.delete_archived.discard_rows", step(_discard_rows()))
             try:
                 run(spark, url, target, delete=True)
@@ -199,7 +199,7 @@ async def _history(backend: Backend) -> list[Event]:
 def test_a_second_run_at_the_same_time_is_refused_in_one_line(spark: SparkSession, tmp_path: Path) -> None:
     url, target = file_url(tmp_path / "store"), tmp_path / "target"
     publish(url, [b"x"])
-    with LocalFolder(str(target)).locked(), pytest.raises(UsageError, match="another run is using"):
+    with LocalStorage(str(target)).locked(), pytest.raises(UsageError, match="another run is using"):
         run(spark, url, target)
 
 
@@ -214,7 +214,7 @@ def test_a_mistake_is_told_in_one_line(spark: SparkSession, tmp_path: Path) -> N
 
 
 def test_a_folder_of_hadoop_keeps_the_same_contract(spark: SparkSession, tmp_path: Path) -> None:
-    for folder in (LocalFolder(str(tmp_path / "local")), HadoopFolder(spark, f"file://{tmp_path}/hadoop")):
+    for folder in (LocalStorage(str(tmp_path / "local")), HadoopStorage(spark, f"file://{tmp_path}/hadoop")):
         assert folder.read("a/b") is None
         assert folder.names("a") == []
         for content in (b"one", b"two"):

@@ -15,10 +15,10 @@ from qworker.errors import UsageError
 from qworker.message import Draft, Query, SettleAction, Settlement, State, StoredMessage
 from qworker.pipeline.jobs import bulk_calls as hands
 from qworker.pipeline.jobs.dedupe import dedupe
-from qworker.pipeline.jobs.match_keys import Match, parse_match
+from qworker.pipeline.jobs.match_keys import KeyMatch, parse_match
 from qworker.pipeline.jobs.reconcile import reconcile
 from qworker.pipeline.jobs.replay import replay
-from qworker.pipeline.jobs.replay_plan import Plans
+from qworker.pipeline.jobs.replay_plan import ReplayPlans
 from tests.spark.stores import QUEUE, ask, file_url
 from tests.spark.tables import write_archive
 
@@ -119,7 +119,7 @@ def test_a_replay_from_an_archive_that_dies_at_every_step_runs_each_message_once
     assert not (tmp_path / "archive" / "replays").exists()
 
     # After the plan, after what is requeued, and after what is enqueued.
-    for place, name, after in ((hands, "requeue", False), (hands, "requeue", True), (Plans, "finish", False)):
+    for place, name, after in ((hands, "requeue", False), (hands, "requeue", True), (ReplayPlans, "finish", False)):
         with monkeypatch.context() as patch:
             patch.setattr(place, name, _dying(getattr(place, name), after=after))
             with pytest.raises(Crash):
@@ -158,7 +158,7 @@ def test_of_messages_for_the_same_work_the_oldest_stays(spark: SparkSession, tmp
 
     found = dedupe(spark, url, QUEUE)
     assert (found.keys, found.surplus, found.removed) == (2, 2, 0)
-    on = [Match("", "kwargs.path")]
+    on = [KeyMatch("", "kwargs.path")]
     assert dedupe(spark, url, QUEUE, on=on).surplus == 3
     assert dedupe(spark, url, QUEUE, on=on, include_done=True).surplus == 4
 

@@ -9,15 +9,15 @@ import msgspec
 import pytest
 
 from qworker.pipeline.report import page
-from qworker.pipeline.report.format import count, rate, span
+from qworker.pipeline.report.format import format_count, format_rate, format_seconds
 from qworker.pipeline.report.model import (
     Depth,
     Failures,
-    Moment,
     Percentiles,
     QueueTotals,
     Report,
     TaskTimes,
+    TimeStep,
     WorkerShare,
 )
 from qworker.pipeline.report.plots import Series, line_chart, nice_ceiling
@@ -53,7 +53,7 @@ def made(name: str) -> Report:
         failures=[Failures(queue=name, task=name, error=name, example=name, failed=10, retried=10)],
         workers=[WorkerShare(worker=name, runs=80, failed=20, busy_s=30.0)],
         moments=[
-            Moment(at=START + 60 * i, enqueued=9 * i, done=6 * i, failed=1, retried=1, wait=times, run=None)
+            TimeStep(at=START + 60 * i, enqueued=9 * i, done=6 * i, failed=1, retried=1, wait=times, run=None)
             for i in range(10)
         ],
         depths=[Depth(queue=name, counts=[2 * i for i in range(10)])],
@@ -99,7 +99,7 @@ def test_a_page_of_nothing_is_a_page() -> None:
 
 
 def test_a_line_is_broken_where_there_is_no_value() -> None:
-    drawn = line_chart("x", [0.0, 1.0, 2.0, 3.0], [Series("a", [1.0, None, 2.0, 3.0])], count)
+    drawn = line_chart("x", [0.0, 1.0, 2.0, 3.0], [Series("a", [1.0, None, 2.0, 3.0])], format_count)
     (path,) = re.findall(r'd="([^"]*)"', drawn)
     assert path.count("M") == 2
     assert path.count("L") == 1
@@ -113,7 +113,7 @@ def test_a_scale_ends_at_a_round_number(value: float, top: float) -> None:
 
 
 def test_figures_are_said_shortly() -> None:
-    assert [span(s) for s in (0, 0.00025, 0.0032, 0.25, 5, 45.25, 600, 9000, 400_000)] == [
+    assert [format_seconds(s) for s in (0, 0.00025, 0.0032, 0.25, 5, 45.25, 600, 9000, 400_000)] == [
         "0 us",
         "250 us",
         "3.2 ms",
@@ -124,5 +124,5 @@ def test_figures_are_said_shortly() -> None:
         "2.5 h",
         "4.63 d",
     ]
-    assert [count(n) for n in (0, 12_345, 0.25)] == ["0", "12,345", "0.25"]
-    assert [rate(n) for n in (0, 0.01234, 12.34, 1234.5)] == ["0", "0.0123", "12.3", "1,234"]
+    assert [format_count(n) for n in (0, 12_345, 0.25)] == ["0", "12,345", "0.25"]
+    assert [format_rate(n) for n in (0, 0.01234, 12.34, 1234.5)] == ["0", "0.0123", "12.3", "1,234"]

@@ -21,7 +21,7 @@ from qworker.backend.listing import list_messages
 from qworker.backend.registry import open_backend
 from qworker.errors import BackendError, InvalidArguments, NotSupported, QworkerError, UsageError
 from qworker.message import Query, SettleAction, Settlement, State, StoredMessage
-from qworker.pipeline.spark.error_text import plain
+from qworker.pipeline.spark.error_text import raise_qworker_errors
 from qworker.pipeline.spark.runtime import map_in_arrow
 from tests.spark.killing import COMMIT, Killer, forked, jvm
 from tests.support.servers import RedisServer
@@ -48,7 +48,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path, server: RedisServer) -> 
 
 
 def write(df: DataFrame, url: str, **options: str) -> None:
-    with plain():
+    with raise_qworker_errors():
         df.write.format("qworker").mode("append").options(url=url, queue="q", **options).save()
 
 
@@ -170,12 +170,12 @@ def test_a_wrong_option_is_told_in_one_line(
     spark: SparkSession, tmp_path: Path, options: dict[str, str], problem: str
 ) -> None:
     given = {"url": f"file://{tmp_path}/spool", "queue": "q", "load": "j"} | options
-    with pytest.raises(QworkerError, match=problem), plain():
+    with pytest.raises(QworkerError, match=problem), raise_qworker_errors():
         bodies(spark, 1).write.format("qworker").mode("append").options(**given).save()
 
 
 def test_a_queue_cannot_be_overwritten(spark: SparkSession, tmp_path: Path) -> None:
-    with pytest.raises(NotSupported, match="is supported"), plain():
+    with pytest.raises(NotSupported, match="is supported"), raise_qworker_errors():
         bodies(spark, 1).write.format("qworker").mode("overwrite").options(url=f"file://{tmp_path}/s", queue="q").save()
 
 

@@ -21,8 +21,8 @@ from qworker.backend.registry import open_backend, schemes
 from qworker.cli.configured import PREFIX, VARIABLES, options_of, walk
 from qworker.cli.main import cli
 from qworker.errors import InvalidURL
-from qworker.health.exposition import exposition
-from qworker.health.worker_report import Report
+from qworker.health.exposition import format_metrics
+from qworker.health.worker_report import WorkerReport
 from qworker.message import Lease, Message, QueueStats
 from qworker.worker.delivery import Delivery, WorkerCounts
 from qworker.worker.metrics import TaskCounts
@@ -163,10 +163,10 @@ def metrics() -> dict[str, Metric]:
     """Every metric of a page of `/metrics` on which all of them are."""
     stats = QueueStats(queue="q", ready=1, leased=1, delayed=1, done=1, failed=1, oldest_age_s=1.0)
     counts = TaskCounts("q", "t", acked=1, retried=1, failed=1, released=1, lost=1)
-    report = Report(life="1", pid=1, state="working", counts=[counts], queues=[stats], looked_at=0.0)
+    report = WorkerReport(life="1", pid=1, state="working", counts=[counts], queues=[stats], looked_at=0.0)
     found: dict[str, Metric] = {}
     name = ""
-    for line in exposition([report], [counts], [stats]).splitlines():
+    for line in format_metrics([report], [counts], [stats]).splitlines():
         if line.startswith("# TYPE "):
             name, kind = line.removeprefix("# TYPE ").split(" ")
             found[name] = Metric(kind)

@@ -14,7 +14,7 @@ import uvicorn
 
 from qworker.backend import Backend
 from qworker.server.app import MqApp, create_app
-from qworker.server.limits import bounded
+from qworker.server.limits import limited_protocol
 from qworker.server.server import bind, serve
 
 
@@ -39,7 +39,7 @@ def served(backend: Backend, *, bounds: dict[str, Any] | None = None, **options:
 
     def run() -> None:
         try:
-            asyncio.run(serve(app, listener, protocol=bounded(**(bounds or {})), ready=ready.put))
+            asyncio.run(serve(app, listener, protocol=limited_protocol(**(bounds or {})), ready=ready.put))
         except BaseException as error:
             ready.put(error)
             raise

@@ -102,7 +102,7 @@ async def test_what_is_due_and_moved_while_it_is_looked_at_is_given_once(
     clock.advance(20.0)
     try:
         pages = backend.browse("q", Query(State.READY))
-        monkeypatch.setattr(browsing, "pages", _after(other))
+        monkeypatch.setattr(browsing, "in_pages", _after(other))
         given = [stored.message.body async for page in pages for stored in page]
         assert sorted(given) == bodies
     finally:
@@ -115,7 +115,7 @@ def _after(other: Backend) -> Callable[..., Any]:
 
     async def pages(found: Any) -> AsyncIterator[list[StoredMessage]]:
         assert await other.reap("q") == 12
-        async for page in parts.pages(found):
+        async for page in parts.in_pages(found):
             yield page
 
     return pages

@@ -28,7 +28,8 @@ from qworker.errors import (
     PublishUncertain,
     StorageFull,
 )
-from qworker.kit.files import GroupCommit, read_all
+from qworker.kit.files import read_all
+from qworker.kit.group_commit import GroupCommit
 from qworker.message import Draft, Lease, Query, Selection, SettleAction, Settlement, State
 from qworker.names import new_id
 from qworker.testing.clock import FakeClock
@@ -497,14 +498,14 @@ async def test_a_publish_whose_sync_fails_shows_nothing_and_syncs_no_file_again(
         await backend.create("q")
         synced: list[int] = []
 
-        def broken(fd: int) -> OSError:
+        def broken(fd: int) -> None:
             synced.append(fd)
-            return OSError(errno.EIO, os.strerror(errno.EIO))
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
 
         with monkeypatch.context() as patched:
-            patched.setattr("qworker.kit.files._fsync", broken)
-            patched.setattr("qworker.kit.files._finish_writing", broken)
-            patched.setattr("qworker.kit.files._syncfs", broken)
+            patched.setattr(os, "fsync", broken)
+            patched.setattr("qworker.kit.group_commit.finish_writing", broken)
+            patched.setattr("qworker.kit.group_commit.sync_file_system", broken)
             with pytest.raises(PublishUncertain):
                 await backend.publish("q", [Draft(body=b"1"), Draft(body=b"2")])
         assert len(synced) == 1

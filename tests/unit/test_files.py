@@ -9,7 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from qworker.kit.files import close_all
+from qworker.kit import files, linux
+from qworker.kit.directory.liveness import LivenessFile, has_died
+from qworker.kit.files import DIRECTORY, close_all
+from qworker.kit.inotify import Inotify
 
 # A writer: says how its open went, keeps the file open until it is told, and appends.
 WRITER = """
@@ -28,7 +31,7 @@ os.write(fd, b"more")
 # giving it back. In a process of its own, which the kernel's signal would end if it were the usual one.
 ASKING = """
 import fcntl, os, signal, subprocess, sys
-from qworker.kit import files
+from qworker.kit import files, linux
 
 path, flags, writer = sys.argv[1:]
 fd = os.open(path, files.READ)
@@ -49,13 +52,13 @@ fcntl.fcntl = between
 if flags == "0":
     # To be waited for; who does not wait for it is not disturbed by it.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGURG})
-print(files.has_writer(fd))
+print(linux.has_writer(fd))
 if flags == "0":
     print(started[0].stdout.readline().strip())
-    print(files.has_writer(fd))
+    print(linux.has_writer(fd))
     started[0].communicate("now\\n")
 started[0].wait()
-print(files.has_writer(fd), os.fstat(fd).st_size)
+print(linux.has_writer(fd), os.fstat(fd).st_size)
 """
 
 
@@ -98,3 +101,78 @@ def test_closing_many_closes_those_and_no_neighbour() -> None:
     for fd in kept:
         os.close(fd)
     close_all([])
+
+
+def test_a_tree_is_removed_while_another_process_writes_into_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree = tmp_path / "tree"
+    (tree / "below").mkdir(parents=True)
+    (tree / "below" / "file").touch()
+    (tree / "link").symlink_to(tmp_path)
+    late = [tree / "late", tree / "below" / "late"]
+    remove = files.remove_empty
+
+    def slow(name: str, parent: int) -> bool:
+        if late:
+            late.pop().touch()
+        return remove(name, parent)
+
+    monkeypatch.setattr(files, "remove_empty", slow)
+    parent = os.open(tmp_path, DIRECTORY)
+    try:
+        assert files.remove_tree("tree", parent)
+        assert os.listdir(parent) == []
+        assert files.remove_tree("tree", parent), "it is gone"
+        tree.mkdir()
+        monkeypatch.setattr(files, "remove_empty", lambda _name, _parent: False)
+        assert not files.remove_tree("tree", parent)
+    finally:
+        os.close(parent)
+
+
+async def test_inotify_reports_arrivals_and_removals_by_name(tmp_path: Path) -> None:
+    inotify = Inotify()
+    came: list[str | None] = []
+    left: list[str | None] = []
+    directory = os.open(tmp_path, DIRECTORY)
+    try:
+        watch = inotify.watch(directory, came.append, left.append)
+        assert not inotify.drain()
+        (tmp_path / "a").touch()
+        (tmp_path / "a").rename(tmp_path / "b")
+        (tmp_path / "b").unlink()
+        assert inotify.drain()
+        assert (came, left) == (["a", "b"], ["a", "b"])
+        inotify.unwatch(watch)
+        (tmp_path / "c").touch()
+        inotify.drain()
+        assert came == ["a", "b"]
+    finally:
+        inotify.close()
+        os.close(directory)
+
+
+@pytest.mark.parametrize("local", [True, False])
+def test_a_holder_is_dead_when_its_file_is_gone_or_unlocked(tmp_path: Path, local: bool) -> None:
+    (tmp_path / "tmp").mkdir()
+    (tmp_path / "workers").mkdir()
+    tmp, workers = os.open(tmp_path / "tmp", DIRECTORY), os.open(tmp_path / "workers", DIRECTORY)
+    try:
+        held = LivenessFile(tmp, workers, "a", note="\n1\n")
+        assert not has_died(workers, "a", local=local)
+        assert (tmp_path / "workers" / "a").read_text() == f"{linux.boot_id()}\n1\n"
+        killed = LivenessFile(tmp, workers, "b")
+        killed.abandon()
+        assert has_died(workers, "b", local=local)
+        held.close()
+        held.close()
+        assert has_died(workers, "a", local=local)
+        (tmp_path / "workers" / "c").write_text("another machine")
+        assert has_died(workers, "c", local=local) is local
+        (tmp_path / "workers" / "d").symlink_to(tmp_path)
+        assert not has_died(workers, "d", local=local)
+        assert os.listdir(tmp) == []
+    finally:
+        os.close(tmp)
+        os.close(workers)

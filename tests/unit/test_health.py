@@ -12,31 +12,33 @@ import msgspec
 import pytest
 
 from qworker.errors import UsageError
-from qworker.health.address import keep_across_exec, listen, parse_address, reachable
-from qworker.health.answers import Fleet, View
-from qworker.health.monitor import Pulse
-from qworker.health.probe import ask
+from qworker.health.address import keep_across_exec, listen, loopback_for, parse_address
+from qworker.health.answers import HealthAnswers, WorkerReports
+from qworker.health.monitor import LoopHeartbeat
+from qworker.health.probe import fetch_page
 from qworker.health.server import HealthServer
-from qworker.health.worker_report import Report
+from qworker.health.worker_report import WorkerReport
 from qworker.message import QueueStats
 from qworker.worker.metrics import TaskCounts, merge_counts
 
 PATIENCE = 30.0
 
 
-def report(pid: int = 1, **fields: Any) -> Report:
+def report(pid: int = 1, **fields: Any) -> WorkerReport:
     queues = [
         QueueStats(queue="a.b", ready=3, leased=2, oldest_age_s=1.5),
         QueueStats(queue="off", ready=9, paused=True),
     ]
     given = {"life": f"{pid}-1", "state": "working", "concurrency": 10, "queues": queues, "looked_at": time.time()}
-    return Report(pid=pid, **(given | fields))
+    return WorkerReport(pid=pid, **(given | fields))
 
 
 @contextmanager
-def served(reports: Callable[[], list[Report]], **options: Any) -> Iterator[HealthServer]:
+def served(reports: Callable[[], list[WorkerReport]], **options: Any) -> Iterator[HealthServer]:
     server = HealthServer(
-        listen(("127.0.0.1", 0)), View(reports, stall_timeout=60.0, own_metrics=options.pop("own", False)), **options
+        listen(("127.0.0.1", 0)),
+        HealthAnswers(reports, stall_timeout=60.0, own_metrics=options.pop("own", False)),
+        **options,
     )
     try:
         yield server
@@ -55,7 +57,7 @@ def raw(server: HealthServer, request: bytes, *, end: bool = True) -> bytes:
 
 
 def page(server: HealthServer, path: str) -> tuple[int, str]:
-    return ask(f"127.0.0.1:{server.port}", path, PATIENCE)
+    return fetch_page(f"127.0.0.1:{server.port}", path, PATIENCE)
 
 
 # -- verdicts ----------------------------------------------------------------------------------------------------------
@@ -83,14 +85,14 @@ def test_a_loop_that_has_stood_still_for_longer_than_the_limit_is_not_alive() ->
         ([], 503, "starting"),
     ],
 )
-def test_ready_means_that_some_worker_takes_messages(reports: list[Report], ready: int, why: str) -> None:
+def test_ready_means_that_some_worker_takes_messages(reports: list[WorkerReport], ready: int, why: str) -> None:
     with served(lambda: reports) as server:
         assert page(server, "/readyz") == (ready, f"{why}\n")
         assert page(server, "/livez")[0] == 200
 
 
 def test_a_service_that_is_told_to_stop_is_not_ready_while_its_workers_still_are() -> None:
-    view = View(lambda: [report()], stall_timeout=60.0, stopping=lambda: True)
+    view = HealthAnswers(lambda: [report()], stall_timeout=60.0, stopping=lambda: True)
     assert view.ready() == (False, "draining")
     assert view.live()[0]
 
@@ -143,25 +145,25 @@ def test_prometheus_own_parser_reads_the_page() -> None:
 
 def test_counters_never_fall_when_a_worker_dies_or_begins_again() -> None:
     now = [0.0]
-    fleet = Fleet(lambda: now[0])
-    view = View(fleet.reports, stall_timeout=60.0, past=fleet.past, own_metrics=False)
+    fleet = WorkerReports(lambda: now[0])
+    view = HealthAnswers(fleet.reports, stall_timeout=60.0, past=fleet.past_counts, own_metrics=False)
 
     def acked() -> int:
         return sum(
-            cell.acked for cell in merge_counts([*fleet.past(), *(c for r in fleet.reports() for c in r.counts)])
+            cell.acked for cell in merge_counts([*fleet.past_counts(), *(c for r in fleet.reports() for c in r.counts)])
         )
 
-    fleet.heard(1, report(1, counts=[TaskCounts("q", "t", acked=5)]))
-    fleet.heard(2, report(2, counts=[TaskCounts("q", "t", acked=7)]))
+    fleet.add_report(1, report(1, counts=[TaskCounts("q", "t", acked=5)]))
+    fleet.add_report(2, report(2, counts=[TaskCounts("q", "t", acked=7)]))
     assert acked() == 12
-    fleet.heard(1, report(1, life="fresh", counts=[TaskCounts("q", "t", acked=1)]))
+    fleet.add_report(1, report(1, life="fresh", counts=[TaskCounts("q", "t", acked=1)]))
     assert acked() == 13
-    fleet.gone(2)
+    fleet.remove_process(2)
     assert acked() == 13
     assert "qworker_workers 1\n" in view.metrics()
     now[0] = 61.0
     assert not view.live()[0], "a silent worker's loop stands still, or all of it does"
-    fleet.gone(1)
+    fleet.remove_process(1)
     assert view.live()[0]
     assert acked() == 13
 
@@ -170,15 +172,15 @@ async def test_a_pulse_stands_still_with_its_loop() -> None:
     import asyncio
 
     now = [100.0]
-    pulse = Pulse(lambda: now[0])
-    assert pulse.stalled() == 0.0
+    pulse = LoopHeartbeat(lambda: now[0])
+    assert pulse.stalled_seconds() == 0.0
     beating = asyncio.create_task(pulse.beat())
     await asyncio.sleep(0)
     now[0] = 170.5
-    assert pulse.stalled() == 70.0
+    assert pulse.stalled_seconds() == 70.0
     beating.cancel()
     await asyncio.gather(beating, return_exceptions=True)
-    assert pulse.stalled() == 0.0, "a loop that has ended does not stand still"
+    assert pulse.stalled_seconds() == 0.0, "a loop that has ended does not stand still"
 
 
 # -- who is answered, and what is not put up with -----------------------------------------------------------------------
@@ -242,7 +244,7 @@ def test_slow_and_many_clients_keep_nobody_from_an_answer() -> None:
 
 
 def test_a_page_that_fails_leaves_the_others() -> None:
-    def broken() -> list[Report]:
+    def broken() -> list[WorkerReport]:
         raise RuntimeError("broken")
 
     with served(broken) as server:
@@ -265,7 +267,7 @@ def test_a_page_that_fails_leaves_the_others() -> None:
 )
 def test_addresses(text: str, address: tuple[str, int], asked: str) -> None:
     assert parse_address(text) == address
-    assert reachable(address[0]) == asked
+    assert loopback_for(address[0]) == asked
 
 
 @pytest.mark.parametrize("text", ["", "8080", "host", "host:", "::1:80", "host:65536", "host:-1", "host:\u0663"])
@@ -289,7 +291,7 @@ def test_who_asks_while_a_process_replaces_itself_waits(monkeypatch: pytest.Monk
         after = listen(("127.0.0.1", port))
         before.detach()
         assert not after.get_inheritable()
-        server = HealthServer(after, View(lambda: [report()], stall_timeout=60.0, own_metrics=False))
+        server = HealthServer(after, HealthAnswers(lambda: [report()], stall_timeout=60.0, own_metrics=False))
         try:
             waiting.sendall(b"GET /livez HTTP/1.1\r\n\r\n")
             assert waiting.recv(100).startswith(b"HTTP/1.1 200 ")
@@ -300,8 +302,8 @@ def test_who_asks_while_a_process_replaces_itself_waits(monkeypatch: pytest.Monk
 def test_a_probe_of_nobody_says_so() -> None:
     with listen(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
-    status, text = ask(f"http://127.0.0.1:{port}/livez", "/readyz", PATIENCE)
+    status, text = fetch_page(f"http://127.0.0.1:{port}/livez", "/readyz", PATIENCE)
     assert status == 0
     assert "does not answer" in text
     with pytest.raises(UsageError):
-        ask("https://127.0.0.1:1/livez", "/livez", 1.0)
+        fetch_page("https://127.0.0.1:1/livez", "/livez", 1.0)

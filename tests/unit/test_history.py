@@ -25,7 +25,7 @@ from qworker.history import Event
 from qworker.history.batch import EventBatch, decode_batch, encode_batch
 from qworker.history.directory import DirectoryHistory
 from qworker.history.memory import MemoryHistory
-from qworker.history.query import Wanted, follow, read_newest
+from qworker.history.query import EventFilter, follow, read_newest
 from qworker.history.retention import prune
 from qworker.history.store import HistoryOptions
 from qworker.kit.segments.log import Log
@@ -445,16 +445,16 @@ async def test_the_newest_events_of_all_parts_are_shown_in_order_and_followed(cl
     for number in range(10):
         (first if number % 2 else second).history.append([batch(number)])
     assert len(await first.history.logs()) == 2
-    found, ends = await read_newest(first.history, Wanted(queue=QUEUE), 4)
+    found, ends = await read_newest(first.history, EventFilter(queue=QUEUE), 4)
     assert [event.at for event in found] == [6.0, 7.0, 8.0, 9.0]
-    following = follow(first.history, Wanted(since=3.0), ends)
+    following = follow(first.history, EventFilter(since=3.0), ends)
     assert await anext(following) == []
     third = open_backend(f"file://{tmp_path}/spool", clock=clock)
     for number, backend in ((12, first), (11, second), (13, third), (2, third)):
         backend.history.append([batch(number)])
     assert [event.at for event in await anext(following)] == [11.0, 12.0, 13.0]
-    assert (await read_newest(first.history, Wanted(id="m11-0"), 10))[0][0].at == 11.0
-    assert (await read_newest(first.history, Wanted(kinds=frozenset({"failed"})), 10))[0] == []
+    assert (await read_newest(first.history, EventFilter(id="m11-0"), 10))[0][0].at == 11.0
+    assert (await read_newest(first.history, EventFilter(kinds=frozenset({"failed"})), 10))[0] == []
     for backend in (first, second, third):
         await backend.aclose()
 

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from qworker.kit import files, mounts
-from qworker.kit.files import DIRECTORY, FileSystem, durability_at
+from qworker.kit import file_system, linux
+from qworker.kit.file_system import FileSystem, durability_at
+from qworker.kit.files import DIRECTORY
 from qworker.kit.mounts import Mount, find_mount
 
 # Fedora's default: one btrfs, two subvolumes. `stat` gives files there device numbers that stand in no line.
@@ -66,7 +67,7 @@ def test_a_path_is_on_the_mount_that_a_walk_to_it_ends_on(
 ) -> None:
     shown = tmp_path / "mountinfo"
     shown.write_text(text)
-    monkeypatch.setattr(mounts, "MOUNTINFO", str(shown))
+    monkeypatch.setattr(linux, "MOUNTINFO", str(shown))
     found = find_mount(path)
     assert found is not None
     assert (found.kind, found.source) == (kind, source)
@@ -75,15 +76,15 @@ def test_a_path_is_on_the_mount_that_a_walk_to_it_ends_on(
 def test_a_path_whose_mount_is_not_shown_is_on_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shown = tmp_path / "mountinfo"
     shown.write_text("1 0 8:1 / /elsewhere rw - ext4 /dev/sda1 rw\n")
-    monkeypatch.setattr(mounts, "MOUNTINFO", str(shown))
+    monkeypatch.setattr(linux, "MOUNTINFO", str(shown))
     assert find_mount("/work") is None
     assert find_mount("/elsewhere/spool") is not None
 
 
 def _system(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str, *options: str, ext4: str = "") -> FileSystem:
     mount = Mount(id=2, parent=1, point="", kind=kind, source="/dev/x", options=frozenset(("rw", *options)))
-    monkeypatch.setattr(files, "find_mount", lambda _path: mount)
-    monkeypatch.setattr(files, "ext4_options", lambda _device, _source: frozenset(ext4.split()))
+    monkeypatch.setattr(file_system, "find_mount", lambda _path: mount)
+    monkeypatch.setattr(file_system, "ext4_options", lambda _device, _source: frozenset(ext4.split()))
     return FileSystem.of(str(tmp_path))
 
 
@@ -117,7 +118,7 @@ def test_power_loss_is_survived_with_a_journal_and_with_barriers_only(
 def test_a_file_system_that_nothing_is_known_of_promises_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mounts, "MOUNTINFO", str(tmp_path / "none"))
+    monkeypatch.setattr(linux, "MOUNTINFO", str(tmp_path / "none"))
     system = FileSystem.of(str(tmp_path))
     assert system.kind == ""
     assert not system.survives_power_loss
@@ -131,6 +132,6 @@ def test_this_directory_is_where_its_device_is(tmp_path: Path) -> None:
         os.close(fd)
     # By what `df` asks: the kernel's own word for the type.
     known = {line.split()[-1] for line in Path("/proc/filesystems").read_text().splitlines()}
-    points = [line.split()[4] for line in Path(mounts.MOUNTINFO).read_text().splitlines()]
+    points = [line.split()[4] for line in Path(linux.MOUNTINFO).read_text().splitlines()]
     # In a chroot that is a folder of its file system, the mount is not shown.
     assert system.kind in (known if any(map(tmp_path.is_relative_to, points)) else {""})

@@ -137,6 +137,28 @@ async def test_failed_messages_move_when_asked_and_get_another_chance(
     assert (found.message.id, found.message.tries) == ("f", 0)
 
 
+async def test_a_failed_message_that_is_requeued_meanwhile_is_not_copied(
+    source: Fragile, target: Fragile, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = await source.publish(QUEUE, [Draft(body=b"", id=f"f{number:03}") for number in range(450)])
+    leases = await source.lease(QUEUE, 450, 30)
+    await source.settle([Settlement(lease=lease, action=SettleAction.FAIL_PERM) for lease in leases])
+    copied: list[str | None] = []
+    publish = target.publish
+
+    async def requeueing(queue: str, drafts: Sequence[Draft]) -> list[str]:
+        if not copied:
+            await source.requeue(QUEUE, Selection(ids=[ids[400]]))
+            await source.lease(QUEUE, 1, 1000)
+        copied.extend(draft.id for draft in drafts)
+        return await publish(queue, drafts)
+
+    monkeypatch.setattr(target, "publish", requeueing)
+    moved = await move(source, target, QUEUE, failed=True, clock=clock)
+    assert (moved.failed, moved.left_leased) == (449, 1)
+    assert copied == [*ids[:400], *ids[401:]]
+
+
 async def test_a_paused_or_absent_source_is_told(source: Fragile, target: Fragile, clock: FakeClock) -> None:
     with pytest.raises(QueueNotFound):
         await move(source, target, QUEUE, clock=clock)

@@ -15,7 +15,7 @@ from qworker.backend.registry import open_backend
 from qworker.message import Draft, Message, Query, SettleAction, Settlement, State
 from qworker.parcel import pack, unpack
 from qworker.testing import run_until_idle
-from qworker.tools.move import Moved, move
+from qworker.tools.move import MoveResult, move
 from tests.support.servers import RedisServer, free_port
 
 QUEUE = "jobs"
@@ -92,7 +92,7 @@ async def test_a_message_survives_the_move_between_any_two(make: Make, first: st
     begun = await stored(start)
     expected = [content(message) for message in begun]
     times = pytest.approx([message.enqueued_at for message in begun], abs=0.01)
-    counts: list[Moved] = []
+    counts: list[MoveResult] = []
     renamed: dict[str, str] = {}
     counts.append(await move(start, source, QUEUE))
     there = await stored(source)

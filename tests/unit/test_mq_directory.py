@@ -15,7 +15,7 @@ from qworker.backend import Backend
 from qworker.backend.listing import list_messages
 from qworker.backend.registry import open_backend
 from qworker.errors import FormatTooNew
-from qworker.kit.files import boot_id
+from qworker.kit.linux import boot_id
 from qworker.message import Draft, Lease, Query, SettleAction, Settlement, State
 from qworker.testing.clock import FakeClock
 from qworker.testing.wait_until import wait_until

@@ -20,7 +20,7 @@ from qworker.backend.registry import open_backend
 from qworker.errors import InvalidURL, NotSupported, PermissionDenied, StorageFull, UsageError
 from qworker.message import Draft, SettleAction, Settlement
 from qworker.server.openapi import document
-from qworker.server.server import check_exposure
+from qworker.server.server import require_token_if_public
 from qworker_memory import MemoryBackend
 from qworker_mq.ids import new_uuids
 from tests.support.servers import RedisServer
@@ -200,20 +200,20 @@ def test_without_a_token_web_pages_and_other_hosts_are_refused(server: Served) -
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "queue.example", ""])
 def test_listening_beyond_this_machine_needs_a_token(host: str) -> None:
     with pytest.raises(UsageError, match="QWORKER_HTTP_TOKEN"):
-        check_exposure(host, None)
-    check_exposure(host, "long enough")
+        require_token_if_public(host, None)
+    require_token_if_public(host, "long enough")
     for local in ("127.0.0.1", "::1", "localhost"):
-        check_exposure(local, None)
+        require_token_if_public(local, None)
 
 
 def test_the_openapi_document_has_every_path_that_is_served(server: Served) -> None:
     served_document = json.loads(ask(server, "GET", "/-/openapi.json")[2])
     assert served_document["paths"].keys() == document()["paths"].keys()
-    from qworker.server.native_routes import Additions
+    from qworker.server.native_routes import NativeRoutes
 
     routes = {
         (route.path, method.lower())
-        for route in Additions(server.app.backend, server.app.leases, body_limit=1, lease_time=1.0).routes()
+        for route in NativeRoutes(server.app.backend, server.app.leases, body_limit=1, lease_time=1.0).routes()
         for method in route.methods or ()
     }
     described = {(path, method) for path, item in served_document["paths"].items() for method in item}

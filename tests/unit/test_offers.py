@@ -9,8 +9,8 @@ import pytest
 from qworker.backend import registry
 from qworker.backend.offers import doctor_of, follower_of, scan_of
 from qworker.backend.registry import backend_class
-from qworker.kit.doctor_check import Check, Health
-from qworker.tools.doctor import examine
+from qworker.kit.doctor_check import Check, CheckStatus
+from qworker.tools.doctor import run_checks
 from qworker.url import BackendURL
 from qworker_memory import MemoryBackend
 
@@ -28,7 +28,7 @@ class Examined(MemoryBackend):
 
     @classmethod
     async def doctor(cls, url: BackendURL) -> list[Check]:
-        return [Check("disk", Health.WARN, f"{url.scheme}: is nearly full")]
+        return [Check("disk", CheckStatus.WARN, f"{url.scheme}: is nearly full")]
 
 
 @pytest.mark.parametrize(("backend", "told"), [("Examined", True), ("MemoryBackend", False)])
@@ -37,6 +37,6 @@ async def test_a_backend_of_another_package_may_offer_checks_and_needs_none(
 ) -> None:
     theirs = EntryPoint("theirs", f"{__name__}:{backend}", registry.GROUP)
     monkeypatch.setattr(registry, "_installed", lambda: {"theirs": theirs})
-    checks = await examine("theirs:")
-    assert (Check("disk", Health.WARN, "theirs: is nearly full") in checks) is told
+    checks = await run_checks("theirs:")
+    assert (Check("disk", CheckStatus.WARN, "theirs: is nearly full") in checks) is told
     assert scan_of("theirs") is follower_of("theirs") is None

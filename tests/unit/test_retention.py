@@ -16,7 +16,7 @@ from qworker.backend import Backend
 from qworker.backend.listing import list_messages
 from qworker.backend.registry import open_backend
 from qworker.errors import InvalidURL
-from qworker.kit.retention import Retention, keep_done
+from qworker.kit.retention import RetentionPolicy, keep_done
 from qworker.message import Draft, Query, SettleAction, Settlement, State
 from qworker.testing.harness import Harness
 from qworker.url import BackendURL
@@ -208,9 +208,9 @@ def test_anything_else_is_refused_with_the_four_forms(url: str, name: str, text:
 
 
 @given(
-    st.sampled_from([Retention(), Retention(keep=False)])
-    | st.integers(1, 10**11).map(lambda count: Retention(count=count))
-    | st.integers(1, 10**9).map(lambda seconds: Retention(age=float(seconds)))
+    st.sampled_from([RetentionPolicy(), RetentionPolicy(keep=False)])
+    | st.integers(1, 10**11).map(lambda count: RetentionPolicy(count=count))
+    | st.integers(1, 10**9).map(lambda seconds: RetentionPolicy(age=float(seconds)))
 )
-def test_what_is_written_reads_as_the_same_retention(keep: Retention) -> None:
+def test_what_is_written_reads_as_the_same_retention(keep: RetentionPolicy) -> None:
     assert keep_done(BackendURL.parse(f"file:///x?keep_done={keep}")) == keep

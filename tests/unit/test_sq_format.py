@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qworker.kit.segments.format import Header, decode_header, encode_header, frame, position, salvage, scan, split
-from qworker.kit.segments.state import STATE_SIZE, Entry, decode_state, encode_state
+from qworker.kit.segments.state import STATE_SIZE, ChannelEntry, decode_state, encode_state
 from qworker_sq.frames import FrameFile
 from qworker_sq.ledger import Ledger
 from qworker_sq.topic import place_of_id, position_id
@@ -27,7 +27,7 @@ def test_a_record_is_its_length_its_crc_and_its_payload() -> None:
 
 
 def test_a_state_entry_has_its_fields_where_the_format_says() -> None:
-    data = encode_state(position(5, 32), [Entry(name=b"all", place=position(6, 64), flag=1)])
+    data = encode_state(position(5, 32), [ChannelEntry(name=b"all", place=position(6, 64), flag=1)])
     assert len(data) == STATE_SIZE == 129 * 56
     assert struct.unpack_from("<QB32s", data, 56) == (1, 3, b"all" + bytes(29))
     assert struct.unpack_from("<IQ", data, 44) == (32, 5)

@@ -28,11 +28,11 @@ from qworker.history import log_writer as writer
 from qworker.history.batch import EventBatch
 from qworker.history.directory import DirectoryHistory
 from qworker.history.store import HistoryOptions
-from qworker.kit.doctor_check import Check, Health
-from qworker.kit.files import store_error
-from qworker.kit.parts import shares
+from qworker.kit.doctor_check import Check, CheckStatus
+from qworker.kit.parts import make_shares
+from qworker.kit.store_errors import store_error
 from qworker.message import Query, Selection
-from qworker.tools.doctor import examine
+from qworker.tools.doctor import run_checks
 
 SCHEMES = ["file", "fsq", "mq", "sq", "vsqs"]
 
@@ -42,7 +42,7 @@ LOOKS: dict[str, Callable[[Backend], Awaitable[object]]] = {
     "browse": lambda backend: list_messages(backend, "q", Query(State.READY)),
     "find": lambda backend: backend.find("q", ["x"]),
     "parts": lambda backend: backend.parts("q", State.READY, 2),
-    "browse a part": lambda backend: list_messages(backend, "q", Query(State.READY, part=shares(2)[0])),
+    "browse a part": lambda backend: list_messages(backend, "q", Query(State.READY, part=make_shares(2)[0])),
     "requeue": lambda backend: backend.requeue("q", Selection(ids=["x"])),
     "requeue by state": lambda backend: backend.requeue("q", Selection(state=State.FAILED)),
     "requeue unchanged": lambda backend: backend.requeue("q", Selection(unchanged=[])),
@@ -87,8 +87,8 @@ async def test_looking_into_a_directory_that_is_not_there_makes_none_and_names_i
 @pytest.mark.parametrize("scheme", SCHEMES)
 async def test_the_doctor_of_a_directory_that_is_not_there_makes_none(scheme: str, tmp_path: Path) -> None:
     place = tmp_path / "spool"
-    checks = {check.name: check for check in await examine(f"{scheme}://{place}")}
-    assert checks["reachable"].health is Health.OK
+    checks = {check.name: check for check in await run_checks(f"{scheme}://{place}")}
+    assert checks["reachable"].health is CheckStatus.OK
     assert "which is not there yet" in checks["reachable"].detail
     assert not place.exists()
 
@@ -213,7 +213,7 @@ async def test_a_link_that_this_user_may_not_make_is_a_matter_of_permission(
 
 
 async def _examined(url: str) -> dict[str, Check]:
-    found = await examine(url)
+    found = await run_checks(url)
     names = [check.name for check in found]
     assert len(names) == len(set(names)), names
     return {check.name: check for check in found}
@@ -222,7 +222,7 @@ async def _examined(url: str) -> dict[str, Check]:
 @pytest.mark.parametrize("scheme", SCHEMES)
 async def test_the_doctor_tries_what_a_protocol_needs_and_no_more(scheme: str, tmp_path: Path) -> None:
     found = await _examined(f"{scheme}://{tmp_path}")
-    assert found["reachable"].health is Health.OK
+    assert found["reachable"].health is CheckStatus.OK
     needed = {"directory", "file system", "space", "inodes", "rename", "fsync", "flock", "inotify", "clock"}
     assert needed <= found.keys()
     assert ("link" in found) == (scheme in {"file", "fsq"})
@@ -243,7 +243,7 @@ async def test_the_doctor_names_a_file_system_without_links_pipes_and_modes(
     monkeypatch.setattr(os, "mkdir", lambda path, mode=0o777: (real(path, mode), os.chmod(path, 0o777))[0])
     found = await _examined(f"file://{spool}")
     assert found["link"] == Check(
-        "link", Health.BROKEN, "this file system has no hard links", "put the queues on another file system"
+        "link", CheckStatus.BROKEN, "this file system has no hard links", "put the queues on another file system"
     )
     assert found["fifo"].detail == "this file system has no named pipes"
     assert "chmod" not in found["directory"].fix
@@ -254,9 +254,9 @@ async def test_the_doctor_names_a_file_where_the_directory_should_be(tmp_path: P
     (tmp_path / "spool").write_bytes(b"")
     for path in (tmp_path / "spool", tmp_path / "spool" / "below"):
         found = await _examined(f"file://{path}")
-        assert found["reachable"].health is Health.BROKEN
+        assert found["reachable"].health is CheckStatus.BROKEN
         assert "a file where a directory should be: check the URL" in found["reachable"].detail
-        assert found["directory"].health is Health.BROKEN
+        assert found["directory"].health is CheckStatus.BROKEN
 
 
 async def test_what_is_not_installed_is_one_line_of_the_doctor(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -273,15 +273,15 @@ async def test_what_is_not_installed_is_one_line_of_the_doctor(monkeypatch: pyte
     real = {type(point): type(point).load for point in _installed().values()}
     for kind in real:
         monkeypatch.setattr(kind, "load", load)
-    found = {check.name: check for check in await examine(None)}
+    found = {check.name: check for check in await run_checks(None)}
     assert [name for name in found if name.startswith("backend ")] == [
         f"backend {scheme}" for scheme in here if scheme in {*SCHEMES, "memory"}
     ]
-    assert found["not installed"].health is Health.OK
+    assert found["not installed"].health is CheckStatus.OK
     assert found["not installed"].detail == (
         "mq+http, mq+https (extra http); redis, redis+cluster, redis+sentinel, rediss, rfq, unix (extra redis)"
     )
-    assert not [check for check in found.values() if check.health is not Health.OK and "extra" in check.detail]
+    assert not [check for check in found.values() if check.health is not CheckStatus.OK and "extra" in check.detail]
 
 
 # -- a machine without /proc -----------------------------------------------------------------------------------------

@@ -19,13 +19,13 @@ from qworker import Fail, Tasks
 from qworker.backend import Backend
 from qworker.backend.registry import open_backend
 from qworker.cli.main import main
-from qworker.cli.top.sampler import Look, Looker, Row
+from qworker.cli.top.sampler import Row, Sample, Sampler
 from qworker.cli.top.screen import TopScreen
 from qworker.cli.top.table import COLUMNS, cells
 from qworker.errors import BackendUnavailable, QueueNotFound
-from qworker.health.answers import View
+from qworker.health.answers import HealthAnswers
 from qworker.health.server import HealthServer
-from qworker.health.worker_report import Report
+from qworker.health.worker_report import WorkerReport
 from qworker.message import Draft, Message, QueueStats, SettleAction, Settlement
 from qworker.testing.clock import FakeClock
 from qworker.testing.wait_until import wait_until
@@ -55,11 +55,11 @@ class Counts:
         self.cell = TaskCounts("busy", "t")
         listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{listener.getsockname()[1]}"
-        self._server = HealthServer(listener, View(lambda: [self._report()], stall_timeout=60.0))
+        self._server = HealthServer(listener, HealthAnswers(lambda: [self._report()], stall_timeout=60.0))
 
-    def _report(self) -> Report:
+    def _report(self) -> WorkerReport:
         queues = [QueueStats(queue="busy")]
-        return Report(
+        return WorkerReport(
             life="1",
             pid=1,
             state="working",
@@ -83,8 +83,8 @@ def counts() -> Iterator[Counts]:
 
 async def test_a_look_has_states_workers_and_rates(backend: Backend, counts: Counts) -> None:
     clock = FakeClock()
-    looker = Looker(backend, health=[counts.address], clock=clock)
-    first = await looker.look()
+    sampler = Sampler(backend, health=[counts.address], clock=clock)
+    first = await sampler.sample()
     assert [row.queue for row in first.rows] == ["busy", "idle"]
     assert (first.rows[0].ready, first.rows[0].backlog_rate, first.rows[0].acked_rate) == (5, None, None)
     one, two = await backend.lease("busy", 2, 60.0)
@@ -96,7 +96,7 @@ async def test_a_look_has_states_workers_and_rates(backend: Backend, counts: Cou
     await backend.pause("idle")
     counts.cell.acked, counts.cell.failed = 8, 2
     clock.advance(4.0)
-    second = await looker.look()
+    second = await sampler.sample()
     busy, idle = second.rows
     assert (busy.ready, busy.leased, busy.delayed, busy.failed, busy.workers) == (2, 1, 1, 1, 1)
     assert (busy.backlog_rate, busy.acked_rate, busy.failed_rate) == (-0.25, 2.0, 0.5)
@@ -108,10 +108,10 @@ async def test_a_look_has_states_workers_and_rates(backend: Backend, counts: Cou
     # A worker that was replaced counts from nothing: better no rate than a wrong one.
     counts.cell.acked = 1
     clock.advance(1.0)
-    assert (await looker.look()).rows[0].acked_rate is None
+    assert (await sampler.sample()).rows[0].acked_rate is None
     counts.cell.acked = 4
     clock.advance(1.0)
-    assert (await looker.look()).rows[0].acked_rate == 3.0
+    assert (await sampler.sample()).rows[0].acked_rate == 3.0
 
 
 async def test_the_history_tells_what_was_done_and_by_how_many(backend: Backend, url: str) -> None:
@@ -125,18 +125,18 @@ async def test_the_history_tells_what_was_done_and_by_how_many(backend: Backend,
 
     # What was before the first look is nobody's rate.
     await Worker(tasks, WorkerOptions(burst=True)).run()
-    looker = Looker(backend, "busy", clock=clock)
-    await looker.look()
+    sampler = Sampler(backend, "busy", clock=clock)
+    await sampler.sample()
     await backend.publish("busy", [Draft(body=b"good"), Draft(body=b"bad"), Draft(body=b"good")])
     await Worker(tasks, WorkerOptions(burst=True)).run()
     await tasks.aclose()
     clock.advance(2.0)
-    (row,) = (await looker.look()).rows
+    (row,) = (await sampler.sample()).rows
     assert (row.acked_rate, row.failed_rate, row.workers, row.ready) == (1.0, 0.5, 1, 0)
     clock.advance(20.0)
-    await looker.look()
+    await sampler.sample()
     clock.advance(1.0)
-    (row,) = (await looker.look()).rows
+    (row,) = (await sampler.sample()).rows
     assert (row.acked_rate, row.workers) == (0.0, 0)
 
 
@@ -144,20 +144,20 @@ async def test_where_nothing_counts_rates_of_work_are_not_known(tmp_path: Path) 
     backend = open_backend(f"file://{tmp_path}/quiet?history=0")
     await backend.publish("busy", [Draft(body=b"x")])
     clock = FakeClock()
-    looker = Looker(backend, clock=clock)
-    await looker.look()
+    sampler = Sampler(backend, clock=clock)
+    await sampler.sample()
     clock.advance(1.0)
-    (row,) = (await looker.look()).rows
+    (row,) = (await sampler.sample()).rows
     assert (row.backlog_rate, row.acked_rate, row.failed_rate) == (0.0, None, None)
     await backend.aclose()
 
 
 async def test_rates_are_of_the_last_seconds_and_not_of_all_time(backend: Backend) -> None:
     clock = FakeClock()
-    looker = Looker(backend, "busy", clock=clock)
+    sampler = Sampler(backend, "busy", clock=clock)
     rates = []
     for _ in range(30):
-        rates.append((await looker.look()).rows[0].backlog_rate)
+        rates.append((await sampler.sample()).rows[0].backlog_rate)
         clock.advance(1.0)
         if len(rates) <= 10:
             await backend.publish("busy", [Draft(body=b"x")])
@@ -171,8 +171,8 @@ async def test_a_store_or_a_port_that_does_not_answer_is_told_beside_what_was_se
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         nobody = f"127.0.0.1:{taken.getsockname()[1]}"
-    looker = Looker(backend, health=[nobody])
-    before = await looker.look()
+    sampler = Sampler(backend, health=[nobody])
+    before = await sampler.sample()
     assert before.problem is not None
     assert "does not answer" in before.problem
     assert before.fleet is None
@@ -181,7 +181,7 @@ async def test_a_store_or_a_port_that_does_not_answer_is_told_beside_what_was_se
         raise BackendUnavailable("nobody at redis://u:hush@there")
 
     monkeypatch.setattr(backend, "queues", away)
-    after = await looker.look()
+    after = await sampler.sample()
     assert after.rows == before.rows
     assert after.problem is not None
     assert "nobody at" in after.problem
@@ -189,13 +189,13 @@ async def test_a_store_or_a_port_that_does_not_answer_is_told_beside_what_was_se
 
 
 async def test_a_queue_that_is_deleted_is_shown_no_more_and_one_that_was_asked_for_is_missed(backend: Backend) -> None:
-    both, one = Looker(backend), Looker(backend, "idle")
-    await both.look()
-    await one.look()
+    both, one = Sampler(backend), Sampler(backend, "idle")
+    await both.sample()
+    await one.sample()
     await backend.delete("idle")
-    assert [row.queue for row in (await both.look()).rows] == ["busy"]
+    assert [row.queue for row in (await both.sample()).rows] == ["busy"]
     with pytest.raises(QueueNotFound):
-        await one.look()
+        await one.sample()
 
 
 def test_numbers_are_written_for_people() -> None:
@@ -223,9 +223,9 @@ def text_of(app: TopScreen, name: str) -> str:
 
 
 async def test_the_screen_shows_what_changes_and_keeps_to_its_queue(backend: Backend) -> None:
-    looker = Looker(backend)
+    sampler = Sampler(backend)
     # An interval that never comes: what is shown anew was asked for with a key.
-    app = TopScreen(looker.look, await looker.look(), 3600.0)
+    app = TopScreen(sampler.sample, await sampler.sample(), 3600.0)
     async with app.run_test(size=(140, 20)) as pilot:
         assert [row[:2] for row in table_of(app)] == [["busy", "5"], ["idle", "0"]]
         assert backend.describe() in text_of(app, "heading")
@@ -248,14 +248,14 @@ async def test_the_screen_shows_what_changes_and_keeps_to_its_queue(backend: Bac
 
 async def test_the_screen_looks_by_itself_unless_it_is_paused(backend: Backend) -> None:
     looks = 0
-    looker = Looker(backend)
+    sampler = Sampler(backend)
 
-    async def look() -> Look:
+    async def look() -> Sample:
         nonlocal looks
         looks += 1
-        return await looker.look()
+        return await sampler.sample()
 
-    app = TopScreen(look, await looker.look(), 0.01)
+    app = TopScreen(look, await sampler.sample(), 0.01)
     async with app.run_test() as pilot:
         await wait_until(lambda: looks >= 3)
         await pilot.press("space")
@@ -269,8 +269,8 @@ async def test_the_screen_looks_by_itself_unless_it_is_paused(backend: Backend) 
 
 
 async def test_the_screen_survives_a_store_that_goes_away(backend: Backend) -> None:
-    looker = Looker(backend, "busy")
-    app = TopScreen(looker.look, await looker.look(), 3600.0)
+    sampler = Sampler(backend, "busy")
+    app = TopScreen(sampler.sample, await sampler.sample(), 3600.0)
     async with app.run_test(size=(140, 20)) as pilot:
         await backend.delete("busy")
         await pilot.press("r")

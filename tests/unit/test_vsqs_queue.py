@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from qworker.backend.listing import list_messages
 from qworker.backend.registry import open_backend
 from qworker.errors import InvalidURL, NotSupported, PublishUncertain, QueueFull
-from qworker.kit.files import GroupCommit
+from qworker.kit.group_commit import GroupCommit
 from qworker.message import Draft, Lease, Query, SettleAction, Settlement, State
 from qworker.testing.clock import FakeClock
 from qworker.testing.wait_until import wait_until

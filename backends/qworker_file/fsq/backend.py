@@ -18,9 +18,11 @@ from qworker.history.directory import directory_history
 from qworker.kit.browse import at_most
 from qworker.kit.directory.missing import is_missing, queue_not_found
 from qworker.kit.doctor_check import Check
-from qworker.kit.files import check_writable, durability_at, link_file, store_errors
+from qworker.kit.file_system import durability_at
+from qworker.kit.files import check_writable, link_file
 from qworker.kit.find import find_each, stamp
-from qworker.kit.parts import shares
+from qworker.kit.parts import make_shares
+from qworker.kit.store_errors import store_errors
 from qworker.kit.wait import wait_for_ready
 from qworker.message import (
     Draft,
@@ -47,7 +49,7 @@ from qworker_file.fsq.store import ABSENT_PAUSE, Store
 from qworker_file.unchanged import unchanged
 
 if TYPE_CHECKING:
-    from qworker.backend.scan_source import ScanOptions, Source
+    from qworker.backend.scan_source import ScanOptions, ScanSource
 
 __all__ = ["FsqBackend"]
 
@@ -322,7 +324,7 @@ class FsqBackend(Backend):
         """Shares of the names."""
         with store_errors(f"browse {queue!r}"):
             self._found(queue)
-        return shares(count)
+        return make_shares(count)
 
     async def _selected(self, local: LocalQueue, selection: Selection, *states: State) -> Iterable[Entry]:
         """What is selected; by ids, in some states only."""
@@ -422,7 +424,7 @@ class FsqBackend(Backend):
         return await examine_directory(root, [("link", try_link)])
 
     @classmethod
-    def open_scan(cls, url: BackendURL, queue: str, options: ScanOptions) -> Source:
+    def open_scan(cls, url: BackendURL, queue: str, options: ScanOptions) -> ScanSource:
         """Do what fsq's scan does, item by item, in place."""
         from qworker_file.fsq.scan import open_scan
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from qworker.backend.scan_source import Ended, ScanError
+from qworker.backend.scan_source import ProgramOutcome, ScanError
 from qworker_file.fsq.layout import QueueDir
 from qworker_file.fsq.reenqueue import link_item, opened, reenqueue
 from qworker_file.fsq.scan import FsqSource, FsqWork
@@ -69,7 +69,7 @@ def distribute(
 
 def _distribute(work: FsqWork, targets: Sequence[QueueDir], how: Distribution, say: Callable[[str], None]) -> None:
     name, claimed = work.name, work.claimed
-    ended, reason = Ended.SUCCESS, "succeeded"
+    ended, reason = ProgramOutcome.SUCCESS, "succeeded"
     try:
         body = b"" if how.link else claimed.read()
         for target in targets:
@@ -78,10 +78,10 @@ def _distribute(work: FsqWork, targets: Sequence[QueueDir], how: Distribution, s
             else:
                 reenqueue(target, name, body)
     except OSError as error:
-        ended, reason = Ended.FAIL_TMP, f"cannot reenqueue: {error.strerror}"
+        ended, reason = ProgramOutcome.FAIL_TMP, f"cannot reenqueue: {error.strerror}"
     if not how.done:
         work.leave()
         return
     instead = work.end(ended, reason)
-    if instead is not None or ended is not Ended.SUCCESS or how.verbose:
+    if instead is not None or ended is not ProgramOutcome.SUCCESS or how.verbose:
         say(instead or f"{name}: {reason}")

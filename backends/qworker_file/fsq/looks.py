@@ -13,7 +13,7 @@ import msgspec
 
 from qworker.kit.browse import Chosen, Place, browse_rows
 from qworker.kit.files import READ, list_names, read_all
-from qworker.kit.parts import Share, pages
+from qworker.kit.parts import HashShare, in_pages
 from qworker.message import Message, Query, QueueStats, State, StoredMessage
 from qworker_file.fsq.claim import due_at, read_origin, reason_name
 from qworker_file.fsq.layout import QueueDir
@@ -160,9 +160,9 @@ class Look:
 
     async def share(self, state: State, part: str) -> AsyncIterator[list[StoredMessage]]:
         """What is in one share of a state."""
-        share, constants = Share.parse(part), self._files.constants
+        share, constants = HashShare.parse(part), self._files.constants
         entries = [entry for entry in await self.entries(state) if share.has(message_id(entry.name, constants))]
-        async for page in pages(self.read(entry) for entry in entries):
+        async for page in in_pages(self.read(entry) for entry in entries):
             yield page
 
     async def matching(self, wanted: frozenset[str], *states: State) -> list[Entry]:

@@ -8,7 +8,7 @@ import msgspec
 
 from qworker.errors import InvalidName, InvalidURL
 from qworker.history.store import HISTORY_OPTIONS
-from qworker.kit.retention import KEEP_ALL, KEEP_OPTIONS, Retention, keep_done, keep_failed
+from qworker.kit.retention import KEEP_ALL, KEEP_OPTIONS, RetentionPolicy, keep_done, keep_failed
 from qworker.names import check_queue
 from qworker.url import BackendURL
 from qworker_file.fsq.constants import Constants
@@ -25,8 +25,8 @@ class FsqOptions(msgspec.Struct, frozen=True, kw_only=True):
     host: str | None = None
     # Publishes and settlements survive a power cut when they return.
     sync: bool = True
-    keep_done: Retention = KEEP_ALL
-    keep_failed: Retention = KEEP_ALL
+    keep_done: RetentionPolicy = KEEP_ALL
+    keep_failed: RetentionPolicy = KEEP_ALL
 
     @classmethod
     def from_url(cls, url: BackendURL) -> FsqOptions:

@@ -19,7 +19,9 @@ import msgspec
 
 from qworker.clock import Clock
 from qworker.errors import PublishUncertain, StorageFull
-from qworker.kit.files import CREATE, FULL, GroupCommit, files_at_once, link_file, list_names, write_all
+from qworker.kit.files import CREATE, files_at_once, link_file, list_names, write_all
+from qworker.kit.group_commit import GroupCommit
+from qworker.kit.store_errors import FULL
 from qworker.message import Draft
 from qworker_file.fsq.claim import mark_due, write_origin
 from qworker_file.fsq.constants import Constants, group_id, user_id

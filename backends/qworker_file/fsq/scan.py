@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import msgspec
 
-from qworker.backend.scan_source import Ended, Exits, ScanDown, ScanError, ScanOptions
+from qworker.backend.scan_source import ExitCodes, ProgramOutcome, QueuePaused, ScanError, ScanOptions
 from qworker.kit.files import DIRECTORY
 from qworker.url import BackendURL
 from qworker_file.fsq.claim import Claimed, NotClaimed, claim, exhausted, reason_name
@@ -94,9 +94,9 @@ class FsqSource:
         return opened
 
     @property
-    def exits(self) -> Exits:
+    def exits(self) -> ExitCodes:
         """FSQ_SUCCESS, FSQ_FAIL_TMP and FSQ_FAIL_PERM."""
-        return Exits(self.constants.success, self.constants.fail_tmp, self.constants.fail_perm)
+        return ExitCodes(self.constants.success, self.constants.fail_tmp, self.constants.fail_perm)
 
     def work(self, say: Callable[[str], None]) -> Iterator[FsqWork]:
         """Each item that is there now, can be locked, and may still be tried."""
@@ -119,7 +119,7 @@ class FsqSource:
         if self._ignore_down or not files.is_down:
             return True
         if len(self._places) == 1 or files.is_down_with_queue:
-            raise ScanDown(f"{self._queue} is paused")
+            raise QueuePaused(f"{self._queue} is paused")
         return False
 
     def _claim(self, name: str, files: QueueDir, say: Callable[[str], None]) -> Claimed | None:
@@ -203,17 +203,17 @@ class FsqWork:
         """The locked file itself: a program that outlives us keeps it locked."""
         return self.claimed.fd
 
-    def end(self, how: Ended, reason: str) -> str | None:
+    def end(self, how: ProgramOutcome, reason: str) -> str | None:
         """Rename it."""
         claimed, name = self.claimed, self.claimed.name
-        why = self._source.exhausted(claimed) if how is Ended.FAIL_TMP else None
-        if how is Ended.SUCCESS:
+        why = self._source.exhausted(claimed) if how is ProgramOutcome.FAIL_TMP else None
+        if how is ProgramOutcome.SUCCESS:
             ended = claimed.finish(keep=True)
-        elif how is Ended.FAIL_TMP and why is None:
+        elif how is ProgramOutcome.FAIL_TMP and why is None:
             ended = claimed.retry()
         else:
             ended = claimed.fail(reason if why is None else f"{why}\n{reason}")
-        if how is Ended.FAIL_TMP and why is None:
+        if how is ProgramOutcome.FAIL_TMP and why is None:
             claimed.close()
         else:
             self._source.linger(claimed)

@@ -8,8 +8,9 @@ from collections.abc import Collection
 
 from qworker.clock import Clock
 from qworker.errors import BackendError
-from qworker.kit.files import FileSystem, GroupCommit
-from qworker.kit.retention import Retention
+from qworker.kit.file_system import FileSystem
+from qworker.kit.group_commit import GroupCommit
+from qworker.kit.retention import RetentionPolicy
 from qworker.names import is_queue_name
 from qworker_file.fsq.claim import reason_name
 from qworker_file.fsq.layout import QueueExists, install, install_host, is_queue, open_queue
@@ -29,7 +30,7 @@ ABSENT_PAUSE = 1.0
 # A queue that others delete and make all the time is made so many times.
 _ATTEMPTS = 10
 # How long a file may stand in tmp/ unfinished.
-_UNFINISHED = Retention(age=36 * 3600.0)
+_UNFINISHED = RetentionPolicy(age=36 * 3600.0)
 
 
 class Store:

@@ -13,7 +13,7 @@ import click
 
 from qworker import __version__
 from qworker.cli.options import Command, Group, run
-from qworker.cli.output import print_json, reporting, say
+from qworker.cli.output import echo, print_json, reporting
 from qworker.errors import InvalidURL, UsageError
 from qworker.message import Lease, SettleAction, Settlement
 from qworker.names import check_queue
@@ -83,7 +83,7 @@ def _print_lines(lines: list[str], as_json: bool) -> None:
         print_json(lines)
         return
     for line in lines:
-        say(line)
+        echo(line)
 
 
 @click.group("rfq", cls=Group)
@@ -113,8 +113,8 @@ def version_command(url: str, json: bool) -> None:
     if json:
         print_json({"qworker": __version__, "redis": found})
         return
-    say(f"qworker {__version__}")
-    say(f"redis {found}")
+    echo(f"qworker {__version__}")
+    echo(f"redis {found}")
 
 
 @command.command("info", cls=Command)
@@ -241,7 +241,7 @@ def consume_command(topic: str, url: str, json: bool) -> None:
             if json:
                 print_json(fields)
             else:
-                say(repr(fields))
+                echo(repr(fields))
             await backend.settle([Settlement(lease=leases[0], action=SettleAction.ACK)])
 
     try:
@@ -284,7 +284,7 @@ def peek_command(topic: str, msgid: str, url: str, json: bool) -> int:
     fields = run(seen())
     if fields is None:
         return 1
-    say(_dumped(fields))
+    echo(_dumped(fields))
     return 0
 
 
@@ -297,4 +297,4 @@ def _dumped(fields: dict[str, str]) -> str:
 def completions_command(shell: str) -> None:
     """Print completions for a shell in which rfq means `qworker rfq`."""
     del shell
-    say(f"complete -W '{' '.join(command.commands)}' rfq")
+    echo(f"complete -W '{' '.join(command.commands)}' rfq")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from qworker.cli.options import URLCommand, check_store, json_option
-from qworker.cli.output import print_json, say
+from qworker.cli.output import echo, print_json
 from qworker.cli.pipeline.session import session, spark_options
 from qworker.names import check_queue, counted
 from qworker.pipeline.spark.paths import absolute_url
@@ -65,10 +65,10 @@ def command(
     if json:
         print_json(result)
         return
-    say(
+    echo(
         f"{result.target}: added {counted(result.messages, 'message')} and {counted(result.events, 'event')} in {counted(result.files, 'file')}"
     )
     if delete:
-        say(f"removed {counted(result.removed, 'message')} from the queue")
+        echo(f"removed {counted(result.removed, 'message')} from the queue")
     if result.recovered:
-        say("an earlier run had been interrupted: its rest is done")
+        echo("an earlier run had been interrupted: its rest is done")

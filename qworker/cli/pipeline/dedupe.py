@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from qworker.cli.options import URLCommand, check_store, json_option
-from qworker.cli.output import print_json, print_table, say
+from qworker.cli.output import echo, print_json, print_table
 from qworker.cli.pipeline.session import session, spark_options
 from qworker.names import check_queue, counted
 from qworker.pipeline.spark.paths import absolute_url
@@ -51,9 +51,9 @@ def command(
     check_store(url)
     with session("dedupe", master, conf) as work:
         from qworker.pipeline.jobs.dedupe import dedupe
-        from qworker.pipeline.jobs.match_keys import Match
+        from qworker.pipeline.jobs.match_keys import KeyMatch
 
-        matches = [Match("", one) for one in on]
+        matches = [KeyMatch("", one) for one in on]
         result = dedupe(
             work.spark, absolute_url(url), queue, on=matches, include_done=include_done, archive=archive, delete=delete
         )
@@ -62,9 +62,9 @@ def command(
         return
     if result.groups:
         print_table(("surplus", "kept", "key"), [(f"{g.surplus:,}", g.kept or "(done)", g.key) for g in result.groups])
-        say("")
+        echo("")
     text = f"{queue}: {counted(result.surplus, 'message')} too many, of {counted(result.keys, 'key')}"
-    say(
+    echo(
         f"{text}; removed {result.removed:,}"
         if delete
         else f"{text}; add --delete to remove them"

@@ -11,7 +11,7 @@ import click
 
 from qworker.cli.app_loader import load_app
 from qworker.cli.options import URLCommand, json_option
-from qworker.cli.output import print_json, reporting, say
+from qworker.cli.output import echo, print_json, reporting
 from qworker.cli.pipeline.session import read_source, session, source_format, spark_options
 from qworker.errors import UsageError
 from qworker.names import check_queue, counted
@@ -21,7 +21,7 @@ from qworker.url import mask, working_directory
 if TYPE_CHECKING:
     from qworker.pipeline.jobs.load import LoadResult
 
-__all__ = ["command", "content"]
+__all__ = ["command", "file_fingerprint"]
 
 
 @click.command("load", cls=URLCommand)
@@ -103,9 +103,9 @@ def command(
       qworker pipeline load file://./spool pictures.parquet --app app:tasks --task thumbnail
       qworker pipeline load file://./spool orders.csv --task bill --queue bills --arg order_id=id --arg 'total=price * 1.2'
     """
-    args = dict(_pair(one) for one in arg) or None
+    args = dict(parse_pair(one) for one in arg) or None
     tasks = None if app is None else load_app(app)
-    name = name or _load_name(mask(absolute_url(url)), task, queue or "", *arg, *content(table))
+    name = name or _load_name(mask(absolute_url(url)), task, queue or "", *arg, *file_fingerprint(table))
     kind = source_format(table, form)
     # The words of a CSV file become what the task's annotations ask for, one by one; without an app Spark guesses by the column.
     text = kind == "csv" and tasks is not None
@@ -140,14 +140,14 @@ def _report(result: LoadResult, task: str, json: bool) -> None:
     if json:
         print_json(result)
         return
-    say(f"enqueued {counted(result.enqueued, 'call')} of {task} in {result.queue} as the load {result.name}")
+    echo(f"enqueued {counted(result.enqueued, 'call')} of {task} in {result.queue} as the load {result.name}")
     if result.already_loaded:
-        say("this load has already run: use another --name to enqueue the table again")
+        echo("this load has already run: use another --name to enqueue the table again")
     if result.rejected:
-        say(f"rejected {counted(result.rejected, 'row')}: see the column reason in {result.rejects}")
+        echo(f"rejected {counted(result.rejected, 'row')}: see the column reason in {result.rejects}")
 
 
-def _pair(words: str) -> tuple[str, str]:
+def parse_pair(words: str) -> tuple[str, str]:
     name, equals, expression = (part.strip() for part in words.partition("="))
     if not name or (equals and not expression):
         raise UsageError(f"--arg {words}: write NAME=COLUMN, such as path=file_name")
@@ -159,7 +159,7 @@ def _whole(path: str | None) -> str | None:
     return path if path is None or "://" in path else os.path.normpath(os.path.join(working_directory(), path))
 
 
-def content(table: str) -> list[str]:
+def file_fingerprint(table: str) -> list[str]:
     """What tells that a table of files on this machine is another one by now: their names, sizes and times."""
     path = Path(table)
     files = [path, *path.rglob("*")] if path.exists() else []

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from qworker.cli.options import Command, check_store, duration_type, json_option
-from qworker.cli.output import print_json, print_table, say
+from qworker.cli.output import echo, print_json, print_table
 from qworker.cli.pipeline.session import read_source, session, source_format, spark_options
 from qworker.errors import UsageError
 from qworker.names import check_queue
@@ -97,8 +97,8 @@ def _show(result: ReconcileResult) -> None:
     if result.shown:
         rows = [(r.verdict, f"{r.rows:,}", f"{r.messages:,}", r.key, " ".join(r.ids)) for r in result.shown]
         print_table(("verdict", "rows", "messages", "key", "ids"), rows)
-        say("")
-    say(
+        echo("")
+    echo(
         f"{result.queue}: {result.keys:,} keys: {result.done:,} done, {result.open:,} open, {result.failed:,} failed, "
         f"{result.lost:,} lost, {result.never_enqueued:,} never enqueued; {result.enqueued_twice:,} enqueued twice"
     )
@@ -113,4 +113,4 @@ def _show(result: ReconcileResult) -> None:
         ),
     ):
         if count:
-            say(f"{count:,} {what}")
+            echo(f"{count:,} {what}")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from qworker.cli.options import URLCommand, check_store, json_option
-from qworker.cli.output import print_json, print_table, say
+from qworker.cli.output import echo, print_json, print_table
 from qworker.cli.pipeline.session import session, spark_options
 from qworker.names import check_queue
 from qworker.pipeline.spark.paths import absolute_url
@@ -81,12 +81,12 @@ def _show(result: ReplayResult) -> None:
     if result.chosen:
         rows = [(one.act, one.task or "-", f"{one.messages:,}", one.error or "-") for one in result.chosen]
         print_table(("what", "task", "messages", "error"), rows, texts=("error",))
-        say("")
+        echo("")
     verb = "would requeue" if result.dry_run else "requeued"
     other = "would enqueue" if result.dry_run else "enqueued"
-    say(
+    echo(
         f"{result.queue}: {result.matched:,} chosen, {verb} {result.requeued:,}, {other} {result.enqueued:,}, "
         f"left alone {result.skipped:,}"
     )
     if result.name is not None and not result.dry_run:
-        say(f"the replay's name is {result.name}: under this name none of them is replayed again")
+        echo(f"the replay's name is {result.name}: under this name none of them is replayed again")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from qworker.cli.options import Command, json_option
-from qworker.cli.output import print_json, print_table, say
+from qworker.cli.output import echo, print_json, print_table
 from qworker.cli.pipeline.session import session, spark_options
 from qworker.duration import parse_duration
 from qworker.errors import UsageError
@@ -21,7 +21,7 @@ from qworker.pipeline.spark.paths import absolute_url
 if TYPE_CHECKING:
     from qworker.pipeline.report import Report
 
-__all__ = ["command", "moment"]
+__all__ = ["command", "parse_time"]
 
 
 @click.command("report", cls=Command)
@@ -59,7 +59,7 @@ def command(
       qworker pipeline report ./archive --since 24h --html report.html
       qworker pipeline report file://./spool thumbs --json
     """
-    begin, end = moment(since), moment(until)
+    begin, end = parse_time(since), parse_time(until)
     with session("report", master, conf) as work:
         from qworker.pipeline.inputs import is_queue_url
         from qworker.pipeline.report import page, report
@@ -86,19 +86,19 @@ def _write(path: Path, text: str) -> None:
 
 
 def _show(found: Report, html: Path | None) -> None:
-    from qworker.pipeline.report.format import clock_time, failure_rows, queue_rows, task_rows, worker_rows
+    from qworker.pipeline.report.format import failure_rows, format_time, queue_rows, task_rows, worker_rows
 
-    say(f"{found.source}, {clock_time(found.since)} to {clock_time(found.until)}")
+    echo(f"{found.source}, {format_time(found.since)} to {format_time(found.until)}")
     for headings, rows in (queue_rows(found), task_rows(found), failure_rows(found), worker_rows(found)):
         if rows:
-            say("")
+            echo("")
             print_table(headings, rows)
     if html is not None:
-        say("")
-        say(f"written: {html}")
+        echo("")
+        echo(f"written: {html}")
 
 
-def moment(words: str | None) -> float | None:
+def parse_time(words: str | None) -> float | None:
     """A time as people give it, in Unix seconds: an age, or a date with or without a time of day, in UTC unless it says otherwise.
 
     Raises:

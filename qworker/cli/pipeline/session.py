@@ -56,12 +56,12 @@ def session(name: str, master: str | None, conf: Sequence[str]) -> Generator[Wor
     from qworker.pipeline.session import start_session
     from qworker.pipeline.spark.runtime import check_installation
 
-    options = dict(_pair(one) for one in conf)
+    options = dict(parse_pair(one) for one in conf)
     check_installation()
-    _hush()
+    _silence_logging()
     from pyspark.sql import SparkSession
 
-    from qworker.pipeline.spark.error_text import plain
+    from qworker.pipeline.spark.error_text import raise_qworker_errors
 
     # A session that somebody else has started, as spark-submit or a test does, is not ours to stop.
     borrowed = SparkSession.getActiveSession() is not None
@@ -69,7 +69,7 @@ def session(name: str, master: str | None, conf: Sequence[str]) -> Generator[Wor
         spark = start_session(master, name=f"qworker {name}", options=options)
         progress.watch(spark)
         try:
-            with plain():
+            with raise_qworker_errors():
                 yield Work(spark, progress.tell)
         finally:
             progress.stop()
@@ -77,7 +77,7 @@ def session(name: str, master: str | None, conf: Sequence[str]) -> Generator[Wor
                 spark.stop()
 
 
-def _hush() -> None:
+def _silence_logging() -> None:
     """Keep PySpark from printing an error, as JSON, beside raising it."""
     from pyspark.logger import PySparkLogger
 
@@ -85,7 +85,7 @@ def _hush() -> None:
         PySparkLogger.getLogger(name).disabled = True
 
 
-def _pair(words: str) -> tuple[str, str]:
+def parse_pair(words: str) -> tuple[str, str]:
     key, equals, value = words.partition("=")
     if not equals or not key.startswith("spark."):
         raise UsageError(f"--conf {words}: write KEY=VALUE, such as spark.executor.memory=4g")
@@ -118,10 +118,10 @@ def read_source(spark: SparkSession, place: str, form: str, *, text: bool = Fals
     Raises:
         UsageError: there is nothing there.
     """
-    from qworker.pipeline.spark.error_text import plain
+    from qworker.pipeline.spark.error_text import raise_qworker_errors
     from qworker.pipeline.spark.paths import absolute_path
 
-    with plain():
+    with raise_qworker_errors():
         if form == "table":
             return spark.read.table(place)
         reader = spark.read.format(form)

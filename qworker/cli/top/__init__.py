@@ -7,9 +7,9 @@ import sys
 
 import click
 
-from qworker.cli.options import URLCommand, duration_type, json_option, opened, run
-from qworker.cli.output import print_json, print_table, say
-from qworker.cli.top.sampler import Look, Looker
+from qworker.cli.options import URLCommand, backend_from_url, duration_type, json_option, run
+from qworker.cli.output import echo, print_json, print_table
+from qworker.cli.top.sampler import Sample, Sampler
 from qworker.cli.top.table import COLUMNS, cells, heading
 from qworker.extras import not_installed
 from qworker.names import check_queue
@@ -54,11 +54,11 @@ def command(url: str, queue: str | None, interval: float, health: tuple[str, ...
       qworker top file://./spool --once --json
     """
     if once or json or not sys.stdout.isatty():
-        look = run(_once(url, queue, health, interval))
+        sample = run(_once(url, queue, health, interval))
         if json:
-            print_json(look)
+            print_json(sample)
         else:
-            _print(look)
+            _print(sample)
         return
     try:
         from qworker.cli.top.screen import TopScreen
@@ -66,26 +66,26 @@ def command(url: str, queue: str | None, interval: float, health: tuple[str, ...
         raise not_installed(error, "qworker top on a terminal (all but --once)") from error
 
     async def watch() -> None:
-        async with opened(url) as backend:
-            looker = Looker(backend, queue, health)
-            await TopScreen(looker.look, await looker.look(), interval).run_async()
+        async with backend_from_url(url) as backend:
+            sampler = Sampler(backend, queue, health)
+            await TopScreen(sampler.sample, await sampler.sample(), interval).run_async()
 
     run(watch())
 
 
-async def _once(url: str, queue: str | None, health: tuple[str, ...], interval: float) -> Look:
-    async with opened(url) as backend:
-        looker = Looker(backend, queue, health)
-        await looker.look()
+async def _once(url: str, queue: str | None, health: tuple[str, ...], interval: float) -> Sample:
+    async with backend_from_url(url) as backend:
+        sampler = Sampler(backend, queue, health)
+        await sampler.sample()
         await asyncio.sleep(interval)
-        return await looker.look()
+        return await sampler.sample()
 
 
-def _print(look: Look) -> None:
-    say(heading(look))
-    if look.rows:
-        print_table(COLUMNS, [cells(row) for row in look.rows])
+def _print(sample: Sample) -> None:
+    echo(heading(sample))
+    if sample.rows:
+        print_table(COLUMNS, [cells(row) for row in sample.rows])
     else:
-        say("no queues yet: `qworker run`, `enqueue` or `create` makes them")
-    if look.problem is not None:
-        say(look.problem, err=True)
+        echo("no queues yet: `qworker run`, `enqueue` or `create` makes them")
+    if sample.problem is not None:
+        echo(sample.problem, err=True)

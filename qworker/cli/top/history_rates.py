@@ -6,13 +6,13 @@ from collections import Counter, defaultdict
 
 from qworker.backend import Backend
 
-__all__ = ["Told"]
+__all__ = ["HistoryRates"]
 
 _PAGE = 1000
 
 
-class Told:
-    """Counts for each queue, since the first look.
+class HistoryRates:
+    """Counts for each queue, since the first sample.
 
     Args:
         backend: A backend. If it keeps no history, nothing is counted.
@@ -20,11 +20,11 @@ class Told:
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
-        # The position in each log. None before the first look.
+        # The position in each log. None before the first sample.
         self._ends: dict[str, str | None] | None = None
         self.done: Counter[str] = Counter()
         self.failed: Counter[str] = Counter()
-        # By queue and worker: the time of the last look that found one of its events.
+        # By queue and worker: the time of the last sample that found one of its events.
         self._heard: defaultdict[str, dict[str, float]] = defaultdict(dict)
 
     @property
@@ -32,7 +32,7 @@ class Told:
         """Whether the backend keeps a history."""
         return self._backend.history.enabled
 
-    async def look(self, now: float) -> None:
+    async def sample(self, now: float) -> None:
         """Count the new events.
 
         Args:
@@ -58,5 +58,5 @@ class Told:
                         self.failed[event.queue] += 1
 
     def workers(self, queue: str, since: float) -> int:
-        """Return how many workers have recorded events of a queue since a look."""
+        """Return how many workers have recorded events of a queue since a time."""
         return sum(at >= since for at in self._heard[queue].values())

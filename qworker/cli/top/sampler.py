@@ -1,4 +1,4 @@
-"""What `qworker top` shows: one look after another at the queues of a backend, and the rates between them."""
+"""What `qworker top` shows: one sample of the queues of a backend after another, and the rates between them."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import msgspec
 
 from qworker.backend import Backend
 from qworker.backend.listing import list_messages
-from qworker.cli.top.history_rates import Told
+from qworker.cli.top.history_rates import HistoryRates
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.errors import QueueNotFound
-from qworker.health.probe import ask
+from qworker.health.probe import fetch_page
 from qworker.logs import one_line
 from qworker.message import Query, QueueStats, State
 from qworker.url import mask
 from qworker.worker.outage import BACKEND_ERRORS
 
-__all__ = ["Fleet", "Look", "Looker", "Row"]
+__all__ = ["Row", "Sample", "Sampler", "WorkerTotals"]
 
-# Rates are means over so many seconds, or since the first look.
+# Rates are means over so many seconds, or since the first sample.
 _WINDOW_S = 10.0
 # So many leases are asked for their holder.
 _MOST_LEASES = 500
@@ -49,7 +49,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     failed_rate: float | None = None
 
 
-class Fleet(msgspec.Struct, frozen=True):
+class WorkerTotals(msgspec.Struct, frozen=True):
     """The workers behind the health ports, all together."""
 
     workers: int = 0
@@ -58,7 +58,7 @@ class Fleet(msgspec.Struct, frozen=True):
     concurrency: int = 0
 
 
-class Look(msgspec.Struct, frozen=True, kw_only=True):
+class Sample(msgspec.Struct, frozen=True, kw_only=True):
     """All queues at one moment."""
 
     backend: str
@@ -66,12 +66,12 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
     at: float
     rows: list[Row]
     # None: no health port was named, or none answers.
-    fleet: Fleet | None = None
-    # Why the rows are those of an earlier look, or why there are no counts from health ports.
+    fleet: WorkerTotals | None = None
+    # Why the rows are those of an earlier sample, or why there are no counts from health ports.
     problem: str | None = None
 
 
-class _Health(msgspec.Struct, frozen=True):
+class _HealthCounts(msgspec.Struct, frozen=True):
     """What `/stats` of a health port says, as far as it is shown."""
 
     workers: int
@@ -81,7 +81,7 @@ class _Health(msgspec.Struct, frozen=True):
     outcomes: dict[str, dict[str, int]] = {}
 
 
-class _Counted(msgspec.Struct, frozen=True):
+class _Counts(msgspec.Struct, frozen=True):
     """Numbers that only mean something beside those of another moment."""
 
     backlog: int
@@ -89,12 +89,12 @@ class _Counted(msgspec.Struct, frozen=True):
     failed: int | None
 
 
-class Looker:
+class Sampler:
     """Looks again and again.
 
     Args:
         backend: opened.
-        queue: look at this one only.
+        queue: the only one to sample; None: all.
         health: HOST:PORT of workers that run with `--health`.
         clock: both clocks.
     """
@@ -106,20 +106,20 @@ class Looker:
         self._queue = queue
         self._health = health
         self._clock = clock
-        # Each with the monotonic time of the look.
-        self._past: deque[tuple[float, dict[str, _Counted]]] = deque()
-        self._told = Told(backend)
+        # Each with the monotonic time of the sample.
+        self._past: deque[tuple[float, dict[str, _Counts]]] = deque()
+        self._history = HistoryRates(backend)
         self._rows: list[Row] = []
 
-    async def look(self) -> Look:
-        """Look now. A store that does not answer gives the rows of before, and why.
+    async def sample(self) -> Sample:
+        """Sample now. A store that does not answer gives the rows of before, and why.
 
         Raises:
             QueueNotFound: the one queue that was asked for is not there.
         """
         healths, problem = await self._ask_workers()
         try:
-            rows = await self._look(healths)
+            rows = await self._sample_queues(healths)
         except BACKEND_ERRORS as error:
             if self._queue is not None and isinstance(error, QueueNotFound):
                 raise
@@ -128,12 +128,14 @@ class Looker:
             self._rows = rows
         fleet = None
         if healths:
-            fleet = Fleet(*(sum(getattr(h, name) for h in healths) for name in ("workers", "running", "concurrency")))
-        return Look(
+            fleet = WorkerTotals(
+                *(sum(getattr(h, name) for h in healths) for name in ("workers", "running", "concurrency"))
+            )
+        return Sample(
             backend=self._backend.describe(), at=self._clock.time(), rows=self._rows, fleet=fleet, problem=problem
         )
 
-    async def _look(self, healths: Sequence[_Health]) -> list[Row]:
+    async def _sample_queues(self, healths: Sequence[_HealthCounts]) -> list[Row]:
         names = [self._queue] if self._queue is not None else await self._backend.queues()
         seen: list[tuple[QueueStats, int]] = []
         for name in names:
@@ -145,16 +147,16 @@ class Looker:
                     raise
                 # Deleted since it was listed.
         now = self._clock.monotonic()
-        if self._told.on:
-            await self._told.look(now)
-        finished = _sums(healths) if healths else self._told_of(stats.queue for stats, _ in seen)
+        if self._history.on:
+            await self._history.sample(now)
+        finished = _sums(healths) if healths else self._rates_from_history(stats.queue for stats, _ in seen)
         counted = {stats.queue: _count(stats, finished) for stats, _ in seen}
         self._forget(now, counted)
         rows = [self._row(stats, workers, counted[stats.queue], now) for stats, workers in seen]
         self._past.append((now, counted))
         return rows
 
-    def _forget(self, now: float, counted: Mapping[str, _Counted]) -> None:
+    def _forget(self, now: float, counted: Mapping[str, _Counts]) -> None:
         """Drop what is too old, and everything when a worker has begun to count anew."""
         while len(self._past) > 1 and self._past[1][0] <= now - _WINDOW_S:
             self._past.popleft()
@@ -162,8 +164,8 @@ class Looker:
         if any((counts.done or 0) < (before[queue].done or 0) for queue, counts in counted.items() if queue in before):
             self._past.clear()
 
-    def _told_of(self, queues: Iterable[str]) -> dict[str, dict[str, int]] | None:
-        told = self._told
+    def _rates_from_history(self, queues: Iterable[str]) -> dict[str, dict[str, int]] | None:
+        told = self._history
         if not told.on:
             return None
         return {queue: {"acked": told.done[queue], "failed": told.failed[queue]} for queue in queues}
@@ -174,7 +176,7 @@ class Looker:
         leases = await list_messages(self._backend, stats.queue, Query(State.LEASED, limit=_MOST_LEASES))
         return len({lease.holder for lease in leases if lease.holder is not None})
 
-    def _row(self, stats: QueueStats, workers: int, counted: _Counted, now: float) -> Row:
+    def _row(self, stats: QueueStats, workers: int, counted: _Counts, now: float) -> Row:
         before, since = next(
             ((counts[stats.queue], at) for at, counts in self._past if stats.queue in counts), (None, now)
         )
@@ -190,24 +192,24 @@ class Looker:
             delayed=stats.delayed,
             failed=stats.failed,
             oldest_age_s=stats.oldest_age_s,
-            workers=max(workers, self._told.workers(stats.queue, now - _WINDOW_S)),
+            workers=max(workers, self._history.workers(stats.queue, now - _WINDOW_S)),
             paused=stats.paused,
             backlog_rate=backlog_rate,
             acked_rate=acked_rate,
             failed_rate=failed_rate,
         )
 
-    async def _ask_workers(self) -> tuple[list[_Health], str | None]:
+    async def _ask_workers(self) -> tuple[list[_HealthCounts], str | None]:
         """What the health ports say; and of the first that says nothing, why."""
         answers = await asyncio.gather(
-            *(asyncio.to_thread(ask, where, "/stats", _HEALTH_PATIENCE_S) for where in self._health)
+            *(asyncio.to_thread(fetch_page, where, "/stats", _HEALTH_PATIENCE_S) for where in self._health)
         )
-        found: list[_Health] = []
+        found: list[_HealthCounts] = []
         problem: str | None = None
         for where, (status, text) in zip(self._health, answers, strict=True):
             try:
                 if status == _OK:
-                    found.append(msgspec.json.decode(text, type=_Health))
+                    found.append(msgspec.json.decode(text, type=_HealthCounts))
                     continue
                 said = one_line(text)
             except msgspec.DecodeError as error:
@@ -216,7 +218,7 @@ class Looker:
         return found, problem
 
 
-def _sums(healths: Sequence[_Health]) -> dict[str, dict[str, int]]:
+def _sums(healths: Sequence[_HealthCounts]) -> dict[str, dict[str, int]]:
     sums: dict[str, dict[str, int]] = {}
     for health in healths:
         for queue, outcomes in health.outcomes.items():
@@ -226,12 +228,12 @@ def _sums(healths: Sequence[_Health]) -> dict[str, dict[str, int]]:
     return sums
 
 
-def _count(stats: QueueStats, finished: Mapping[str, Mapping[str, int]] | None) -> _Counted:
+def _count(stats: QueueStats, finished: Mapping[str, Mapping[str, int]] | None) -> _Counts:
     backlog = stats.ready + stats.leased + stats.delayed
     if finished is None:
-        return _Counted(backlog, None, None)
+        return _Counts(backlog, None, None)
     outcomes = finished.get(stats.queue, {})
-    return _Counted(backlog, outcomes.get("acked", 0), outcomes.get("failed", 0))
+    return _Counts(backlog, outcomes.get("acked", 0), outcomes.get("failed", 0))
 
 
 def _rate(before: int | None, now: int | None, seconds: float) -> float | None:

@@ -12,8 +12,8 @@ from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.widgets import DataTable, Footer, Static
 
-from qworker.cli.output import clock_time
-from qworker.cli.top.sampler import Look, Row
+from qworker.cli.output import format_time
+from qworker.cli.top.sampler import Row, Sample
 from qworker.cli.top.table import COLUMNS, cells, heading
 from qworker.errors import BackendError
 from qworker.names import printable
@@ -25,12 +25,12 @@ _SHARE = 0.1
 
 
 class TopScreen(App[None]):
-    """Shows looks until somebody leaves.
+    """Shows samples until the user leaves.
 
     Args:
-        look: looks once.
+        sample: takes one.
         first: what was seen first.
-        interval: seconds between two looks; more where a look takes long.
+        interval: seconds between two samples; more where one takes long.
     """
 
     CSS = """
@@ -53,9 +53,9 @@ class TopScreen(App[None]):
         ("failed", lambda row: (-row.failed, row.queue)),
     ]
 
-    def __init__(self, look: Callable[[], Awaitable[Look]], first: Look, interval: float) -> None:
+    def __init__(self, sample: Callable[[], Awaitable[Sample]], first: Sample, interval: float) -> None:
         super().__init__()
-        self._look_once = look
+        self._take_sample = sample
         self._seen = first
         self._interval = interval
         self._paused = False
@@ -71,7 +71,7 @@ class TopScreen(App[None]):
         yield Footer()
 
     def on_mount(self) -> None:
-        """Show what was seen first, and begin to look."""
+        """Show what was seen first, and begin to sample."""
         for column in COLUMNS:
             self._table.add_column(column, key=column)
         self._show()
@@ -89,7 +89,7 @@ class TopScreen(App[None]):
             self._wanted.clear()
             began = time.monotonic()
             try:
-                self._seen = await self._look_once()
+                self._seen = await self._take_sample()
             except BackendError as error:
                 # The one queue that is looked at was deleted.
                 self._say(str(error))
@@ -100,12 +100,12 @@ class TopScreen(App[None]):
     # -- keys --------------------------------------------------------------------------------------------------------
 
     def action_pause(self) -> None:
-        """Look no more, or again."""
+        """Pause or resume sampling."""
         self._paused = not self._paused
         self._show()
 
     def action_look(self) -> None:
-        """Look now."""
+        """Sample now."""
         self._wanted.set()
 
     def action_sort(self) -> None:
@@ -127,7 +127,7 @@ class TopScreen(App[None]):
             if row.queue == current:
                 table.move_cursor(row=table.row_count - 1)
         self.query_one("#heading", Static).update(Text(printable(heading(seen))))
-        said = seen.problem or f"{'paused' if self._paused else 'at'} {clock_time(seen.at)}"
+        said = seen.problem or f"{'paused' if self._paused else 'at'} {format_time(seen.at)}"
         self._say(f"{said}   by {self._ORDERS[self._order][0]}")
 
     def _say(self, text: str) -> None:

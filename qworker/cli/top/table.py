@@ -1,9 +1,9 @@
-"""A look as text: the same columns on the screen and in one table."""
+"""A sample as text: the same columns on the screen and in one table."""
 
 from __future__ import annotations
 
-from qworker.cli.output import span
-from qworker.cli.top.sampler import Look, Row
+from qworker.cli.output import format_seconds
+from qworker.cli.top.sampler import Row, Sample
 from qworker.names import counted
 
 __all__ = ["COLUMNS", "cells", "heading"]
@@ -27,15 +27,22 @@ def cells(row: Row) -> tuple[str, ...]:
     """A row's texts, one for each of `COLUMNS`."""
     counts = (f"{count:,}" for count in (row.ready, row.leased, row.delayed, row.failed))
     rates = (_signed(row.backlog_rate), _number(row.acked_rate), _number(row.failed_rate))
-    return (row.queue, *counts, *rates, span(row.oldest_age_s), str(row.workers), "paused" if row.paused else "")
+    return (
+        row.queue,
+        *counts,
+        *rates,
+        format_seconds(row.oldest_age_s),
+        str(row.workers),
+        "paused" if row.paused else "",
+    )
 
 
-def heading(look: Look) -> str:
+def heading(sample: Sample) -> str:
     """What stands above the table."""
-    if look.fleet is None:
-        return look.backend
-    fleet = look.fleet
-    return f"{look.backend}   {counted(fleet.workers, 'worker')}, {fleet.running:,} of {counted(fleet.concurrency, 'handler')} running"
+    if sample.fleet is None:
+        return sample.backend
+    totals = sample.fleet
+    return f"{sample.backend}   {counted(totals.workers, 'worker')}, {totals.running:,} of {counted(totals.concurrency, 'handler')} running"
 
 
 def _number(rate: float | None) -> str:

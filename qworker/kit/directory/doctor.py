@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import errno
 import fcntl
 import os
 import select
 import shutil
 import stat
-import struct
 import tempfile
 import time
 from collections.abc import Callable, Iterable
 
-from qworker.kit.doctor_check import Check, Health
-from qworker.kit.files import FULL, NETWORK, FileSystem, link_file, make_fifo, store_error
-from qworker.kit.mounts import MOUNTINFO
+from qworker.kit.doctor_check import Check, CheckStatus
+from qworker.kit.file_system import NETWORK, FileSystem
+from qworker.kit.files import link_file, make_fifo
+from qworker.kit.linux import CREATE, MOUNTINFO, add_inotify_watch, open_inotify, parse_inotify_events
+from qworker.kit.store_errors import FULL, store_error
 
 __all__ = ["Attempt", "examine_directory", "try_fifo", "try_link"]
 
@@ -28,7 +28,6 @@ Attempt = Callable[[str], Check]
 _CLOCK_TOLERANCE_S = 2.0
 _LOW_SPACE_BYTES = 100_000_000
 _LOW_INODES = 10_000
-_IN_CREATE = 0x100
 _INOTIFY_WAIT_MS = 2000
 _MEMORY = {"tmpfs", "ramfs"}
 _ELSEWHERE = "put the queues on another file system"
@@ -41,16 +40,16 @@ async def examine_directory(path: str | os.PathLike[str], more: Iterable[tuple[s
         path: absolute; it may be absent.
         more: what is to be tried beside what every directory must be able to do.
     """
-    return await asyncio.to_thread(_examine, os.fspath(path), [*_ATTEMPTS, *more])
+    return await asyncio.to_thread(_run_checks, os.fspath(path), [*_ATTEMPTS, *more])
 
 
-def _examine(root: str, attempts: list[tuple[str, Attempt]]) -> list[Check]:
+def _run_checks(root: str, attempts: list[tuple[str, Attempt]]) -> list[Check]:
     try:
-        place, status = _nearest(root)
+        place, status = _nearest_existing(root)
     except OSError as error:
         return [_broken("directory", error, f"use {root}")]
     if not stat.S_ISDIR(status.st_mode):
-        return [Check("directory", Health.BROKEN, f"{place} is a file, not a directory", "check the URL")]
+        return [Check("directory", CheckStatus.BROKEN, f"{place} is a file, not a directory", "check the URL")]
     checks = [_file_system(place), _space(place), _inodes(place)]
     try:
         probe = tempfile.mkdtemp(prefix=".doctor-", dir=place)
@@ -64,14 +63,14 @@ def _examine(root: str, attempts: list[tuple[str, Attempt]]) -> list[Check]:
         # A new directory is its owner's alone, where there are modes.
         keeps_modes = not stat.S_IMODE(os.stat(probe).st_mode) & 0o077
         checks.insert(0, _permissions(root, place, status, keeps_modes=keeps_modes))
-        checks += [_tried(name, attempt, probe) for name, attempt in attempts]
+        checks += [_run_check(name, attempt, probe) for name, attempt in attempts]
         shutil.rmtree(probe)
     except OSError as error:
         checks.append(_broken("writing", error, f"remove {probe}"))
     return checks
 
 
-def _nearest(path: str) -> tuple[str, os.stat_result]:
+def _nearest_existing(path: str) -> tuple[str, os.stat_result]:
     """`path`, or the closest ancestor that is there: where it would be made."""
     while True:
         try:
@@ -81,20 +80,20 @@ def _nearest(path: str) -> tuple[str, os.stat_result]:
 
 
 def _broken(name: str, error: OSError, doing: str) -> Check:
-    return Check(name, Health.BROKEN, str(store_error(error, doing)))
+    return Check(name, CheckStatus.BROKEN, str(store_error(error, doing)))
 
 
-def _tried(name: str, attempt: Attempt, probe: str) -> Check:
+def _run_check(name: str, attempt: Attempt, probe: str) -> Check:
     try:
         return attempt(probe)
     except OSError as error:
         fix = "free some space" if error.errno in FULL else _ELSEWHERE
-        return Check(name, Health.BROKEN, f"{error.strerror or error}", fix)
+        return Check(name, CheckStatus.BROKEN, f"{error.strerror or error}", fix)
 
 
 def _permissions(root: str, place: str, status: os.stat_result, *, keeps_modes: bool) -> Check:
     if root != place:
-        return Check("directory", Health.OK, f"{root} does not exist yet: it will be created in {place}")
+        return Check("directory", CheckStatus.OK, f"{root} does not exist yet: it will be created in {place}")
     mode = stat.S_IMODE(status.st_mode)
     detail = f"{root}, mode {mode:04o}, owner {status.st_uid}, this user {os.geteuid()}"
     fix = (
@@ -103,10 +102,10 @@ def _permissions(root: str, place: str, status: os.stat_result, *, keeps_modes: 
         else "this file system keeps no modes: mount it with umask=0077, or use another one"
     )
     if mode & stat.S_IWOTH:
-        return Check("directory", Health.BROKEN, detail, f"every user can enqueue there: {fix}")
+        return Check("directory", CheckStatus.BROKEN, detail, f"every user can enqueue there: {fix}")
     if mode & stat.S_IROTH:
-        return Check("directory", Health.WARN, detail, f"every user can read the messages: {fix}")
-    return Check("directory", Health.OK, detail)
+        return Check("directory", CheckStatus.WARN, detail, f"every user can read the messages: {fix}")
+    return Check("directory", CheckStatus.OK, detail)
 
 
 def _file_system(place: str) -> Check:
@@ -114,31 +113,31 @@ def _file_system(place: str) -> Check:
     system = FileSystem.of(place)
     found = f"{system.kind} on {system.source}"
     if not system.kind:
-        return Check(name, Health.WARN, _unknown(), "no message is guaranteed to survive a loss of power")
+        return Check(name, CheckStatus.WARN, _unknown(), "no message is guaranteed to survive a loss of power")
     if system.kind in _MEMORY:
-        return Check(name, Health.WARN, f"{system.kind}: memory, empty after a restart of the host", "use a disk")
+        return Check(name, CheckStatus.WARN, f"{system.kind}: memory, empty after a restart of the host", "use a disk")
     if system.kind in NETWORK:
         return Check(
             name,
-            Health.WARN,
+            CheckStatus.WARN,
             f"{system.kind}: wake-ups from other hosts do not arrive, so that rescans find their messages",
             "fine for few writers; keep the hosts' clocks together",
         )
     if not system.has_barriers:
         return Check(
             name,
-            Health.WARN,
+            CheckStatus.WARN,
             f"{found} is mounted without barriers: a loss of power may lose messages that were stored",
             "remount it without the option nobarrier (barrier=1)",
         )
     if system.kind in {"ext3", "ext4"} and not system.keeps_renames:
         return Check(
             name,
-            Health.WARN,
+            CheckStatus.WARN,
             f"{found} has no journal, or does not show one: a loss of power may tear a rename and lose a message",
             "tune2fs -O has_journal on the unmounted device",
         )
-    return Check(name, Health.OK, found)
+    return Check(name, CheckStatus.OK, found)
 
 
 def _unknown() -> str:
@@ -155,21 +154,22 @@ def _space(place: str) -> Check:
     total = status.f_blocks * status.f_frsize
     detail = f"{free / 1e9:.1f} GB of {total / 1e9:.1f} GB are free"
     if free == 0:
-        return Check("space", Health.BROKEN, detail, "publishing fails until there is space")
+        return Check("space", CheckStatus.BROKEN, detail, "publishing fails until there is space")
     return Check(
-        "space", *((Health.WARN, detail, "make space") if free < _LOW_SPACE_BYTES else (Health.OK, detail, ""))
+        "space",
+        *((CheckStatus.WARN, detail, "make space") if free < _LOW_SPACE_BYTES else (CheckStatus.OK, detail, "")),
     )
 
 
 def _inodes(place: str) -> Check:
     status = os.statvfs(place)
     if status.f_files == 0:
-        return Check("inodes", Health.OK, "created when they are needed")
+        return Check("inodes", CheckStatus.OK, "created when they are needed")
     detail = f"{status.f_favail:,} of {status.f_files:,} are free; each message takes one"
     if status.f_favail == 0:
-        return Check("inodes", Health.BROKEN, detail, "publishing fails until files are removed")
+        return Check("inodes", CheckStatus.BROKEN, detail, "publishing fails until files are removed")
     low = status.f_favail < _LOW_INODES
-    return Check("inodes", *((Health.WARN, detail, "remove files") if low else (Health.OK, detail, "")))
+    return Check("inodes", *((CheckStatus.WARN, detail, "remove files") if low else (CheckStatus.OK, detail, "")))
 
 
 # -- attempts ----------------------------------------------------------------------------------------------------------
@@ -181,12 +181,12 @@ def _try_rename(probe: str) -> Check:
     inode = os.stat(first).st_ino
     os.rename(first, second)
     if os.path.exists(first) or os.stat(second).st_ino != inode:
-        return Check("rename", Health.BROKEN, "a renamed file is not the same file", _ELSEWHERE)
+        return Check("rename", CheckStatus.BROKEN, "a renamed file is not the same file", _ELSEWHERE)
     try:
         os.rename(first, second)
     except FileNotFoundError:
-        return Check("rename", Health.OK, "atomic, and the second of two renames is refused")
-    return Check("rename", Health.BROKEN, "a second rename of a file that is gone succeeded", _ELSEWHERE)
+        return Check("rename", CheckStatus.OK, "atomic, and the second of two renames is refused")
+    return Check("rename", CheckStatus.BROKEN, "a second rename of a file that is gone succeeded", _ELSEWHERE)
 
 
 def try_link(probe: str) -> Check:
@@ -198,10 +198,10 @@ def try_link(probe: str) -> Check:
         try:
             link_file("link-a", "link-b", directory, directory)
         except FileExistsError:
-            return Check("link", Health.OK, "never overwrites")
+            return Check("link", CheckStatus.OK, "never overwrites")
     finally:
         os.close(directory)
-    return Check("link", Health.BROKEN, "a link overwrote a file", _ELSEWHERE)
+    return Check("link", CheckStatus.BROKEN, "a link overwrote a file", _ELSEWHERE)
 
 
 def try_fifo(probe: str) -> Check:
@@ -211,7 +211,7 @@ def try_fifo(probe: str) -> Check:
         make_fifo("fifo", 0o600, directory)
     finally:
         os.close(directory)
-    return Check("fifo", Health.OK, "an idle worker is woken")
+    return Check("fifo", CheckStatus.OK, "an idle worker is woken")
 
 
 def _try_sync(probe: str) -> Check:
@@ -228,7 +228,7 @@ def _try_sync(probe: str) -> Check:
         os.fsync(directory)
     finally:
         os.close(directory)
-    return Check("fsync", Health.OK, f"a file and its directory in {(time.perf_counter() - began) * 1000:.1f} ms")
+    return Check("fsync", CheckStatus.OK, f"a file and its directory in {(time.perf_counter() - began) * 1000:.1f} ms")
 
 
 def _try_flock(probe: str) -> Check:
@@ -241,41 +241,46 @@ def _try_flock(probe: str) -> Check:
         try:
             fcntl.flock(second, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            return Check("flock", Health.OK, "one holder at a time: a dead worker is noticed at once")
-        return Check("flock", Health.BROKEN, "two holders of one exclusive lock", "mount it with working locks")
+            return Check("flock", CheckStatus.OK, "one holder at a time: a dead worker is noticed at once")
+        return Check("flock", CheckStatus.BROKEN, "two holders of one exclusive lock", "mount it with working locks")
     finally:
         os.close(first)
         os.close(second)
 
 
 def _try_inotify(probe: str) -> Check:
-    libc = ctypes.CDLL(None, use_errno=True)
-    descriptor: int = libc.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK)
-    if descriptor < 0:
-        return _inotify_refused(ctypes.get_errno())
+    directory = os.open(probe, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        if libc.inotify_add_watch(descriptor, os.fsencode(probe), _IN_CREATE) < 0:
-            return _inotify_refused(ctypes.get_errno())
+        descriptor = open_inotify()
+    except OSError as error:
+        os.close(directory)
+        return _inotify_refused(error)
+    try:
+        try:
+            add_inotify_watch(descriptor, directory, CREATE)
+        except OSError as error:
+            return _inotify_refused(error)
         _make(os.path.join(probe, "inotify"), b"")
         poller = select.poll()
         poller.register(descriptor, select.POLLIN)
         if not poller.poll(_INOTIFY_WAIT_MS):
             return Check(
-                "inotify", Health.WARN, "no event came", "messages of foreign writers are found by rescans only"
+                "inotify", CheckStatus.WARN, "no event came", "messages of foreign writers are found by rescans only"
             )
-        (_, mask) = struct.unpack_from("iI", os.read(descriptor, 4096))
+        (_, mask, _), *_ = parse_inotify_events(os.read(descriptor, 4096))
         return Check(
-            "inotify", Health.OK, "files that others drop are noticed at once" if mask & _IN_CREATE else "odd event"
+            "inotify", CheckStatus.OK, "files that others drop are noticed at once" if mask & CREATE else "odd event"
         )
     finally:
         os.close(descriptor)
+        os.close(directory)
 
 
-def _inotify_refused(error: int) -> Check:
+def _inotify_refused(error: OSError) -> Check:
     fix = "messages of foreign writers are found by rescans only"
-    if error in {errno.EMFILE, errno.ENOSPC}:
+    if error.errno in {errno.EMFILE, errno.ENOSPC}:
         fix = "all instances are in use: raise fs.inotify.max_user_instances; until then rescans find foreign messages"
-    return Check("inotify", Health.WARN, os.strerror(error), fix)
+    return Check("inotify", CheckStatus.WARN, str(error.strerror), fix)
 
 
 def _try_clock(probe: str) -> Check:
@@ -285,8 +290,8 @@ def _try_clock(probe: str) -> Check:
     ahead = os.stat(path).st_mtime - before
     detail = f"the file system's clock is {ahead:+.2f} s from this host's"
     if abs(ahead) > _CLOCK_TOLERANCE_S:
-        return Check("clock", Health.WARN, detail, "keep both by NTP: delays and expiries are off by as much")
-    return Check("clock", Health.OK, detail)
+        return Check("clock", CheckStatus.WARN, detail, "keep both by NTP: delays and expiries are off by as much")
+    return Check("clock", CheckStatus.OK, detail)
 
 
 def _make(path: str, content: bytes) -> None:

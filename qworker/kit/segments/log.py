@@ -12,7 +12,7 @@ import os
 import msgspec
 
 from qworker.clock import Clock
-from qworker.kit.segments.disk import open_regular, write_all
+from qworker.kit.files import open_regular, write_all
 from qworker.kit.segments.format import (
     HEADER_SIZE,
     RECORD_SIZE,
@@ -355,7 +355,7 @@ class Log:
             segment, offset = existing[0], 0
         begin = HEADER_SIZE if whole else max(HEADER_SIZE, offset)
         while True:
-            end = self._walk(segment, begin)
+            end = self._scan_records(segment, begin)
             following = self._next(segment)
             if following is None:
                 break
@@ -364,7 +364,7 @@ class Log:
             segment, offset, begin = following, 0, HEADER_SIZE
         return position(segment, self._settle_tail(segment, end, offset))
 
-    def _walk(self, segment: int, begin: int) -> int:
+    def _scan_records(self, segment: int, begin: int) -> int:
         """Where the records of a segment end."""
         held = self._segment(segment)
         self._load(held)

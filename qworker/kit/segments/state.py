@@ -10,7 +10,16 @@ import msgspec
 from qworker.errors import NotSupported
 from qworker.kit.segments.format import position, split
 
-__all__ = ["CHANNELS", "ENTRY_SIZE", "NAME_BYTES", "STATE_SIZE", "Entry", "StateFile", "decode_state", "encode_state"]
+__all__ = [
+    "CHANNELS",
+    "ENTRY_SIZE",
+    "NAME_BYTES",
+    "STATE_SIZE",
+    "ChannelEntry",
+    "StateFile",
+    "decode_state",
+    "encode_state",
+]
 
 # flag, name length, name, 3 bytes of padding, offset, segment id.
 _ENTRY = struct.Struct("<QB32s3xIQ")
@@ -22,7 +31,7 @@ NAME_BYTES = 32
 STATE_SIZE = ENTRY_SIZE * (CHANNELS + 1)
 
 
-class Entry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+class ChannelEntry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One entry: the write position (without a name) or a channel."""
 
     name: bytes
@@ -30,27 +39,27 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     flag: int = 0
 
 
-def encode_state(write: int, channels: list[Entry]) -> bytes:
+def encode_state(write: int, channels: list[ChannelEntry]) -> bytes:
     """A whole state file."""
-    rows = [_encode(Entry(name=b"", place=write)), *(_encode(entry) for entry in channels)]
+    rows = [_encode(ChannelEntry(name=b"", place=write)), *(_encode(entry) for entry in channels)]
     return b"".join(rows).ljust(STATE_SIZE, b"\0")
 
 
-def _encode(entry: Entry) -> bytes:
+def _encode(entry: ChannelEntry) -> bytes:
     segment, offset = split(entry.place)
     return _ENTRY.pack(entry.flag, len(entry.name), entry.name, offset, segment)
 
 
-def _decode(data: bytes, index: int) -> Entry:
+def _decode(data: bytes, index: int) -> ChannelEntry:
     flag, length, name, offset, segment = _ENTRY.unpack_from(data, index * ENTRY_SIZE)
-    return Entry(name=name[: min(length, NAME_BYTES)], place=position(segment, offset), flag=flag)
+    return ChannelEntry(name=name[: min(length, NAME_BYTES)], place=position(segment, offset), flag=flag)
 
 
-def decode_state(data: bytes) -> tuple[int, dict[int, Entry]]:
+def decode_state(data: bytes) -> tuple[int, dict[int, ChannelEntry]]:
     """The write position, and the channels by their index (1 to 128). A file cut short has fewer; free entries are left out."""
     data = data[:STATE_SIZE]
     entries = {index: _decode(data, index) for index in range(len(data) // ENTRY_SIZE)}
-    write = entries.pop(0, Entry(name=b"", place=0))
+    write = entries.pop(0, ChannelEntry(name=b"", place=0))
     return write.place, {index: entry for index, entry in entries.items() if entry.name}
 
 
@@ -60,7 +69,7 @@ class StateFile:
     def __init__(self, fd: int) -> None:
         self.fd = fd
 
-    def read(self) -> tuple[int, dict[int, Entry]]:
+    def read(self) -> tuple[int, dict[int, ChannelEntry]]:
         """See `decode_state`."""
         return decode_state(os.pread(self.fd, STATE_SIZE, 0))
 
@@ -91,7 +100,7 @@ class StateFile:
         index = next((index for index in range(1, CHANNELS + 1) if index not in taken), None)
         if index is None:
             raise NotSupported(f"a topic can have at most {CHANNELS} channels: delete one first")
-        os.pwrite(self.fd, _encode(Entry(name=name, place=place)), index * ENTRY_SIZE)
+        os.pwrite(self.fd, _encode(ChannelEntry(name=name, place=place)), index * ENTRY_SIZE)
         return index
 
     def free(self, index: int) -> None:

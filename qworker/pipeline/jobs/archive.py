@@ -18,12 +18,12 @@ import msgspec
 
 from qworker.errors import UsageError
 from qworker.message import State
-from qworker.pipeline.jobs.tables import Table, merged, staged
-from qworker.pipeline.jobs.write_ahead import STAGING, Intent, carry_out, positions, recover
+from qworker.pipeline.jobs.tables import Table, plan_merge, stage
+from qworker.pipeline.jobs.write_ahead import STAGING, PendingChange, apply, positions, recover
 from qworker.pipeline.session import register_data_source
-from qworker.pipeline.spark.runtime import own_interpreter
+from qworker.pipeline.spark.runtime import use_current_interpreter
 from qworker.pipeline.spark.schema import PLACE, column_names
-from qworker.pipeline.spark.storage import Folder, open_folder
+from qworker.pipeline.spark.storage import Storage, open_storage
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -85,13 +85,13 @@ def archive(  # noqa: PLR0913 - each argument is one option of a run
             cannot open the URL.
         BackendError: The store or Spark failed. The next run continues.
     """
-    from qworker.pipeline.spark.error_text import plain
+    from qworker.pipeline.spark.error_text import raise_qworker_errors
 
     stored = _stored(states)
     register_data_source(spark)
-    folder = open_folder(spark, target)
-    run = _Run(spark, url, folder, delete=delete, compact=compact, say=say or _silence)
-    with plain(), folder.locked():
+    folder = open_storage(spark, target)
+    run = _ArchiveRun(spark, url, folder, delete=delete, compact=compact, say=say or _silence_logging)
+    with raise_qworker_errors(), folder.locked():
         recovered = recover(folder)
         if queues is None or queues:
             run.messages(queues, stored)
@@ -105,7 +105,7 @@ def archive(  # noqa: PLR0913 - each argument is one option of a run
 
 def read_archive(spark: SparkSession, target: str, table: str = "messages") -> DataFrame:
     """Read a table of an archive, with a column `day`. It is empty if nothing was archived."""
-    return Table(spark, open_folder(spark, target), table).rows()
+    return Table(spark, open_storage(spark, target), table).rows()
 
 
 def _stored(states: Sequence[str]) -> list[str]:
@@ -117,15 +117,15 @@ def _stored(states: Sequence[str]) -> list[str]:
     return [_FINISHED[state] for state in states]
 
 
-def _silence(_text: str) -> None:
+def _silence_logging(_text: str) -> None:
     """Ignore a text."""
 
 
-class _Run:
+class _ArchiveRun:
     """One run."""
 
     def __init__(
-        self, spark: SparkSession, url: str, folder: Folder, *, delete: bool, compact: bool, say: Callable[[str], None]
+        self, spark: SparkSession, url: str, folder: Storage, *, delete: bool, compact: bool, say: Callable[[str], None]
     ) -> None:
         self.result = ArchiveResult(target="")
         self._spark = spark
@@ -134,7 +134,7 @@ class _Run:
         self._delete = delete
         self._compact = compact
         self._say = say
-        self._intent = Intent()
+        self._intent = PendingChange()
         # All rows that were found in the store, in staging.
         self._found: DataFrame | None = None
 
@@ -149,13 +149,13 @@ class _Run:
         chosen = {} if queues is None else {"queue": ",".join(queues)}
         hidden = [PLACE] if self._delete else []
         table = Table(self._spark, self._folder, "messages")
-        found = staged(table, "found", self._read("messages", hidden, state=",".join(states), **chosen))
+        found = stage(table, "found", self._read("messages", hidden, state=",".join(states), **chosen))
         if found is None:
             return
         self._found = found
         self._say("writing messages")
-        if self._delete or table.touched():
-            count = self._add(table, table.without_known(found.drop(PLACE)))
+        if self._delete or table.affected_partitions():
+            count = self._add(table, table.exclude_existing(found.drop(PLACE)))
         else:
             # All rows are new.
             self._folder.move(table.staging("found"), table.staging("new"))
@@ -170,7 +170,7 @@ class _Run:
         table = Table(self._spark, self._folder, "events")
         known = msgspec.json.encode(positions(self._folder)).decode()
         hidden = ["part", "position"]
-        found = staged(table, "found", self._read("events", hidden, after=known))
+        found = stage(table, "found", self._read("events", hidden, after=known))
         if found is None:
             return
         # Positions are ordered as text. Each row has the position after its page.
@@ -180,11 +180,11 @@ class _Run:
 
     def _add(self, table: Table, rows: DataFrame) -> int:
         """Write the new rows of a table to staging, and note the moves. Return the number of rows."""
-        return 0 if staged(table, "new", table.sized(rows)) is None else self._note(table)
+        return 0 if stage(table, "new", table.repartition_by_size(rows)) is None else self._note(table)
 
     def _note(self, table: Table) -> int:
         count = table.read(self._folder.path(table.staging("new"))).count()
-        moves, removes = merged(table, compact=self._compact)
+        moves, removes = plan_merge(table, compact=self._compact)
         self._intent.moves += moves
         self._intent.removes += removes
         return count
@@ -192,7 +192,7 @@ class _Run:
     def publish(self) -> None:
         """Move the staged files into the tables."""
         self._say("moving files into place")
-        carry_out(self._folder, self._intent)
+        apply(self._folder, self._intent)
         files, replaced = len(self._intent.moves), len(self._intent.removes)
         self.result = msgspec.structs.replace(self.result, files=files, replaced=replaced)
 
@@ -204,7 +204,7 @@ class _Run:
             return
         self._say("removing what is archived from the queue")
         if self._found is not None:
-            with own_interpreter(self._spark):
+            with use_current_interpreter(self._spark):
                 removed = discard_rows(self._found, self._url)
             self.result = msgspec.structs.replace(self.result, removed=removed)
         asyncio.run(forget(self._url, positions(self._folder)))

@@ -13,9 +13,9 @@ from pyspark.sql import functions as F  # noqa: N812
 from qworker.backend import Backend
 from qworker.backend.registry import open_backend
 from qworker.message import Selection
-from qworker.pipeline.spark.runtime import map_in_arrow, own_interpreter
+from qworker.pipeline.spark.runtime import map_in_arrow, use_current_interpreter
 
-__all__ = ["find", "remove", "requeue"]
+__all__ = ["find_ids", "remove_ids", "requeue_ids"]
 
 # Ids in one call: enough to share a commit or a round trip, and little work to repeat if an executor dies.
 _BATCH = 500
@@ -23,17 +23,17 @@ _BATCH = 500
 _Call = Callable[[Backend, str, list[str]], Awaitable[list[bool]]]
 
 
-def requeue(ids: DataFrame, url: str, queue: str) -> int:
+def requeue_ids(ids: DataFrame, url: str, queue: str) -> int:
     """Requeue failed messages, and return their number. Other messages are skipped, so it can be repeated."""
     return _total(_each(ids, url, queue, _requeue))
 
 
-def remove(ids: DataFrame, url: str, queue: str) -> int:
+def remove_ids(ids: DataFrame, url: str, queue: str) -> int:
     """Remove messages in any state, and return their number."""
     return _total(_each(ids, url, queue, _remove))
 
 
-def find(ids: DataFrame, url: str, queue: str) -> DataFrame:
+def find_ids(ids: DataFrame, url: str, queue: str) -> DataFrame:
     """Return for each id whether its message is stored, in any state: id, yes.
 
     Args:
@@ -75,7 +75,7 @@ def _each(ids: DataFrame, url: str, queue: str, call: _Call) -> DataFrame:
             told = asyncio.run(_in_batches(url, queue, found, call))
             yield arrow.RecordBatch.from_pydict({"id": found, "yes": told})
 
-    with own_interpreter(ids.sparkSession):
+    with use_current_interpreter(ids.sparkSession):
         return map_in_arrow(ids.select("id"), work, "id string, yes boolean")
 
 

@@ -12,16 +12,16 @@ import msgspec
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812
 
-from qworker.pipeline.inputs import evidence
+from qworker.pipeline.inputs import read_snapshot
 from qworker.pipeline.jobs import bulk_calls as hands
-from qworker.pipeline.jobs.match_keys import Match, message_key
+from qworker.pipeline.jobs.match_keys import KeyMatch, message_key
 
-__all__ = ["DedupeResult", "Group", "dedupe", "surplus"]
+__all__ = ["DedupeResult", "DuplicateGroup", "dedupe", "find_duplicates"]
 
 _SHOWN = 20
 
 
-class Group(msgspec.Struct, frozen=True, kw_only=True):
+class DuplicateGroup(msgspec.Struct, frozen=True, kw_only=True):
     """Messages for the same work.
 
     Attributes:
@@ -50,7 +50,7 @@ class DedupeResult(msgspec.Struct, frozen=True, kw_only=True):
     keys: int
     surplus: int
     removed: int
-    groups: list[Group]
+    groups: list[DuplicateGroup]
 
 
 def dedupe(
@@ -58,7 +58,7 @@ def dedupe(
     url: str,
     queue: str,
     *,
-    on: Sequence[Match] = (),
+    on: Sequence[KeyMatch] = (),
     include_done: bool = False,
     archive: str | None = None,
     delete: bool = False,
@@ -74,7 +74,9 @@ def dedupe(
         archive: Whether a message is also surplus if a done message of this archive has done the same work.
         delete: Whether to remove the surplus messages.
     """
-    found = surplus(spark, url, queue, on=on, done=include_done or archive is not None, archive=archive).persist()
+    found = find_duplicates(
+        spark, url, queue, on=on, done=include_done or archive is not None, archive=archive
+    ).persist()
     try:
         counted = found.agg(F.count_distinct("same"), F.count("*")).collect()[0]
         groups = (
@@ -84,7 +86,7 @@ def dedupe(
             .limit(_SHOWN)
             .collect()
         )
-        removed = hands.remove(found, url, queue) if delete and counted[1] else 0
+        removed = hands.remove_ids(found, url, queue) if delete and counted[1] else 0
     finally:
         found.unpersist()
     return DedupeResult(
@@ -92,21 +94,21 @@ def dedupe(
         keys=counted[0],
         surplus=counted[1],
         removed=removed,
-        groups=[Group(key=row["same"][:200], kept=row["kept"], surplus=row["surplus"]) for row in groups],
+        groups=[DuplicateGroup(key=row["same"][:200], kept=row["kept"], surplus=row["surplus"]) for row in groups],
     )
 
 
-def surplus(
+def find_duplicates(
     spark: SparkSession,
     url: str,
     queue: str,
     *,
-    on: Sequence[Match] = (),
+    on: Sequence[KeyMatch] = (),
     done: bool = False,
     archive: str | None = None,
 ) -> DataFrame:
     """Return the surplus messages: id, same (their key), kept (the id of the one that stays; null if one is done)."""
-    messages = evidence(spark, url=url, archive=archive, queues=[queue]).messages
+    messages = read_snapshot(spark, url=url, archive=archive, queues=[queue]).messages
     # The body of an envelope also has the headers of its trace, which differ.
     alike = message_key(on) if on else F.coalesce(_call(), F.base64("body"))
     keyed = messages.select("id", "state", "enqueued_at", alike.alias("same")).where("same is not null")

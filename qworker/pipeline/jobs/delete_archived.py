@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from qworker.backend import Backend
 from qworker.errors import QueueNotFound
 from qworker.message import FinishedMessage, Selection, State
-from qworker.pipeline.source.reader import opened
+from qworker.pipeline.source.reader import open_store
 from qworker.pipeline.spark.runtime import map_in_arrow
 from qworker.pipeline.spark.schema import PLACE
 
@@ -41,7 +41,7 @@ def _discard(url: str, pages: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBat
 
 async def _discard_pages(url: str, pages: Iterator[pa.RecordBatch]) -> int:
     removed = 0
-    async with opened(url) as backend:
+    async with open_store(url) as backend:
         for page in pages:
             for queue, found in _by_queue(page).items():
                 removed += await _discard_found(backend, queue, found)
@@ -69,7 +69,7 @@ def _by_queue(page: pa.RecordBatch) -> dict[str, list[FinishedMessage]]:
 
 async def forget(url: str, positions: Mapping[str, str]) -> None:
     """Allow the store to remove the archived events."""
-    async with opened(url) as backend:
+    async with open_store(url) as backend:
         for log in await backend.history.logs():
             if log in positions:
                 await backend.history.delete_before(log, positions[log])

@@ -18,8 +18,8 @@ from qworker.pipeline.source.call_encoder import CALL, CallMaker
 from qworker.pipeline.source.row_reader import SOURCE
 from qworker.pipeline.source.source import loading_class
 from qworker.pipeline.source.write_partition import WriteOptions, bulk_writer
-from qworker.pipeline.spark.error_text import plain
-from qworker.pipeline.spark.runtime import own_interpreter
+from qworker.pipeline.spark.error_text import raise_qworker_errors
+from qworker.pipeline.spark.runtime import use_current_interpreter
 from qworker.signature import Signature
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ def load(  # noqa: PLR0913 - each argument is one option of a load
     given = zip(_BESIDE, (due_at, priority, unique_key), strict=True)
     beside = {name: text for name, text in given if text is not None}
     options = WriteOptions(url=url, queue=queue, load=check_load(name), staging_dir=staging_dir, rejects=rejects)
-    with plain(), own_interpreter(spark):
+    with raise_qworker_errors(), use_current_interpreter(spark):
         # Spark reports wrong columns and SQL here, before the store is touched.
         rows = _rows(source_df, columns, beside, whole=rejects is not None)
         before = asyncio.run(_settled(options))

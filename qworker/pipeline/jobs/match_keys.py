@@ -1,4 +1,4 @@
-"""Match the rows of a table with messages for the same work.
+"""KeyMatch the rows of a table with messages for the same work.
 
 `path=kwargs.path` means: the column `path` of the table is the argument `path` of the call. The left side is a column
 or an SQL expression over the table. The right side is one of
@@ -21,20 +21,20 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from qworker.errors import UsageError
 
-__all__ = ["Match", "message_key", "parse_match", "source_key"]
+__all__ = ["KeyMatch", "message_key", "parse_match", "source_key"]
 
 _PLACE = re.compile(r"(args|kwargs|body)((?:\[\d+\]|\.[\w-]+)*)")
 _STEP = re.compile(r"\[(\d+)\]|\.([\w-]+)")
 
 
-class Match(NamedTuple):
+class KeyMatch(NamedTuple):
     """One pair of expressions that must be equal as text."""
 
     source: str
     message: str
 
 
-def parse_match(words: str) -> Match:
+def parse_match(words: str) -> KeyMatch:
     """Read `SOURCE=MESSAGE`; `NAME` alone is `NAME=kwargs.NAME`.
 
     Raises:
@@ -42,18 +42,18 @@ def parse_match(words: str) -> Match:
     """
     source, equals, message = (part.strip() for part in words.partition("="))
     if not equals and source:
-        return Match(source, f"kwargs.{source}")
+        return KeyMatch(source, f"kwargs.{source}")
     if not source or not message:
         raise UsageError(f"{words!r}: write COLUMN=WHERE, such as path=kwargs.path, sku=args[0] or order_id=key")
-    return Match(source, message)
+    return KeyMatch(source, message)
 
 
-def source_key(source: DataFrame, matches: Sequence[Match]) -> Column:
+def source_key(source: DataFrame, matches: Sequence[KeyMatch]) -> Column:
     """Return the key of each row of a table, as text; null if a part is null."""
     return _joined([F.col(f"`{m.source}`") if m.source in source.columns else F.expr(m.source) for m in matches])
 
 
-def message_key(matches: Sequence[Match]) -> Column:
+def message_key(matches: Sequence[KeyMatch]) -> Column:
     """Return the key of each message, as text; null if a part is null."""
     return _joined([_of_message(m.message) for m in matches])
 

@@ -9,11 +9,11 @@ import msgspec
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from qworker.pipeline.inputs import evidence
+from qworker.pipeline.inputs import read_snapshot
 from qworker.pipeline.jobs import bulk_calls as hands
-from qworker.pipeline.jobs.match_keys import Match, message_key, source_key
+from qworker.pipeline.jobs.match_keys import KeyMatch, message_key, source_key
 from qworker.pipeline.spark.paths import absolute_path
-from qworker.pipeline.timelines import MESSAGE_COLUMNS, lives, traces
+from qworker.pipeline.timelines import MESSAGE_COLUMNS, build_timelines, timeline_points
 
 __all__ = ["VERDICTS", "ReconcileResult", "Row", "reconcile"]
 
@@ -88,7 +88,7 @@ def reconcile(
     source: DataFrame,
     queue: str,
     *,
-    on: Sequence[Match],
+    on: Sequence[KeyMatch],
     url: str | None = None,
     archive: str | None = None,
     grace_period: float = 60.0,
@@ -106,14 +106,14 @@ def reconcile(
         grace_period: Seconds. A message that moved more recently is open, and not lost.
         output: The Parquet path for every key with its verdict. What is there is replaced.
     """
-    known = evidence(spark, url=url, archive=archive, queues=[queue])
+    known = read_snapshot(spark, url=url, archive=archive, queues=[queue])
     now = time.time()
     # Messages are read before the history: if a message leaves the queue in between, its end is in the history.
     content = known.messages.select(*MESSAGE_COLUMNS, message_key(on).alias("key")).persist()
     found: DataFrame | None = None
     try:
         content.count()
-        life = lives(traces(known.events, content, now))
+        life = build_timelines(timeline_points(known.events, content, now))
         ends = _ends(life, content, on)
         if url is not None:
             ends = _with_lost(ends, url, queue, now - grace_period)
@@ -159,7 +159,7 @@ def _result(found: DataFrame, queue: str) -> ReconcileResult:
     )
 
 
-def _ends(life: DataFrame, content: DataFrame, on: Sequence[Match]) -> DataFrame:
+def _ends(life: DataFrame, content: DataFrame, on: Sequence[KeyMatch]) -> DataFrame:
     """Return each message: id, key (null if its content is gone), end, present, seen_at."""
     ends = life.select("id", F.col("outcome").alias("end"), "present", "seen_at")
     if [match.message for match in on] == ["id"]:
@@ -171,7 +171,7 @@ def _with_lost(ends: DataFrame, url: str, queue: str, before: float) -> DataFram
     """Set the end of messages that are not stored to `lost`."""
     missing = ends.where((F.col("end") == "open") & ~F.col("present") & (F.col("seen_at") < before))
     # A listing can miss messages that move. So each one is searched by its id.
-    lost = hands.find(missing, url, queue).where(~F.col("yes")).select("id", F.lit(True).alias("is_lost"))
+    lost = hands.find_ids(missing, url, queue).where(~F.col("yes")).select("id", F.lit(True).alias("is_lost"))
     return ends.join(lost, "id", "left").withColumn("end", F.when(F.col("is_lost"), "lost").otherwise(F.col("end")))
 
 

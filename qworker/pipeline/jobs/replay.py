@@ -20,18 +20,18 @@ from pyspark.sql import functions as F  # noqa: N812
 from qworker.bulk import check_load
 from qworker.errors import UsageError
 from qworker.message import State
-from qworker.pipeline.inputs import live
+from qworker.pipeline.inputs import read_live
 from qworker.pipeline.jobs import bulk_calls as hands
-from qworker.pipeline.jobs.replay_plan import ENQUEUE, REQUEUE, Plans, archived_choice, matching
-from qworker.pipeline.report.event_points import error_kind
+from qworker.pipeline.jobs.replay_plan import ENQUEUE, REQUEUE, ReplayPlans, select_archived, select_matching
+from qworker.pipeline.report.event_points import normalize_error
 from qworker.pipeline.timelines import first_line
 
-__all__ = ["Chosen", "ReplayResult", "replay"]
+__all__ = ["ReplayResult", "ReplaySelection", "replay"]
 
 _SHOWN = 20
 
 
-class Chosen(msgspec.Struct, frozen=True, kw_only=True):
+class ReplaySelection(msgspec.Struct, frozen=True, kw_only=True):
     """What a replay does with the messages of one task and error.
 
     Attributes:
@@ -68,7 +68,7 @@ class ReplayResult(msgspec.Struct, frozen=True, kw_only=True):
     requeued: int
     enqueued: int
     skipped: int
-    chosen: list[Chosen]
+    chosen: list[ReplaySelection]
 
 
 def replay(
@@ -104,16 +104,16 @@ def replay(
         return _replay_queue(spark, url, queue, predicate, dry_run=dry_run)
     stored = State.of_word(state).value
     name = check_load(name or _replay_name(queue, predicate, stored))
-    plans = Plans(spark, archive, queue, name)
-    run = plans.unfinished()
+    plans = ReplayPlans(spark, archive, queue, name)
+    run = plans.pending_plan()
     if run is not None and not dry_run:
         # The plan of the replay that died: nothing is decided again.
-        result = _told(plans.planned(run), queue, name, dry_run=False)
+        result = _to_result(plans.read_plan(run), queue, name, dry_run=False)
         _carry_out(plans, run, url, result)
         return result
-    chosen = archived_choice(plans, url, predicate, stored).persist()
+    chosen = select_archived(plans, url, predicate, stored).persist()
     try:
-        result = _told(chosen, queue, name, dry_run=dry_run)
+        result = _to_result(chosen, queue, name, dry_run=dry_run)
         if dry_run or not (result.requeued or result.enqueued):
             return result
         _carry_out(plans, plans.write(chosen), url, result)
@@ -123,22 +123,22 @@ def replay(
 
 
 def _replay_queue(spark: SparkSession, url: str, queue: str, predicate: str, *, dry_run: bool) -> ReplayResult:
-    failed = live(spark, url, "messages", [queue], states=(State.FAILED.value,))
-    chosen = matching(failed, predicate).select("id", "task", "error", F.lit(REQUEUE).alias("act")).persist()
+    failed = read_live(spark, url, "messages", [queue], states=(State.FAILED.value,))
+    chosen = select_matching(failed, predicate).select("id", "task", "error", F.lit(REQUEUE).alias("act")).persist()
     try:
-        result = _told(chosen, queue, None, dry_run=dry_run)
+        result = _to_result(chosen, queue, None, dry_run=dry_run)
         if dry_run or not result.matched:
             return result
-        return msgspec.structs.replace(result, requeued=hands.requeue(chosen, url, queue))
+        return msgspec.structs.replace(result, requeued=hands.requeue_ids(chosen, url, queue))
     finally:
         chosen.unpersist()
 
 
-def _carry_out(plans: Plans, run: int, url: str, wanted: ReplayResult) -> None:
+def _carry_out(plans: ReplayPlans, run: int, url: str, wanted: ReplayResult) -> None:
     """Carry out a plan, everything once, and record that it is done."""
-    planned = plans.planned(run)
+    planned = plans.read_plan(run)
     if wanted.requeued:
-        hands.requeue(planned.where(F.col("act") == REQUEUE), url, plans.queue)
+        hands.requeue_ids(planned.where(F.col("act") == REQUEUE), url, plans.queue)
     if wanted.enqueued:
         bodies = plans.bodies(planned.where(F.col("act") == ENQUEUE))
         options = {"url": url, "queue": plans.queue, "load": f"{plans.name}.{run}"}
@@ -146,10 +146,10 @@ def _carry_out(plans: Plans, run: int, url: str, wanted: ReplayResult) -> None:
     plans.finish(run)
 
 
-def _told(chosen: DataFrame, queue: str, name: str | None, *, dry_run: bool) -> ReplayResult:
+def _to_result(chosen: DataFrame, queue: str, name: str | None, *, dry_run: bool) -> ReplayResult:
     """Count the selected messages, and find the most frequent tasks and errors of each act."""
     line = first_line("error")
-    kinds = chosen.groupBy("act", "task", error_kind(line).alias("kind")).agg(
+    kinds = chosen.groupBy("act", "task", normalize_error(line).alias("kind")).agg(
         F.max(line).alias("error"), F.count("*").alias("messages")
     )
     of_act = Window.partitionBy("act")
@@ -167,7 +167,7 @@ def _told(chosen: DataFrame, queue: str, name: str | None, *, dry_run: bool) -> 
         enqueued=enqueued,
         skipped=total - requeued - enqueued,
         chosen=[
-            Chosen(act=row["act"], task=row["task"], error=row["error"] or None, messages=row["messages"])
+            ReplaySelection(act=row["act"], task=row["task"], error=row["error"] or None, messages=row["messages"])
             for row in sorted(rows, key=lambda row: -row["messages"])[:_SHOWN]
         ],
     )

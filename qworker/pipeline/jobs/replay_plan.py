@@ -1,4 +1,4 @@
-"""Plans: what a replay from an archive does with each message, written next to the archive before anything is done.
+"""ReplayPlans: what a replay from an archive does with each message, written next to the archive before anything is done.
 
 All plans are in one table that only grows. It has a row for each message of a plan, and a row that says that the plan
 is carried out. If a replay dies while it writes its plan, the written rows are the plan. The other messages are in the
@@ -14,12 +14,12 @@ from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812
 
 from qworker.errors import UsageError
-from qworker.pipeline.inputs import archived, live, read_table
-from qworker.pipeline.spark.error_text import plain_error
+from qworker.pipeline.inputs import read_archived, read_live, read_table
+from qworker.pipeline.spark.error_text import to_qworker_error
 from qworker.pipeline.spark.paths import absolute_path
-from qworker.pipeline.timelines import lives, traces
+from qworker.pipeline.timelines import build_timelines, timeline_points
 
-__all__ = ["ENQUEUE", "REQUEUE", "Plans", "archived_choice", "matching"]
+__all__ = ["ENQUEUE", "REQUEUE", "ReplayPlans", "select_archived", "select_matching"]
 
 # Acts. All others are reasons why a message is skipped.
 REQUEUE = "requeue"
@@ -32,7 +32,7 @@ _SCHEMA = "queue string, job string, run int, id string, task string, error stri
 _FINISHED = "finished"
 
 
-class Plans:
+class ReplayPlans:
     """The plans of one replay, for one queue of an archive."""
 
     def __init__(self, spark: SparkSession, archive: str, queue: str, name: str) -> None:
@@ -46,18 +46,18 @@ class Plans:
         found = read_table(self.spark, self._path, _SCHEMA)
         return found.where((F.col("queue") == self.queue) & (F.col("job") == self.name))
 
-    def unfinished(self) -> int | None:
+    def pending_plan(self) -> int | None:
         """Return the number of the plan that is not carried out; None if there is none."""
         runs = self._rows().groupBy("run").agg(F.max(F.col("act") == _FINISHED).alias("finished"))
         row = runs.where(~F.col("finished")).agg(F.min("run")).collect()[0]
         return None if row[0] is None else int(row[0])
 
-    def planned(self, run: int) -> DataFrame:
+    def read_plan(self, run: int) -> DataFrame:
         """Return the rows of a plan: id, task, error, act."""
         rows = self._rows().where((F.col("run") == run) & (F.col("act") != _FINISHED))
         return rows.select("id", "task", "error", "act").dropDuplicates(["id"])
 
-    def taken(self) -> DataFrame:
+    def already_planned(self) -> DataFrame:
         """Return the messages in the plans of this replay, and their last end that a plan has seen: id, taken_at."""
         return self._rows().where(F.col("id").isNotNull()).groupBy("id").agg(F.max("finished_at").alias("taken_at"))
 
@@ -93,12 +93,12 @@ class Plans:
 
     def bodies(self, planned: DataFrame) -> DataFrame:
         """Return what is enqueued for the messages of a plan: body, priority and key, in a stable order."""
-        newest = _newest(archived(self.spark, self.archive, "messages", [self.queue]))
+        newest = _newest(read_archived(self.spark, self.archive, "messages", [self.queue]))
         found = newest.join(planned.select("id"), "id", "left_semi")
         return found.orderBy("id").select("body", "priority", "key")
 
 
-def matching(messages: DataFrame, predicate: str) -> DataFrame:
+def select_matching(messages: DataFrame, predicate: str) -> DataFrame:
     """Return the messages that an SQL predicate selects.
 
     Raises:
@@ -107,7 +107,7 @@ def matching(messages: DataFrame, predicate: str) -> DataFrame:
     try:
         return messages.where(predicate)
     except AnalysisException as error:
-        raise UsageError(f"the predicate {predicate!r} is not valid: {plain_error(error)}") from error
+        raise UsageError(f"the predicate {predicate!r} is not valid: {to_qworker_error(error)}") from error
 
 
 def _newest(messages: DataFrame) -> DataFrame:
@@ -116,7 +116,7 @@ def _newest(messages: DataFrame) -> DataFrame:
     return messages.withColumn("nth", F.row_number().over(latest)).where("nth = 1").drop("nth")
 
 
-def archived_choice(plans: Plans, url: str, predicate: str, state: str) -> DataFrame:
+def select_archived(plans: ReplayPlans, url: str, predicate: str, state: str) -> DataFrame:
     """Decide what to do with each archived message that a predicate selects.
 
     Args:
@@ -129,17 +129,17 @@ def archived_choice(plans: Plans, url: str, predicate: str, state: str) -> DataF
         id, task, error, finished_at, act.
     """
     spark, queue = plans.spark, [plans.queue]
-    messages = archived(spark, plans.archive, "messages", queue)
-    chosen = matching(_newest(messages).where(F.col("state") == state), predicate)
-    events = archived(spark, plans.archive, "events", queue).unionByName(live(spark, url, "events", queue))
-    outcomes = lives(traces(events, messages, time.time())).select("id", "outcome")
-    now = live(spark, url, "messages", queue, columns=("id", "state")).groupBy("id")
+    messages = read_archived(spark, plans.archive, "messages", queue)
+    chosen = select_matching(_newest(messages).where(F.col("state") == state), predicate)
+    events = read_archived(spark, plans.archive, "events", queue).unionByName(read_live(spark, url, "events", queue))
+    outcomes = build_timelines(timeline_points(events, messages, time.time())).select("id", "outcome")
+    now = read_live(spark, url, "messages", queue, columns=("id", "state")).groupBy("id")
     places = now.agg(
         F.max(F.col("state").isin("ready", "leased", "delayed")).alias("pends"),
         F.max(F.col("state") == "fail").alias("fails"),
     )
     known = chosen.select("id", "task", "error", "finished_at")
-    for other in (outcomes, places, plans.taken()):
+    for other in (outcomes, places, plans.already_planned()):
         known = known.join(other, "id", "left")
     act = (
         # A message that has failed again since then is replayed again.

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 from qworker.pipeline.jobs.write_ahead import STAGING
 from qworker.pipeline.spark.runtime import parallelism
 from qworker.pipeline.spark.schema import TABLES, column_names
-from qworker.pipeline.spark.storage import Folder
+from qworker.pipeline.spark.storage import Storage
 from qworker.pipeline.spark.structs import struct
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
-__all__ = ["Table", "merged", "staged"]
+__all__ = ["Table", "plan_merge", "stage"]
 
 # About how many bytes a task writes into one file, and the size below which a file is compacted.
 _FILE = 32 << 20
@@ -39,7 +39,7 @@ class Table:
         name: `messages` or `events`.
     """
 
-    def __init__(self, spark: SparkSession, folder: Folder, name: str) -> None:
+    def __init__(self, spark: SparkSession, folder: Storage, name: str) -> None:
         self.spark = spark
         self.folder = folder
         self.name = name
@@ -73,14 +73,14 @@ class Table:
                 found[f"{queue}/{day}"] = [name for name in names if name.endswith(".parquet")]
         return {partition: names for partition, names in found.items() if names}
 
-    def touched(self) -> list[str]:
+    def affected_partitions(self) -> list[str]:
         """Return the partitions of the found rows that have rows in the table already."""
         known = self.files(self.name)
         return [partition for partition in self.files(self.staging("found")) if partition in known]
 
-    def without_known(self, found: DataFrame) -> DataFrame:
+    def exclude_existing(self, found: DataFrame) -> DataFrame:
         """Return the rows that the table does not have. Only their days are read."""
-        touched = self.touched()
+        touched = self.affected_partitions()
         if not touched:
             return found
         there = self.read(self.folder.path(self.name), *touched).select("queue", "day", "finished_at", *_KEY)
@@ -90,7 +90,7 @@ class Table:
             same &= found[name] == there[f"known_{name}"]
         return found.join(there, same, "left_anti")
 
-    def sized(self, rows: DataFrame) -> DataFrame:
+    def repartition_by_size(self, rows: DataFrame) -> DataFrame:
         """Divide rows into so many tasks that their files have a good size."""
         partitions = self.files(self.staging("found"))
         size = sum(
@@ -105,7 +105,7 @@ class Table:
         return rows.coalesce(max(tasks, min(parallelism(self.spark), size // _SMALL)))
 
 
-def staged(table: Table, step: str, rows: DataFrame) -> DataFrame | None:
+def stage(table: Table, step: str, rows: DataFrame) -> DataFrame | None:
     """Write rows to staging by queue and day, and read them from there. Return None if there are no rows."""
     where = table.staging(step)
     if "day" not in rows.columns:
@@ -137,7 +137,7 @@ def _day(table: str, rows: DataFrame) -> Column:
     return sql.date_from_unix_date(sql.floor(sql.unix_micros(time) / _DAY_US).cast("int"))
 
 
-def merged(table: Table, *, compact: bool) -> tuple[list[tuple[str, str]], list[str]]:
+def plan_merge(table: Table, *, compact: bool) -> tuple[list[tuple[str, str]], list[str]]:
     """Return what to move from staging into the table, and which files it replaces there.
 
     With `compact`, the small files of each partition with new files are first compacted in staging.

@@ -14,16 +14,16 @@ from __future__ import annotations
 
 import msgspec
 
-from qworker.pipeline.spark.storage import Folder
+from qworker.pipeline.spark.storage import Storage
 
-__all__ = ["STAGING", "Intent", "carry_out", "positions", "recover"]
+__all__ = ["STAGING", "PendingChange", "apply", "positions", "recover"]
 
 STAGING = "_qworker/staging"
 _INTENT = "_qworker/intent.json"
 _POSITIONS = "_qworker/positions.json"
 
 
-class Intent(msgspec.Struct, kw_only=True):
+class PendingChange(msgspec.Struct, kw_only=True):
     """Changes that belong together.
 
     Attributes:
@@ -37,13 +37,13 @@ class Intent(msgspec.Struct, kw_only=True):
     positions: dict[str, str] = {}
 
 
-def positions(folder: Folder) -> dict[str, str]:
+def positions(folder: Storage) -> dict[str, str]:
     """Return the position up to which each log of the history is in the tables."""
     content = folder.read(_POSITIONS)
     return {} if content is None else msgspec.json.decode(content, type=dict[str, str])
 
 
-def carry_out(folder: Folder, intent: Intent) -> None:
+def apply(folder: Storage, intent: PendingChange) -> None:
     """Make the changes. After a crash, the next `recover` completes them."""
     if not (intent.moves or intent.removes or intent.positions):
         return
@@ -52,16 +52,16 @@ def carry_out(folder: Folder, intent: Intent) -> None:
     _apply(folder, intent)
 
 
-def recover(folder: Folder) -> bool:
+def recover(folder: Storage) -> bool:
     """Complete the changes of a run that died, and remove its staged files. Return whether there were changes."""
     content = folder.read(_INTENT)
     if content is not None:
-        _apply(folder, msgspec.json.decode(content, type=Intent))
+        _apply(folder, msgspec.json.decode(content, type=PendingChange))
     folder.remove(STAGING)
     return content is not None
 
 
-def _apply(folder: Folder, intent: Intent) -> None:
+def _apply(folder: Storage, intent: PendingChange) -> None:
     for source, target in intent.moves:
         folder.move(source, target)
     folder.sync(target for _, target in intent.moves)

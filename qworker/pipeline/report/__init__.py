@@ -9,12 +9,12 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from qworker.errors import UsageError
-from qworker.pipeline.inputs import evidence, is_queue_url
+from qworker.pipeline.inputs import is_queue_url, read_snapshot
 from qworker.pipeline.report import aggregations as measures
-from qworker.pipeline.report.event_points import clipped, points
+from qworker.pipeline.report.event_points import clip, event_points
 from qworker.pipeline.report.model import Report
 from qworker.pipeline.report.page import page
-from qworker.pipeline.timelines import MESSAGE_COLUMNS, traces
+from qworker.pipeline.timelines import MESSAGE_COLUMNS, timeline_points
 from qworker.url import mask
 
 __all__ = ["Report", "page", "report"]
@@ -44,12 +44,12 @@ def report(
         raise UsageError("--since must be before --until")
     now = time.time()
     known = (
-        evidence(spark, url=source, queues=queues, columns=MESSAGE_COLUMNS)
+        read_snapshot(spark, url=source, queues=queues, columns=MESSAGE_COLUMNS)
         if is_queue_url(source)
-        else evidence(spark, archive=source, queues=queues, columns=MESSAGE_COLUMNS)
+        else read_snapshot(spark, archive=source, queues=queues, columns=MESSAGE_COLUMNS)
     )
-    trace = traces(known.events, known.messages, now)
-    everything = points(trace if until is None else _before(trace, until)).persist()
+    trace = timeline_points(known.events, known.messages, now)
+    everything = event_points(trace if until is None else _before(trace, until)).persist()
     try:
         return _measured(everything, mask(source), now, since, until)
     finally:
@@ -67,15 +67,15 @@ def _before(trace: DataFrame, until: float) -> DataFrame:
 
 
 def _measured(everything: DataFrame, source: str, now: float, since: float | None, until: float | None) -> Report:
-    extent = measures.extent(everything)
+    extent = measures.time_range(everything)
     if extent is None:
         return _nothing(source, now, since, until)
     begin = extent[0] if since is None else since
     end = max(extent[1], begin) if until is None else until
-    step_s = measures.step_of(end - begin)
+    step_s = measures.choose_step(end - begin)
     first = begin // step_s * step_s
     steps = max(1, int((end - first) // step_s) + (1 if until is None else int((end - first) % step_s > 0)))
-    found = clipped(everything, since, None)
+    found = clip(everything, since, None)
     queues = measures.queue_totals(found, measures.open_counts(everything), end - begin)
     return Report(
         source=source,
@@ -87,8 +87,8 @@ def _measured(everything: DataFrame, source: str, now: float, since: float | Non
         tasks=measures.task_times(found),
         failures=measures.failures(found),
         workers=measures.workers(found),
-        moments=measures.moments(found, first, step_s, steps),
-        depths=measures.depths(everything, [queue.queue for queue in queues], first, step_s, steps),
+        moments=measures.counts_by_step(found, first, step_s, steps),
+        depths=measures.depth_by_step(everything, [queue.queue for queue in queues], first, step_s, steps),
     )
 
 
@@ -101,7 +101,7 @@ def _nothing(source: str, now: float, since: float | None, until: float | None) 
         made_at=now,
         since=begin,
         until=max(begin, end),
-        step_s=measures.step_of(max(0.0, end - begin)),
+        step_s=measures.choose_step(max(0.0, end - begin)),
         queues=[],
         tasks=[],
         failures=[],

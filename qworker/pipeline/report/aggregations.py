@@ -8,18 +8,28 @@ from typing import Any
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812
 
-from qworker.pipeline.report.event_points import error_kind
+from qworker.pipeline.report.event_points import normalize_error
 from qworker.pipeline.report.model import (
     Depth,
     Failures,
-    Moment,
     Percentiles,
     QueueTotals,
     TaskTimes,
+    TimeStep,
     WorkerShare,
 )
 
-__all__ = ["depths", "extent", "failures", "moments", "open_counts", "queue_totals", "step_of", "task_times", "workers"]
+__all__ = [
+    "choose_step",
+    "counts_by_step",
+    "depth_by_step",
+    "failures",
+    "open_counts",
+    "queue_totals",
+    "task_times",
+    "time_range",
+    "workers",
+]
 
 # Rows of a table, and lines of a plot: those with most. Others are many only where somebody makes queues by the thousand.
 _MOST_ROWS = 100
@@ -30,13 +40,13 @@ _STEPS = (0.1, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 720
 OTHERS = "(others)"
 
 
-def extent(found: DataFrame) -> tuple[float, float] | None:
+def time_range(found: DataFrame) -> tuple[float, float] | None:
     """The times of the first and the last point; None where there are no points."""
     row = found.agg(F.min("at"), F.max("at")).collect()[0]
     return None if row[0] is None else (float(row[0]), float(row[1]))
 
 
-def step_of(span_s: float) -> float:
+def choose_step(span_s: float) -> float:
     """The length of a step for a span: a round number of seconds, minutes, hours or days."""
     for step in _STEPS:
         if span_s <= step * _MOST_STEPS:
@@ -78,8 +88,8 @@ def task_times(found: DataFrame) -> list[TaskTimes]:
             failed=row["failed"],
             begun=row["begun"],
             runs=row["runs"],
-            wait=_spread(row, "wait_s"),
-            run=_spread(row, "run_s"),
+            wait=_percentiles_by_step(row, "wait_s"),
+            run=_percentiles_by_step(row, "run_s"),
         )
         for row in rows
     ]
@@ -90,7 +100,7 @@ def failures(found: DataFrame) -> list[Failures]:
     wrong = found.where(F.col("kind").isin("failed", "run-retried"))
     counted = (
         wrong.withColumn("error", F.coalesce("error", F.lit("")))
-        .groupBy("queue", "task", error_kind(F.col("error")).alias("kind_of_error"))
+        .groupBy("queue", "task", normalize_error(F.col("error")).alias("kind_of_error"))
         .agg(F.max("error").alias("example"), _count("failed").alias("failed"), _count("run-retried").alias("retried"))
     )
     order = (F.desc("failed"), F.desc("retried"), "queue", "task", "kind_of_error")
@@ -122,7 +132,7 @@ def workers(found: DataFrame) -> list[WorkerShare]:
     return [WorkerShare(worker=r["worker"], runs=r["runs"], failed=r["failed"], busy_s=r["busy_s"]) for r in rows]
 
 
-def moments(found: DataFrame, since: float, step_s: float, steps: int) -> list[Moment]:
+def counts_by_step(found: DataFrame, since: float, step_s: float, steps: int) -> list[TimeStep]:
     """Counts and times by step; steps in which nothing happened are there with nothing."""
     counted = (
         found.groupBy(_step(since, step_s, steps).alias("step"))
@@ -135,16 +145,16 @@ def moments(found: DataFrame, since: float, step_s: float, steps: int) -> list[M
         .collect()
     )
     by_step = {row["step"]: row for row in counted}
-    made: list[Moment] = []
+    made: list[TimeStep] = []
     for i in range(steps):
         row = by_step.get(i)
         counts = {name: row[name] if row else 0 for name in ("enqueued", "done", "failed", "retried")}
-        wait, run = (_spread(row, name) if row else None for name in ("wait_s", "run_s"))
-        made.append(Moment(at=since + i * step_s, **counts, wait=wait, run=run))
+        wait, run = (_percentiles_by_step(row, name) if row else None for name in ("wait_s", "run_s"))
+        made.append(TimeStep(at=since + i * step_s, **counts, wait=wait, run=run))
     return made
 
 
-def depths(found: DataFrame, queues: Sequence[str], since: float, step_s: float, steps: int) -> list[Depth]:
+def depth_by_step(found: DataFrame, queues: Sequence[str], since: float, step_s: float, steps: int) -> list[Depth]:
     """Open messages at the end of each step: those of the first `queues` one by one, and the others together.
 
     Args:
@@ -165,10 +175,10 @@ def depths(found: DataFrame, queues: Sequence[str], since: float, step_s: float,
     for row in rows:
         known.setdefault(row["line"], {})[row["step"]] = row["depth"]
     names = [*shown, OTHERS] if OTHERS in known else shown
-    return [Depth(queue=name, counts=_carried(known.get(name, {}), steps)) for name in names]
+    return [Depth(queue=name, counts=_fill_forward(known.get(name, {}), steps)) for name in names]
 
 
-def _carried(known: dict[int, int], steps: int) -> list[int]:
+def _fill_forward(known: dict[int, int], steps: int) -> list[int]:
     """A count for each step: that of the last one in which it changed."""
     counts: list[int] = []
     for i in range(steps):
@@ -200,7 +210,7 @@ def _percentiles(column: str) -> list[Column]:
     ]
 
 
-def _spread(row: Any, column: str) -> Percentiles | None:
+def _percentiles_by_step(row: Any, column: str) -> Percentiles | None:
     found = row[f"{column}_spread"]
     if not found:
         return None

@@ -5,25 +5,25 @@ from __future__ import annotations
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
-from qworker.pipeline.timelines import RUN_ENDS, lives
+from qworker.pipeline.timelines import RUN_ENDS, build_timelines
 
-__all__ = ["clipped", "error_kind", "points"]
+__all__ = ["clip", "event_points", "normalize_error"]
 
 _COLUMNS = ("queue", "task", "kind", "at", "wait_s", "run_s", "worker", "error")
 
 
-def points(trace: DataFrame) -> DataFrame:
+def event_points(trace: DataFrame) -> DataFrame:
     """What happened, one row each.
 
     Args:
-        trace: the rows of `lives.traces`.
+        trace: the rows of `timelines.timeline_points`.
 
     Returns:
         queue, task, kind, at (Unix seconds), wait_s, run_s, worker, error. The kinds are `enqueued`, `begun` (with wait_s), `done` and
         `failed`, at most one of each for a message, and `run-acked`, `run-retried`, `run-failed`, `run-released` and `run-lost`, one for
         each run that ended.
     """
-    life = lives(trace)
+    life = build_timelines(trace)
     # Whatever began or ended was enqueued, at the latest then.
     known = life.withColumn(
         "first_at", F.least(F.coalesce("enqueued_at", "begun_at", "ended_at"), "begun_at", "ended_at")
@@ -68,14 +68,14 @@ def _points(
     ).select(*_COLUMNS)
 
 
-def clipped(found: DataFrame, since: float | None, until: float | None) -> DataFrame:
+def clip(found: DataFrame, since: float | None, until: float | None) -> DataFrame:
     """The points from `since` on and before `until`, in Unix seconds; None: all."""
     if since is not None:
         found = found.where(F.col("at") >= since)
     return found if until is None else found.where(F.col("at") < until)
 
 
-def error_kind(error: Column) -> Column:
+def normalize_error(error: Column) -> Column:
     """An error without what differs from one message to the next: quoted text, ids and numbers."""
     plain = F.regexp_replace(error, r"""'[^']*'|"[^"]*\"""", "'...'")
     plain = F.regexp_replace(plain, r"\b(?=[a-fA-F-]*[0-9])[0-9a-fA-F-]{6,}\b", "#")

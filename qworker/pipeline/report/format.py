@@ -6,17 +6,26 @@ from datetime import UTC, datetime
 
 from qworker.pipeline.report.model import Percentiles, Report
 
-__all__ = ["clock_time", "count", "failure_rows", "queue_rows", "rate", "span", "task_rows", "worker_rows"]
+__all__ = [
+    "failure_rows",
+    "format_count",
+    "format_rate",
+    "format_seconds",
+    "format_time",
+    "queue_rows",
+    "task_rows",
+    "worker_rows",
+]
 
 Table = tuple[list[str], list[list[str]]]
 
 
-def clock_time(seconds: float) -> str:
+def format_time(seconds: float) -> str:
     """A Unix time as people write it, in UTC."""
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
 
 
-def span(seconds: float) -> str:
+def format_seconds(seconds: float) -> str:
     """A length of time with about three figures: `250 us`, `3.2 ms`, `45 s`, `12 min`, `3 h`, `2 d`."""
     for most, size, unit in (
         (1e-3, 1e-6, "us"),
@@ -31,12 +40,12 @@ def span(seconds: float) -> str:
     return f"{seconds / 86_400:.3g} d"
 
 
-def count(value: float) -> str:
+def format_count(value: float) -> str:
     """A number of things: `1,234`; a part of one where a scale is that fine."""
     return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.2g}"
 
 
-def rate(value: float) -> str:
+def format_rate(value: float) -> str:
     """A number per second, with three figures."""
     if value >= 100 or float(value).is_integer():
         return f"{value:,.0f}"
@@ -49,8 +58,8 @@ def queue_rows(report: Report) -> Table:
     rows = [
         [
             q.queue,
-            *(count(n) for n in (q.enqueued, q.done, q.failed, q.open, q.runs, q.retried, q.released, q.lost)),
-            rate(q.per_second),
+            *(format_count(n) for n in (q.enqueued, q.done, q.failed, q.open, q.runs, q.retried, q.released, q.lost)),
+            format_rate(q.per_second),
         ]
         for q in report.queues
     ]
@@ -74,7 +83,8 @@ def task_rows(report: Report) -> Table:
         "max",
     ]
     rows = [
-        [t.queue, t.task or "-", count(t.done), count(t.failed), *_cells(t.wait), *_cells(t.run)] for t in report.tasks
+        [t.queue, t.task or "-", format_count(t.done), format_count(t.failed), *_cells(t.wait), *_cells(t.run)]
+        for t in report.tasks
     ]
     return headings, rows
 
@@ -82,16 +92,20 @@ def task_rows(report: Report) -> Table:
 def _cells(found: Percentiles | None) -> list[str]:
     if found is None:
         return ["-"] * 4
-    return [span(found.p50), span(found.p90), span(found.p99), span(found.max)]
+    return [format_seconds(found.p50), format_seconds(found.p90), format_seconds(found.p99), format_seconds(found.max)]
 
 
 def failure_rows(report: Report) -> Table:
     """Errors, the most frequent first."""
     headings = ["queue", "task", "error", "failed", "tried again"]
-    return headings, [[f.queue, f.task or "-", f.example, count(f.failed), count(f.retried)] for f in report.failures]
+    return headings, [
+        [f.queue, f.task or "-", f.example, format_count(f.failed), format_count(f.retried)] for f in report.failures
+    ]
 
 
 def worker_rows(report: Report) -> Table:
     """Who did it, the busiest first."""
     headings = ["worker", "runs", "failed runs", "busy"]
-    return headings, [[w.worker, count(w.runs), count(w.failed), span(w.busy_s)] for w in report.workers]
+    return headings, [
+        [w.worker, format_count(w.runs), format_count(w.failed), format_seconds(w.busy_s)] for w in report.workers
+    ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-__all__ = ["Depth", "Failures", "Moment", "Percentiles", "QueueTotals", "Report", "TaskTimes", "WorkerShare"]
+__all__ = ["Depth", "Failures", "Percentiles", "QueueTotals", "Report", "TaskTimes", "TimeStep", "WorkerShare"]
 
 
 class Percentiles(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,7 +71,7 @@ class WorkerShare(msgspec.Struct, frozen=True, kw_only=True):
     busy_s: float
 
 
-class Moment(msgspec.Struct, frozen=True, kw_only=True):
+class TimeStep(msgspec.Struct, frozen=True, kw_only=True):
     """One step of time, over all queues. `at` is its beginning, in Unix seconds."""
 
     at: float
@@ -106,7 +106,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     tasks: list[TaskTimes]
     failures: list[Failures]
     workers: list[WorkerShare]
-    moments: list[Moment]
+    moments: list[TimeStep]
     depths: list[Depth]
 
     @property

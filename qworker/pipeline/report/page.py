@@ -12,17 +12,17 @@ from importlib.resources import files
 
 from qworker.pipeline.report import plots
 from qworker.pipeline.report.format import (
-    clock_time,
-    count,
     failure_rows,
+    format_count,
+    format_rate,
+    format_seconds,
+    format_time,
     queue_rows,
-    rate,
-    span,
     task_rows,
     worker_rows,
 )
 from qworker.pipeline.report.markup import element, table, text
-from qworker.pipeline.report.model import Moment, Percentiles, Report
+from qworker.pipeline.report.model import Percentiles, Report, TimeStep
 
 __all__ = ["page"]
 
@@ -44,20 +44,20 @@ def page(report: Report) -> str:
 
 
 def _header(report: Report) -> str:
-    period = f"{clock_time(report.since)} to {clock_time(report.until)}, in steps of {span(report.step_s)}"
-    lines = [f"{report.source}", period, f"made at {clock_time(report.made_at)}"]
+    period = f"{format_time(report.since)} to {format_time(report.until)}, in steps of {format_seconds(report.step_s)}"
+    lines = [f"{report.source}", period, f"made at {format_time(report.made_at)}"]
     return element("header", element("h1", "Queue report"), *(element("p", text(line)) for line in lines))
 
 
 def _tiles(report: Report) -> str:
     done = sum(queue.done for queue in report.queues)
     tiles = [
-        (count(sum(queue.enqueued for queue in report.queues)), "enqueued"),
-        (count(done), "done"),
-        (count(sum(queue.failed for queue in report.queues)), "failed"),
-        (count(sum(queue.retried for queue in report.queues)), "retries"),
-        (count(sum(queue.open for queue in report.queues)), "open at the end"),
-        (rate(done / report.span_s if report.span_s > 0 else 0.0), "done per second"),
+        (format_count(sum(queue.enqueued for queue in report.queues)), "enqueued"),
+        (format_count(done), "done"),
+        (format_count(sum(queue.failed for queue in report.queues)), "failed"),
+        (format_count(sum(queue.retried for queue in report.queues)), "retries"),
+        (format_count(sum(queue.open for queue in report.queues)), "open at the end"),
+        (format_rate(done / report.span_s if report.span_s > 0 else 0.0), "done per second"),
     ]
     return element(
         "ul", *(element("li", element("b", text(value)), text(what)) for value, what in tiles), class_="tiles"
@@ -74,18 +74,18 @@ def _plots(report: Report) -> str:
     ]
     depths = [plots.Series(depth.queue, [float(n) for n in depth.counts]) for depth in report.depths]
     shown = [
-        plots.line_chart("Throughput, messages per second", times, per_second, rate),
-        plots.line_chart("Queue depth, open messages", times, depths, count),
-        plots.line_chart("Wait before the first run", times, _spread(report, wait=True), span),
-        plots.line_chart("Run time", times, _spread(report, wait=False), span),
+        plots.line_chart("Throughput, messages per second", times, per_second, format_rate),
+        plots.line_chart("Queue depth, open messages", times, depths, format_count),
+        plots.line_chart("Wait before the first run", times, _spread(report, wait=True), format_seconds),
+        plots.line_chart("Run time", times, _spread(report, wait=False), format_seconds),
     ]
     runs = [plots.Range(_name(t.queue, t.task), t.run.p50, t.run.p90, t.run.p99) for t in report.tasks[:15] if t.run]
     if runs:
-        shown.append(plots.range_chart("Run time by task: median, 90 %, 99 %", runs, span))
+        shown.append(plots.range_chart("Run time by task: median, 90 %, 99 %", runs, format_seconds))
     failures = [plots.Bar(_name(f.task or f.queue, f.error), (f.failed, f.retried)) for f in report.failures[:15]]
     if failures:
         shown.append(
-            plots.bar_chart("Failures by task and error", ["failed permanently", "tried again"], failures, count)
+            plots.bar_chart("Failures by task and error", ["failed permanently", "tried again"], failures, format_count)
         )
     return element("div", *shown, class_="plots")
 
@@ -93,7 +93,7 @@ def _plots(report: Report) -> str:
 def _spread(report: Report, *, wait: bool) -> list[plots.Series]:
     """The median and the high percentiles of each step."""
 
-    def of(moment: Moment) -> Percentiles | None:
+    def of(moment: TimeStep) -> Percentiles | None:
         return moment.wait if wait else moment.run
 
     found = [of(moment) for moment in report.moments]
@@ -119,7 +119,14 @@ def _tables(report: Report) -> str:
         if rows:
             parts += [element("h2", text(heading)), table(headings, rows, words=words)]
     moments = [
-        [clock_time(m.at), count(m.enqueued), count(m.done), count(m.failed), count(m.retried)] for m in report.moments
+        [
+            format_time(m.at),
+            format_count(m.enqueued),
+            format_count(m.done),
+            format_count(m.failed),
+            format_count(m.retried),
+        ]
+        for m in report.moments
     ]
     steps = table(["step", "enqueued", "done", "failed", "tried again"], moments)
     return "".join(parts) + element("details", element("summary", "Every step of time"), steps)

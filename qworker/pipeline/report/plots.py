@@ -51,7 +51,7 @@ def line_chart(name: str, times: Sequence[float], series: Sequence[Series], unit
     parts += [
         element("path", d=_path(xs, one.values, top), class_=f"line c{i % COLOURS}") for i, one in enumerate(series)
     ]
-    parts.append(_hover(times, xs, series, unit))
+    parts.append(_tooltip(times, xs, series, unit))
     chart = _svg(name, _HEIGHT, parts)
     return _figure(name, chart, [one.name for one in series] if len(series) > 1 else [])
 
@@ -68,7 +68,7 @@ def range_chart(name: str, rows: Sequence[Range], unit: Unit) -> str:
         return _LABELS + width * min(1.0, place / (high - low))
 
     height = _TOP + _ROW * len(rows) + _BOTTOM
-    parts = [_upright(x(10.0**power), height, unit(10.0**power)) for power in range(low, high + 1)]
+    parts = [_vertical_line(x(10.0**power), height, unit(10.0**power)) for power in range(low, high + 1)]
     for i, row in enumerate(rows):
         y = _TOP + _ROW * (i + 0.5)
         shape = element("line", x1=x(row.low), x2=max(x(row.high), x(row.low) + 1), y1=y, y2=y, class_="range c0")
@@ -82,7 +82,7 @@ def bar_chart(name: str, parts_of: Sequence[str], rows: Sequence[Bar], unit: Uni
     top = nice_ceiling(max((sum(row.parts) for row in rows), default=0.0))
     width = _WIDTH - _LABELS - _RIGHT
     height = _TOP + _ROW * len(rows) + _BOTTOM
-    parts = [_upright(_LABELS + width * value / top, height, unit(value)) for value in _ticks(top)]
+    parts = [_vertical_line(_LABELS + width * value / top, height, unit(value)) for value in _ticks(top)]
     for i, row in enumerate(rows):
         y = _TOP + _ROW * (i + 0.5)
         x = float(_LABELS)
@@ -133,7 +133,7 @@ def _positions(times: Sequence[float]) -> list[float]:
     return [_LEFT + width * i / max(1, len(times) - 1) for i in range(len(times))]
 
 
-def _y(value: float, top: float) -> float:
+def _y_position(value: float, top: float) -> float:
     return _HEIGHT - _BOTTOM - (_HEIGHT - _TOP - _BOTTOM) * value / top
 
 
@@ -145,7 +145,9 @@ def _path(xs: Sequence[float], values: Sequence[float | None], top: float) -> st
         if value is None:
             pen_down = False
             continue
-        commands.append(f"{'L' if pen_down else 'M'}{x:.1f} {_y(value, top):.1f}" + ("" if pen_down else "h.01"))
+        commands.append(
+            f"{'L' if pen_down else 'M'}{x:.1f} {_y_position(value, top):.1f}" + ("" if pen_down else "h.01")
+        )
         pen_down = True
     return "".join(commands)
 
@@ -153,13 +155,13 @@ def _path(xs: Sequence[float], values: Sequence[float | None], top: float) -> st
 def _grid(top: float, unit: Unit) -> str:
     parts: list[str] = []
     for value in _ticks(top):
-        y = _y(value, top)
+        y = _y_position(value, top)
         parts.append(element("line", x1=_LEFT, x2=_WIDTH - _RIGHT, y1=y, y2=y, class_="grid"))
         parts.append(element("text", text(unit(value)), x=_LEFT - 6, y=y + 4, class_="end"))
     return "".join(parts)
 
 
-def _upright(x: float, height: float, label: str) -> str:
+def _vertical_line(x: float, height: float, label: str) -> str:
     """A line of a scale that lies under rows."""
     line = element("line", x1=x, x2=x, y1=_TOP, y2=height - _BOTTOM, class_="grid")
     return line + element("text", text(label), x=x, y=height - _BOTTOM + 16, class_="mid")
@@ -193,7 +195,7 @@ def _moment(at: float, shown: str) -> str:
     return datetime.fromtimestamp(at, UTC).strftime(shown)
 
 
-def _hover(times: Sequence[float], xs: Sequence[float], series: Sequence[Series], unit: Unit) -> str:
+def _tooltip(times: Sequence[float], xs: Sequence[float], series: Sequence[Series], unit: Unit) -> str:
     """For each time an unseen strip that tells its values."""
     step = (_WIDTH - _LEFT - _RIGHT) / max(1, len(times) - 1)
     strips: list[str] = []

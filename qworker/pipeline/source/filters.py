@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 # The stubs of pyarrow leave the types of elements open.
 # pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
 
-__all__ = ["Condition", "chosen", "condition", "kept"]
+__all__ = ["Condition", "condition", "filter_rows", "selected_values"]
 
 # Spark's classes by name: its first releases do not have them.
 _HOW = {
@@ -58,7 +58,7 @@ def condition(given: object) -> Condition | None:
     return Condition(path[0], how, values)
 
 
-def chosen(conditions: Iterable[Condition], column: str, names: Iterable[str]) -> list[str]:
+def selected_values(conditions: Iterable[Condition], column: str, names: Iterable[str]) -> list[str]:
     """Return the values of `state` or `queue` that pass the conditions."""
     left = list(names)
     for one in conditions:
@@ -67,7 +67,7 @@ def chosen(conditions: Iterable[Condition], column: str, names: Iterable[str]) -
     return left
 
 
-def kept(batch: pa.RecordBatch, conditions: Iterable[Condition]) -> pa.RecordBatch:
+def filter_rows(batch: pa.RecordBatch, conditions: Iterable[Condition]) -> pa.RecordBatch:
     """Return the rows that pass the conditions."""
     for one in conditions:
         batch = batch.filter(_mask(batch.column(one.column), one))

@@ -14,14 +14,14 @@ from qworker.backend import Backend
 from qworker.backend.registry import open_backend
 from qworker.kit.directory.missing import is_missing
 from qworker.message import Query, State
-from qworker.pipeline.source.filters import Condition, chosen, condition, kept
+from qworker.pipeline.source.filters import Condition, condition, filter_rows, selected_values
 from qworker.pipeline.source.options import ReadOptions
 from qworker.pipeline.source.rows import events_batch, messages_batch
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import Filter
 
-__all__ = ["EventsReader", "FilteredMessagesReader", "MessagesPart", "MessagesReader", "batches", "opened"]
+__all__ = ["EventsReader", "FilteredMessagesReader", "MessagesPart", "MessagesReader", "batches", "open_store"]
 
 # Events in one record batch.
 _EVENTS = 5000
@@ -56,12 +56,12 @@ class MessagesReader(DataSourceReader):
 
     async def _divide(self) -> list[MessagesPart]:
         options = self._options
-        async with opened(options.url) as backend:
+        async with open_store(options.url) as backend:
             queues = options.queues or await backend.queues()
             return [
                 MessagesPart(queue, State(state), part)
-                for queue in chosen(self._conditions, "queue", queues)
-                for state in chosen(self._conditions, "state", options.states)
+                for queue in selected_values(self._conditions, "queue", queues)
+                for state in selected_values(self._conditions, "state", options.states)
                 for part in await backend.parts(queue, State(state), options.partitions)
             ]
 
@@ -71,9 +71,9 @@ class MessagesReader(DataSourceReader):
             yield from batches(lambda: self._pages(partition))
 
     async def _pages(self, part: MessagesPart) -> AsyncIterator[pa.RecordBatch]:
-        async with opened(self._options.url) as backend:
+        async with open_store(self._options.url) as backend:
             async for page in backend.browse(part.queue, Query(part.state, part=part.part)):
-                yield kept(messages_batch(page, self._names), self._conditions)
+                yield filter_rows(messages_batch(page, self._names), self._conditions)
 
 
 class FilteredMessagesReader(MessagesReader):
@@ -106,7 +106,7 @@ class EventsReader(DataSourceReader):
         return asyncio.run(self._divide())
 
     async def _divide(self) -> list[InputPartition]:
-        async with opened(self._options.url) as backend:
+        async with open_store(self._options.url) as backend:
             return [InputPartition(part) for part in await backend.history.logs()]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -118,7 +118,7 @@ class EventsReader(DataSourceReader):
     async def _pages(self, part: str) -> AsyncIterator[pa.RecordBatch]:
         options = self._options
         position = options.after.get(part)
-        async with opened(options.url) as backend:
+        async with open_store(options.url) as backend:
             while True:
                 found, position = await backend.history.read(part, position, _EVENTS)
                 if not found:
@@ -129,7 +129,7 @@ class EventsReader(DataSourceReader):
 
 
 @asynccontextmanager
-async def opened(url: str) -> AsyncGenerator[Backend]:
+async def open_store(url: str) -> AsyncGenerator[Backend]:
     """Open a store for the length of a block."""
     backend = open_backend(url)
     try:

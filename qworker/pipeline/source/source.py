@@ -18,7 +18,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from qworker.pipeline.source.options import ReadOptions
-from qworker.pipeline.spark.runtime import hands_filters_down, parallelism
+from qworker.pipeline.spark.runtime import enable_filter_pushdown, parallelism
 from qworker.pipeline.spark.structs import struct
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class QworkerSource(DataSource):
 
 def source_class(spark: SparkSession) -> type[QworkerSource]:
     """Return the class to register in a session."""
-    values = {"parallelism": parallelism(spark), "pushes_filters": hands_filters_down(spark)}
+    values = {"parallelism": parallelism(spark), "pushes_filters": enable_filter_pushdown(spark)}
     # Made here, so that it is pickled as a whole, with these values: workers share nothing else with the session.
     return type(QworkerSource.__name__, (QworkerSource,), values)
 

@@ -58,7 +58,7 @@ def stream_reader(options: ReadOptions, names: Sequence[str]) -> DataSourceStrea
     return ConsumingReader(options, names)
 
 
-class _Page(InputPartition):
+class _BatchRows(InputPartition):
     """Messages that the driver has leased, of bounded size."""
 
     def __init__(self, found: list[StoredMessage]) -> None:
@@ -66,7 +66,7 @@ class _Page(InputPartition):
         self.found = found
 
 
-class _Stretch(InputPartition):
+class _LogRange(InputPartition):
     """A range of a log."""
 
 
@@ -136,7 +136,7 @@ class FollowingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if begin == stop:
             return []
         parts = self._ask(lambda follower: follower.divide(begin, stop, self._options.partitions))
-        return [_Stretch(part) for part in parts]
+        return [_LogRange(part) for part in parts]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read one range, in a task."""
@@ -184,11 +184,11 @@ class ConsumingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._names = tuple(names)
         self._queue = options.queue
         self._batch = 0
-        self._leases: _Leases | None = None
+        self._leases: _BatchLeases | None = None
 
-    def _held(self) -> _Leases:
+    def _held(self) -> _BatchLeases:
         if self._leases is None:
-            self._leases = _Leases(self._options)
+            self._leases = _BatchLeases(self._options)
             _exit_on_termination()
         return self._leases
 
@@ -198,7 +198,7 @@ class ConsumingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
         """Lease only messages that are ready now."""
-        self._held().only_what_is_stored()
+        self._held().drop_unstored()
 
     def latestOffset(self, start: Mapping[str, int] | None = None, limit: object = None) -> dict[str, int]:  # noqa: N802
         """Ack the last batch, and lease the next. If nothing is ready, the offset is unchanged."""
@@ -218,11 +218,11 @@ class ConsumingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return []
         found = self._held().messages(end["batch"])
         size = -(-len(found) // max(1, self._options.partitions))
-        return [_Page(found[at : at + size]) for at in range(0, len(found), size)] if size else []
+        return [_BatchRows(found[at : at + size]) for at in range(0, len(found), size)] if size else []
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Return some of the messages, in a task."""
-        if isinstance(partition, _Page):
+        if isinstance(partition, _BatchRows):
             yield messages_batch(partition.found, self._names)
 
     def commit(self, end: Mapping[str, int]) -> None:
@@ -248,7 +248,7 @@ def _exit(number: int, _frame: object) -> None:
     sys.exit(128 + number)
 
 
-class _Leases:
+class _BatchLeases:
     """The leases of the batches that are not committed, extended by a thread."""
 
     def __init__(self, options: ReadOptions) -> None:
@@ -280,7 +280,7 @@ class _Leases:
                         # extension.
                         continue
 
-    def only_what_is_stored(self) -> None:
+    def drop_unstored(self) -> None:
         """Lease no more messages than are ready now."""
 
         async def count() -> int:

@@ -12,7 +12,7 @@ from pyspark.logger import PySparkLogger
 from qworker import errors
 from qworker.errors import BackendError, QworkerError, UsageError
 
-__all__ = ["plain", "plain_error"]
+__all__ = ["raise_qworker_errors", "to_qworker_error"]
 
 # The last line of a Python traceback, anywhere in the text of the JVM.
 _OURS = re.compile(r"^\s*qworker\.errors\.(\w+): (.+)$", re.MULTILINE)
@@ -23,7 +23,7 @@ _CONDITION = re.compile(r"^\[[A-Z0-9_.]+\] (.+?)(?: SQLSTATE: \w+.*)?$")
 
 
 @contextmanager
-def plain() -> Generator[None]:
+def raise_qworker_errors() -> Generator[None]:
     """Raise a qworker error for each error that Spark raises in the block.
 
     Raises:
@@ -37,12 +37,12 @@ def plain() -> Generator[None]:
     except Exception as error:
         if not _is_sparks(error):
             raise
-        raise plain_error(error) from error
+        raise to_qworker_error(error) from error
     finally:
         log.disabled = before
 
 
-def plain_error(error: BaseException) -> QworkerError:
+def to_qworker_error(error: BaseException) -> QworkerError:
     """Make an error with one line from an error of Spark."""
     text = str(error)
     if found := _OURS.findall(text):

@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "check_installation",
-    "context_of",
-    "hands_filters_down",
+    "enable_filter_pushdown",
     "is_local",
     "map_in_arrow",
-    "own_interpreter",
     "parallelism",
     "silence_about_pandas",
+    "spark_context",
+    "use_current_interpreter",
 ]
 
 _OLDEST_JAVA = 17
@@ -67,18 +67,18 @@ def is_local(master: str) -> bool:
     return master == "local" or master.startswith("local[")
 
 
-def context_of(spark: SparkSession) -> SparkContext | None:
+def spark_context(spark: SparkSession) -> SparkContext | None:
     """Return the context of a session; None for a session of Spark Connect."""
     return getattr(spark, "sparkContext", None)
 
 
 def parallelism(spark: SparkSession) -> int:
     """Return how many tasks a session runs at the same time, as far as it is known."""
-    context = context_of(spark)
+    context = spark_context(spark)
     return 8 if context is None else max(2, context.defaultParallelism)
 
 
-def hands_filters_down(spark: SparkSession) -> bool:
+def enable_filter_pushdown(spark: SparkSession) -> bool:
     """Enable filter pushdown to data sources. Return False if Spark does it incorrectly.
 
     Spark 4.2 and 4.3 keep the filters of one query with its data frame, and the next query of that frame reads too
@@ -93,9 +93,9 @@ def hands_filters_down(spark: SparkSession) -> bool:
 
 
 @contextmanager
-def own_interpreter(spark: SparkSession) -> Generator[None]:
+def use_current_interpreter(spark: SparkSession) -> Generator[None]:
     """Run the functions of a local Spark on this interpreter, for the length of a block."""
-    context = context_of(spark)
+    context = spark_context(spark)
     if context is None or not is_local(context.master or ""):
         yield
         return

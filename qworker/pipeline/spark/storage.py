@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 from qworker.errors import NotSupported, UsageError
-from qworker.kit.files import store_errors
+from qworker.kit.store_errors import store_errors
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["Folder", "HadoopFolder", "LocalFolder", "open_folder"]
+__all__ = ["HadoopStorage", "LocalStorage", "Storage", "open_storage"]
 
 
-def open_folder(spark: SparkSession, path: str) -> Folder:
+def open_storage(spark: SparkSession, path: str) -> Storage:
     """Open the folder at a path or URL. It is created if it does not exist.
 
     Raises:
@@ -31,11 +31,11 @@ def open_folder(spark: SparkSession, path: str) -> Folder:
     """
     parts = urlsplit(path)
     if parts.scheme in {"", "file"}:
-        return LocalFolder(unquote(parts.path) if parts.scheme else path)
-    return HadoopFolder(spark, path)
+        return LocalStorage(unquote(parts.path) if parts.scheme else path)
+    return HadoopStorage(spark, path)
 
 
-class Folder(abc.ABC):
+class Storage(abc.ABC):
     """A folder.
 
     Attributes:
@@ -82,7 +82,7 @@ class Folder(abc.ABC):
         yield
 
 
-class LocalFolder(Folder):
+class LocalStorage(Storage):
     """A directory. On a cluster, all machines must share it.
 
     Args:
@@ -196,7 +196,7 @@ def _sync_directory(path: str) -> None:
         os.close(fd)
 
 
-class HadoopFolder(Folder):
+class HadoopStorage(Storage):
     """A folder of a Hadoop file system, where a closed file is durable.
 
     Args:
@@ -251,9 +251,9 @@ class HadoopFolder(Folder):
             stream.close()
         if not self._system.rename(beside, self._at(name)):
             self._system.delete(self._at(name), False)
-            self._renamed(beside, self._at(name))
+            self._rename(beside, self._at(name))
 
-    def _renamed(self, source: Any, target: Any) -> None:
+    def _rename(self, source: Any, target: Any) -> None:
         if not self._system.rename(source, target):
             raise OSError(f"cannot rename {source.toString()} to {target.toString()}")
 
@@ -264,7 +264,7 @@ class HadoopFolder(Folder):
         """Rename it."""
         if self._system.exists(self._at(source)):
             self._system.mkdirs(self._at(target).getParent())
-            self._renamed(self._at(source), self._at(target))
+            self._rename(self._at(source), self._at(target))
         elif not self._system.exists(self._at(target)):
             raise FileNotFoundError(f"{self.url}/{source} is gone")
 

@@ -7,12 +7,12 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-from qworker.backend.scan_source import Ended, Exits, ScanError, ScanOptions, Source, Work
+from qworker.backend.scan_source import ExitCodes, ProgramOutcome, ScanError, ScanItem, ScanOptions, ScanSource
 
 __all__ = ["scan"]
 
 
-def scan(source: Source, program: Sequence[str], options: ScanOptions, say: Callable[[str], None]) -> int:
+def scan(source: ScanSource, program: Sequence[str], options: ScanOptions, say: Callable[[str], None]) -> int:
     """Run `program` for all of a source's work.
 
     Args:
@@ -35,7 +35,7 @@ def scan(source: Source, program: Sequence[str], options: ScanOptions, say: Call
     return 0
 
 
-def _paced(works: Iterator[Work], rate: int) -> Iterator[Work]:
+def _paced(works: Iterator[ScanItem], rate: int) -> Iterator[ScanItem]:
     due = time.monotonic()
     for work in works:
         if rate > 0:
@@ -46,7 +46,9 @@ def _paced(works: Iterator[Work], rate: int) -> Iterator[Work]:
         yield work
 
 
-def _run(work: Work, program: Sequence[str], options: ScanOptions, exits: Exits, say: Callable[[str], None]) -> bool:
+def _run(
+    work: ScanItem, program: Sequence[str], options: ScanOptions, exits: ExitCodes, say: Callable[[str], None]
+) -> bool:
     """Run it for one piece of work; False when the scan must not go on."""
     command = [*program, *work.arguments]
     if options.verbose:
@@ -59,9 +61,9 @@ def _run(work: Work, program: Sequence[str], options: ScanOptions, exits: Exits,
         raise
     if isinstance(status, str):
         say(f"{work.name}: {status}")
-        how, reason = Ended.FAIL_TMP, status
+        how, reason = ProgramOutcome.FAIL_TMP, status
     elif status < 0:
-        how, reason = Ended.FAIL_PERM, f"processing terminated by signal {-status}"
+        how, reason = ProgramOutcome.FAIL_PERM, f"processing terminated by signal {-status}"
     else:
         how, reason = exits.meaning(status), f"exit status {status}"
     if options.done:
@@ -74,7 +76,7 @@ def _run(work: Work, program: Sequence[str], options: ScanOptions, exits: Exits,
     return True
 
 
-def _status(work: Work, command: Sequence[str], options: ScanOptions) -> int | str:
+def _status(work: ScanItem, command: Sequence[str], options: ScanOptions) -> int | str:
     """The exit status, negative for a signal; or why the program cannot be run."""
     if not command:
         return "cannot exec: no program, and the item has no arguments"
@@ -89,16 +91,16 @@ def _status(work: Work, command: Sequence[str], options: ScanOptions) -> int | s
 
 
 _WORDS = {
-    Ended.SUCCESS: "succeeded",
-    Ended.FAIL_TMP: "failed temporarily",
-    Ended.FAIL_PERM: "failed permanently",
+    ProgramOutcome.SUCCESS: "succeeded",
+    ProgramOutcome.FAIL_TMP: "failed temporarily",
+    ProgramOutcome.FAIL_PERM: "failed permanently",
 }
 
 
-def _end(work: Work, how: Ended, reason: str, options: ScanOptions, say: Callable[[str], None]) -> None:
+def _end(work: ScanItem, how: ProgramOutcome, reason: str, options: ScanOptions, say: Callable[[str], None]) -> None:
     name = work.name
     instead = work.end(how, reason)
     if instead is not None:
         say(instead)
-    elif how is not Ended.SUCCESS or options.verbose:
+    elif how is not ProgramOutcome.SUCCESS or options.verbose:
         say(f"{name}: {_WORDS[how]}")

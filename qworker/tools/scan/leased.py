@@ -1,4 +1,4 @@
-"""Work from any backend: leased one by one, extended while the program runs, and settled as it says."""
+"""ScanItem from any backend: leased one by one, extended while the program runs, and settled as it says."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import IO, Any, TypeVar
 
 from qworker.backend import Backend
 from qworker.backend.registry import open_backend
-from qworker.backend.scan_source import Ended, Exits, ScanDown, ScanError, ScanOptions, Work
+from qworker.backend.scan_source import ExitCodes, ProgramOutcome, QueuePaused, ScanError, ScanItem, ScanOptions
 from qworker.enqueue.portal import Portal
 from qworker.errors import BackendUnavailable
 from qworker.kit.directory.missing import require_directory
@@ -24,9 +24,9 @@ T = TypeVar("T")
 # Seconds that a lease lasts, and after which it is extended.
 _VISIBILITY, _RENEWED = 30.0, 10.0
 _SETTLE = {
-    Ended.SUCCESS: SettleAction.ACK,
-    Ended.FAIL_TMP: SettleAction.FAIL_TMP,
-    Ended.FAIL_PERM: SettleAction.FAIL_PERM,
+    ProgramOutcome.SUCCESS: SettleAction.ACK,
+    ProgramOutcome.FAIL_TMP: SettleAction.FAIL_TMP,
+    ProgramOutcome.FAIL_PERM: SettleAction.FAIL_PERM,
 }
 
 
@@ -43,7 +43,7 @@ class LeasedSource:
         self._queue = queue
         self._max_tries = 1 if options.max_tries is None else options.max_tries
         self._ttl = options.ttl or 0
-        self._exits = Exits(
+        self._exits = ExitCodes(
             success=0 if options.success is None else options.success,
             fail_tmp=111 if options.fail_tmp is None else options.fail_tmp,
             fail_perm=100 if options.fail_perm is None else options.fail_perm,
@@ -53,7 +53,7 @@ class LeasedSource:
         require_directory(self.backend.directory, queue)
 
     @property
-    def exits(self) -> Exits:
+    def exits(self) -> ExitCodes:
         """The exit statuses."""
         return self._exits
 
@@ -61,7 +61,7 @@ class LeasedSource:
         """Run a coroutine of the backend."""
         return self._portal.run(coroutine, instead="the backend's own methods")
 
-    def work(self, say: Callable[[str], None]) -> Iterator[Work]:
+    def work(self, say: Callable[[str], None]) -> Iterator[ScanItem]:
         """What is ready; each message once, however soon it is ready again."""
         seen: set[str] = set()
         # Ready again already: kept from this scan until it has seen the others.
@@ -72,7 +72,7 @@ class LeasedSource:
             for work in again:
                 work.leave()
 
-    def _work(self, seen: set[str], again: list[LeasedWork], say: Callable[[str], None]) -> Iterator[Work]:
+    def _work(self, seen: set[str], again: list[LeasedWork], say: Callable[[str], None]) -> Iterator[ScanItem]:
         while leases := self.call(self.backend.lease(self._queue, 1, _VISIBILITY)):
             (lease,) = leases
             work = LeasedWork(self, lease)
@@ -84,7 +84,7 @@ class LeasedSource:
             if why is None:
                 yield work
             else:
-                say(work.end(Ended.FAIL_PERM, why) or f"{why} for item {work.name}; failed permanently")
+                say(work.end(ProgramOutcome.FAIL_PERM, why) or f"{why} for item {work.name}; failed permanently")
         if not seen:
             self._check_down()
 
@@ -92,7 +92,7 @@ class LeasedSource:
         if self._queue not in self.call(self.backend.queues()):
             raise ScanError(f"unknown queue: {self._queue}")
         if self.call(self.backend.stats(self._queue)).paused:
-            raise ScanDown(f"{self._queue} is paused")
+            raise QueuePaused(f"{self._queue} is paused")
 
     def exhausted(self, lease: Lease, tries: int) -> str | None:
         """Why a message may not be worked on any more; None when it may."""
@@ -108,7 +108,7 @@ class LeasedSource:
 
 
 class LeasedWork:
-    """One message; see `Work`.
+    """One message; see `ScanItem`.
 
     Args:
         source: where it is from.
@@ -153,12 +153,16 @@ class LeasedWork:
         os.lseek(self._file.fileno(), 0, os.SEEK_SET)
         return self._file.fileno()
 
-    def end(self, how: Ended, reason: str) -> str | None:
+    def end(self, how: ProgramOutcome, reason: str) -> str | None:
         """Settle it."""
-        why = self._source.exhausted(self._lease, self._lease.message.tries + 1) if how is Ended.FAIL_TMP else None
+        why = (
+            self._source.exhausted(self._lease, self._lease.message.tries + 1)
+            if how is ProgramOutcome.FAIL_TMP
+            else None
+        )
         if why is not None:
-            how, reason = Ended.FAIL_PERM, f"{why}\n{reason}"
-        error = None if how is Ended.SUCCESS else reason
+            how, reason = ProgramOutcome.FAIL_PERM, f"{why}\n{reason}"
+        error = None if how is ProgramOutcome.SUCCESS else reason
         settlement = Settlement(lease=self._lease, action=_SETTLE[how], error=error)
         if self._settle(settlement):
             return f"{self.name}: its lease was lost: another process may run it"

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from qworker.backend.offers import scan_of
-from qworker.backend.scan_source import ScanOptions, Source
+from qworker.backend.scan_source import ScanOptions, ScanSource
 from qworker.errors import NotSupported
 from qworker.url import BackendURL
 
 __all__ = ["open_source"]
 
 
-def open_source(url: str, queue: str, options: ScanOptions) -> Source:
+def open_source(url: str, queue: str, options: ScanOptions) -> ScanSource:
     """The source of a queue's work.
 
     Raises:

@@ -12,7 +12,6 @@ import os
 import runpy
 import signal
 import socket
-import sys
 import threading
 from collections.abc import Callable, Mapping
 from types import SimpleNamespace
@@ -28,13 +27,13 @@ from qworker.definition.callables import not_run_error
 from qworker.envelope import Envelope, open_envelope
 from qworker.errors import UsageError
 from qworker.failure_text import error_type, failure_text
+from qworker.kit.linux import set_parent_death_signal
 from qworker.message import Lease, Message
 from qworker.signature import Signature
 from qworker.task import Handler
 
 __all__ = ["ChildSetup", "RunReply", "RunRequest", "main"]
 
-_PR_SET_PDEATHSIG = 1
 _LENGTH = 4
 
 
@@ -150,14 +149,7 @@ def _ignore_terminal_signals(_signal: int, _frame: Any) -> None:
 
 
 def _die_with_the_parent(parent: int) -> None:
-    if sys.platform != "linux":
-        return
-    import ctypes
-
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
+    set_parent_death_signal(signal.SIGKILL)
     if os.getppid() != parent:
         # It died before the kernel was told.
         raise SystemExit(1)

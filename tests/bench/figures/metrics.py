@@ -126,18 +126,18 @@ def work(given: dict[str, Any]) -> dict[str, float]:
     """Messages per second and microseconds of CPU per message of a worker that finds everything waiting; it says its health port first."""
     from harness.work import Finished, noop_app, publish, run_loop, say
     from qworker.health.address import listen
-    from qworker.health.answers import View
-    from qworker.health.monitor import Watch
+    from qworker.health.answers import HealthAnswers
+    from qworker.health.monitor import Monitor
     from qworker.health.server import HealthServer
     from qworker.worker import Worker
 
     async def run() -> dict[str, float]:
         tasks = noop_app(given["url"])
         backend = await tasks.backend()
-        watch = Watch(100)
+        watch = Monitor(100)
         server: HealthServer | None = None
         if given["watched"]:
-            server = HealthServer(listen(("127.0.0.1", 0)), View(lambda: [watch.report()], stall_timeout=60.0))
+            server = HealthServer(listen(("127.0.0.1", 0)), HealthAnswers(lambda: [watch.report()], stall_timeout=60.0))
         say(0 if server is None else server.port)
 
         async def rounds(count: int) -> dict[str, float]:
@@ -148,7 +148,7 @@ def work(given: dict[str, Any]) -> dict[str, float]:
             if given["watched"]:
                 watch.attach(worker)
                 chores.append(asyncio.create_task(watch.pulse.beat()))
-                chores.append(asyncio.create_task(watch.look(backend, worker.queues)))
+                chores.append(asyncio.create_task(watch.sample(backend, worker.queues)))
             await publish(tasks, count, 1000)
             began, cpu = time.perf_counter(), time.process_time()
             working = asyncio.create_task(worker.run())

@@ -7,7 +7,7 @@ import os
 import time
 from pathlib import Path
 
-from qworker.kit.files import sync_file_system
+from qworker.kit.linux import sync_file_system
 
 __all__ = ["BareBulk", "BareQueue"]
 

@@ -12,7 +12,7 @@ import msgspec
 
 from qworker.backend.scan_source import ScanError
 from qworker.cli.options import URLCommand
-from qworker.cli.output import say
+from qworker.cli.output import echo
 from qworker.errors import InvalidURL, QworkerError, UsageError
 from qworker.url import BackendURL
 from qworker_file.fsq.constants import Constants
@@ -73,7 +73,7 @@ def complain(verbose: bool) -> Callable[[str], None]:
 
 def shout(text: str) -> None:
     """Print a line on standard error."""
-    say(text, err=True)
+    echo(text, err=True)
 
 
 @contextmanager

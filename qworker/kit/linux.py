@@ -1,0 +1,259 @@
+"""Linux only: calls of libc that Python does not have, leases on files, and what the kernel shows under /proc.
+
+The module can be imported on every system. A call of libc that the system does not have fails with ENOSYS.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import os
+import signal
+import struct
+from collections.abc import Callable, Iterator
+from typing import cast
+
+__all__ = [
+    "CLOSE_WRITE",
+    "CREATE",
+    "DELETE",
+    "IGNORED",
+    "MOUNTINFO",
+    "MOVED_FROM",
+    "MOVED_TO",
+    "OVERFLOW",
+    "add_inotify_watch",
+    "boot_id",
+    "finish_writing",
+    "has_writer",
+    "max_inotify_instances",
+    "open_inotify",
+    "open_path",
+    "parse_inotify_events",
+    "path_of",
+    "read_ext4_options",
+    "read_mountinfo",
+    "remove_inotify_watch",
+    "set_parent_death_signal",
+    "start_writing",
+    "sync_file_system",
+]
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def _bind(name: str, *types: object) -> Callable[..., int]:
+    function = getattr(_libc, name, None)
+    if function is None:
+        return _missing
+    function.argtypes = types
+    return cast("Callable[..., int]", function)
+
+
+def _missing(*_arguments: object) -> int:
+    ctypes.set_errno(errno.ENOSYS)
+    return -1
+
+
+def _last_error() -> OSError:
+    number = ctypes.get_errno()
+    return OSError(number, os.strerror(number))
+
+
+# -- syncing ---------------------------------------------------------------------------------------------------------
+
+_syncfs = _bind("syncfs", ctypes.c_int)
+_sync_file_range = _bind("sync_file_range", ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
+_WAIT_BEFORE, _WRITE, _WAIT_AFTER = 1, 2, 4
+
+
+def sync_file_system(fd: int) -> None:
+    """Put everything that was written to a file system on the disk; blocks for long.
+
+    Args:
+        fd: Any descriptor there, opened before the first of the writes that matter: the kernel reports errors since then.
+
+    Raises:
+        OSError: Something was not written. Another try does not write it either.
+    """
+    if _syncfs(fd) != 0:
+        raise _last_error()
+
+
+def start_writing(fd: int) -> None:
+    """Start to write a file's content to the disk.
+
+    Raises:
+        OSError: Some of it was not written.
+    """
+    if _sync_file_range(fd, 0, 0, _WRITE) != 0:
+        raise _last_error()
+
+
+def finish_writing(fd: int) -> None:
+    """Write a file's content to the disk and wait for it; `qworker.kit.group_commit` says what this is worth.
+
+    Raises:
+        OSError: Some of it was not written.
+    """
+    if _sync_file_range(fd, 0, 0, _WAIT_BEFORE | _WRITE | _WAIT_AFTER) != 0:
+        raise _last_error()
+
+
+# -- inotify ---------------------------------------------------------------------------------------------------------
+
+CLOSE_WRITE, MOVED_FROM, MOVED_TO, CREATE, DELETE = 0x8, 0x40, 0x80, 0x100, 0x200
+OVERFLOW, IGNORED, _ONLYDIR = 0x4000, 0x8000, 0x01000000
+_EVENT = struct.Struct("iIII")
+
+_inotify_init = _bind("inotify_init1", ctypes.c_int)
+_inotify_add_watch = _bind("inotify_add_watch", ctypes.c_int, ctypes.c_char_p, ctypes.c_uint32)
+_inotify_rm_watch = _bind("inotify_rm_watch", ctypes.c_int, ctypes.c_int)
+
+
+def open_inotify() -> int:
+    """Open an inotify instance, without blocking reads.
+
+    Raises:
+        OSError: The user has no more of them, or the system has none.
+    """
+    fd = _inotify_init(os.O_NONBLOCK | os.O_CLOEXEC)
+    if fd < 0:
+        raise _last_error()
+    return fd
+
+
+def add_inotify_watch(fd: int, directory: int, mask: int) -> int:
+    """Watch a directory, given by its descriptor. Return the number of the watch.
+
+    Raises:
+        OSError: The kernel refuses.
+    """
+    watch = _inotify_add_watch(fd, path_of(directory).encode(), mask | _ONLYDIR)
+    if watch < 0:
+        raise _last_error()
+    return watch
+
+
+def remove_inotify_watch(fd: int, watch: int) -> None:
+    """End a watch. One that has ended by itself is ignored."""
+    _inotify_rm_watch(fd, watch)
+
+
+def parse_inotify_events(data: bytes) -> Iterator[tuple[int, int, str]]:
+    """Yield the events of one read: the number of the watch, the mask, and the name in the directory."""
+    at, end = 0, len(data)
+    while at < end:
+        watch, mask, _, length = _EVENT.unpack_from(data, at)
+        at += _EVENT.size + length
+        yield watch, mask, os.fsdecode(data[at - length : at].rstrip(b"\0"))
+
+
+# -- processes -------------------------------------------------------------------------------------------------------
+
+_prctl = _bind("prctl", ctypes.c_int, ctypes.c_ulong, ctypes.c_ulong, ctypes.c_ulong, ctypes.c_ulong)
+_PR_SET_PDEATHSIG = 1
+
+
+def set_parent_death_signal(number: signal.Signals) -> None:
+    """Ask the kernel to send this process a signal when its parent dies. On other systems, do nothing.
+
+    The parent may have died before the call: compare `os.getppid()` afterwards.
+
+    Raises:
+        OSError: The kernel refuses.
+    """
+    if _prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0) != 0 and ctypes.get_errno() != errno.ENOSYS:
+        raise _last_error()
+
+
+# -- files -----------------------------------------------------------------------------------------------------------
+
+# No leases on this file system, or not on another user's file.
+_NO_LEASES = frozenset({errno.EINVAL, errno.EACCES, errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK})
+
+
+def has_writer(fd: int) -> bool | None:
+    """Return whether a process has a file open for writing, or is about to. Return None if the kernel cannot tell.
+
+    Raises:
+        OSError: For another reason than a file of another user, or a file system without leases.
+    """
+    try:
+        # A process that opens it meanwhile makes the kernel signal this one: not with SIGIO, which kills.
+        fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)
+        # Refused while any process has the file open for writing.
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+        # A process that has come in between waits for the lease to go, and would write into what the caller is about to read.
+        comes = fcntl.fcntl(fd, fcntl.F_GETLEASE) != fcntl.F_RDLCK
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+        return comes
+    except BlockingIOError:
+        return True
+    except OSError as error:
+        if error.errno in _NO_LEASES:
+            return None
+        raise
+
+
+def open_path(path: str) -> int:
+    """Open a directory to ask what it is on, also one that this user may not read.
+
+    Raises:
+        OSError: It cannot be opened.
+    """
+    return os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+
+
+# -- /proc -----------------------------------------------------------------------------------------------------------
+
+MOUNTINFO = "/proc/self/mountinfo"
+
+
+def path_of(fd: int) -> str:
+    """Return a path that leads to an open file; reading this link gives the file's own path."""
+    return f"/proc/self/fd/{fd}"
+
+
+def boot_id() -> str:
+    """Return the id of this start of the machine. It is the same in all its containers.
+
+    Raises:
+        OSError: /proc is not mounted.
+    """
+    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+        return file.read().strip()
+
+
+def max_inotify_instances() -> int:
+    """Return how many inotify instances one user may have.
+
+    Raises:
+        OSError: /proc is not mounted.
+    """
+    with open("/proc/sys/fs/inotify/max_user_instances", encoding="ascii") as file:
+        return int(file.read())
+
+
+def read_mountinfo() -> list[str]:
+    """Return the lines that describe the mounts that this process sees.
+
+    Raises:
+        OSError: /proc is not mounted.
+    """
+    with open(MOUNTINFO, encoding="utf-8", errors="surrogateescape") as lines:
+        return list(lines)
+
+
+def read_ext4_options(device: str) -> frozenset[str] | None:
+    """Return the options in force on an ext4 file system, by the name of its device. Return None if they are not shown.
+
+    Raises:
+        OSError: They cannot be read.
+    """
+    try:
+        with open(f"/proc/fs/ext4/{device}/options", encoding="ascii") as file:
+            return frozenset(file.read().split())
+    except FileNotFoundError:
+        return None

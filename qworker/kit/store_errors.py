@@ -1,0 +1,108 @@
+"""The one table from the kernel's errors to those of qworker, and the sets of error numbers that directory stores decide by."""
+
+from __future__ import annotations
+
+import errno
+
+from qworker.errors import BackendError, BackendUnavailable, PermissionDenied, StorageFull
+
+__all__ = [
+    "DENIED",
+    "FINAL",
+    "FULL",
+    "NOT_A_FILE",
+    "NOT_EMPTY",
+    "NOT_SUPPORTED",
+    "UNREADABLE",
+    "Unsupported",
+    "store_error",
+    "store_errors",
+]
+
+# No room on the disk, or none for this user.
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+# This user may not do it.
+DENIED = frozenset({errno.EACCES, errno.EPERM})
+# `open` without following links meets no regular file: a link, a pipe, a socket or a device.
+NOT_A_FILE = frozenset({errno.ELOOP, errno.ENXIO, errno.ENODEV})
+# One message cannot be read, but the store is well: no regular file, another user's file, or a bad block of the disk.
+UNREADABLE = NOT_A_FILE | {errno.EACCES, errno.EIO}
+# A directory that was to be removed or replaced has files.
+NOT_EMPTY = frozenset({errno.ENOTEMPTY, errno.EEXIST})
+# How a file system says that it does not support an operation.
+NOT_SUPPORTED = frozenset({errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EMLINK})
+
+# What to make of the kernel's errors: what is wrong, where it does not say it well itself, and what to do. All others may be over at
+# the next try.
+_MEANING: dict[int, tuple[type[BackendError], str, str]] = {
+    **dict.fromkeys(FULL, (StorageFull, "", "free some space, or purge what is done")),
+    errno.EFBIG: (StorageFull, "", "a file of this size is not allowed by the file system, or by `ulimit -f`"),
+    **dict.fromkeys(
+        DENIED,
+        (PermissionDenied, "", "run as the directory's owner, or let its group write to it"),
+    ),
+    errno.EROFS: (
+        PermissionDenied,
+        "the file system is mounted read-only",
+        "remount it, or choose another directory",
+    ),
+    **dict.fromkeys(
+        (errno.ENOTDIR, errno.EEXIST),
+        (BackendUnavailable, "there is a file where a directory should be", "check the URL"),
+    ),
+    errno.ELOOP: (BackendUnavailable, "", "check the URL, and links in its path"),
+    errno.ENAMETOOLONG: (BackendUnavailable, "", "check the URL"),
+    **dict.fromkeys(
+        (errno.EMFILE, errno.ENFILE),
+        (BackendUnavailable, "", "raise the limit of open files (`ulimit -n`), or publish fewer messages at once"),
+    ),
+}
+
+# Nothing is stored, and another try ends the same until an operator has acted. After all others the outcome of a write is unknown.
+FINAL = frozenset(number for number, (kind, _, _) in _MEANING.items() if kind is not BackendUnavailable)
+
+
+class Unsupported(OSError):
+    """The file system cannot do what a queue needs.
+
+    Args:
+        what: it has not, in the plural.
+    """
+
+    def __init__(self, what: str) -> None:
+        super().__init__(errno.EOPNOTSUPP, f"this file system has no {what}")
+
+
+def store_error(error: OSError, doing: str) -> BackendError:
+    """The error of the tree that an `OSError` of the store is; attach the cause with `raise ... from error`.
+
+    Returns:
+        `StorageFull`: no space, inodes or quota are left. `PermissionDenied`: the directory cannot be used by this user, or at all.
+        `BackendUnavailable`: everything else, for it may be over at the next try.
+    """
+    # Those that qworker reads itself; a queue may be named that lies under /proc, too.
+    if isinstance(error.filename, str) and error.filename.startswith(("/proc/sys/", "/proc/self/")):
+        return BackendUnavailable(f"{error.filename} cannot be read: mount /proc")
+    if isinstance(error, Unsupported):
+        what = f"{error.strerror}: put the queues on another one (`qworker doctor URL` tries what they need)"
+        return PermissionDenied(f"cannot {doing}: {what}")
+    kind, what, advice = _MEANING.get(error.errno or 0, (BackendUnavailable, "", ""))
+    reason = f"cannot {doing}: {what or error.strerror or error}"
+    return kind(f"{reason}: {advice}" if advice else reason)
+
+
+class store_errors:  # noqa: N801 - reads as a statement: `with store_errors("list the queue"):`
+    """Let every `OSError` of the block arrive as a `BackendError`; `doing` completes "cannot ..."."""
+
+    # No generator: every call of a directory backend passes here, several times per message to an idle worker.
+    __slots__ = ("_doing",)
+
+    def __init__(self, doing: str) -> None:
+        self._doing = doing
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, OSError):
+            raise store_error(error, self._doing) from error
