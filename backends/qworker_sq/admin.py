@@ -15,11 +15,12 @@ from qworker.kit.files import hide_directory, store_errors
 from qworker.kit.parts import pages
 from qworker.message import Query, QueueStats, Selection, State, StoredMessage
 from qworker.names import check_queue, is_queue_name
-from qworker_sq import contents, parts
+from qworker_sq import browse as contents
+from qworker_sq import parts
 from qworker_sq.channel import Channel
-from qworker_sq.consume import make_message
+from qworker_sq.lease import make_message
 from qworker_sq.ledger import Row
-from qworker_sq.topics import SqTopics
+from qworker_sq.store import SqTopics
 
 __all__ = ["SqAdministration"]
 

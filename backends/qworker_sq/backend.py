@@ -14,11 +14,11 @@ from qworker.kit.wait import wait_for_ready
 from qworker.message import Draft, Lease, SettleAction, Settlement
 from qworker.names import check_id, check_queue
 from qworker.url import BackendURL
-from qworker_sq import consume
+from qworker_sq import lease as consume
 from qworker_sq.admin import SqAdministration
 from qworker_sq.channel import Channel
+from qworker_sq.store import OpenTopic
 from qworker_sq.topic import Deleted
-from qworker_sq.topics import OpenTopic
 
 __all__ = ["SqBackend"]
 

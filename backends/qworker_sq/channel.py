@@ -23,10 +23,10 @@ import structlog
 from qworker.errors import BackendUnavailable
 from qworker.kit.segments.disk import make_directory, open_directory, open_regular, write_all
 from qworker.kit.segments.format import split
-from qworker_sq import owner
+from qworker_sq import holder as owner
 from qworker_sq.frames import FrameFile
+from qworker_sq.group_commit import Rounds
 from qworker_sq.ledger import Ledger, Row
-from qworker_sq.rounds import Rounds
 from qworker_sq.topic import Topic, position_id, sync_directories
 
 __all__ = ["Channel"]

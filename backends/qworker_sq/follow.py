@@ -11,7 +11,7 @@ from qworker.message import State, StoredMessage
 from qworker.url import BackendURL
 from qworker_sq.backend import SqBackend
 from qworker_sq.channel import Channel
-from qworker_sq.consume import make_message, set_damage_aside
+from qworker_sq.lease import make_message, set_damage_aside
 from qworker_sq.ledger import Row
 from qworker_sq.parts import Stretch, stretches
 from qworker_sq.topic import place_of_id, position_id

@@ -10,9 +10,9 @@ from qworker.kit.parts import PAGE_MESSAGES, bad_part, pages
 from qworker.kit.segments.format import HEADER_SIZE, position, split
 from qworker.kit.segments.log import Damaged, Log
 from qworker.message import State, StoredMessage
-from qworker_sq import contents
+from qworker_sq import browse as contents
 from qworker_sq.channel import Channel
-from qworker_sq.consume import make_message
+from qworker_sq.lease import make_message
 
 __all__ = ["HELD", "Stretch", "divide", "read", "stretches"]
 

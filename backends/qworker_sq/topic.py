@@ -33,7 +33,7 @@ from qworker.kit.segments.format import split
 from qworker.kit.segments.log import Log
 from qworker.kit.segments.state import STATE_SIZE, StateFile, encode_state
 from qworker.message import Draft
-from qworker_sq.notes import Note, Notes
+from qworker_sq.record_info import Note, Notes
 
 __all__ = ["Deleted", "Known", "Topic", "place_of_id", "position_id", "sync_directories"]
 

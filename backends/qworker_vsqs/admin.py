@@ -14,11 +14,11 @@ from qworker.kit.find import find_each, stamp
 from qworker.kit.parts import Share, shares
 from qworker.message import Query, QueueStats, Selection, State, StoredMessage
 from qworker.names import check_queue, is_queue_name
-from qworker_vsqs import contents
-from qworker_vsqs.contents import Row
-from qworker_vsqs.folder import Folder
-from qworker_vsqs.folders import VsqsFolders
+from qworker_vsqs import browse as contents
+from qworker_vsqs.browse import Row
 from qworker_vsqs.names import Unit, parse
+from qworker_vsqs.queue_dir import Folder
+from qworker_vsqs.store import VsqsFolders
 
 __all__ = ["VsqsAdministration"]
 

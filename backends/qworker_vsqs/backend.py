@@ -15,8 +15,8 @@ from qworker.message import Draft, Lease, SettleAction, Settlement
 from qworker.names import check_queue
 from qworker.url import BackendURL
 from qworker_vsqs.admin import VsqsAdministration
-from qworker_vsqs.consume import VsqsLease
-from qworker_vsqs.folder import Folder
+from qworker_vsqs.lease import VsqsLease
+from qworker_vsqs.queue_dir import Folder
 
 __all__ = ["VsqsBackend"]
 

@@ -10,7 +10,7 @@ from qworker.kit.segments.format import HEADER_SIZE, position
 from qworker.kit.segments.log import Damaged
 from qworker.message import Selection, State, StoredMessage
 from qworker_sq.channel import Channel
-from qworker_sq.consume import make_message
+from qworker_sq.lease import make_message
 from qworker_sq.ledger import Row
 from qworker_sq.topic import place_of_id
 

@@ -17,11 +17,11 @@ from qworker.kit.directory.missing import is_missing, queue_not_found
 from qworker.kit.files import FileSystem, GroupCommit, durability_at, raise_file_limit, store_errors
 from qworker.names import check_queue
 from qworker.url import BackendURL
-from qworker_vsqs.consume import Consumer
-from qworker_vsqs.events import Events
-from qworker_vsqs.folder import Folder
+from qworker_vsqs.lease import Consumer
 from qworker_vsqs.names import Unit
-from qworker_vsqs.publisher import Publisher
+from qworker_vsqs.publish import Publisher
+from qworker_vsqs.queue_dir import Folder
+from qworker_vsqs.watcher import Events
 
 __all__ = ["VsqsFolders"]
 

@@ -11,7 +11,7 @@ from qworker.kit.segments.log import Damaged
 from qworker.message import Lease, Message, SettleAction, Settlement, State
 from qworker_sq.channel import Channel
 from qworker_sq.ledger import Row
-from qworker_sq.notes import Note
+from qworker_sq.record_info import Note
 from qworker_sq.topic import position_id
 
 __all__ = ["SqLease", "claim", "expire", "extend", "holds", "make_message", "set_damage_aside", "settle"]

@@ -8,9 +8,9 @@ from collections.abc import Container, Iterable, Iterator
 from qworker.kit.browse import Place
 from qworker.kit.files import list_names
 from qworker.message import FinishedMessage, State, StoredMessage
-from qworker_vsqs.consume import make_message
-from qworker_vsqs.folder import Folder, Note
+from qworker_vsqs.lease import make_message
 from qworker_vsqs.names import Unit, leased_name, parse
+from qworker_vsqs.queue_dir import Folder, Note
 
 __all__ = ["Row", "id_of", "look", "place", "requeue", "stored", "unchanged", "unlink"]
 

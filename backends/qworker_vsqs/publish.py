@@ -13,8 +13,8 @@ from qworker.clock import Clock
 from qworker.errors import PublishUncertain, QueueFull
 from qworker.kit.files import GroupCommit, files_at_once, list_names, store_error, write_all
 from qworker.message import Draft
-from qworker_vsqs.folder import Folder, Note
 from qworker_vsqs.names import Unit, leased_name, parse
+from qworker_vsqs.queue_dir import Folder, Note
 
 __all__ = ["Publisher"]
 

@@ -23,8 +23,8 @@ from qworker.kit.segments.disk import open_directory
 from qworker.kit.segments.state import NAME_BYTES
 from qworker.names import check_queue
 from qworker.url import BackendURL
+from qworker_sq.browse import Ahead
 from qworker_sq.channel import Channel
-from qworker_sq.contents import Ahead
 from qworker_sq.topic import Known, Topic
 
 __all__ = ["OpenTopic", "SqTopics"]

@@ -12,8 +12,8 @@ import msgspec
 import structlog
 
 from qworker.message import Lease, Message, SettleAction, Settlement
-from qworker_vsqs.folder import Folder, Note
 from qworker_vsqs.names import Unit, leased_name
+from qworker_vsqs.queue_dir import Folder, Note
 
 __all__ = ["Consumer", "VsqsLease", "make_message"]
 
