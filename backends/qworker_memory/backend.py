@@ -1,7 +1,7 @@
 """`memory:` and `memory://NAME`: queues in the memory of this process.
 
-This is the reference implementation: the shortest code that keeps the contract. Each method is one step under one lock, so that it
-happens completely or not at all. The docstrings of `qworker.backend.Backend` say what a method promises.
+This is the reference implementation: the shortest code that keeps the contract. Each method is one step under one lock,
+so that it happens completely or not at all. The docstrings of `qworker.backend.Backend` say what a method promises.
 
 Backends with the same name share one store, across threads and event loops. The store lives as long as the process.
 """
@@ -62,7 +62,7 @@ class MemoryBackend(Backend):
 
     @classmethod
     def from_url(cls, url: BackendURL, *, clock: Clock = SYSTEM_CLOCK, remote_leases: bool = False) -> Self:
-        """Make an instance for `memory:` or `memory://NAME`. The options are `keep_done`, `keep_failed` and `history`."""
+        """Make an instance for `memory:` or `memory://NAME`, with `keep_done`, `keep_failed` and `history`."""
         url.only({*KEEP_OPTIONS, "history"})
         return cls(
             url.authority + url.path,
