@@ -1,51 +1,44 @@
-"""Topics of a directory, and our channel of each: opened when they are first needed, and again when somebody has deleted them."""
+"""The topics of a directory, and our channel of each.
+
+They are opened when they are first needed, and again when another process has deleted them.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import os
-import re
 import stat
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Self
+from pathlib import Path
 
-from qworker.backend import Backend
-from qworker.clock import SYSTEM_CLOCK, Clock
-from qworker.errors import InvalidName, InvalidURL
-from qworker.history.directory import directory_history
-from qworker.history.store import HISTORY_OPTIONS
+from qworker.clock import Clock
+from qworker.errors import InvalidName
 from qworker.kit.directory.missing import is_missing, queue_not_found
-from qworker.kit.files import durability_at, store_errors
+from qworker.kit.files import store_errors
 from qworker.kit.inotify import Watcher
 from qworker.kit.segments.disk import open_directory
-from qworker.kit.segments.state import NAME_BYTES
+from qworker.message import Draft
 from qworker.names import check_queue
-from qworker.url import BackendURL
-from qworker_sq.browse import Ahead
 from qworker_sq.channel import Channel
-from qworker_sq.topic import Known, Topic
+from qworker_sq.options import SqOptions
+from qworker_sq.publish import TopicDeleted, TopicPublisher
+from qworker_sq.topic import Topic
 
-__all__ = ["OpenTopic", "SqTopics"]
-
-_CHANNEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-_OPTIONS = {"channel", "segment_size", "temporary", "sync", *HISTORY_OPTIONS}
-_SMALLEST_SEGMENT = 256
-_LARGEST_SEGMENT = 1 << 30
+__all__ = ["OpenTopic", "SqStore"]
 
 
-class OpenTopic(Known):
-    """An open topic with our channel of it."""
+class OpenTopic:
+    """An open topic with its publisher and our channel of it, if the channel exists."""
 
     def __init__(self, topic: Topic) -> None:
         self.topic = topic
         self.channel: Channel | None = None
-        self.ahead = Ahead()
-        topic.known = self
+        self.publisher = TopicPublisher(topic, self._is_stored)
 
-    def alive(self, place: int) -> bool:
-        """See `Known`: as our channel sees it."""
+    def _is_stored(self, place: int) -> bool:
+        """Return whether a record is ready, delayed, leased or failed, as our channel sees it."""
         if self.channel is None:
             return False
         self.channel.follow()
@@ -55,207 +48,196 @@ class OpenTopic(Known):
         )
 
     async def finish(self) -> None:
-        """Close both."""
+        """Finish what is being written, and close."""
         if self.channel is not None:
             await self.channel.finish()
-        await self.topic.finish()
+        await self.publisher.finish()
+        self.topic.close()
 
 
-class SqTopics(Backend):
-    """The part of the backend that opens, finds and closes."""
+class SqStore:
+    """The open topics of one backend instance.
 
-    def __init__(
-        self,
-        url: BackendURL,
-        *,
-        channel: str = "default",
-        temporary: bool = False,
-        segment_size: int | None = None,
-        durable: bool = True,
-        clock: Clock = SYSTEM_CLOCK,
-    ) -> None:
-        self._url = url
-        self.directory = url.directory
-        self._path = str(self.directory)
-        self._name = channel
-        self._temporary = temporary
-        self._segment_size = segment_size
-        self._durable = durable
-        self._clock = clock
-        self.history = directory_history(url, self._path, default=False, clock=clock)
-        self._root = -1
-        self._pool: ThreadPoolExecutor | None = None
-        self._queues: dict[str, OpenTopic] = {}
+    Attributes:
+        topics: The topics that were opened, by name. Another process may have deleted one.
+        changed: Set when something has changed in a topic.
+        pool: Where syncs and deletions wait. None: the store is not open.
+    """
+
+    def __init__(self, directory: Path, options: SqOptions, clock: Clock) -> None:
+        self.directory = directory
+        self.path = str(directory)
+        self.options = options
+        self.clock = clock
+        self.root = -1
+        self.topics: dict[str, OpenTopic] = {}
+        self.changed = asyncio.Event()
+        self.pool: ThreadPoolExecutor | None = None
         self._opening = asyncio.Lock()
         self._watcher: Watcher | None = None
-        self._changed = asyncio.Event()
 
-    @classmethod
-    def from_url(cls, url: BackendURL, *, clock: Clock = SYSTEM_CLOCK, remote_leases: bool = False) -> Self:
-        """`sq:///dir[?channel=default&temporary=0&segment_size=BYTES&sync=full|off]`."""
-        url.only(_OPTIONS)
-        channel = url.options.get("channel", "default")
-        if not _CHANNEL.fullmatch(channel) or len(channel) > NAME_BYTES:
-            raise InvalidURL(
-                f"{url.masked}: a channel must have 1 to {NAME_BYTES} of A-Z a-z 0-9 . _ - and start with a letter or digit"
-            )
-        size = url.integer("segment_size", 0, minimum=_SMALLEST_SEGMENT)
-        if size > _LARGEST_SEGMENT:
-            raise InvalidURL(f"{url.masked}: segment_size must be at most {_LARGEST_SEGMENT}")
-        return cls(
-            url,
-            channel=channel,
-            temporary=url.boolean("temporary", False),
-            segment_size=size or None,
-            durable=url.choice("sync", "full", ("full", "off")) == "full",
-            clock=clock,
-        )
-
-    async def open(self) -> None:
-        """Make the directory where it is absent, and open it."""
-        self._open(make=True)
-
-    def _open(self, *, make: bool) -> bool:
-        """Open the directory, which may be made; False where it is not there."""
-        if self._root >= 0:
+    def open(self, *, create: bool) -> bool:
+        """Open the directory. Return False if it does not exist and must not be created."""
+        if self.root >= 0:
             return True
-        if not make and is_missing(self.directory):
+        if not create and is_missing(self.directory):
             return False
-        with store_errors(f"open {self._path}"):
-            os.makedirs(self._path, mode=0o700, exist_ok=True)
-            self._root = open_directory(self._path)
-        self._pool = ThreadPoolExecutor(2, thread_name_prefix="sq-sync")
-        self._watcher = Watcher(self._changed.set)
+        with store_errors(f"open {self.path}"):
+            os.makedirs(self.path, mode=0o700, exist_ok=True)
+            self.root = open_directory(self.path)
+        self.pool = ThreadPoolExecutor(2, thread_name_prefix="sq-sync")
+        self._watcher = Watcher(self.changed.set)
         return True
 
     async def aclose(self) -> None:
-        """Finish what is being written, and close; other processes may lease from now on."""
-        await self.history.aclose()
-        while self._queues:
-            await self._queues.popitem()[1].finish()
+        """Finish what is being written, and close. Other processes may lease from now on."""
+        while self.topics:
+            await self.topics.popitem()[1].finish()
         if self._watcher is not None:
             self._watcher.close()
             self._watcher = None
-        if self._pool is not None:
-            self._pool.shutdown(wait=False)
-            self._pool = None
-        if self._root >= 0:
-            os.close(self._root)
-            self._root = -1
+        if self.pool is not None:
+            self.pool.shutdown(wait=False)
+            self.pool = None
+        if self.root >= 0:
+            os.close(self.root)
+            self.root = -1
 
-    def describe(self) -> str:
-        """The URL."""
-        return self._url.at(str(self._path))
+    # -- topics ------------------------------------------------------------------------------------------------------
 
-    @property
-    def durability(self) -> str:
-        """`disk`; `process` with `?sync=off`, and on a file system without a journal or barriers."""
-        return durability_at(self._path, sync=self._durable)
-
-    # -- finding queues ----------------------------------------------------------------------------------------------
-
-    async def _found(self, queue: str, *, make: bool = False) -> OpenTopic | None:
-        """A queue, opened where it exists; `make` makes it, and our channel, where they do not."""
-        check_queue(queue)
-        held = self._queues.get(queue)
-        if held is not None and held.channel is not None and held.topic.alive():
-            return held
-        if not self._open(make=make):
-            return None
-        async with self._opening:
-            return await self._open_queue(queue, make)
-
-    async def _open_queue(self, queue: str, make: bool) -> OpenTopic | None:
-        held = self._queues.get(queue)
-        if held is not None and not held.topic.alive():
-            del self._queues[queue]
-            await held.finish()
-            held = None
-        if held is None:
-            if not self._is_queue(queue):
-                if not make:
-                    return None
-                with contextlib.suppress(FileExistsError):
-                    os.mkdir(queue, 0o700, dir_fd=self._root)
-            held = await self._open_topic(queue)
-        if held.channel is None:
-            await self._join(held, make)
-        return held
-
-    def _is_queue(self, name: str) -> bool:
+    def is_queue(self, name: str) -> bool:
+        """Return whether a topic has this name."""
         try:
             return stat.S_ISREG(
-                os.stat(f"{name}/state", dir_fd=self._root, follow_symlinks=False).st_mode
-            ) and stat.S_ISDIR(os.stat(name, dir_fd=self._root, follow_symlinks=False).st_mode)
+                os.stat(f"{name}/state", dir_fd=self.root, follow_symlinks=False).st_mode
+            ) and stat.S_ISDIR(os.stat(name, dir_fd=self.root, follow_symlinks=False).st_mode)
         except (FileNotFoundError, NotADirectoryError):
             return False
 
-    async def _open_topic(self, queue: str) -> OpenTopic:
-        assert self._pool is not None
+    async def get(self, name: str, *, create: bool = False) -> OpenTopic | None:
+        """Return a topic; None if it does not exist and must not be created. `create` creates our channel too."""
+        check_queue(name)
+        topic = self.topics.get(name)
+        if topic is not None and topic.channel is not None and topic.topic.is_alive():
+            return topic
+        if not self.open(create=create):
+            return None
+        async with self._opening:
+            return await self._open_queue(name, create)
+
+    async def get_or_create(self, name: str) -> OpenTopic:
+        """Return a topic; it and our channel are created if they do not exist."""
+        with store_errors(f"make the queue {name}"):
+            topic = await self.get(name, create=True)
+        assert topic is not None
+        return topic
+
+    async def require(self, name: str) -> OpenTopic:
+        """Return a topic.
+
+        Raises:
+            QueueNotFound: It does not exist.
+        """
+        try:
+            with store_errors(f"open the queue {name}"):
+                topic = await self.get(name)
+        except InvalidName:
+            topic = None
+        if topic is None:
+            raise queue_not_found(name, self.directory)
+        return topic
+
+    async def _open_queue(self, name: str, create: bool) -> OpenTopic | None:
+        topic = self.topics.get(name)
+        if topic is not None and not topic.topic.is_alive():
+            del self.topics[name]
+            await topic.finish()
+            topic = None
+        if topic is None:
+            if not self.is_queue(name):
+                if not create:
+                    return None
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(name, 0o700, dir_fd=self.root)
+            topic = await self._open_topic(name)
+        if topic.channel is None:
+            await self._join(topic, create)
+        return topic
+
+    async def _open_topic(self, name: str) -> OpenTopic:
+        assert self.pool is not None
         topic = Topic(
-            self._root,
-            queue,
-            clock=self._clock,
-            segment_size=self._segment_size,
-            durable=self._durable,
-            pool=self._pool,
+            self.root,
+            name,
+            clock=self.clock,
+            segment_size=self.options.segment_size,
+            durable=self.options.durable,
+            pool=self.pool,
         )
         try:
             await topic.open()
         except BaseException:
             topic.close()
             raise
-        held = self._queues[queue] = OpenTopic(topic)
+        opened = self.topics[name] = OpenTopic(topic)
         if self._watcher is not None:
             self._watcher.add(topic.side)
-        return held
+        return opened
 
-    async def _join(self, held: OpenTopic, make: bool) -> None:
-        """Open our channel; a new one begins at the write position."""
-        topic = held.topic
-        if self._temporary:
-            held.channel = Channel(topic, self._name, None)
+    async def _join(self, opened: OpenTopic, create: bool) -> None:
+        """Open our channel. A new one begins at the write position."""
+        topic, channel = opened.topic, self.options.channel
+        if self.options.temporary:
+            opened.channel = Channel(topic, channel, None)
             return
-        index = topic.state.find(self._name.encode())
-        if index is None and make:
+        index = topic.state.find(channel.encode())
+        if index is None and create:
             async with topic.locked():
-                index = topic.state.find(self._name.encode())
+                index = topic.state.find(channel.encode())
                 if index is None:
-                    index = topic.state.add(self._name.encode(), topic.state.place(0))
+                    index = topic.state.add(channel.encode(), topic.state.place(0))
                     os.fsync(topic.state.fd)
         if index is not None:
-            held.channel = Channel(topic, self._name, index)
+            opened.channel = Channel(topic, channel, index)
 
-    async def _made(self, queue: str) -> OpenTopic:
-        with store_errors(f"make the queue {queue}"):
-            held = await self._found(queue, make=True)
-        assert held is not None
-        return held
+    # -- our channel -------------------------------------------------------------------------------------------------
 
-    async def _existing(self, queue: str) -> OpenTopic:
-        try:
-            with store_errors(f"open the queue {queue}"):
-                held = await self._found(queue)
-        except InvalidName:
-            held = None
-        if held is None:
-            raise queue_not_found(queue, self.directory)
-        return held
+    async def get_channel(self, name: str) -> Channel | None:
+        """Return our channel of a topic; None if one of them does not exist."""
+        with store_errors(f"open the queue {name}"):
+            topic = await self.get(name)
+        return None if topic is None else topic.channel
+
+    def get_open_channel(self, name: str) -> Channel | None:
+        """Return our channel of a topic; None if it is not open, or the topic is deleted."""
+        topic = self.topics.get(name)
+        return topic.channel if topic is not None and topic.topic.is_alive() else None
 
     @contextlib.asynccontextmanager
-    async def channel(self, queue: str) -> AsyncGenerator[Channel]:
-        """Our channel, held; made on a topic that other programs made, for there is nothing else to say of it."""
-        held = await self._existing(queue)
-        if held.channel is None:
-            held = await self._made(queue)
-        channel = held.channel
+    async def channel_section(self, name: str) -> AsyncGenerator[Channel]:
+        """Hold our channel of a topic. It is created if another program created the topic.
+
+        Raises:
+            QueueNotFound: The topic does not exist.
+        """
+        topic = await self.require(name)
+        if topic.channel is None:
+            topic = await self.get_or_create(name)
+        channel = topic.channel
         assert channel is not None
-        with store_errors(f"use the queue {queue}"):
+        with store_errors(f"use the queue {name}"):
             async with channel.section():
                 yield channel
 
-    async def _commit(self, channel: Channel, *, wake: bool = False) -> None:
-        with store_errors(f"use the queue {channel.topic.name}"):
-            await channel.commit()
-            if wake:
-                channel.topic.wake()
+    # -- publishing --------------------------------------------------------------------------------------------------
+
+    async def publish(self, name: str, drafts: Sequence[Draft]) -> list[str]:
+        """Append messages to a topic, which is created if it does not exist."""
+        topic = self.topics.get(name)
+        if topic is not None and topic.channel is not None:
+            try:
+                return await topic.publisher.publish(drafts)
+            except TopicDeleted:
+                # It is created again below.
+                pass
+        return await (await self.get_or_create(name)).publisher.publish(drafts)

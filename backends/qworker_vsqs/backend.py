@@ -69,7 +69,7 @@ class VsqsBackend(Backend):
 
     @property
     def durability(self) -> str:
-        """`disk`; `process` with `?sync=off`, and if the file system has no journal that keeps renames, or no barriers."""
+        """`disk`; `process` with `?sync=off`, and on a file system without barriers or a journal that keeps renames."""
         return durability_at(self._store.path, sync=self._store.options.durable)
 
     # -- producing ---------------------------------------------------------------------------------------------------

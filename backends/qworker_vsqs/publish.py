@@ -1,4 +1,4 @@
-"""Publishing as the protocol says: `.new`, then a listing that proves that the id is free, the contents, and the name."""
+"""Publishing as the protocol says: `.new`, a listing that proves that the id is free, the contents, then the name."""
 
 from __future__ import annotations
 

@@ -141,7 +141,7 @@ def test_a_row_that_is_not_understood_is_passed_over(tmp_path: Path) -> None:
     folder = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         ledger = Ledger()
-        file = FrameFile(folder, "journal", apply=ledger.apply, restart=ledger.reset, whole=ledger.whole)
+        file = FrameFile(folder, "journal", apply=ledger.apply, restart=ledger.reset, snapshot=ledger.snapshot_row)
         file.follow()
         file.append([[10, 77]])
         assert ledger.cursor == 77
