@@ -16,9 +16,9 @@ from qworker.kit.segments.log import Damaged
 from qworker.message import Query, State, StoredMessage
 from qworker_sq.channel import Channel
 from qworker_sq.lease import make_message
+from qworker_sq.names import place_of_id
 from qworker_sq.parts import HELD, LogRange
 from qworker_sq.store import SqStore
-from qworker_sq.topic import place_of_id
 
 __all__ = ["ahead_delayed", "browse", "browse_ready", "find", "locate"]
 

@@ -29,7 +29,8 @@ from qworker_sq.ahead_counter import AheadCounter
 from qworker_sq.frames import FrameFile
 from qworker_sq.group_commit import ChannelCommit
 from qworker_sq.ledger import Ledger, RowKind
-from qworker_sq.topic import Topic, position_id, sync_directories
+from qworker_sq.names import position_id
+from qworker_sq.topic import Topic, sync_directories
 
 __all__ = ["Channel"]
 

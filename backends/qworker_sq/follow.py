@@ -14,10 +14,10 @@ from qworker.url import BackendURL
 from qworker_sq.channel import Channel
 from qworker_sq.lease import make_message, move_damaged_to_failed
 from qworker_sq.ledger import RowKind
+from qworker_sq.names import place_of_id, position_id
 from qworker_sq.options import SqOptions
 from qworker_sq.parts import LogRange, make_ranges
 from qworker_sq.store import SqStore
-from qworker_sq.topic import place_of_id, position_id
 
 __all__ = ["SqFollower"]
 

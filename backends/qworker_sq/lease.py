@@ -12,8 +12,8 @@ from qworker.kit.segments.log import Damaged
 from qworker.message import Lease, Message, State
 from qworker_sq.channel import Channel
 from qworker_sq.ledger import RowKind
+from qworker_sq.names import position_id
 from qworker_sq.record_info import RecordInfo
-from qworker_sq.topic import position_id
 
 __all__ = ["SqLease", "claim", "extend_leases", "is_held", "make_message", "move_damaged_to_failed"]
 

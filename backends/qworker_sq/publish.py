@@ -15,8 +15,9 @@ import msgspec
 from qworker.errors import BackendError, BackendUnavailable, NotSupported, PublishUncertain
 from qworker.kit.files import store_error
 from qworker.message import Draft
+from qworker_sq.names import place_of_id, position_id
 from qworker_sq.record_info import RecordInfo
-from qworker_sq.topic import Topic, place_of_id, position_id
+from qworker_sq.topic import Topic
 
 __all__ = ["TopicDeleted", "TopicPublisher"]
 

@@ -21,35 +21,14 @@ from contextlib import asynccontextmanager
 from qworker.clock import Clock
 from qworker.kit.files import boot_id
 from qworker.kit.segments.disk import make_directory, open_directory, open_regular, write_all, write_new
-from qworker.kit.segments.format import split
 from qworker.kit.segments.log import Log
 from qworker.kit.segments.state import STATE_SIZE, StateFile, encode_state
+from qworker_sq.names import place_of_id
 from qworker_sq.record_info import RecordInfos
 
-__all__ = ["Topic", "place_of_id", "position_id", "sync_directories"]
+__all__ = ["Topic", "sync_directories"]
 
-SIDE = ".qworker"
-
-
-def position_id(place: int) -> str:
-    """Return the id of a message whose publisher chose none."""
-    segment, offset = split(place)
-    return f"{segment}-{offset}"
-
-
-def place_of_id(message_id: str) -> int | None:
-    """Return the place that `position_id` names; None if the id has another form."""
-    segment, dash, offset = message_id.partition("-")
-    if not (dash and segment.isascii() and segment.isdigit() and offset.isascii() and offset.isdigit()):
-        return None
-    if (
-        len(segment) > 20
-        or len(offset) > 10
-        or int(offset) >> 32
-        or position_id(int(segment) << 32 | int(offset)) != message_id
-    ):
-        return None
-    return int(segment) << 32 | int(offset)
+_SIDE = ".qworker"
 
 
 class Topic:
@@ -78,7 +57,7 @@ class Topic:
         self._gate = asyncio.Lock()
         try:
             self.folder = self._keep(open_directory(name, root))
-            self.side = self._keep(make_directory(SIDE, self.folder))
+            self.side = self._keep(make_directory(_SIDE, self.folder))
             found = os.fstat(self.folder)
             self._identity = (found.st_dev, found.st_ino)
             self._lock = self._keep(open_regular("lock", self.side, os.O_RDWR | os.O_CREAT))

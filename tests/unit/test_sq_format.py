@@ -12,7 +12,7 @@ from qworker.kit.segments.format import Header, decode_header, encode_header, fr
 from qworker.kit.segments.state import STATE_SIZE, Entry, decode_state, encode_state
 from qworker_sq.frames import FrameFile
 from qworker_sq.ledger import Ledger
-from qworker_sq.topic import place_of_id, position_id
+from qworker_sq.names import place_of_id, position_id
 
 U32, U64 = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
 
