@@ -1,4 +1,4 @@
-"""`sq:///dir[?channel=default&segment_size=16777216&temporary=0&sync=full]`: a segment log with channels."""
+"""`sq:`: a segment log with channels. The options are in `SqOptions`."""
 
 from qworker_sq.backend import SqBackend
 

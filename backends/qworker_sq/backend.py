@@ -2,32 +2,36 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import ClassVar, Self
 
+from qworker.backend import Backend
 from qworker.backend.deviations import refuse_unsupported
 from qworker.backend.offers import Follower
+from qworker.clock import SYSTEM_CLOCK, Clock
+from qworker.history.directory import directory_history
 from qworker.kit.doctor_check import Check
+from qworker.kit.file_system import durability_at
 from qworker.kit.store_errors import store_errors
 from qworker.kit.wait import wait_for_ready
-from qworker.message import Draft, Lease, SettleAction, Settlement
+from qworker.message import Draft, Lease, Query, QueueStats, Selection, Settlement, State, StoredMessage
 from qworker.names import check_id, check_queue
 from qworker.url import BackendURL
-from qworker_sq import consume
-from qworker_sq.admin import SqAdministration
-from qworker_sq.channel import Channel
-from qworker_sq.topic import Deleted
-from qworker_sq.topics import OpenTopic
+from qworker_sq import admin, browse
+from qworker_sq.follow import SqFollower
+from qworker_sq.lease import claim, extend_leases
+from qworker_sq.options import SqOptions
+from qworker_sq.parts import divide
+from qworker_sq.reap import reap_channel
+from qworker_sq.settle import settle_in_channel
+from qworker_sq.store import SqStore
+from qworker_sq.wait import wait_for_work
 
 __all__ = ["SqBackend"]
 
-# Seconds between looks at the log while nothing wakes us: writers that know nothing of qworker leave no wake.
-_LOOK = 0.05
 
-
-class SqBackend(SqAdministration):
-    """Segment logs in a directory; see the module."""
+class SqBackend(Backend):
+    """Segment logs in a directory: a message is a record, and each channel is a queue of its own."""
 
     deviations: ClassVar[Mapping[str, str]] = {
         "priority": "a log has one order",
@@ -38,6 +42,35 @@ class SqBackend(SqAdministration):
         "argv": "a record is its bytes alone",
     }
 
+    def __init__(self, url: BackendURL, options: SqOptions, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._url = url
+        self.directory = url.directory
+        self._store = SqStore(self.directory, options, clock)
+        self.history = directory_history(url, self._store.path, default=False, clock=clock)
+
+    @classmethod
+    def from_url(cls, url: BackendURL, *, clock: Clock = SYSTEM_CLOCK, remote_leases: bool = False) -> Self:
+        """`sq:///dir[?channel=default&temporary=0&segment_size=BYTES&sync=full|off]`."""
+        return cls(url, SqOptions.from_url(url), clock)
+
+    async def open(self) -> None:
+        """Open the directory, which is created if it does not exist."""
+        self._store.open(create=True)
+
+    async def aclose(self) -> None:
+        """Finish what is being written, and close. Other processes may lease from now on."""
+        await self.history.aclose()
+        await self._store.aclose()
+
+    def describe(self) -> str:
+        """Return the URL."""
+        return self._url.at(self._store.path)
+
+    @property
+    def durability(self) -> str:
+        """`disk`; `process` with `?sync=off`, and on a file system without a journal or barriers."""
+        return durability_at(self._store.path, sync=self._store.options.durable)
+
     # -- producing ---------------------------------------------------------------------------------------------------
 
     async def publish(self, queue: str, drafts: Sequence[Draft]) -> list[str]:
@@ -47,136 +80,113 @@ class SqBackend(SqAdministration):
         for draft in drafts:
             if draft.id is not None:
                 check_id(draft.id)
-        if not drafts:
-            return []
-        held = self._queues.get(queue)
-        if held is not None and held.channel is not None:
-            try:
-                return await held.topic.publish(drafts)
-            except Deleted:
-                # It is made again below.
-                pass
-        return await (await self._made(queue)).topic.publish(drafts)
+        return await self._store.publish(queue, drafts) if drafts else []
 
     # -- consuming ---------------------------------------------------------------------------------------------------
 
     async def lease(self, queue: str, limit: int, visibility: float, timeout: float = 0.0) -> list[Lease]:
-        """Claim messages, if this process owns the channel or can."""
+        """Lease messages, if this process owns the channel or can own it."""
         await wait_for_ready(self, queue, limit, timeout)
-        held = await self._leasable(queue)
-        if held is None:
+        channel = await self._store.get_channel(queue)
+        if channel is None:
             return []
-        channel = held.channel
-        assert channel is not None
         with store_errors(f"lease from {queue}"):
             async with channel.section():
-                if channel.ledger.down or not channel.own():
-                    return []
-                return consume.claim(channel, limit, visibility)
-
-    async def _leasable(self, queue: str) -> OpenTopic | None:
-        with store_errors(f"open the queue {queue}"):
-            held = await self._found(queue)
-        return held if held is not None and held.channel is not None else None
+                return claim(channel, limit, visibility)
 
     async def wait(self, queues: Sequence[str], timeout: float) -> None:
         """Wait for a publish, a release, the death of the owner, or the moment at which a message becomes due."""
-        loop = asyncio.get_running_loop()
-        give_up = loop.time() + timeout
-        rest = float("inf")
-        while True:
-            self._changed.clear()
-            due = min([await self._until_work(queue) for queue in queues], default=float("inf"))
-            rest = min(rest, loop.time() + due)
-            left = min(give_up, rest) - loop.time()
-            if due <= 0 or left <= 0:
-                return
-            try:
-                async with asyncio.timeout(min(left, _LOOK)):
-                    await self._changed.wait()
-            except TimeoutError:
-                pass
-
-    async def _until_work(self, queue: str) -> float:
-        """Seconds until a queue has something for us, as far as is known now."""
-        held = await self._leasable(queue)
-        if held is None or held.channel is None:
-            return float("inf")
-        channel = held.channel
-        with store_errors(f"use the queue {queue}"):
-            channel.follow()
-            ledger = channel.ledger
-            now = self._clock.time()
-            ledger.make_due(now)
-            if ledger.down or not channel.owned():
-                return float("inf")
-            if ledger.cursor < channel.end() or ledger.next_ready(1):
-                return 0.0
-            due = ledger.next_due()
-            return float("inf") if due is None else max(0.001, due - now)
+        await wait_for_work(self._store, queues, timeout)
 
     def extend(self, leases: Sequence[Lease], visibility: float) -> list[Lease]:
-        """Extend leases; from any thread."""
-        lost: list[Lease] = []
+        """Extend leases and return the lost ones."""
         by_queue: dict[str, list[Lease]] = {}
         for lease in leases:
             by_queue.setdefault(lease.message.queue, []).append(lease)
+        lost: list[Lease] = []
         for queue, some in by_queue.items():
-            held = self._queues.get(queue)
-            if held is None or held.channel is None or not held.topic.alive():
-                lost += some
-                continue
-            with store_errors(f"extend leases of {queue}"), held.channel.blocking_section():
-                lost += consume.extend(held.channel, some, self._clock.time() + visibility)
+            channel = self._store.get_open_channel(queue)
+            lost += some if channel is None else extend_leases(channel, some, visibility)
         return lost
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[Settlement]:
-        """End leases."""
+        """End leases and return the refused settlements."""
         by_queue: dict[str, list[Settlement]] = {}
         for settlement in settlements:
             by_queue.setdefault(settlement.lease.message.queue, []).append(settlement)
         refused: list[Settlement] = []
         for queue, some in by_queue.items():
-            held = await self._leasable(queue)
-            if held is None or held.channel is None:
-                refused += some
-            else:
-                refused += await self._settle(held.channel, some)
-        return refused
-
-    async def _settle(self, channel: Channel, settlements: list[Settlement]) -> list[Settlement]:
-        done: list[tuple[int, int]] = []
-        wake = any(settlement.action in {SettleAction.RELEASE, SettleAction.FAIL_TMP} for settlement in settlements)
-        try:
-            with store_errors(f"settle messages of {channel.topic.name}"):
-                async with channel.section():
-                    refused = consume.settle(channel, settlements, self._clock.time(), done)
-            if done:
-                await self._commit(channel, wake=wake)
-        except BaseException:
-            # Done, but perhaps not for good: a repetition is told so, and makes it durable.
-            channel.unsure.update(done)
-            raise
+            channel = await self._store.get_channel(queue)
+            refused += some if channel is None else await settle_in_channel(channel, some)
         return refused
 
     async def reap(self, queue: str) -> int:
-        """Return what has expired, and what is due."""
-        held = await self._leasable(queue)
-        if held is None or held.channel is None:
-            return 0
-        channel = held.channel
-        with store_errors(f"reap {queue}"):
-            async with channel.section():
-                count = consume.expire(channel, self._clock.time())
-            if count:
-                channel.topic.wake()
-        return count
+        """Make expired and due messages ready."""
+        channel = await self._store.get_channel(queue)
+        return 0 if channel is None else await reap_channel(channel)
 
-    # -- besides the contract (qworker/backend/offers.py) ----------------------------------------------------------------------
+    # -- queues ------------------------------------------------------------------------------------------------------
+
+    async def queues(self) -> list[str]:
+        """Return the names of the topics."""
+        return admin.list_queues(self._store)
+
+    async def create(self, queue: str) -> None:
+        """Create a topic, and our channel of it."""
+        await self._store.get_or_create(check_queue(queue))
+
+    async def delete(self, queue: str) -> None:
+        """Delete a topic with all of its channels."""
+        await admin.delete(self._store, queue)
+
+    async def stats(self, queue: str) -> QueueStats:
+        """Count the messages. The log ahead is read once, in slices; later counts read what is new."""
+        return await admin.count_messages(self._store, queue, self.history.retention)
+
+    async def pause(self, queue: str) -> None:
+        """Pause our channel."""
+        await admin.set_paused(self._store, queue, True)
+
+    async def resume(self, queue: str) -> None:
+        """Resume our channel."""
+        await admin.set_paused(self._store, queue, False)
+
+    # -- messages ----------------------------------------------------------------------------------------------------
+
+    def browse(self, queue: str, query: Query) -> AsyncIterator[list[StoredMessage]]:
+        """Yield the messages of a state, page by page. The channel is not held meanwhile."""
+        return browse.browse(self._store, queue, query)
+
+    async def parts(self, queue: str, state: State, count: int) -> list[str]:
+        """Divide the log into ranges; what was handed out is one more part."""
+        async with self._store.channel_section(queue) as channel:
+            return divide(channel, state, count)
+
+    async def find(self, queue: str, ids: Sequence[str]) -> list[StoredMessage]:
+        """Return messages by their ids."""
+        return await browse.find(self._store, queue, ids)
+
+    async def requeue(self, queue: str, selection: Selection) -> int:
+        """Make failed messages ready again."""
+        return await admin.requeue(self._store, queue, selection)
+
+    async def remove(self, queue: str, selection: Selection) -> int:
+        """Delete messages for our channel; other channels keep theirs."""
+        return await admin.remove(self._store, queue, selection)
+
+    # -- what the contract does not have (qworker/backend/offers.py) ---------------------------------------------------
+
+    async def delete_channel(self, queue: str) -> None:
+        """Delete our channel of a topic, so that it holds no segments any more. Idempotent.
+
+        Raises:
+            QueueNotFound: The topic does not exist.
+        """
+        await admin.delete_channel(self._store, queue)
 
     @classmethod
     async def doctor(cls, url: BackendURL) -> list[Check]:
-        """Try the directory."""
+        """Check the directory."""
         from qworker.kit.directory.doctor import examine_directory
 
         return await examine_directory(url.directory)
@@ -184,6 +194,4 @@ class SqBackend(SqAdministration):
     @classmethod
     def follower(cls, url: BackendURL, queue: str) -> Follower:
         """Follow a topic as the URL's channel."""
-        from qworker_sq.follow import SqFollower
-
         return SqFollower(url, queue)

@@ -1,8 +1,8 @@
 """One channel of a topic as a queue: its journal, its lock, its owner, and the position that other programs see.
 
-Every change is made in a section: the channel's lock is held for some microseconds, the rows that other processes have appended are
-applied, then one's own are appended and applied. Syncs happen outside, in rounds. Only after its rows are synced does the
-position in the state file move: the log may be deleted up to there.
+Every change is made in a section: the channel's lock is held for some microseconds, the rows that other processes have
+appended are applied, then the new rows are appended and applied. Syncs happen outside, in rounds. The position in the
+state file moves only after its rows are synced, because the log may be deleted up to it.
 """
 
 from __future__ import annotations
@@ -23,18 +23,21 @@ import structlog
 from qworker.errors import BackendUnavailable
 from qworker.kit.files import make_directory, open_directory, open_regular, write_all
 from qworker.kit.segments.format import split
-from qworker_sq import owner
+from qworker.kit.store_errors import store_errors
+from qworker_sq import holder
+from qworker_sq.ahead_counter import AheadCounter
 from qworker_sq.frames import FrameFile
-from qworker_sq.ledger import Ledger, Row
-from qworker_sq.rounds import Rounds
-from qworker_sq.topic import Topic, position_id, sync_directories
+from qworker_sq.group_commit import ChannelCommit
+from qworker_sq.ledger import Ledger, RowKind
+from qworker_sq.names import position_id
+from qworker_sq.topic import Topic, sync_directories
 
 __all__ = ["Channel"]
 
 _log = structlog.get_logger("qworker.sq")
 # A journal of this many bytes, and four times what its last rewrite had, is rewritten.
 _REWRITE = 4 << 20
-# Seconds that a thread waits for a section that others hold for microseconds.
+# Seconds that a thread waits for a section, which other processes hold for microseconds.
 _PATIENCE = 10.0
 
 
@@ -42,10 +45,13 @@ class Channel:
     """A channel of an open topic.
 
     Args:
-        topic: stays the caller's.
-        name: the channel's name, checked.
-        index: its entry in the state file; None: a temporary channel, which begins at the write position, is this instance's
-            alone, and leaves nothing behind.
+        topic: The topic. It stays the caller's.
+        name: The channel's name, checked.
+        index: Its entry in the state file. None: a temporary channel, which begins at the write position, belongs to
+            this instance alone, and leaves nothing behind.
+
+    Attributes:
+        unsynced: Settlements whose sync failed (place, token): they are done, but perhaps not durably.
     """
 
     def __init__(self, topic: Topic, name: str, index: int | None) -> None:
@@ -57,12 +63,11 @@ class Channel:
         self._owner: tuple[int, int] | None = None
         self._descriptors: list[int] = []
         # Body files of failed messages that no round has synced.
-        self._unsynced: list[int] = []
+        self._unsynced_bodies: list[int] = []
         # Bodies that are not needed once the rows so far are synced.
         self._finished: list[int] = []
         self._trimming: asyncio.Task[int] | None = None
-        # Settlements whose sync failed: they are done, but perhaps not for good.
-        self.unsure: set[tuple[int, int]] = set()
+        self.unsynced: set[tuple[int, int]] = set()
         self._dropping: list[int] = []
         self._synced = topic.durable and index is not None
         self._covers = 0
@@ -72,24 +77,31 @@ class Channel:
         self._private: TemporaryDirectory[str] | None = None
         if index is None:
             self._private = TemporaryDirectory(prefix="qworker-sq-")
-            self.folder = self._held(open_directory(self._private.name))
+            self.folder = self._keep(open_directory(self._private.name))
         else:
-            folders = self._held(make_directory("channels", topic.side))
-            self.folder = self._held(make_directory(name, folders))
+            folders = self._keep(make_directory("channels", topic.side))
+            self.folder = self._keep(make_directory(name, folders))
             self._new_folders = (self.folder, folders, topic.side, topic.folder)
-        self._fail = self._held(make_directory("fail", self.folder))
-        self._lock = self._held(open_regular("lock", self.folder, os.O_RDWR | os.O_CREAT))
+        self._fail = self._keep(make_directory("fail", self.folder))
+        self._lock = self._keep(open_regular("lock", self.folder, os.O_RDWR | os.O_CREAT))
         self.journal = FrameFile(
-            self.folder, "journal", apply=self.ledger.apply, restart=self.ledger.reset, whole=self.ledger.whole
+            self.folder,
+            "journal",
+            apply=self.ledger.apply,
+            restart=self.ledger.reset,
+            snapshot=self.ledger.snapshot_row,
         )
-        self.rounds = Rounds(topic.pool, prepare=self._prepare, after=self._after, failed=self._spoil)
-        self._ready_to_follow()
+        self._rounds = ChannelCommit(
+            topic.pool, prepare=self._prepare, on_success=self._on_synced, on_failure=self._mark_unsynced
+        )
+        self._ahead = AheadCounter()
+        self._start_following()
 
-    def _held(self, fd: int) -> int:
+    def _keep(self, fd: int) -> int:
         self._descriptors.append(fd)
         return fd
 
-    def _ready_to_follow(self) -> None:
+    def _start_following(self) -> None:
         self.journal.follow()
         place = self._place()
         self.ledger.foreign_progress(place)
@@ -100,15 +112,15 @@ class Channel:
         return self._start if self._index is None else self.topic.state.place(self._index)
 
     async def finish(self) -> None:
-        """Wait for what is under way, and let go of everything. Idempotent."""
-        await self.rounds.finish()
+        """Wait for what is in progress, and close everything. Idempotent."""
+        await self._rounds.finish()
         if self._trimming is not None:
             await asyncio.wait([self._trimming])
-        self.disown()
+        self.release_ownership()
         self.journal.close()
-        for fd in self._unsynced + self._descriptors:
+        for fd in self._unsynced_bodies + self._descriptors:
             os.close(fd)
-        self._unsynced.clear()
+        self._unsynced_bodies.clear()
         self._descriptors.clear()
         if self._private is not None:
             self._private.cleanup()
@@ -152,7 +164,7 @@ class Channel:
         """Hold the channel, in a thread.
 
         Raises:
-            BackendUnavailable: another process stopped while it held the channel.
+            BackendUnavailable: Another process stopped while it held the channel.
         """
         give_up = time.monotonic() + _PATIENCE
         while not self._enter():
@@ -167,66 +179,72 @@ class Channel:
             self._leave()
 
     def follow(self) -> None:
-        """Apply what other processes have written; outside a section only on the loop, to look."""
+        """Apply what other processes have written. Outside of a section: only on the loop, and only to read."""
         self.journal.follow()
         if self.ledger.cursor == 0:
             self.ledger.foreign_progress(self._place())
 
     def append(self, rows: Iterable[Sequence[Any]]) -> None:
-        """Write rows, in a section."""
-        self._heal()
+        """Append rows, in a section."""
+        self._rewrite_after_failed_sync()
         self.journal.append(rows)
 
-    def _heal(self) -> None:
-        """After a failed sync, write what the journal holds again, elsewhere, before anything is called good."""
-        if self.journal.spoiled:
-            self.journal.rewrite([self.ledger.whole()])
+    def _rewrite_after_failed_sync(self) -> None:
+        """After a failed sync, write the content of the journal into a new file, before anything is acknowledged."""
+        if self.journal.sync_failed:
+            self.journal.rewrite([self.ledger.snapshot_row()])
 
-    # -- owning ------------------------------------------------------------------------------------------------------
+    # -- ownership ----------------------------------------------------------------------------------------------------
 
-    def own(self) -> bool:
-        """Be the process that leases, in a section; what a dead one had leased is ready again, with tries + 1."""
+    def acquire_ownership(self) -> bool:
+        """Try to become the process that leases, in a section.
+
+        What a dead process had leased is ready again, with tries + 1.
+        """
         if self._owner is not None:
             return True
-        found = owner.acquire(self.folder)
+        found = holder.acquire(self.folder)
         if found is None:
             return False
         self._owner, new = found
         if new:
-            # Past the end: that part of the log was lost with the power, and is written anew.
+            # Past the end: that part of the log was lost in a power cut, and is written again.
             self.ledger.cursor = min(self.ledger.cursor, self.end())
             self.ledger.foreign_progress(self._place())
-            self.append([self.ledger.whole(), [Row.OWNER]])
+            self.append([self.ledger.snapshot_row(), [RowKind.OWNER]])
         return True
 
-    def owned(self) -> bool:
-        """Whether this instance may lease; tries to."""
+    def try_own(self) -> bool:
+        """Try to become the process that leases; return whether this instance may lease."""
         if self._owner is None and self._enter():
             try:
-                self.own()
+                self.acquire_ownership()
             finally:
                 self._leave()
         return self._owner is not None
 
-    def disown(self) -> None:
+    def release_ownership(self) -> None:
         """Let other processes lease."""
         if self._owner is not None:
-            owner.release(self._owner)
+            holder.release(self._owner)
             self._owner = None
 
     # -- bodies ------------------------------------------------------------------------------------------------------
 
     def end(self) -> int:
-        """The write position."""
+        """Return the write position."""
         return self.topic.state.place(0)
 
-    def body(self, place: int) -> bytes | None:
-        """The payload of a record: kept beside the log where it failed, else in the log."""
-        kept = self.kept_body(place)
+    async def count_ahead(self) -> int:
+        """Count the records from the cursor to the write position, whatever their state."""
+        return await self._ahead.count(self.topic.log, self.ledger.cursor, self.end())
+
+    def read_body(self, place: int) -> bytes | None:
+        """Return the payload of a record: the kept body if it failed, else what is in the log."""
+        kept = self._read_kept_body(place)
         return self.topic.log.read_one(place, self.end()) if kept is None else kept
 
-    def kept_body(self, place: int) -> bytes | None:
-        """The body that `keep_body` wrote."""
+    def _read_kept_body(self, place: int) -> bytes | None:
         try:
             fd = open_regular(position_id(place), self._fail, os.O_RDONLY)
         except FileNotFoundError:
@@ -237,7 +255,7 @@ class Channel:
             os.close(fd)
 
     def keep_body(self, place: int, body: bytes) -> None:
-        """Keep a failed message's body, before the row that says that it failed. Synced with the next round."""
+        """Write the body of a failed message, before the row of its failure. The next round syncs it."""
         fd = open_regular(position_id(place), self._fail, os.O_RDWR | os.O_CREAT)
         try:
             os.ftruncate(fd, 0)
@@ -245,7 +263,7 @@ class Channel:
         except OSError:
             os.close(fd)
             raise
-        self._unsynced.append(fd)
+        self._unsynced_bodies.append(fd)
 
     def drop_bodies(self, places: Iterable[int]) -> None:
         """Delete kept bodies after the rows so far are synced."""
@@ -253,26 +271,29 @@ class Channel:
 
     # -- commits -----------------------------------------------------------------------------------------------------
 
-    async def commit(self) -> None:
-        """Make the rows so far durable, where the store is, and move the position."""
-        if self._synced:
-            if self.journal.spoiled:
-                async with self.section():
-                    self._heal()
-            await self.rounds.commit()
-        else:
-            for fd in self._unsynced:
-                os.close(fd)
-            self._unsynced.clear()
-            self._dropping = self._finished
-            self._finished = []
-            self._after()
+    async def commit(self, *, wake: bool = False) -> None:
+        """Make the rows so far durable, if the store is, move the position, and wake other processes if asked."""
+        with store_errors(f"use the queue {self.topic.name}"):
+            if self._synced:
+                if self.journal.sync_failed:
+                    async with self.section():
+                        self._rewrite_after_failed_sync()
+                await self._rounds.commit()
+            else:
+                for fd in self._unsynced_bodies:
+                    os.close(fd)
+                self._unsynced_bodies.clear()
+                self._dropping = self._finished
+                self._finished = []
+                self._on_synced()
+            if wake:
+                self.topic.wake()
 
     def _prepare(self) -> Callable[[], None]:
-        bodies, self._unsynced = self._unsynced, []
+        bodies, self._unsynced_bodies = self._unsynced_bodies, []
         self._dropping, self._finished = self._finished, []
         journal = os.dup(self.journal.fd) if self.journal.fd >= 0 else -1
-        spoiled, folder = self.journal.spoiled, self._fail
+        sync_failed, folder = self.journal.sync_failed, self._fail
         new, self._new_folders = self._new_folders, ()
         self._covers = self.ledger.position()
 
@@ -283,7 +304,7 @@ class Channel:
                 if bodies:
                     os.fsync(folder)
                 sync_directories(new)
-                if spoiled:
+                if sync_failed:
                     raise OSError(errno.EIO, "the journal has to be written again")
                 if journal >= 0:
                     os.fdatasync(journal)
@@ -293,10 +314,10 @@ class Channel:
 
         return sync
 
-    def _spoil(self) -> None:
-        self.journal.spoiled = True
+    def _mark_unsynced(self) -> None:
+        self.journal.sync_failed = True
 
-    def _after(self) -> None:
+    def _on_synced(self) -> None:
         for place in self._dropping:
             try:
                 os.unlink(position_id(place), dir_fd=self._fail)
@@ -305,24 +326,24 @@ class Channel:
         self._dropping = []
         if self._enter():
             try:
-                self.move_position()
+                self._move_position()
             finally:
                 self._leave()
 
-    def move_position(self) -> None:
-        """Move the position that other programs see, rewrite a long journal, and let old segments go. In a section."""
+    def _move_position(self) -> None:
+        """Move the position that other programs see, rewrite a long journal, and delete old segments. In a section."""
         place = self.ledger.position() if not self._synced else min(self._covers, self.ledger.position())
         if self._index is not None and place > self._published:
             self.topic.state.move(self._index, place)
             self._published = place
         if self.journal.size > _REWRITE + 4 * self.journal.base:
-            self.journal.rewrite([self.ledger.whole()])
+            self.journal.rewrite([self.ledger.snapshot_row()])
         if split(self._published)[0] > self._trimmed and self._trimming is None:
             self._trimmed = split(self._published)[0]
             self._trimming = asyncio.create_task(self.topic.trim(), name="sq-trim")
-            self._trimming.add_done_callback(self._trim_ended)
+            self._trimming.add_done_callback(self._on_trimmed)
 
-    def _trim_ended(self, task: asyncio.Task[int]) -> None:
+    def _on_trimmed(self, task: asyncio.Task[int]) -> None:
         self._trimming = None
         if not task.cancelled() and (error := task.exception()) is not None:
             # Nothing is lost: the next segment that is finished tries again.

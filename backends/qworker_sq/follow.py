@@ -1,48 +1,51 @@
-"""Following a topic by its positions: what Spark's streams do with the channel that the URL names."""
+"""Following a topic by its positions, as the channel that the URL names: Spark's streams do it."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
 
+from qworker.clock import SYSTEM_CLOCK
 from qworker.kit.parts import PAGE_MESSAGES, in_pages
 from qworker.kit.segments.format import HEADER_SIZE, position
 from qworker.kit.segments.log import Damaged
 from qworker.message import State, StoredMessage
+from qworker.names import check_queue
 from qworker.url import BackendURL
-from qworker_sq.backend import SqBackend
 from qworker_sq.channel import Channel
-from qworker_sq.consume import make_message, set_damage_aside
-from qworker_sq.ledger import Row
-from qworker_sq.parts import Stretch, stretches
-from qworker_sq.topic import place_of_id, position_id
+from qworker_sq.lease import make_message, move_damaged_to_failed
+from qworker_sq.ledger import RowKind
+from qworker_sq.names import place_of_id, position_id
+from qworker_sq.options import SqOptions
+from qworker_sq.parts import LogRange, make_ranges
+from qworker_sq.store import SqStore
 
 __all__ = ["SqFollower"]
 
 
 class SqFollower:
-    """One queue's log, read in order; see `qworker.backend.offers.Follower`.
+    """The log of one queue, read in order; see `qworker.backend.offers.Follower`.
 
-    Positions are written as message ids are: `SEGMENT-OFFSET`. The log stays as long as the channel stands before it.
+    Positions are written as message ids are: `SEGMENT-OFFSET`. The log stays as long as the channel is before it.
     """
 
     def __init__(self, url: BackendURL, queue: str) -> None:
-        self._backend = SqBackend.from_url(url)
+        self._store = SqStore(url.directory, SqOptions.from_url(url), SYSTEM_CLOCK)
         self._queue = queue
 
     async def open(self) -> None:
-        """Open the topic, and make it and the channel where they are absent."""
-        await self._backend.create(self._queue)
+        """Open the topic and the channel, which are created if they do not exist."""
+        await self._store.get_or_create(check_queue(self._queue))
 
     async def aclose(self) -> None:
         """Close the topic."""
-        await self._backend.aclose()
+        await self._store.aclose()
 
     async def _channel(self) -> Channel:
-        async with self._backend.channel(self._queue) as channel:
+        async with self._store.channel_section(self._queue) as channel:
             return channel
 
     async def begin(self, where: str) -> str:
-        """Where the channel stands, the oldest record that is kept, or the end of the log."""
+        """Return the channel's position, the oldest record that is kept, or the end of the log."""
         channel = await self._channel()
         if where == "latest":
             return position_id(channel.end())
@@ -51,11 +54,11 @@ class SqFollower:
         return position_id(channel.ledger.position())
 
     async def end(self) -> str:
-        """The write position."""
+        """Return the write position."""
         return position_id((await self._channel()).end())
 
     async def ahead(self, start: str, limit: int, end: str) -> str:
-        """The position behind the next `limit` records."""
+        """Return the position behind the next `limit` records."""
         channel = await self._channel()
         place, stop = _place(start), _place(end)
         while place < stop and limit > 0:
@@ -66,35 +69,35 @@ class SqFollower:
         return position_id(min(place, stop))
 
     async def divide(self, start: str, end: str, wanted: int) -> list[str]:
-        """Stretches of the log."""
+        """Divide the log into ranges."""
         channel = await self._channel()
-        return [str(one) for one in stretches(channel.topic.log, _place(start), _place(end), wanted)]
+        return [str(one) for one in make_ranges(channel.topic.log, _place(start), _place(end), wanted)]
 
     async def read(self, part: str) -> AsyncIterator[list[StoredMessage]]:
-        """The records of a stretch, whatever has become of them for the channel; a damaged one goes to its failed messages."""
+        """Yield the records of a range, whatever their state in the channel, except damaged ones: see `commit`."""
         channel = await self._channel()
         found = (
-            self._look(channel, place, payload)
-            for records in Stretch.parse(part).records(channel.topic.log, channel.end())
+            self._read_one(channel, place, payload)
+            for records in LogRange.parse(part).records(channel.topic.log, channel.end())
             for place, payload in records
             if type(payload) is not Damaged
         )
         async for page in in_pages(found):
             yield page
 
-    def _look(self, channel: Channel, place: int, payload: bytes) -> StoredMessage:
-        note = channel.topic.notes.get(place, payload)
-        due = 0.0 if note is None else note.due
-        return StoredMessage(message=make_message(channel, place, payload, note), state=State.READY, due_at=due or None)
+    def _read_one(self, channel: Channel, place: int, payload: bytes) -> StoredMessage:
+        info = channel.topic.infos.get(place, payload)
+        due = 0.0 if info is None else info.due
+        return StoredMessage(message=make_message(channel, place, payload, info), state=State.READY, due_at=due or None)
 
     async def commit(self, end: str) -> None:
-        """Move the channel: what lies before it is finished, and what is damaged there is kept with its failed messages."""
+        """Move the channel: records before the position are finished. A damaged one is kept as a failed message."""
         place = _place(end)
-        async with self._backend.channel(self._queue) as channel:
+        async with self._store.channel_section(self._queue) as channel:
             if place <= channel.ledger.cursor:
                 return
             self._keep_damage(channel, place)
-            channel.append([[Row.SKIP, min(place, channel.end())]])
+            channel.append([[RowKind.SKIP, min(place, channel.end())]])
         await channel.commit()
 
     def _keep_damage(self, channel: Channel, until: int) -> None:
@@ -106,7 +109,7 @@ class SqFollower:
                 return
             for at, payload in found:
                 if at < until and type(payload) is Damaged:
-                    set_damage_aside(channel, at, payload, now)
+                    move_damaged_to_failed(channel, at, payload, now)
 
 
 def _place(text: str) -> int:

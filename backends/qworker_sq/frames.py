@@ -1,12 +1,12 @@
-"""Append-only side files of framed records (`length u32, crc32 u32, payload`): followed by many, appended to under a lock.
+"""Append-only side files of framed records (`length u32, crc32 u32, payload`).
 
-The payloads are JSON arrays, for positions have more than 64 bits. A torn tail, left by a process that died in the middle of an append or by a power
-cut, is cut off by the next one that appends.
+Many processes follow them, and append under a lock. The payloads are JSON arrays, because positions have more than 64
+bits. A process that died during an append, or a power cut, leaves a torn tail. The next process that appends cuts it
+off.
 """
 
 from __future__ import annotations
 
-import errno
 import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -16,6 +16,7 @@ import structlog
 
 from qworker.kit.files import open_regular, write_all, write_new
 from qworker.kit.segments.format import frame, scan
+from qworker.kit.store_errors import FULL
 
 __all__ = ["FrameFile"]
 
@@ -24,7 +25,7 @@ _log = structlog.get_logger("qworker.sq")
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(list[Any]).decode
 _CHUNK = 1 << 22
-# Bytes given back to a full disk, so that what is stored can still be leased and acked.
+# Bytes that are freed on a full disk, so that stored messages can still be leased and acked.
 _RESERVE = 32768
 
 
@@ -32,11 +33,16 @@ class FrameFile:
     """One side file, and how far this process has read it.
 
     Args:
-        folder: the directory it is in.
-        name: its file name.
-        apply: called with each row, in order, exactly once.
-        restart: called before the rows of a file that another process has rewritten.
-        whole: the row that says everything that was applied, for rewrites; None: the file is never rewritten by itself.
+        folder: The directory that it is in.
+        name: Its file name.
+        apply: Called with each row, in order, exactly once.
+        restart: Called before the rows of a file that another process has rewritten.
+        snapshot: Returns the row that has everything that was applied. None: a full disk does not rewrite the file.
+
+    Attributes:
+        size: How far the rows are applied; bytes.
+        base: The size after the last rewrite.
+        sync_failed: Whether a sync of this file failed. It must not be synced again, only rewritten.
     """
 
     def __init__(
@@ -46,31 +52,28 @@ class FrameFile:
         *,
         apply: Callable[[Sequence[Any]], None],
         restart: Callable[[], None],
-        whole: Callable[[], Sequence[Any]] | None = None,
+        snapshot: Callable[[], Sequence[Any]] | None = None,
     ) -> None:
-        self._whole = whole
+        self._snapshot = snapshot
         self._folder = folder
         self._name = name
         self._apply = apply
         self._restart = restart
         self._identity: tuple[int, int] | None = None
         self.fd = -1
-        # How far the rows are applied; bytes.
         self.size = 0
-        # The size after the last rewrite.
         self.base = 0
-        # True: a sync of this file failed. It must not be synced again, only rewritten.
-        self.spoiled = False
+        self.sync_failed = False
 
     def close(self) -> None:
-        """Let go of the descriptor."""
+        """Close the descriptor."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
         self._identity = None
 
     def follow(self) -> None:
-        """Apply what others have appended; an absent file has nothing. A torn tail is left alone."""
+        """Apply the rows that other processes have appended. A torn tail is left as it is."""
         try:
             now = os.stat(self._name, dir_fd=self._folder, follow_symlinks=False)
         except FileNotFoundError:
@@ -79,7 +82,7 @@ class FrameFile:
             self._reopen(now)
         elif now.st_size == self.size:
             return
-        while self._take():
+        while self._apply_chunk():
             pass
 
     def _reopen(self, now: os.stat_result) -> None:
@@ -87,10 +90,10 @@ class FrameFile:
         self.fd = open_regular(self._name, self._folder)
         self._identity = (now.st_dev, now.st_ino)
         self.size = self.base = 0
-        self.spoiled = False
+        self.sync_failed = False
         self._restart()
 
-    def _take(self) -> bool:
+    def _apply_chunk(self) -> bool:
         data = os.pread(self.fd, _CHUNK, self.size)
         result = scan(data, len(data))
         if not result.records and len(data) == _CHUNK:
@@ -105,14 +108,14 @@ class FrameFile:
         try:
             self._apply(_decode(payload))
         except (TypeError, ValueError, LookupError, RecursionError) as error:
-            # A whole, intact record that no qworker wrote: a stranger's, or a newer release's.
+            # An intact record of another program, or of a newer release.
             _log.warning("sq_row_invalid", file=self._name, error=str(error))
 
     def append(self, rows: Iterable[Sequence[Any]]) -> None:
         """Append rows and apply them; under the lock, after `follow`.
 
         Raises:
-            OSError: nothing was appended, and nothing applied.
+            OSError: Nothing was appended, and nothing applied.
         """
         rows = list(rows)
         if self.fd < 0:
@@ -120,9 +123,9 @@ class FrameFile:
         try:
             self._write(rows)
         except OSError as error:
-            if self._whole is None or error.errno not in {errno.ENOSPC, errno.EDQUOT}:
+            if self._snapshot is None or error.errno not in FULL:
                 raise
-            self._shrink(self._whole())
+            self._use_reserve(self._snapshot())
             self._write(rows)
         for row in rows:
             self._apply(row)
@@ -138,17 +141,17 @@ class FrameFile:
             raise
         self.size += len(data)
 
-    def _shrink(self, whole: Sequence[Any]) -> None:
-        """Make room on a full disk: the reserve, and then what the rewritten file does not need."""
+    def _use_reserve(self, snapshot: Sequence[Any]) -> None:
+        """Make room on a full disk: the reserve first, then what a rewritten file does not need."""
         try:
             os.unlink("reserve", dir_fd=self._folder)
         except FileNotFoundError:
             pass
-        self.rewrite([whole])
-        self._lay_by()
+        self.rewrite([snapshot])
+        self._reserve_space()
 
-    def _lay_by(self) -> None:
-        """Keep a reserve for `_shrink`; on a disk that is full already, do without."""
+    def _reserve_space(self) -> None:
+        """Write the reserve for `_use_reserve`; on a disk that is full already, do without."""
         try:
             fd = open_regular("reserve", self._folder, os.O_RDWR | os.O_CREAT)
             try:
@@ -156,7 +159,7 @@ class FrameFile:
             finally:
                 os.close(fd)
         except OSError as error:
-            if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
+            if error.errno not in FULL:
                 raise
 
     def _create(self) -> None:
@@ -164,12 +167,12 @@ class FrameFile:
         found = os.fstat(self.fd)
         self._identity = (found.st_dev, found.st_ino)
         self.size = self.base = 0
-        if self._whole is not None:
-            self._lay_by()
-            self._write([self._whole()])
+        if self._snapshot is not None:
+            self._reserve_space()
+            self._write([self._snapshot()])
 
     def rewrite(self, rows: Iterable[Sequence[Any]]) -> None:
-        """Put a durable new file with these rows, which say what has been applied, in the place of the old; under the lock."""
+        """Replace the file with a durable new one that has these rows, which are not applied; under the lock."""
         data = b"".join(frame(payload) + payload for payload in map(_encode, rows))
         write_new(self._name, self._folder, data)
         self.close()
@@ -177,4 +180,4 @@ class FrameFile:
         found = os.fstat(self.fd)
         self._identity = (found.st_dev, found.st_ino)
         self.size = self.base = len(data)
-        self.spoiled = False
+        self.sync_failed = False

@@ -1,7 +1,8 @@
-"""What a channel knows beside its position: a pure fold over the rows of its journal.
+"""The state of a channel: a pure fold over the rows of its journal.
 
-The log is handed out up to `cursor`. What lies before it and is not in `open` is finished, so that the ledger's size depends on
-what is under way and not on the backlog. The channel's position in the state file is the oldest open record, or the cursor.
+The log is handed out up to `cursor`. A record before it that is not in `open` is finished, so that the ledger's size
+depends on what is in progress and not on the backlog. The channel's position in the state file is the oldest open
+record, or the cursor.
 
 Every row is applied in the same way by the process that wrote it and by all that follow.
 """
@@ -17,14 +18,14 @@ import msgspec
 
 from qworker.message import State
 
-__all__ = ["Failed", "Ledger", "Open", "Row"]
+__all__ = ["FailedRecord", "HandedOut", "Ledger", "RowKind"]
 
 _EXPIRED = "the lease expired"
 _OWNER_DIED = "its worker died"
 
 
-class Row(IntEnum):
-    """The kinds of rows; the first field of each. The fields that follow stand beside it."""
+class RowKind(IntEnum):
+    """The kind of a row is its first field. The comments list the fields that follow."""
 
     LEASE = 1  # expires, first token, cursor, [place]: tokens count up from the first
     ACK = 2  # [place]
@@ -35,28 +36,35 @@ class Row(IntEnum):
     EXPIRE = 7  # [place]: ready again, tries + 1
     REQUEUE = 8  # [place]: from failed to ready, tries 0
     REMOVE = 9  # [place]: open, failed, or not yet handed out
-    SKIP = 10  # cursor: nothing before it that is not open is wanted
-    OWNER = 11  # the owner is another process now: what was leased is ready again, tries + 1
+    SKIP = 10  # cursor: everything before it that is not open is finished
+    OWNER = 11  # another process owns the channel now: what was leased is ready again, tries + 1
     ASIDE = 12  # cursor, [[place, due, tries]]: handed out as delayed
-    PAUSE = 13  # whether the channel is down
-    WHOLE = 14  # cursor, token, down, [open], [failed], [skipped]: everything
+    PAUSE = 13  # whether the channel is paused
+    SNAPSHOT = 14  # cursor, token, paused, [open], [failed], [skipped]: everything
 
 
-class Open(msgspec.Struct, eq=False, array_like=True):
-    """A record that was handed out and is not finished."""
+class HandedOut(msgspec.Struct, eq=False, array_like=True):
+    """A record that was handed out and is not finished.
+
+    Attributes:
+        state: Its state.
+        at: When it is due (delayed) or when its lease expires (leased); Unix seconds.
+        tries: The number of failed attempts.
+        token: The fencing token of its last lease.
+        error: Why it failed last.
+        kept: Whether it failed before and was requeued: its body is in fail/, and it does not hold the position.
+    """
 
     state: State = State.READY
-    # Due (delayed) or expiry (leased); Unix seconds.
     at: float = 0.0
     tries: int = 0
     token: int = 0
     error: str | None = None
-    # True: it failed before and was made ready again, so its body is in fail/ and holds no position.
     kept: bool = False
 
 
-class Failed(msgspec.Struct, eq=False, array_like=True):
-    """A record that failed for good."""
+class FailedRecord(msgspec.Struct, eq=False, array_like=True):
+    """A record that will not run again."""
 
     at: float
     tries: int
@@ -64,34 +72,34 @@ class Failed(msgspec.Struct, eq=False, array_like=True):
 
 
 class Ledger:
-    """One channel's fold."""
+    """The fold of one channel."""
 
     def __init__(self) -> None:
         self._folds: dict[int, Callable[..., None]] = {
-            Row.LEASE: self._lease,
-            Row.ACK: self._ack,
-            Row.RETRY: self._retry,
-            Row.FAIL: self._fail,
-            Row.RELEASE: self._release,
-            Row.EXTEND: self._extend,
-            Row.EXPIRE: self._expire,
-            Row.REQUEUE: self._requeue,
-            Row.REMOVE: self._remove,
-            Row.SKIP: self._advance,
-            Row.OWNER: self._owner,
-            Row.ASIDE: self._aside,
-            Row.PAUSE: self._pause,
-            Row.WHOLE: self._whole,
+            RowKind.LEASE: self._lease,
+            RowKind.ACK: self._ack,
+            RowKind.RETRY: self._retry,
+            RowKind.FAIL: self._fail,
+            RowKind.RELEASE: self._release,
+            RowKind.EXTEND: self._extend,
+            RowKind.EXPIRE: self._expire,
+            RowKind.REQUEUE: self._requeue,
+            RowKind.REMOVE: self._remove,
+            RowKind.SKIP: self._advance,
+            RowKind.OWNER: self._owner,
+            RowKind.ASIDE: self._aside,
+            RowKind.PAUSE: self._pause,
+            RowKind.SNAPSHOT: self._restore,
         }
         self.reset()
 
     def reset(self) -> None:
-        """Forget everything."""
+        """Go back to the state of an empty journal."""
         self.cursor = 0
         self.token = 0
-        self.down = False
-        self.open: dict[int, Open] = {}
-        self.failed: dict[int, Failed] = {}
+        self.paused = False
+        self.open: dict[int, HandedOut] = {}
+        self.failed: dict[int, FailedRecord] = {}
         self.skipped: set[int] = set()
         # Heaps with stale rows: ready places; (at, place) of delayed and of leased ones; places that hold the position.
         self._ready: list[int] = []
@@ -116,10 +124,10 @@ class Ledger:
         self.token = max(self.token, token - 1)
         self._advance(cursor)
 
-    def _entry(self, place: int) -> Open:
+    def _entry(self, place: int) -> HandedOut:
         entry = self.open.get(place)
         if entry is None:
-            entry = self.open[place] = Open()
+            entry = self.open[place] = HandedOut()
             heapq.heappush(self._holding, place)
         return entry
 
@@ -145,7 +153,7 @@ class Ledger:
         if entry is not None:
             self._wait(place, entry, due)
 
-    def _wait(self, place: int, entry: Open, due: float) -> None:
+    def _wait(self, place: int, entry: HandedOut, due: float) -> None:
         entry.at = due
         if due:
             entry.state = State.DELAYED
@@ -156,7 +164,7 @@ class Ledger:
 
     def _fail(self, place: int, at: float, tries: int, error: str | None, cursor: int) -> None:
         self.open.pop(place, None)
-        self.failed[place] = Failed(at, tries, error)
+        self.failed[place] = FailedRecord(at, tries, error)
         self._advance(cursor)
 
     def _extend(self, expires: float, places: list[int]) -> None:
@@ -173,7 +181,7 @@ class Ledger:
     def _requeue(self, places: list[int]) -> None:
         for place in places:
             if self.failed.pop(place, None) is not None:
-                entry = self.open[place] = Open(kept=True)
+                entry = self.open[place] = HandedOut(kept=True)
                 self._wait(place, entry, 0.0)
 
     def _remove(self, places: list[int]) -> None:
@@ -191,40 +199,40 @@ class Ledger:
             self._wait(place, entry, due)
         self._advance(cursor)
 
-    def _pause(self, down: bool) -> None:
-        self.down = down
+    def _pause(self, paused: bool) -> None:
+        self.paused = paused
 
-    def _whole(
+    def _restore(
         self,
         cursor: int,
         token: int,
-        down: bool,
+        paused: bool,
         entries: list[list[Any]],
         failed: list[list[Any]],
         skipped: list[int],
     ) -> None:
         self.reset()
-        self.cursor, self.token, self.down, self.skipped = cursor, token, down, set(skipped)
+        self.cursor, self.token, self.paused, self.skipped = cursor, token, paused, set(skipped)
         for place, row in entries:
-            entry = self.open[place] = msgspec.convert(row, Open)
+            entry = self.open[place] = msgspec.convert(row, HandedOut)
             if not entry.kept:
                 heapq.heappush(self._holding, place)
             if entry.state is State.LEASED:
                 heapq.heappush(self._leased, (entry.at, place))
             else:
                 self._wait(place, entry, entry.at if entry.state is State.DELAYED else 0.0)
-        self.failed = {place: msgspec.convert(row, Failed) for place, row in failed}
+        self.failed = {place: msgspec.convert(row, FailedRecord) for place, row in failed}
 
-    def whole(self) -> list[Any]:
-        """The row that says everything."""
+    def snapshot_row(self) -> list[Any]:
+        """Return the row that has the whole state."""
         entries = [[place, entry] for place, entry in self.open.items()]
         failed = [[place, entry] for place, entry in self.failed.items()]
-        return [Row.WHOLE, self.cursor, self.token, self.down, entries, failed, sorted(self.skipped)]
+        return [RowKind.SNAPSHOT, self.cursor, self.token, self.paused, entries, failed, sorted(self.skipped)]
 
-    # -- looking -----------------------------------------------------------------------------------------------------
+    # -- reading -----------------------------------------------------------------------------------------------------
 
     def position(self) -> int:
-        """Where the channel stands: everything before it is finished."""
+        """Return the channel's position: every record before it is finished."""
         while self._holding:
             entry = self.open.get(self._holding[0])
             if entry is not None and not entry.kept:
@@ -233,14 +241,17 @@ class Ledger:
         return self.cursor
 
     def foreign_progress(self, place: int) -> None:
-        """Another program has moved the channel's position forward: what lies before it is finished."""
+        """Finish the records before a place, to which another program has moved the channel's position."""
         if place > self.position():
             for done in [done for done, entry in self.open.items() if done < place and not entry.kept]:
                 del self.open[done]
             self._advance(place)
 
     def make_due(self, now: float) -> int:
-        """Make ready what is due by the caller's clock; nothing is written, for every process comes to the same."""
+        """Make due records ready and return their number.
+
+        No row is written, because every process comes to the same result.
+        """
         count = 0
         while self._delayed and self._delayed[0][0] <= now:
             at, place = heapq.heappop(self._delayed)
@@ -251,7 +262,7 @@ class Ledger:
         return count
 
     def expired(self, now: float) -> list[int]:
-        """Leases whose time has passed."""
+        """Return the places of the expired leases."""
         found: dict[int, None] = {}
         while self._leased and self._leased[0][0] <= now:
             at, place = self._leased[0]
@@ -265,7 +276,7 @@ class Ledger:
         return list(found)
 
     def next_ready(self, limit: int) -> list[int]:
-        """The first places that are open and ready, in the log's order; they stay ready until a row says otherwise."""
+        """Return the first open and ready places, in the log's order. They stay ready until a row is applied."""
         found: list[int] = []
         while self._ready and len(found) < limit:
             place = heapq.heappop(self._ready)
@@ -277,7 +288,7 @@ class Ledger:
         return found
 
     def next_due(self) -> float | None:
-        """When the first delayed record is due."""
+        """Return when the first delayed record is due; None if none is delayed."""
         while self._delayed:
             at, place = self._delayed[0]
             entry = self.open.get(place)
@@ -287,7 +298,7 @@ class Ledger:
         return None
 
     def in_state(self, state: State) -> Iterable[int]:
-        """The open places in a state, in the order in which `browse` gives them."""
+        """Return the open places in a state, in the order of `browse`."""
         found = [
             (entry.at if state is not State.READY else 0.0, place)
             for place, entry in self.open.items()

@@ -1,4 +1,4 @@
-"""`vsqs:///dir[?time_unit=us|ms&max_messages=N&publish_timeout=DURATION&sync=full|off]`: one directory per queue, states in file names."""
+"""`vsqs:`: one directory per queue, states in file names. The options are in `VsqsOptions`."""
 
 from qworker_vsqs.backend import VsqsBackend
 

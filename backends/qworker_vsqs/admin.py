@@ -1,4 +1,4 @@
-"""Queues as administrators see them."""
+"""Creating, deleting, counting and pausing queues; requeueing and deleting their messages."""
 
 from __future__ import annotations
 
@@ -6,181 +6,164 @@ import asyncio
 import contextlib
 import os
 import shutil
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 
-from qworker.kit.browse import Chosen, Place, at_most, browse_rows, browse_share
 from qworker.kit.files import hide_directory
-from qworker.kit.find import find_each, stamp
-from qworker.kit.parts import HashShare, make_shares
 from qworker.kit.store_errors import store_errors
-from qworker.message import Query, QueueStats, Selection, State, StoredMessage
+from qworker.message import FinishedMessage, QueueStats, Selection, State
 from qworker.names import check_queue, is_queue_name
-from qworker_vsqs import contents
-from qworker_vsqs.contents import Row
-from qworker_vsqs.folder import Folder
-from qworker_vsqs.folders import VsqsFolders
+from qworker_vsqs.browse import ListedMessage, file_name, list_states
 from qworker_vsqs.names import Unit, parse
+from qworker_vsqs.queue_dir import MessageInfo, QueueDirectory
+from qworker_vsqs.store import VsqsStore
 
-__all__ = ["VsqsAdministration"]
+__all__ = ["count_messages", "delete", "list_queues", "pause", "remove", "requeue", "resume"]
 
 
-class VsqsAdministration(VsqsFolders):
-    """The part of the backend that makes, deletes, counts and looks."""
+def list_queues(store: VsqsStore) -> list[str]:
+    """Return the names of the directories that can be queues, sorted."""
+    if not store.open(create=False):
+        return []
+    with store_errors(f"list {store.path}"):
+        return sorted(name for name in os.listdir(store.root) if is_queue_name(name) and store.is_queue(name))
 
-    async def queues(self) -> list[str]:
-        """The directories that can be queues."""
-        if not self._open(make=False):
-            return []
-        with store_errors(f"list {self._path}"):
-            return sorted(name for name in os.listdir(self._root) if is_queue_name(name) and self._is_queue(name))
 
-    async def create(self, queue: str) -> None:
-        """Make a directory."""
-        await self._found(queue, make=True)
+async def delete(store: VsqsStore, name: str) -> None:
+    """Delete a directory with everything in it."""
+    check_queue(name)
+    if not store.open(create=False):
+        return
+    queue = store.queues.pop(name, None)
+    if queue is not None:
+        queue.close()
+    if not store.is_queue(name):
+        return
+    with store_errors(f"delete the queue {name}"):
+        hidden = hide_directory(name, store.root)
+        if hidden is not None:
+            await asyncio.to_thread(shutil.rmtree, f"{store.path}/{hidden}")
 
-    async def delete(self, queue: str) -> None:
-        """Remove a directory with all that is in it."""
-        check_queue(queue)
-        if not self._open(make=False):
-            return
-        folder = self._folders.pop(queue, None)
-        if folder is not None:
-            folder.close()
-        if not self._is_queue(queue):
-            return
-        with store_errors(f"delete the queue {queue}"):
-            hidden = hide_directory(queue, self._root)
-            if hidden is not None:
-                await asyncio.to_thread(shutil.rmtree, f"{self._path}/{hidden}")
 
-    async def _look(self, folder: Folder) -> dict[State, list[Row]]:
-        return await contents.look(folder, self._unit.ticks(self._clock.time()))
+async def count_messages(store: VsqsStore, name: str, retention: Mapping[str, str]) -> QueueStats:
+    """Count the messages of a queue."""
+    queue = store.require(name)
+    with store_errors(f"count {name}"):
+        listed = await list_states(store, queue)
+    ready = listed[State.READY]
+    oldest = min((info.enqueued_at or Unit.enqueued_at(number) for number, _, info in ready), default=None)
+    return QueueStats(
+        queue=name,
+        ready=len(ready),
+        leased=len(listed[State.LEASED]),
+        delayed=len(listed[State.DELAYED]),
+        failed=len(listed[State.FAILED]),
+        oldest_age_s=None if oldest is None else max(0.0, store.clock.time() - oldest),
+        paused=queue.is_paused(),
+        retention=retention,
+    )
 
-    async def _unlink(self, folder: Folder, rows: Iterable[tuple[State, Row]]) -> int:
-        count = contents.unlink(folder, rows)
+
+async def pause(store: VsqsStore, name: str) -> None:
+    """Pause a queue."""
+    queue = store.require(name)
+    with store_errors(f"pause {name}"):
+        flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        os.close(os.open("down", flags, 0o600, dir_fd=queue.side))
+        await store.sync(queue, [])
+
+
+async def resume(store: VsqsStore, name: str) -> None:
+    """Resume a queue."""
+    queue = store.require(name)
+    with store_errors(f"resume {name}"):
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink("down", dir_fd=queue.side)
+        await store.sync(queue, [])
+    store.wake()
+
+
+async def requeue(store: VsqsStore, name: str, selection: Selection) -> int:
+    """Make failed messages ready and return their number."""
+    selection.require_failed()
+    queue = store.require(name)
+    with store_errors(f"requeue in {name}"):
+        failed = await _select(store, queue, selection, State.FAILED)
+        async with queue.locked():
+            files = _requeue(queue, failed)
+        count = len(files)
         if count:
-            await self._sync(folder, [])
+            await store.sync(queue, files)
+    store.wake()
+    return count
+
+
+async def remove(store: VsqsStore, name: str, selection: Selection) -> int:
+    """Delete messages and return their number."""
+    queue = store.require(name)
+    with store_errors(f"remove from {name}"):
+        count = _delete_messages(queue, await _select(store, queue, selection, *State))
+        if count:
+            await store.sync(queue, [])
         return count
 
-    async def stats(self, queue: str) -> QueueStats:
-        """Count by listing."""
-        folder = await self._existing(queue)
-        with store_errors(f"count {queue}"):
-            found = await self._look(folder)
-        ready = found[State.READY]
-        oldest = min((note.enqueued_at or Unit.enqueued_at(number) for number, _, note in ready), default=None)
-        return QueueStats(
-            queue=queue,
-            ready=len(ready),
-            leased=len(found[State.LEASED]),
-            delayed=len(found[State.DELAYED]),
-            failed=len(found[State.FAILED]),
-            oldest_age_s=None if oldest is None else max(0.0, self._clock.time() - oldest),
-            paused=self._paused(folder),
-            retention=self.history.retention,
-        )
 
-    async def browse(self, queue: str, query: Query) -> AsyncIterator[list[StoredMessage]]:
-        """Look at messages."""
-        folder = await self._existing(queue)
-        with store_errors(f"browse {queue}"):
-            found = (
-                self._browse_rows(folder, query)
-                if query.part is None
-                else at_most(query.limit, self._browse_share(folder, query.state, HashShare.parse(query.part)))
-            )
-            async for page in found:
-                yield page
+async def _select(
+    store: VsqsStore, queue: QueueDirectory, selection: Selection, *states: State
+) -> Iterable[tuple[State, ListedMessage]]:
+    """Return what is selected; by ids, in some states only."""
+    if selection.unchanged is not None:
+        return _select_unchanged(queue, selection.unchanged)
+    listed = await list_states(store, queue)
+    if selection.state is not None:
+        return [(selection.state, one) for one in listed[selection.state]]
+    wanted = frozenset(selection.ids or ())
+    return [(state, one) for state in states for one in listed[state] if str(one[0]) in wanted]
 
-    async def _browse_rows(self, folder: Folder, query: Query) -> AsyncIterator[list[StoredMessage]]:
-        async def choose(after: Place | None, limit: int | None) -> list[Row]:
-            chosen = Chosen(place, after, limit, newest=query.newest)
-            chosen.add((await self._look(folder))[query.state])
-            return chosen.rows()
 
-        def place(row: Row) -> Place:
-            return contents.place(query.state, row)
+def _select_unchanged(
+    queue: QueueDirectory, messages: Iterable[FinishedMessage]
+) -> Iterator[tuple[State, ListedMessage]]:
+    """Yield the failed messages that are unchanged; each is checked when it is asked for."""
+    for one in messages:
+        parsed = parse(one.id)
+        if one.state is not State.FAILED or parsed is None or parsed[1] is not None:
+            continue
+        info = queue.read_info(parsed[0])
+        if one.has_finished_at(info.failed_at):
+            # In fail/ alone: what was requeued since is not there.
+            yield State.FAILED, (parsed[0], None, info)
 
-        # Extending a lease gives it another name.
-        identity = contents.id_of if query.state is State.LEASED else None
-        async for page in browse_rows(query, choose, place, self._reader(folder, query.state), identity=identity):
-            yield page
 
-    async def _browse_share(self, folder: Folder, state: State, share: HashShare) -> AsyncIterator[list[StoredMessage]]:
-        async def listed() -> list[Row]:
-            return [row for row in (await self._look(folder))[state] if share.has(contents.id_of(row))]
+def _delete_messages(queue: QueueDirectory, messages: Iterable[tuple[State, ListedMessage]]) -> int:
+    """Delete the messages that still have the names with which they were listed; return their number."""
+    count = 0
+    for state, listed in messages:
+        try:
+            os.unlink(file_name(listed), dir_fd=queue.fail if state is State.FAILED else queue.fd)
+        except FileNotFoundError:
+            continue
+        queue.delete_info(listed[0])
+        count += 1
+    return count
 
-        # Extending a lease gives it another name.
-        identity = contents.id_of if state is State.LEASED else None
-        async for page in browse_share(listed, self._reader(folder, state), identity=identity):
-            yield page
 
-    def _reader(self, folder: Folder, state: State) -> Callable[[Row], StoredMessage | None]:
-        return lambda row: contents.stored(folder, self._unit, state, row)
+def _requeue(queue: QueueDirectory, failed: Iterable[tuple[State, ListedMessage]]) -> list[int]:
+    """Make failed messages ready, under the queue's lock; return the descriptors of their infos, to be synced."""
+    files: list[int] = []
+    for _, (number, _, _) in failed:
+        if not _is_failed(queue, number):
+            # Another requeue was faster: the info is that of a live message.
+            continue
+        before = queue.read_info(number)
+        files.append(queue.write_info(number, MessageInfo(enqueued_at=before.enqueued_at, origin=before.origin)))
+        os.rename(str(number), str(number), src_dir_fd=queue.fail, dst_dir_fd=queue.fd)
+        queue.window.add(str(number))
+    return files
 
-    async def find(self, queue: str, ids: Sequence[str]) -> list[StoredMessage]:
-        """Look at messages."""
-        folder = await self._existing(queue)
-        usable = [one for one in ids if (parsed := parse(one)) is not None and parsed[1] is None]
 
-        async def once(wanted: frozenset[str]) -> AsyncIterator[StoredMessage]:
-            now = self._unit.ticks(self._clock.time())
-            for state, rows in (await contents.look(folder, now, {int(one) for one in wanted})).items():
-                for row in rows:
-                    if (stored := contents.stored(folder, self._unit, state, row)) is not None:
-                        yield stored
-
-        with store_errors(f"read {queue}"):
-            return await find_each(usable, once, lambda: stamp((folder.fd, folder.fail)))
-
-    async def parts(self, queue: str, state: State, count: int) -> list[str]:
-        """Shares of the ids."""
-        await self._existing(queue)
-        return make_shares(count)
-
-    async def requeue(self, queue: str, selection: Selection) -> int:
-        """Make failed messages ready."""
-        selection.require_failed()
-        folder = await self._existing(queue)
-        with store_errors(f"requeue in {queue}"):
-            failed = await self._selected(folder, selection, State.FAILED)
-            async with folder.locked():
-                files = contents.requeue(folder, failed)
-            count = len(files)
-            if count:
-                await self._sync(folder, files)
-        self._wake()
-        return count
-
-    async def remove(self, queue: str, selection: Selection) -> int:
-        """Delete messages."""
-        folder = await self._existing(queue)
-        with store_errors(f"remove from {queue}"):
-            return await self._unlink(folder, await self._selected(folder, selection, *State))
-
-    async def _selected(self, folder: Folder, selection: Selection, *states: State) -> Iterable[tuple[State, Row]]:
-        """What is selected; by ids, in some states only."""
-        if selection.unchanged is not None:
-            return contents.unchanged(folder, selection.unchanged)
-        found = await self._look(folder)
-        if selection.state is not None:
-            return [(selection.state, row) for row in found[selection.state]]
-        wanted = frozenset(selection.ids or ())
-        return [(state, row) for state in states for row in found[state] if str(row[0]) in wanted]
-
-    async def pause(self, queue: str) -> None:
-        """Pause a queue for qworker's consumers; the protocol has nothing that others would heed."""
-        folder = await self._existing(queue)
-        with store_errors(f"pause {queue}"):
-            flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-            os.close(os.open("down", flags, 0o600, dir_fd=folder.side))
-            await self._sync(folder, [])
-
-    async def resume(self, queue: str) -> None:
-        """Resume a queue."""
-        folder = await self._existing(queue)
-        with store_errors(f"resume {queue}"):
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink("down", dir_fd=folder.side)
-            await self._sync(folder, [])
-        self._wake()
+def _is_failed(queue: QueueDirectory, number: int) -> bool:
+    try:
+        os.stat(str(number), dir_fd=queue.fail, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return True

@@ -2,28 +2,35 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
-from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import ClassVar, Self
 
+from qworker.backend import Backend
 from qworker.backend.deviations import refuse_unsupported
+from qworker.clock import SYSTEM_CLOCK, Clock
+from qworker.history.directory import directory_history
 from qworker.kit.doctor_check import Check
-from qworker.kit.files import list_names
+from qworker.kit.file_system import durability_at
+from qworker.kit.parts import make_shares
 from qworker.kit.store_errors import store_errors
 from qworker.kit.wait import wait_for_ready
-from qworker.message import Draft, Lease, SettleAction, Settlement
+from qworker.message import Draft, Lease, Query, QueueStats, Selection, Settlement, State, StoredMessage
 from qworker.names import check_queue
 from qworker.url import BackendURL
-from qworker_vsqs.admin import VsqsAdministration
-from qworker_vsqs.consume import VsqsLease
-from qworker_vsqs.folder import Folder
+from qworker_vsqs import admin, browse
+from qworker_vsqs.lease import VsqsLeases
+from qworker_vsqs.options import VsqsOptions
+from qworker_vsqs.publish import VsqsPublisher
+from qworker_vsqs.reap import reap_expired
+from qworker_vsqs.settle import settle_in_queue
+from qworker_vsqs.store import VsqsStore
+from qworker_vsqs.wait import wait_for_work
 
 __all__ = ["VsqsBackend"]
 
 
-class VsqsBackend(VsqsAdministration):
-    """Directories of messages; see the module."""
+class VsqsBackend(Backend):
+    """Directories of messages: a message is a file, and its name is its state."""
 
     deviations: ClassVar[Mapping[str, str]] = {
         "priority": "the order is that of the ids",
@@ -34,6 +41,38 @@ class VsqsBackend(VsqsAdministration):
         "argv": "a message is its contents alone",
     }
 
+    def __init__(self, url: BackendURL, options: VsqsOptions, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._url = url
+        self._clock = clock
+        self.directory = url.directory
+        self._store = VsqsStore(self.directory, options, clock)
+        self._publisher = VsqsPublisher(self._store)
+        self._leases = VsqsLeases(options.unit)
+        self.history = directory_history(url, self._store.path, default=False, clock=clock)
+
+    @classmethod
+    def from_url(cls, url: BackendURL, *, clock: Clock = SYSTEM_CLOCK, remote_leases: bool = False) -> Self:
+        """`vsqs:///dir[?time_unit=us|ms&max_messages=N&publish_timeout=DURATION&sync=full|off]`."""
+        return cls(url, VsqsOptions.from_url(url), clock)
+
+    async def open(self) -> None:
+        """Open the directory, which is created if it does not exist."""
+        self._store.open(create=True)
+
+    async def aclose(self) -> None:
+        """Close the store. Leases last until they expire."""
+        await self.history.aclose()
+        await self._store.aclose()
+
+    def describe(self) -> str:
+        """Return the URL."""
+        return self._url.at(self._store.path)
+
+    @property
+    def durability(self) -> str:
+        """`disk`; `process` with `?sync=off`, and on a file system without barriers or a journal that keeps renames."""
+        return durability_at(self._store.path, sync=self._store.options.durable)
+
     # -- producing ---------------------------------------------------------------------------------------------------
 
     async def publish(self, queue: str, drafts: Sequence[Draft]) -> list[str]:
@@ -42,141 +81,115 @@ class VsqsBackend(VsqsAdministration):
         refuse_unsupported("vsqs", self.deviations, drafts)
         if not drafts:
             return []
-        folder = await self._found(queue, make=True)
-        assert folder is not None
-        assert self._publisher is not None
+        directory = self._store.get_or_create(queue)
         with store_errors(f"publish to {queue}"):
-            ids = await self._publisher.publish(folder, drafts)
-        self._wake()
+            ids = await self._publisher.publish(directory, drafts)
+        self._store.wake()
         return ids
 
     # -- consuming ---------------------------------------------------------------------------------------------------
 
-    async def _refresh(self, folder: Folder) -> int:
-        """See to it that the window may be believed, and that nothing in it has expired; how much had."""
-        if self._events is not None:
-            self._events.drain()
-        async with folder.refreshing:
-            if not folder.window.fresh:
-                began = time.monotonic()
-                folder.window.fill(await list_names(folder.fd), began)
-                if self._events is not None:
-                    self._events.drain()
-            return await self._requeue_expired(folder)
-
-    async def _requeue_expired(self, folder: Folder) -> int:
-        expired = folder.window.expired(self._unit.ticks(self._clock.time()))
-        if not expired:
-            return 0
-        count = 0
-        async with folder.locked():
-            for number, expiry in expired:
-                if folder.requeue_expired(number, expiry):
-                    folder.window.came(str(number))
-                    count += 1
-        return count
-
     async def lease(self, queue: str, limit: int, visibility: float, timeout: float = 0.0) -> list[Lease]:
-        """Claim the oldest ready messages."""
+        """Lease the oldest ready messages."""
         await wait_for_ready(self, queue, limit, timeout)
-        folder = await self._found(queue)
-        if folder is None or self._paused(folder):
+        directory = self._store.get(queue)
+        if directory is None or directory.is_paused():
             return []
-        leases: list[Lease] = []
         with store_errors(f"lease from {queue}"):
-            await self._refresh(folder)
-            now = self._clock.time()
-            while len(leases) < limit and (number := folder.window.take()) is not None:
-                lease = self._consumer.claim(folder, number, now, visibility)
-                if lease is not None:
-                    leases.append(lease)
-        return leases
+            await reap_expired(self._store, directory)
+            return self._leases.claim(directory, limit, visibility, self._clock.time())
 
     async def wait(self, queues: Sequence[str], timeout: float) -> None:
         """Wait for a message, for the end of a lease, or for a delay to be over."""
-        loop = asyncio.get_running_loop()
-        give_up = loop.time() + timeout
-        while True:
-            soonest = min([await self._until_work(queue) for queue in queues], default=float("inf"))
-            give_up = min(give_up, loop.time() + soonest)
-            left = give_up - loop.time()
-            if left <= 0:
-                return
-            await self._changed(left)
-
-    async def _until_work(self, queue: str) -> float:
-        """Seconds until a queue has something, as far as is known now."""
-        folder = await self._found(queue)
-        if folder is None or self._paused(folder):
-            return float("inf")
-        with store_errors(f"read {queue}"):
-            await self._refresh(folder)
-        if folder.window.some_ready:
-            return 0.0
-        expiry = folder.window.next_expiry()
-        return float("inf") if expiry is None else max(0.001, self._unit.seconds(expiry) - self._clock.time())
+        await wait_for_work(self._store, queues, timeout)
 
     def extend(self, leases: Sequence[Lease], visibility: float) -> list[Lease]:
-        """Extend leases; from any thread."""
+        """Extend leases and return the lost ones."""
         now = self._clock.time()
         lost: list[Lease] = []
         for lease in leases:
-            folder = self._folders.get(lease.message.queue)
+            directory = self._store.queues.get(lease.message.queue)
             with store_errors(f"extend leases of {lease.message.queue}"):
-                if (
-                    folder is None
-                    or not isinstance(lease, VsqsLease)
-                    or not self._consumer.extend(folder, lease, now, visibility)
-                ):
+                if directory is None or not self._leases.extend(directory, lease, now, visibility):
                     lost.append(lease)
         return lost
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[Settlement]:
-        """End leases."""
+        """End leases and return the refused settlements."""
         by_queue: dict[str, list[Settlement]] = {}
         for settlement in settlements:
             by_queue.setdefault(settlement.lease.message.queue, []).append(settlement)
         refused: list[Settlement] = []
         for queue, some in by_queue.items():
-            folder = await self._found(queue)
-            refused += some if folder is None else await self._settle(folder, some)
-        return refused
-
-    async def _settle(self, folder: Folder, settlements: list[Settlement]) -> list[Settlement]:
-        files: list[int] = []
-        done: list[VsqsLease] = []
-        try:
-            with store_errors(f"settle messages of {folder.name}"):
-                try:
-                    refused = await self._consumer.settle(folder, settlements, self._clock.time(), files, done)
-                finally:
-                    if done:
-                        await self._sync(folder, files, noted=bool(files))
-        except BaseException:
-            # Ended, but perhaps not for good: a repetition is told so, and makes it durable.
-            for lease in done:
-                lease.unsure = True
-            raise
-        if any(settlement.action is not SettleAction.ACK for settlement in settlements):
-            self._wake()
+            directory = self._store.get(queue)
+            refused += some if directory is None else await settle_in_queue(self._store, directory, some)
         return refused
 
     async def reap(self, queue: str) -> int:
-        """Return expired leases with tries + 1, and what is due."""
-        folder = await self._found(queue)
-        if folder is None:
+        """Make expired messages ready with tries + 1, and due ones too."""
+        directory = self._store.get(queue)
+        if directory is None:
             return 0
         with store_errors(f"reap {queue}"):
-            count = await self._refresh(folder)
+            count = await reap_expired(self._store, directory)
         if count:
-            self._wake()
+            self._store.wake()
         return count
 
-    # -- besides the contract (qworker/backend/offers.py) ----------------------------------------------------------------------
+    # -- queues ------------------------------------------------------------------------------------------------------
+
+    async def queues(self) -> list[str]:
+        """Return the names of the directories that can be queues."""
+        return admin.list_queues(self._store)
+
+    async def create(self, queue: str) -> None:
+        """Create the directory of a queue."""
+        self._store.get_or_create(queue)
+
+    async def delete(self, queue: str) -> None:
+        """Delete the directory of a queue."""
+        await admin.delete(self._store, queue)
+
+    async def stats(self, queue: str) -> QueueStats:
+        """Count the messages of a queue by listing it."""
+        return await admin.count_messages(self._store, queue, self.history.retention)
+
+    async def pause(self, queue: str) -> None:
+        """Pause a queue for qworker's workers; the protocol has nothing that other programs would obey."""
+        await admin.pause(self._store, queue)
+
+    async def resume(self, queue: str) -> None:
+        """Resume a queue."""
+        await admin.resume(self._store, queue)
+
+    # -- messages ----------------------------------------------------------------------------------------------------
+
+    def browse(self, queue: str, query: Query) -> AsyncIterator[list[StoredMessage]]:
+        """Yield the messages of a state, page by page."""
+        return browse.browse(self._store, queue, query)
+
+    async def parts(self, queue: str, state: State, count: int) -> list[str]:
+        """Divide the messages by their ids."""
+        self._store.require(queue)
+        return make_shares(count)
+
+    async def find(self, queue: str, ids: Sequence[str]) -> list[StoredMessage]:
+        """Return messages by their ids."""
+        return await browse.find(self._store, queue, ids)
+
+    async def requeue(self, queue: str, selection: Selection) -> int:
+        """Make failed messages ready again."""
+        return await admin.requeue(self._store, queue, selection)
+
+    async def remove(self, queue: str, selection: Selection) -> int:
+        """Delete messages."""
+        return await admin.remove(self._store, queue, selection)
+
+    # -- what the contract does not have (qworker/backend/offers.py) ---------------------------------------------------
 
     @classmethod
     async def doctor(cls, url: BackendURL) -> list[Check]:
-        """Try the directory."""
+        """Check the directory."""
         from qworker.kit.directory.doctor import examine_directory
 
         return await examine_directory(url.directory)

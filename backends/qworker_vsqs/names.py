@@ -1,4 +1,4 @@
-"""File names: `<id>` is ready, `<id>.<expiry>` is leased, `<id>.new` is being written; everything else is a stranger."""
+"""File names: `<id>` is ready, `<id>.<expiry>` is leased, `<id>.new` is being written; nothing else is a message."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MILLISECONDS_BELOW = 10**14
 
 
 def parse(name: str) -> tuple[int, int | None] | None:
-    """The id and the expiry (None: ready) of a message's file name; None for a stranger's."""
+    """Return the id and the expiry (None: ready) of a message's file name; None for any other name."""
     found = _NAME.fullmatch(name)
     if found is None:
         return None
@@ -24,7 +24,7 @@ def parse(name: str) -> tuple[int, int | None] | None:
 
 
 def leased_name(number: int, expiry: int) -> str:
-    """The name of a leased message."""
+    """Return the name of a leased message."""
     return f"{number}.{expiry}"
 
 
@@ -36,14 +36,14 @@ class Unit(msgspec.Struct, frozen=True):
     spread: int
 
     def ticks(self, seconds: float) -> int:
-        """Unix seconds in this unit."""
+        """Convert Unix seconds to this unit."""
         return round(seconds * self.per_second)
 
     def seconds(self, ticks: int) -> float:
-        """An expiry in Unix seconds."""
+        """Convert an expiry to Unix seconds."""
         return ticks / self.per_second
 
     @staticmethod
     def enqueued_at(number: int) -> float:
-        """When an id was made, in Unix seconds; ids of either unit are read."""
+        """Return when an id was made, in Unix seconds. The id may have either unit."""
         return number / (1_000 if number < _MILLISECONDS_BELOW else 1_000_000)

@@ -1,7 +1,8 @@
-"""What was listed of a queue: the ready ids in order, and the expiries, kept up to date by events between listings.
+"""The ready ids of a queue in order, and the expiries of the others: a listing that events keep up to date.
 
-Strict FIFO: every name that comes into the directory enters the window, as the kernel tells of it. Where it may not tell of all (another
-host's, or without inotify) a window is believed for 100 ms at most; else for 1 s, for the names alone keep it exact.
+Strict FIFO: every name that comes into the directory enters the window, because the kernel reports it. If the kernel
+may not report all of them (other hosts, or no inotify), a window is used for at most 100 ms; else for 1 s, because the
+names alone keep it exact.
 """
 
 from __future__ import annotations
@@ -12,35 +13,37 @@ from collections.abc import Iterable
 
 from qworker_vsqs.names import parse
 
-__all__ = ["Window"]
+__all__ = ["IdWindow"]
 
-_BELIEVED = 0.1
-_BELIEVED_WATCHED = 1.0
+# Seconds.
+_FRESH = 0.1
+_FRESH_WATCHED = 1.0
 
 
-class Window:
-    """One queue's listing."""
+class IdWindow:
+    """The listing of one queue.
+
+    Attributes:
+        is_watched: Whether the kernel reports every change in the directory.
+    """
 
     def __init__(self) -> None:
         self._ready: list[int] = []
         self._timed: list[tuple[int, int]] = []
         self._listed_at = float("-inf")
-        # True: the kernel tells of every change in the directory.
-        self.watched = False
-        # Names seen at the last listing that are messages.
-        self.count = 0
+        self.is_watched = False
 
-    def stale(self) -> None:
-        """Believe nothing: the directory has to be listed."""
+    def invalidate(self) -> None:
+        """Have the directory listed again before the window is used."""
         self._listed_at = float("-inf")
 
     @property
-    def fresh(self) -> bool:
-        """Whether the last listing may still be believed."""
-        return time.monotonic() - self._listed_at < (_BELIEVED_WATCHED if self.watched else _BELIEVED)
+    def is_fresh(self) -> bool:
+        """Whether the last listing can still be used."""
+        return time.monotonic() - self._listed_at < (_FRESH_WATCHED if self.is_watched else _FRESH)
 
     def fill(self, names: Iterable[str], listed_at: float) -> None:
-        """Replace everything by a listing that began at `listed_at` (monotonic seconds)."""
+        """Replace everything with a listing that began at `listed_at` (monotonic seconds)."""
         ready: list[int] = []
         timed: list[tuple[int, int]] = []
         for name in names:
@@ -56,10 +59,9 @@ class Window:
         heapq.heapify(timed)
         self._ready, self._timed = ready, timed
         self._listed_at = listed_at
-        self.count = len(ready) + len(timed)
 
-    def came(self, name: str) -> None:
-        """A name came into the directory."""
+    def add(self, name: str) -> None:
+        """Add a name that came into the directory."""
         found = parse(name)
         if found is None:
             return
@@ -69,7 +71,7 @@ class Window:
             heapq.heappush(self._timed, (found[1], found[0]))
 
     def take(self) -> int | None:
-        """The oldest ready id, which leaves the window."""
+        """Remove the oldest ready id and return it; None if there is none."""
         ready = self._ready
         if not ready:
             return None
@@ -78,12 +80,8 @@ class Window:
             heapq.heappop(ready)
         return number
 
-    def put_back(self, number: int) -> None:
-        """An id that was taken is ready after all."""
-        heapq.heappush(self._ready, number)
-
-    def expired(self, now: int) -> list[tuple[int, int]]:
-        """(id, expiry) of what is not leased any more, in the order of the expiries; each leaves the window."""
+    def take_expired(self, now: int) -> list[tuple[int, int]]:
+        """Remove the ids that have expired and return (id, expiry) of each, in the order of the expiries."""
         found: list[tuple[int, int]] = []
         while self._timed and self._timed[0][0] <= now:
             expiry, number = heapq.heappop(self._timed)
@@ -91,10 +89,10 @@ class Window:
         return found
 
     def next_expiry(self) -> int | None:
-        """When the next lease or delay ends, as far as is known."""
+        """Return when the next lease or delay ends, as far as is known."""
         return self._timed[0][0] if self._timed else None
 
     @property
-    def some_ready(self) -> bool:
+    def has_ready(self) -> bool:
         """Whether an id is ready, as far as is known."""
         return bool(self._ready)

@@ -12,7 +12,7 @@ from qworker.kit.segments.format import Header, decode_header, encode_header, fr
 from qworker.kit.segments.state import STATE_SIZE, ChannelEntry, decode_state, encode_state
 from qworker_sq.frames import FrameFile
 from qworker_sq.ledger import Ledger
-from qworker_sq.topic import place_of_id, position_id
+from qworker_sq.names import place_of_id, position_id
 
 U32, U64 = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
 
@@ -141,7 +141,7 @@ def test_a_row_that_is_not_understood_is_passed_over(tmp_path: Path) -> None:
     folder = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         ledger = Ledger()
-        file = FrameFile(folder, "journal", apply=ledger.apply, restart=ledger.reset, whole=ledger.whole)
+        file = FrameFile(folder, "journal", apply=ledger.apply, restart=ledger.reset, snapshot=ledger.snapshot_row)
         file.follow()
         file.append([[10, 77]])
         assert ledger.cursor == 77

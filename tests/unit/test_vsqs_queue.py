@@ -20,7 +20,7 @@ from qworker.testing.clock import FakeClock
 from qworker.testing.wait_until import wait_until
 from qworker_vsqs import VsqsBackend
 from qworker_vsqs.names import leased_name, parse
-from qworker_vsqs.window import Window
+from qworker_vsqs.window import IdWindow
 
 Open = Callable[..., VsqsBackend]
 START = 1_800_000_000.0
@@ -78,10 +78,10 @@ def test_what_is_no_name_of_a_message_is_a_stranger(name: str) -> None:
 
 @given(st.lists(st.text() | st.from_regex(r"[0-9]{1,17}(\.[0-9]{1,17})?", fullmatch=True)))
 def test_a_window_takes_any_listing_and_gives_its_ready_ids_in_order(listing: list[str]) -> None:
-    window = Window()
+    window = IdWindow()
     window.fill(listing, 0.0)
     for name in listing:
-        window.came(name)
+        window.add(name)
     taken = list(iter(window.take, None))
     assert taken == sorted({found[0] for name in listing if (found := parse(name)) is not None and found[1] is None})
 

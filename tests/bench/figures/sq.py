@@ -158,28 +158,31 @@ def bare(given: dict[str, Any]) -> tuple[float, float]:
     from harness.work import run_loop
     from qworker import Draft
     from qworker.backend.registry import open_backend
-    from qworker_sq import SqBackend
+    from qworker.clock import SYSTEM_CLOCK
+    from qworker.url import BackendURL
+    from qworker_sq.options import SqOptions
+    from qworker_sq.store import SqStore
 
     async def run() -> tuple[float, float]:
-        backend = open_backend(given["url"])
-        assert isinstance(backend, SqBackend)
+        backend, url = open_backend(given["url"]), BackendURL.parse(given["url"])
         await backend.open()
         made = [Draft(body=os.urandom(_BODY)) for _ in range(1_000)]
         await backend.create(_TOPIC)
-        async with backend.channel(_TOPIC) as channel:
+        store = SqStore(url.directory, SqOptions.from_url(url), SYSTEM_CLOCK)
+        async with store.channel_section(_TOPIC) as channel:
             log, place = channel.topic.log, channel.end()
         began = time.perf_counter()
         for _ in range(given["count"] // 1_000):
             await backend.publish(_TOPIC, made)
         appended = given["count"] / (time.perf_counter() - began)
-        async with backend.channel(_TOPIC) as channel:
-            end = channel.end()
+        end = channel.end()
         began, count = time.perf_counter(), 0
         while place < end:
             found, place = log.read(place, 1_000, end)
             count += len(found)
         assert count == given["count"]
         read = count / (time.perf_counter() - began)
+        await store.aclose()
         await backend.aclose()
         return appended, read
 

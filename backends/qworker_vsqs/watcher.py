@@ -1,6 +1,6 @@
-"""What happens in queue directories, by name: Linux inotify, read when it is wanted.
+"""The names that come into queue directories: Linux inotify, read when the store asks.
 
-A hint: without it, or after an overflow, the directory is listed.
+A hint only. Without it, or after an overflow, the directory is listed.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import struct
 from collections.abc import Callable
 from functools import cache
 
-__all__ = ["Events"]
+__all__ = ["DirectoryWatcher"]
 
 _MOVED_FROM, _MOVED_TO, _CREATE, _DELETE = 0x40, 0x80, 0x100, 0x200
 _ONLYDIR = 0x01000000
@@ -27,19 +27,19 @@ def _libc() -> ctypes.CDLL:
     return libc
 
 
-class Events:
+class DirectoryWatcher:
     """Watches directories.
 
     Args:
-        on_name: called with a watch's number and each name that came into its directory.
-        on_overflow: called when events were lost.
-        on_change: called after anything at all, also when something left.
+        on_created: Called with a watch's number and each name that came into its directory.
+        on_overflow: Called when events were lost.
+        on_change: Called after any event, also when a name has left.
     """
 
     def __init__(
-        self, *, on_name: Callable[[int, str], None], on_overflow: Callable[[], None], on_change: Callable[[], None]
+        self, *, on_created: Callable[[int, str], None], on_overflow: Callable[[], None], on_change: Callable[[], None]
     ) -> None:
-        self._on_name = on_name
+        self._on_created = on_created
         self._on_overflow = on_overflow
         self._on_change = on_change
         self._loop = asyncio.get_running_loop()
@@ -49,7 +49,7 @@ class Events:
             self._loop.add_reader(self._fd, self.drain)
 
     def add(self, directory: int) -> int | None:
-        """Watch a directory, given by descriptor; the watch's number, None when the kernel refuses."""
+        """Watch a directory, given by its descriptor. Return the watch's number; None if the kernel refuses."""
         if self._fd < 0:
             return None
         mask = _MOVED_FROM | _MOVED_TO | _CREATE | _DELETE | _ONLYDIR
@@ -57,7 +57,7 @@ class Events:
         return watch if watch >= 0 else None
 
     def drain(self) -> None:
-        """Tell what has happened so far."""
+        """Report what has happened so far."""
         changed = False
         while self._fd >= 0:
             try:
@@ -65,11 +65,11 @@ class Events:
             except BlockingIOError:
                 break
             changed = True
-            self._tell(data)
+            self._report(data)
         if changed:
             self._on_change()
 
-    def _tell(self, data: bytes) -> None:
+    def _report(self, data: bytes) -> None:
         at = 0
         while at < len(data):
             watch, mask, _, length = _EVENT.unpack_from(data, at)
@@ -78,7 +78,7 @@ class Events:
             if mask & _OVERFLOW:
                 self._on_overflow()
             elif mask & (_MOVED_TO | _CREATE):
-                self._on_name(watch, os.fsdecode(name))
+                self._on_created(watch, os.fsdecode(name))
 
     def close(self) -> None:
         """Stop. Idempotent."""

@@ -1,4 +1,4 @@
-"""Rounds of syncs in a thread: a caller is covered by the first round that begins after it asked."""
+"""Group commit of a channel: syncs in a thread. The first round that begins after a call covers it."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import Executor
 
-__all__ = ["Rounds"]
+__all__ = ["ChannelCommit"]
 
 
-class Rounds:
-    """Group commit.
+class ChannelCommit:
+    """Rounds of syncs, one after another.
 
     Args:
-        pool: where the work of a round runs.
-        prepare: called on the loop when a round begins; gives its work.
-        after: called on the loop after the work succeeded.
-        failed: called on the loop after the work raised.
+        pool: Where the work of a round runs.
+        prepare: Called on the loop when a round begins; returns its work.
+        on_success: Called on the loop after the work succeeded.
+        on_failure: Called on the loop after the work raised.
     """
 
     def __init__(
@@ -24,13 +24,13 @@ class Rounds:
         pool: Executor,
         *,
         prepare: Callable[[], Callable[[], None]],
-        after: Callable[[], None],
-        failed: Callable[[], None],
+        on_success: Callable[[], None],
+        on_failure: Callable[[], None],
     ) -> None:
         self._pool = pool
         self._prepare = prepare
-        self._after = after
-        self._failed = failed
+        self._on_success = on_success
+        self._on_failure = on_failure
         self._waiting: list[asyncio.Future[None]] = []
         self._task: asyncio.Task[None] | None = None
 
@@ -38,7 +38,7 @@ class Rounds:
         """Return when everything that was written before this call is synced.
 
         Raises:
-            OSError: it is not known to be.
+            OSError: It is unknown whether it is.
         """
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append(done)
@@ -50,7 +50,7 @@ class Rounds:
         try:
             while self._waiting:
                 round_, self._waiting = self._waiting, []
-                error = await self._one()
+                error = await self._run_round()
                 for done in round_:
                     if done.done():
                         continue
@@ -63,16 +63,16 @@ class Rounds:
             for done in self._waiting:
                 done.cancel()
 
-    async def _one(self) -> OSError | None:
+    async def _run_round(self) -> OSError | None:
         try:
             await asyncio.get_running_loop().run_in_executor(self._pool, self._prepare())
-            self._after()
+            self._on_success()
         except OSError as error:
-            self._failed()
+            self._on_failure()
             return error
         return None
 
     async def finish(self) -> None:
-        """Wait for the rounds that are under way."""
+        """Wait for the rounds that are in progress."""
         while self._task is not None:
             await asyncio.wait([self._task])

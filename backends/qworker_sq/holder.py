@@ -1,6 +1,6 @@
-"""One process leases from a channel at a time: a flock that the kernel lets go of when the process dies.
+"""One process at a time leases from a channel: it has a flock, which the kernel releases when the process dies.
 
-The lock belongs to the process: every instance in it may lease, and the last that closes lets go.
+The lock belongs to the process: every instance in it may lease, and the last one that closes releases it.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from qworker.kit.files import open_regular
 __all__ = ["acquire", "release"]
 
 
-class _Owned(msgspec.Struct, eq=False):
+class _ProcessLock(msgspec.Struct, eq=False):
     fd: int
     users: int
 
 
 _lock = threading.Lock()
-_owned: dict[tuple[int, int], _Owned] = {}
+_locks: dict[tuple[int, int], _ProcessLock] = {}
 
 
 def acquire(folder: int) -> tuple[tuple[int, int], bool] | None:
-    """Own the channel with this directory, for one more instance.
+    """Take the lock of the channel with this directory, for one more instance.
 
     Returns:
-        What `release` needs, and whether this process did not own the channel until now; None while another process does.
+        What `release` needs, and whether this process did not have the lock before; None while another process has it.
     """
     with _lock:
         fd = open_regular("owner", folder, os.O_RDWR | os.O_CREAT)
         found = os.fstat(fd)
         key = (found.st_dev, found.st_ino)
-        held = _owned.get(key)
+        held = _locks.get(key)
         if held is not None:
             os.close(fd)
             held.users += 1
@@ -45,29 +45,29 @@ def acquire(folder: int) -> tuple[tuple[int, int], bool] | None:
         except BlockingIOError:
             os.close(fd)
             return None
-        _owned[key] = _Owned(fd, 1)
+        _locks[key] = _ProcessLock(fd, 1)
         return key, True
 
 
 def release(key: tuple[int, int]) -> None:
-    """Give up one instance's share."""
+    """Give up the share of one instance."""
     with _lock:
-        held = _owned.get(key)
+        held = _locks.get(key)
         if held is None:
             return
         held.users -= 1
         if not held.users:
-            del _owned[key]
+            del _locks[key]
             os.close(held.fd)
 
 
-def _let_go_in_child() -> None:
+def _close_in_child() -> None:
     # A forked child would keep its parent's lock beyond the parent's death.
     global _lock  # noqa: PLW0603 - the parent may have held it in another thread
     _lock = threading.Lock()
-    for held in _owned.values():
+    for held in _locks.values():
         os.close(held.fd)
-    _owned.clear()
+    _locks.clear()
 
 
-os.register_at_fork(after_in_child=_let_go_in_child)
+os.register_at_fork(after_in_child=_close_in_child)

@@ -1,0 +1,378 @@
+"""The store of `memory:`: queues with their messages, and the calls of `wait` that wait for them.
+
+The caller of each method but `browse` holds the store's lock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import threading
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping, Sequence
+from operator import attrgetter
+
+import msgspec
+
+from qworker.errors import QueueNotFound
+from qworker.history.memory import MemoryHistory
+from qworker.kit.browse import Chosen, Place, browse_rows
+from qworker.message import (
+    Draft,
+    Lease,
+    Message,
+    Query,
+    QueueStats,
+    Selection,
+    SettleAction,
+    Settlement,
+    State,
+    StoredMessage,
+)
+from qworker.names import check_id, new_id
+
+__all__ = ["MemoryEntry", "MemoryQueue", "MemoryStore", "MemoryWaiter"]
+
+# The order within a state, the order of publishing, and the id.
+_Row = tuple[float, int, str]
+
+
+class MemoryEntry(msgspec.Struct, kw_only=True, eq=False):
+    """One stored message.
+
+    Attributes:
+        message: The message.
+        state: Its state.
+        order: Its number in the order of publishing.
+        token: The fencing token of its last lease. It rises with each lease.
+        at: When it is due (delayed), when its lease expires (leased), or when it finished (done, failed); Unix seconds.
+        holder: The worker that leases it.
+        error: Why it failed last.
+    """
+
+    message: Message
+    state: State
+    order: int
+    token: int = 0
+    at: float = 0.0
+    holder: str | None = None
+    error: str | None = None
+
+    def row(self) -> _Row:
+        """Return its row in the heap of its state."""
+        first = -self.message.priority if self.state is State.READY else self.at
+        return first, self.order, self.message.id
+
+    def place(self) -> Place:
+        """Return its place in the order of its state, as `browse` compares places."""
+        first, order, _ = self.row()
+        return first, f"{order:020}"
+
+    def to_stored(self) -> StoredMessage:
+        """Return what `browse` and `find` show of it."""
+        return StoredMessage(
+            message=self.message,
+            state=self.state,
+            due_at=self.at if self.state is State.DELAYED else None,
+            expires_at=self.at if self.state is State.LEASED else None,
+            finished_at=self.at if self.state in {State.DONE, State.FAILED} else None,
+            holder=self.holder,
+            error=self.error,
+        )
+
+    def count_try(self, error: str | None) -> None:
+        """Count a failed attempt."""
+        self.error = error
+        self.message = msgspec.structs.replace(self.message, tries=self.message.tries + 1)
+
+
+class MemoryQueue:
+    """The messages of one queue: all of them by id, and a heap for each state whose first message is looked for.
+
+    An entry that leaves a state leaves its row in the heap. A row counts only if the entry still has that row.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.entries: dict[str, MemoryEntry] = {}
+        # The ids of the ready, delayed and leased messages that have a unique key, by the key.
+        self.pending_keys: dict[str, str] = {}
+        self.heaps: dict[State, list[_Row]] = {State.READY: [], State.DELAYED: [], State.LEASED: []}
+        self.paused = False
+        self.next_order = 0
+
+    def put(self, entry: MemoryEntry, state: State, at: float = 0.0) -> None:
+        """Move an entry to a state."""
+        entry.state = state
+        entry.at = at
+        heap = self.heaps.get(state)
+        if heap is None:
+            self._free_key(entry)
+            return
+        heapq.heappush(heap, entry.row())
+        if len(heap) > 2 * len(self.entries) + 64:
+            # Most rows are old. Without this step, a heap would grow with each extension of a lease.
+            self.heaps[state] = [other.row() for other in self.entries.values() if other.state is state]
+            heapq.heapify(self.heaps[state])
+        if entry.message.unique_key is not None:
+            self.pending_keys.setdefault(entry.message.unique_key, entry.message.id)
+
+    def remove(self, entry: MemoryEntry) -> None:
+        """Delete an entry."""
+        del self.entries[entry.message.id]
+        self._free_key(entry)
+
+    def _free_key(self, entry: MemoryEntry) -> None:
+        key = entry.message.unique_key
+        if key is not None and self.pending_keys.get(key) == entry.message.id:
+            del self.pending_keys[key]
+
+    def first(self, state: State) -> MemoryEntry | None:
+        """Return the first entry of a state; None if there is none."""
+        heap = self.heaps[state]
+        while heap:
+            entry = self.entries.get(heap[0][2])
+            if entry is not None and entry.state is state and entry.row() == heap[0]:
+                return entry
+            heapq.heappop(heap)
+        return None
+
+    def make_ready(self, state: State, now: float) -> list[MemoryEntry]:
+        """Move the delayed messages that are due, or the leased ones that have expired, to ready; return them."""
+        moved: list[MemoryEntry] = []
+        while (entry := self.first(state)) is not None and entry.at <= now:
+            self.put(entry, State.READY)
+            moved.append(entry)
+        return moved
+
+    def in_state(self, state: State) -> list[MemoryEntry]:
+        """Return the entries of a state, in no order."""
+        return [entry for entry in self.entries.values() if entry.state is state]
+
+    def select(self, selection: Selection) -> list[MemoryEntry]:
+        """Return the entries that a selection names."""
+        if selection.state is not None:
+            return self.in_state(selection.state)
+        if selection.ids is not None:
+            return [self.entries[i] for i in dict.fromkeys(selection.ids) if i in self.entries]
+        unchanged = {one.id: one for one in selection.unchanged or ()}
+        selected = [self.entries[i] for i in unchanged if i in self.entries]
+        return [entry for entry in selected if unchanged[entry.message.id].matches(entry.to_stored())]
+
+    # -- the steps of the contract -----------------------------------------------------------------------------------
+
+    def publish(self, draft: Draft, now: float) -> str:
+        """Store a message and return its id."""
+        message_id = new_id() if draft.id is None else check_id(draft.id)
+        if message_id in self.entries:
+            return message_id
+        if draft.unique_key is not None and draft.unique_key in self.pending_keys:
+            return self.pending_keys[draft.unique_key]
+        message = Message(
+            id=message_id,
+            queue=self.name,
+            body=draft.body,
+            tries=draft.tries,
+            enqueued_at=now if draft.enqueued_at is None else draft.enqueued_at,
+            priority=draft.priority,
+            unique_key=draft.unique_key,
+            argv=draft.argv,
+            fields=draft.fields,
+        )
+        entry = self.entries[message_id] = MemoryEntry(message=message, state=State.READY, order=self.next_order)
+        self.next_order += 1
+        due = now + draft.delay if draft.due_at is None else draft.due_at
+        if due > now:
+            self.put(entry, State.DELAYED, due)
+        else:
+            self.put(entry, State.READY)
+        return message_id
+
+    def lease(self, limit: int, holder: str, now: float, expires_at: float) -> list[Lease]:
+        """Lease up to `limit` ready messages."""
+        self.make_ready(State.DELAYED, now)
+        leases: list[Lease] = []
+        while len(leases) < limit and (entry := self.first(State.READY)) is not None:
+            entry.token += 1
+            entry.holder = holder
+            self.put(entry, State.LEASED, expires_at)
+            leases.append(Lease(message=entry.message, token=entry.token, expires_at=expires_at))
+        return leases
+
+    def settle(self, entry: MemoryEntry, settlement: Settlement, now: float, *, keep_done: bool) -> None:
+        """End the lease of an entry."""
+        entry.holder = None
+        if settlement.action is SettleAction.ACK:
+            if keep_done:
+                self.put(entry, State.DONE, now)
+            else:
+                self.remove(entry)
+        elif settlement.action is SettleAction.FAIL_PERM:
+            entry.error = settlement.error
+            self.put(entry, State.FAILED, now)
+        else:
+            if settlement.action is SettleAction.FAIL_TMP:
+                entry.count_try(settlement.error)
+            if settlement.delay > 0:
+                self.put(entry, State.DELAYED, now + settlement.delay)
+            else:
+                self.put(entry, State.READY)
+
+    def reap(self, now: float) -> int:
+        """Make expired and due messages ready and return their number."""
+        due = self.make_ready(State.DELAYED, now)
+        expired = self.make_ready(State.LEASED, now)
+        for entry in expired:
+            entry.holder = None
+            entry.count_try("the lease expired")
+        return len(due) + len(expired)
+
+    def stats(self, now: float, retention: Mapping[str, str]) -> QueueStats:
+        """Count the messages."""
+        counts = Counter(entry.state for entry in self.entries.values())
+        enqueued_at = [entry.message.enqueued_at for entry in self.entries.values() if entry.state is State.READY]
+        return QueueStats(
+            queue=self.name,
+            ready=counts[State.READY],
+            leased=counts[State.LEASED],
+            delayed=counts[State.DELAYED],
+            done=counts[State.DONE],
+            failed=counts[State.FAILED],
+            oldest_age_s=max(0.0, now - min(enqueued_at)) if enqueued_at else None,
+            paused=self.paused,
+            retention=retention,
+        )
+
+    def requeue(self, selection: Selection) -> int:
+        """Make failed messages ready again and return their number."""
+        chosen = [entry for entry in self.select(selection) if entry.state is State.FAILED]
+        for entry in chosen:
+            entry.error = None
+            entry.message = msgspec.structs.replace(entry.message, tries=0)
+            self.put(entry, State.READY)
+        return len(chosen)
+
+
+class MemoryStore:
+    """The queues of one name, and the calls of `wait` that wait for them."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.queues: dict[str, MemoryQueue] = {}
+        self.waiters: set[MemoryWaiter] = set()
+        self.history = MemoryHistory()
+
+    def get_or_create(self, queue: str) -> MemoryQueue:
+        """Return a queue; create it if there is none."""
+        content = self.queues.get(queue)
+        if content is None:
+            content = self.queues[queue] = MemoryQueue(queue)
+        return content
+
+    def require(self, queue: str, now: float) -> MemoryQueue:
+        """Return a queue, in which no message that is due is still delayed.
+
+        Raises:
+            QueueNotFound: There is no such queue.
+        """
+        content = self.queues.get(queue)
+        if content is None:
+            raise QueueNotFound(queue)
+        content.make_ready(State.DELAYED, now)
+        return content
+
+    def seconds_until_ready(self, queues: Sequence[str], now: float) -> float:
+        """Return how long it takes until one of the queues has a ready message, if nothing is published meanwhile."""
+        soonest = float("inf")
+        for queue in queues:
+            content = self.queues.get(queue)
+            if content is None or content.paused:
+                continue
+            content.make_ready(State.DELAYED, now)
+            if content.first(State.READY) is not None:
+                return 0.0
+            delayed = content.first(State.DELAYED)
+            if delayed is not None:
+                soonest = min(soonest, delayed.at - now)
+        return soonest
+
+    def get_leased(self, lease: Lease) -> tuple[MemoryQueue, MemoryEntry] | None:
+        """Return the entry of a lease, with its queue; None if the lease is lost."""
+        content = self.queues.get(lease.message.queue)
+        entry = content.entries.get(lease.message.id) if content is not None else None
+        if content is None or entry is None or entry.state is not State.LEASED or entry.token != lease.token:
+            return None
+        return content, entry
+
+    def extend(self, lease: Lease, expires_at: float) -> bool:
+        """Extend a lease; return False if it is lost."""
+        found = self.get_leased(lease)
+        if found is None:
+            return False
+        content, entry = found
+        content.put(entry, State.LEASED, expires_at)
+        lease.expires_at = expires_at
+        return True
+
+    def settle(self, settlement: Settlement, now: float, *, keep_done: bool) -> bool:
+        """Settle a lease; return False if it is lost."""
+        found = self.get_leased(settlement.lease)
+        if found is None:
+            return False
+        content, entry = found
+        content.settle(entry, settlement, now, keep_done=keep_done)
+        if settlement.action in {SettleAction.RELEASE, SettleAction.FAIL_TMP}:
+            self.wake(content.name)
+        return True
+
+    async def browse(self, content: MemoryQueue, query: Query) -> AsyncIterator[list[StoredMessage]]:
+        """Yield the messages of a state, page by page. The lock is not held between two pages."""
+
+        async def choose(after: Place | None, limit: int | None) -> list[MemoryEntry]:
+            chosen = Chosen(MemoryEntry.place, after, limit, newest=query.newest)
+            with self.lock:
+                chosen.add(content.in_state(query.state))
+                return chosen.rows()
+
+        def read(entry: MemoryEntry) -> StoredMessage | None:
+            with self.lock:
+                there = content.entries.get(entry.message.id) is entry and entry.state is query.state
+                return entry.to_stored() if there else None
+
+        # A lease that is extended changes its place.
+        identity = attrgetter("order") if query.state is State.LEASED else None
+        async for page in browse_rows(query, choose, MemoryEntry.place, read, identity=identity):
+            yield page
+
+    def wake(self, queue: str) -> None:
+        """Wake every call that waits for a queue."""
+        for waiter in tuple(self.waiters):
+            if queue in waiter.queues:
+                waiter.wake()
+
+
+class MemoryWaiter:
+    """One call of `wait`. It may be woken from another thread."""
+
+    __slots__ = ("_event", "_loop", "_thread", "queues")
+
+    def __init__(self, queues: Sequence[str]) -> None:
+        self.queues = frozenset(queues)
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.get_ident()
+        self._event = asyncio.Event()
+
+    def wake(self) -> None:
+        """End the wait."""
+        if threading.get_ident() == self._thread:
+            self._event.set()
+        elif not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._event.set)
+
+    async def wait(self, timeout: float) -> None:
+        """Wait until `wake`, for up to `timeout` seconds."""
+        try:
+            async with asyncio.timeout(timeout):
+                await self._event.wait()
+        except TimeoutError:
+            pass

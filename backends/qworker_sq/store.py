@@ -1,0 +1,243 @@
+"""The topics of a directory, and our channel of each.
+
+They are opened when they are first needed, and again when another process has deleted them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import stat
+from collections.abc import AsyncGenerator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from qworker.clock import Clock
+from qworker.errors import InvalidName
+from qworker.kit.directory.missing import is_missing, queue_not_found
+from qworker.kit.files import open_directory
+from qworker.kit.inotify import Watcher
+from qworker.kit.store_errors import store_errors
+from qworker.message import Draft
+from qworker.names import check_queue
+from qworker_sq.channel import Channel
+from qworker_sq.options import SqOptions
+from qworker_sq.publish import TopicDeleted, TopicPublisher
+from qworker_sq.topic import Topic
+
+__all__ = ["OpenTopic", "SqStore"]
+
+
+class OpenTopic:
+    """An open topic with its publisher and our channel of it, if the channel exists."""
+
+    def __init__(self, topic: Topic) -> None:
+        self.topic = topic
+        self.channel: Channel | None = None
+        self.publisher = TopicPublisher(topic, self._is_stored)
+
+    def _is_stored(self, place: int) -> bool:
+        """Return whether a record is ready, delayed, leased or failed, as our channel sees it."""
+        if self.channel is None:
+            return False
+        self.channel.follow()
+        ledger = self.channel.ledger
+        return (
+            place in ledger.open or place in ledger.failed or (place >= ledger.cursor and place not in ledger.skipped)
+        )
+
+    async def finish(self) -> None:
+        """Finish what is being written, and close."""
+        if self.channel is not None:
+            await self.channel.finish()
+        await self.publisher.finish()
+        self.topic.close()
+
+
+class SqStore:
+    """The open topics of one backend instance.
+
+    Attributes:
+        topics: The topics that were opened, by name. Another process may have deleted one.
+        changed: Set when something has changed in a topic.
+        pool: Where syncs and deletions wait. None: the store is not open.
+    """
+
+    def __init__(self, directory: Path, options: SqOptions, clock: Clock) -> None:
+        self.directory = directory
+        self.path = str(directory)
+        self.options = options
+        self.clock = clock
+        self.root = -1
+        self.topics: dict[str, OpenTopic] = {}
+        self.changed = asyncio.Event()
+        self.pool: ThreadPoolExecutor | None = None
+        self._opening = asyncio.Lock()
+        self._watcher: Watcher | None = None
+
+    def open(self, *, create: bool) -> bool:
+        """Open the directory. Return False if it does not exist and must not be created."""
+        if self.root >= 0:
+            return True
+        if not create and is_missing(self.directory):
+            return False
+        with store_errors(f"open {self.path}"):
+            os.makedirs(self.path, mode=0o700, exist_ok=True)
+            self.root = open_directory(self.path)
+        self.pool = ThreadPoolExecutor(2, thread_name_prefix="sq-sync")
+        self._watcher = Watcher(self.changed.set)
+        return True
+
+    async def aclose(self) -> None:
+        """Finish what is being written, and close. Other processes may lease from now on."""
+        while self.topics:
+            await self.topics.popitem()[1].finish()
+        if self._watcher is not None:
+            self._watcher.close()
+            self._watcher = None
+        if self.pool is not None:
+            self.pool.shutdown(wait=False)
+            self.pool = None
+        if self.root >= 0:
+            os.close(self.root)
+            self.root = -1
+
+    # -- topics ------------------------------------------------------------------------------------------------------
+
+    def is_queue(self, name: str) -> bool:
+        """Return whether a topic has this name."""
+        try:
+            return stat.S_ISREG(
+                os.stat(f"{name}/state", dir_fd=self.root, follow_symlinks=False).st_mode
+            ) and stat.S_ISDIR(os.stat(name, dir_fd=self.root, follow_symlinks=False).st_mode)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+
+    async def get(self, name: str, *, create: bool = False) -> OpenTopic | None:
+        """Return a topic; None if it does not exist and must not be created. `create` creates our channel too."""
+        check_queue(name)
+        topic = self.topics.get(name)
+        if topic is not None and topic.channel is not None and topic.topic.is_alive():
+            return topic
+        if not self.open(create=create):
+            return None
+        async with self._opening:
+            return await self._open_queue(name, create)
+
+    async def get_or_create(self, name: str) -> OpenTopic:
+        """Return a topic; it and our channel are created if they do not exist."""
+        with store_errors(f"make the queue {name}"):
+            topic = await self.get(name, create=True)
+        assert topic is not None
+        return topic
+
+    async def require(self, name: str) -> OpenTopic:
+        """Return a topic.
+
+        Raises:
+            QueueNotFound: It does not exist.
+        """
+        try:
+            with store_errors(f"open the queue {name}"):
+                topic = await self.get(name)
+        except InvalidName:
+            topic = None
+        if topic is None:
+            raise queue_not_found(name, self.directory)
+        return topic
+
+    async def _open_queue(self, name: str, create: bool) -> OpenTopic | None:
+        topic = self.topics.get(name)
+        if topic is not None and not topic.topic.is_alive():
+            del self.topics[name]
+            await topic.finish()
+            topic = None
+        if topic is None:
+            if not self.is_queue(name):
+                if not create:
+                    return None
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(name, 0o700, dir_fd=self.root)
+            topic = await self._open_topic(name)
+        if topic.channel is None:
+            await self._join(topic, create)
+        return topic
+
+    async def _open_topic(self, name: str) -> OpenTopic:
+        assert self.pool is not None
+        topic = Topic(
+            self.root,
+            name,
+            clock=self.clock,
+            segment_size=self.options.segment_size,
+            durable=self.options.durable,
+            pool=self.pool,
+        )
+        try:
+            await topic.open()
+        except BaseException:
+            topic.close()
+            raise
+        opened = self.topics[name] = OpenTopic(topic)
+        if self._watcher is not None:
+            self._watcher.add(topic.side)
+        return opened
+
+    async def _join(self, opened: OpenTopic, create: bool) -> None:
+        """Open our channel. A new one begins at the write position."""
+        topic, channel = opened.topic, self.options.channel
+        if self.options.temporary:
+            opened.channel = Channel(topic, channel, None)
+            return
+        index = topic.state.find(channel.encode())
+        if index is None and create:
+            async with topic.locked():
+                index = topic.state.find(channel.encode())
+                if index is None:
+                    index = topic.state.add(channel.encode(), topic.state.place(0))
+                    os.fsync(topic.state.fd)
+        if index is not None:
+            opened.channel = Channel(topic, channel, index)
+
+    # -- our channel -------------------------------------------------------------------------------------------------
+
+    async def get_channel(self, name: str) -> Channel | None:
+        """Return our channel of a topic; None if one of them does not exist."""
+        with store_errors(f"open the queue {name}"):
+            topic = await self.get(name)
+        return None if topic is None else topic.channel
+
+    def get_open_channel(self, name: str) -> Channel | None:
+        """Return our channel of a topic; None if it is not open, or the topic is deleted."""
+        topic = self.topics.get(name)
+        return topic.channel if topic is not None and topic.topic.is_alive() else None
+
+    @contextlib.asynccontextmanager
+    async def channel_section(self, name: str) -> AsyncGenerator[Channel]:
+        """Hold our channel of a topic. It is created if another program created the topic.
+
+        Raises:
+            QueueNotFound: The topic does not exist.
+        """
+        topic = await self.require(name)
+        if topic.channel is None:
+            topic = await self.get_or_create(name)
+        channel = topic.channel
+        assert channel is not None
+        with store_errors(f"use the queue {name}"):
+            async with channel.section():
+                yield channel
+
+    # -- publishing --------------------------------------------------------------------------------------------------
+
+    async def publish(self, name: str, drafts: Sequence[Draft]) -> list[str]:
+        """Append messages to a topic, which is created if it does not exist."""
+        topic = self.topics.get(name)
+        if topic is not None and topic.channel is not None:
+            try:
+                return await topic.publisher.publish(drafts)
+            except TopicDeleted:
+                # It is created again below.
+                pass
+        return await (await self.get_or_create(name)).publisher.publish(drafts)

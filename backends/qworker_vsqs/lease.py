@@ -1,0 +1,119 @@
+"""Leasing and extending: one rename each, to a name that only the holder knows."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+import secrets
+
+import structlog
+
+from qworker.message import Lease, Message
+from qworker_vsqs.names import Unit, leased_name
+from qworker_vsqs.queue_dir import MessageInfo, QueueDirectory
+
+__all__ = ["VsqsLease", "VsqsLeases", "make_message"]
+
+_log = structlog.get_logger("qworker.vsqs")
+
+
+class VsqsLease(Lease, kw_only=True, eq=False):
+    """A lease, with the number and the expiry that are its file's name.
+
+    Attributes:
+        number: The message's id.
+        expiry: The expiry, in the queue's unit.
+        is_unsynced: Whether the lease was ended, but the sync failed. A repetition makes it durable.
+    """
+
+    number: int
+    expiry: int
+    is_unsynced: bool = False
+
+
+def make_message(queue: QueueDirectory, number: int, body: bytes, info: MessageInfo) -> Message:
+    """Return the message of a file."""
+    return Message(
+        id=str(number),
+        queue=queue.name,
+        body=body,
+        tries=info.tries,
+        enqueued_at=Unit.enqueued_at(number) if info.enqueued_at is None else info.enqueued_at,
+        original_id=info.origin,
+    )
+
+
+class VsqsLeases:
+    """Leases and extends for one backend instance.
+
+    Args:
+        unit: The unit of the expiries.
+    """
+
+    def __init__(self, unit: Unit) -> None:
+        self._unit = unit
+        # No two leases of one process have the same expiry, nor, most likely, any two of different ones.
+        self._sequence = itertools.count(secrets.randbelow(unit.spread))
+        self._token = 0
+
+    def _make_expiry(self, at: float) -> int:
+        """Return an expiry that no other lease has, not before Unix second `at`."""
+        spread = self._unit.spread
+        return (self._unit.ticks(at) // spread + 1) * spread + next(self._sequence) % spread
+
+    def claim(self, queue: QueueDirectory, limit: int, visibility: float, now: float) -> list[Lease]:
+        """Lease up to `limit` messages of the window, the oldest first."""
+        leases: list[Lease] = []
+        while len(leases) < limit and (number := queue.window.take()) is not None:
+            lease = self._claim_one(queue, number, now, visibility)
+            if lease is not None:
+                leases.append(lease)
+        return leases
+
+    def _claim_one(self, queue: QueueDirectory, number: int, now: float, visibility: float) -> VsqsLease | None:
+        """Lease one message; return None if another worker was faster, or if it is not a regular file."""
+        expiry = self._make_expiry(now + visibility)
+        name = leased_name(number, expiry)
+        if not queue.try_rename(str(number), name):
+            return None
+        try:
+            body = queue.read(name)
+        except OSError as error:
+            if not _is_not_regular(error):
+                queue.try_rename(name, str(number))
+                raise
+            self._move_to_failed(queue, number, name, now)
+            return None
+        if body is None:
+            return None
+        info = queue.read_info(number)
+        self._token = max(self._token + 1, int(now * 1_000_000))
+        return VsqsLease(
+            message=make_message(queue, number, body, info),
+            token=self._token,
+            expires_at=self._unit.seconds(expiry),
+            number=number,
+            expiry=expiry,
+        )
+
+    def _move_to_failed(self, queue: QueueDirectory, number: int, name: str, now: float) -> None:
+        """A link, a directory or a device with a message's name: kept, never opened."""
+        _log.error("not_a_regular_file", queue=queue.name, id=str(number))
+        os.close(queue.write_info(number, MessageInfo(error="not a regular file", failed_at=now)))
+        os.rename(name, str(number), src_dir_fd=queue.fd, dst_dir_fd=queue.fail)
+
+    def extend(self, queue: QueueDirectory, lease: Lease, now: float, visibility: float) -> bool:
+        """Extend a lease; return False if it is lost."""
+        if not isinstance(lease, VsqsLease):
+            return False
+        expiry = self._make_expiry(now + visibility)
+        if not queue.try_rename(leased_name(lease.number, lease.expiry), leased_name(lease.number, expiry)):
+            return False
+        lease.expiry = expiry
+        lease.expires_at = self._unit.seconds(expiry)
+        return True
+
+
+def _is_not_regular(error: OSError) -> bool:
+    return isinstance(error, IsADirectoryError) or error.errno in {errno.ELOOP, errno.ENXIO}

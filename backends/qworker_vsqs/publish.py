@@ -1,0 +1,188 @@
+"""Publishing as the protocol says: `.new`, a listing that proves that the id is free, the contents, then the name."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Sequence
+
+import msgspec
+
+from qworker.errors import PublishUncertain, QueueFull
+from qworker.kit.files import CREATE, list_names, write_all
+from qworker.kit.store_errors import store_error
+from qworker.message import Draft
+from qworker_vsqs.names import leased_name, parse
+from qworker_vsqs.queue_dir import MessageInfo, QueueDirectory
+from qworker_vsqs.store import VsqsStore
+
+__all__ = ["VsqsPublisher"]
+
+
+class _NewMessage(msgspec.Struct, eq=False):
+    """One message that is being written."""
+
+    draft: Draft
+    number: int
+    fd: int
+    is_visible: bool = False
+
+
+class VsqsPublisher:
+    """Writes messages into the queues of a store."""
+
+    def __init__(self, store: VsqsStore) -> None:
+        self._store = store
+        self._clock = store.clock
+        self._unit = store.options.unit
+        self._capacity = store.options.capacity
+        self._timeout = store.options.publish_timeout
+        self._listings: dict[int, asyncio.Future[list[str]]] = {}
+
+    async def publish(self, queue: QueueDirectory, drafts: Sequence[Draft]) -> list[str]:
+        """Store messages. One that came from another store, and is stored here already, is not stored twice.
+
+        Raises:
+            QueueFull: There was no room within the timeout. The messages that had room are stored.
+            PublishUncertain: A sync failed.
+        """
+        if all(draft.original_id is None for draft in drafts):
+            return await self._publish(queue, drafts)
+        origins = await queue.original_ids()
+        known = [None if draft.original_id is None else origins.get(draft.original_id) for draft in drafts]
+        fresh = [draft for draft, there in zip(drafts, known, strict=True) if there is None]
+        try:
+            made = await self._publish(queue, fresh) if fresh else []
+        except BaseException:
+            queue.discard_original_ids()
+            raise
+        for draft, new in zip(fresh, made, strict=True):
+            if draft.original_id is not None:
+                origins[draft.original_id] = new
+        rest = iter(made)
+        return [next(rest) if there is None else there for there in known]
+
+    async def _publish(self, queue: QueueDirectory, drafts: Sequence[Draft]) -> list[str]:
+        ids: list[str] = []
+        if self._capacity is None:
+            for start in range(0, len(drafts), self._store.batch):
+                ids += await self._store_batch(queue, drafts[start : start + self._store.batch])
+            return ids
+        give_up = None if self._timeout is None else time.monotonic() + self._timeout
+        while len(ids) < len(drafts):
+            # One publisher at a time counts and stores, or several would find the same room.
+            async with queue.locked():
+                room = self._capacity - sum(parse(name) is not None for name in await list_names(queue.fd))
+                if room > 0:
+                    ids += await self._store_batch(queue, drafts[len(ids) : len(ids) + min(room, self._store.batch)])
+            if len(ids) < len(drafts) and room <= 0:
+                await self._wait_for_room(queue, give_up, len(drafts) - len(ids))
+        return ids
+
+    async def _wait_for_room(self, queue: QueueDirectory, give_up: float | None, rest: int) -> None:
+        left = 1.0 if give_up is None else give_up - time.monotonic()
+        if left <= 0:
+            raise QueueFull(
+                f"the queue {queue.name} is full ({self._capacity} messages), and {rest} had no room within "
+                f"{self._timeout:g} s: consume some, or open with a larger ?max_messages="
+            )
+        await self._store.wait_for_change(min(left, 1.0))
+
+    async def _store_batch(self, queue: QueueDirectory, drafts: Sequence[Draft]) -> list[str]:
+        news: list[_NewMessage] = []
+        try:
+            for draft in drafts:
+                news.append(self._begin(queue, draft))  # noqa: PERF401 - each counts as soon as it exists
+            await self._make_ids_free(queue, news)
+            for new in news:
+                write_all(new.fd, new.draft.body)
+            await self._sync_bodies(queue, news)
+            has_info = self._make_visible(queue, news)
+        finally:
+            for new in news:
+                os.close(new.fd)
+                if not new.is_visible:
+                    # Nothing is left behind by a publish that ended in an error.
+                    _unlink(queue, f"{new.number}.new")
+        if self._store.group_commit is not None:
+            await self._store.group_commit.directories(queue.touched(has_info=has_info))
+        return [str(new.number) for new in news]
+
+    def _begin(self, queue: QueueDirectory, draft: Draft) -> _NewMessage:
+        """Take the next free number by creating its `.new` file."""
+        number = max(self._unit.ticks(self._clock.time()), queue.last_id + 1)
+        while True:
+            queue.last_id = number
+            try:
+                fd = os.open(f"{number}.new", CREATE, 0o600, dir_fd=queue.fd)
+            except FileExistsError:
+                number += 1
+                continue
+            return _NewMessage(draft, number, fd)
+
+    async def _make_ids_free(self, queue: QueueDirectory, news: list[_NewMessage]) -> None:
+        """Take other numbers until no stored message has one of them: a consumer may have leased one already."""
+        while True:
+            names = await self._list(queue)
+            taken = {found[0] for name in names if (found := parse(name)) is not None}
+            clash = next((index for index, new in enumerate(news) if new.number in taken), None)
+            if clash is None:
+                return
+            # With all that come after it, so that the batch keeps its order.
+            again = news[clash:]
+            del news[clash:]
+            for new in again:
+                os.close(new.fd)
+                _unlink(queue, f"{new.number}.new")
+            for new in again:
+                news.append(self._begin(queue, new.draft))  # noqa: PERF401 - as above
+
+    async def _list(self, queue: QueueDirectory) -> list[str]:
+        """Return a listing that begins after this call. All calls in one turn of the loop share it."""
+        running = self._listings.get(queue.fd)
+        if running is None:
+            running = self._listings[queue.fd] = asyncio.ensure_future(self._list_later(queue))
+        return await asyncio.shield(running)
+
+    async def _list_later(self, queue: QueueDirectory) -> list[str]:
+        self._listings.pop(queue.fd, None)
+        return await list_names(queue.fd)
+
+    async def _sync_bodies(self, queue: QueueDirectory, news: list[_NewMessage]) -> None:
+        if self._store.group_commit is None:
+            return
+        try:
+            await self._store.group_commit.data([new.fd for new in news])
+        except OSError as error:
+            known = store_error(error, f"publish to {queue.name}")
+            raise PublishUncertain(f"nothing of this batch was stored: {known}: publish it again") from error
+
+    def _make_visible(self, queue: QueueDirectory, news: list[_NewMessage]) -> bool:
+        """Give the messages their names. Return whether one of them has an info."""
+        now = self._clock.time()
+        has_info = False
+        for new in news:
+            draft = new.draft
+            due = now + draft.delay if draft.due_at is None else draft.due_at
+            name, ticks = str(new.number), None
+            if due > now:
+                ticks = self._unit.ticks(due)
+                name = leased_name(new.number, ticks)
+            if ticks is not None or draft.tries or draft.enqueued_at is not None or draft.original_id is not None:
+                info = MessageInfo(
+                    tries=draft.tries, due=ticks, enqueued_at=draft.enqueued_at, origin=draft.original_id
+                )
+                os.close(queue.write_info(new.number, info))
+                has_info = True
+            os.rename(f"{new.number}.new", name, src_dir_fd=queue.fd, dst_dir_fd=queue.fd)
+            new.is_visible = True
+            queue.window.add(name)
+        return has_info
+
+
+def _unlink(queue: QueueDirectory, name: str) -> None:
+    try:
+        os.unlink(name, dir_fd=queue.fd)
+    except FileNotFoundError:
+        pass

@@ -1,0 +1,280 @@
+"""The directory of a queue, and `.qworker/` in it, which holds what the protocol has no place for.
+
+    <queue>/<id>, <id>.<expiry>, <id>.new     the protocol's
+    <queue>/.qworker/lock                     flock while a message info is read and then written
+    <queue>/.qworker/notes/<id>               tries, reason, and what an expiry in the name means
+    <queue>/.qworker/fail/<id>                messages that failed for good
+    <queue>/.qworker/down                     the queue is paused
+
+Names are the state, and every transition is one rename from a name that has the expiry of the lease: that name is the
+compare-and-swap key. The info of a message is written before the rename that it belongs to, and names the expiry
+(`after`) that it counts, so that a crash between the two neither loses nor doubles a try.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import secrets
+import stat
+from collections.abc import AsyncGenerator, Callable
+
+import msgspec
+
+from qworker.kit.files import CREATE, DIRECTORY, READ, list_names, read_all, write_all
+from qworker_vsqs.names import leased_name, parse
+from qworker_vsqs.window import IdWindow
+
+__all__ = ["MessageInfo", "QueueDirectory"]
+
+_DIRECTORY = DIRECTORY | os.O_NOFOLLOW
+# Infos that are read without a turn of the loop.
+_INFOS_AT_ONCE = 100
+
+
+class MessageInfo(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True):
+    """What a message's name does not say.
+
+    Attributes:
+        tries: The number of failed attempts.
+        after: The expiry of the lease whose end is counted in `tries` already.
+        due: An expiry in the name that is not a lease's but a delay's.
+        error: Why it failed last.
+        enqueued_at: Unix seconds.
+        failed_at: Unix seconds.
+        origin: The message's id in the store that it came from.
+    """
+
+    tries: int = 0
+    after: int | None = None
+    due: int | None = None
+    error: str | None = None
+    enqueued_at: float | None = None
+    failed_at: float | None = None
+    origin: str | None = None
+
+
+_decode = msgspec.json.Decoder(MessageInfo).decode
+_NO_INFO = MessageInfo()
+
+
+class QueueDirectory:
+    """An open queue.
+
+    Args:
+        root: Descriptor of the store's directory. It stays the caller's.
+        name: The queue's name, checked.
+    """
+
+    def __init__(self, root: int, name: str) -> None:
+        self.name = name
+        self.window = IdWindow()
+        self.refreshing = asyncio.Lock()
+        self.last_id = 0
+        # Until the first sync of an info: the entries of the side directories may not be durable.
+        self._new = True
+        self._root = root
+        self._gate = asyncio.Lock()
+        self._original_ids: dict[str, str] | None = None
+        self._descriptors: list[int] = []
+        try:
+            self.fd = self._keep(os.open(name, _DIRECTORY, dir_fd=root))
+            found = os.fstat(self.fd)
+            self._identity = (found.st_dev, found.st_ino)
+            self.side = self._keep(_make_directory(".qworker", self.fd))
+            self.infos = self._keep(_make_directory("notes", self.side))
+            self.fail = self._keep(_make_directory("fail", self.side))
+            self._lock = self._keep(
+                os.open("lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=self.side)
+            )
+        except OSError:
+            self.close()
+            raise
+
+    def _keep(self, fd: int) -> int:
+        self._descriptors.append(fd)
+        return fd
+
+    def close(self) -> None:
+        """Close the descriptors. Idempotent."""
+        for fd in self._descriptors:
+            os.close(fd)
+        self._descriptors.clear()
+
+    def touched(self, *, has_info: bool) -> tuple[int, ...]:
+        """Return the directories that a change of state touches, and whose sync makes it durable."""
+        if not has_info:
+            return (self.fd,)
+        new, self._new = self._new, False
+        return (self.fd, self.infos, self.fail, self.side) if new else (self.fd, self.infos, self.fail)
+
+    def is_alive(self) -> bool:
+        """Return whether the directory still is the queue of that name."""
+        try:
+            found = os.stat(self.name, dir_fd=self._root, follow_symlinks=False)
+        except FileNotFoundError:
+            return False
+        return bool(self._descriptors) and (found.st_dev, found.st_ino) == self._identity
+
+    def is_paused(self) -> bool:
+        """Return whether the queue is paused."""
+        try:
+            os.stat("down", dir_fd=self.side, follow_symlinks=False)
+        except FileNotFoundError:
+            return False
+        return True
+
+    @contextlib.asynccontextmanager
+    async def locked(self) -> AsyncGenerator[None]:
+        """Hold the queue's lock, for a short time only."""
+        async with self._gate:
+            pause = 0.0005
+            while True:
+                try:
+                    fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    await asyncio.sleep(pause)
+                    pause = min(pause * 1.5, 0.01)
+            try:
+                yield
+            finally:
+                fcntl.flock(self._lock, fcntl.LOCK_UN)
+
+    # -- messages ----------------------------------------------------------------------------------------------------
+
+    def try_rename(self, old: str, new: str) -> bool:
+        """Rename within the queue; return False if another process was faster."""
+        try:
+            os.rename(old, new, src_dir_fd=self.fd, dst_dir_fd=self.fd)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def read(self, name: str, directory: int | None = None) -> bytes | None:
+        """Return a message's body; None if it is gone.
+
+        Raises:
+            OSError: What has the name is not a regular file (ELOOP, EISDIR, EINVAL), or cannot be read.
+        """
+        try:
+            fd = os.open(name, READ, dir_fd=self.fd if directory is None else directory)
+        except FileNotFoundError:
+            return None
+        try:
+            found = os.fstat(fd)
+            if not stat.S_ISREG(found.st_mode):
+                raise IsADirectoryError(f"{name} is not a regular file")
+            return read_all(fd, found.st_size)
+        finally:
+            os.close(fd)
+
+    def exists(self, name: str) -> bool:
+        """Return whether a name is in the queue."""
+        try:
+            os.stat(name, dir_fd=self.fd, follow_symlinks=False)
+        except FileNotFoundError:
+            return False
+        return True
+
+    # -- infos -------------------------------------------------------------------------------------------------------
+
+    def read_info(self, number: int) -> MessageInfo:
+        """Return the info of a message; an empty one if there is none, or none that can be read."""
+        try:
+            data = self.read(str(number), self.infos)
+            return _NO_INFO if data is None else _decode(data)
+        except (ValueError, IsADirectoryError):
+            return _NO_INFO
+
+    def write_info(self, number: int, info: MessageInfo) -> int:
+        """Write the info of a message; return its descriptor, which the caller syncs and closes."""
+        temporary = f".{secrets.token_hex(6)}"
+        fd = os.open(temporary, CREATE, 0o600, dir_fd=self.infos)
+        try:
+            write_all(fd, msgspec.json.encode(info))
+            os.rename(temporary, str(number), src_dir_fd=self.infos, dst_dir_fd=self.infos)
+        except OSError:
+            os.close(fd)
+            os.unlink(temporary, dir_fd=self.infos)
+            raise
+        return fd
+
+    def delete_info(self, number: int) -> None:
+        """Delete the info of a message, if there is one."""
+        try:
+            os.unlink(str(number), dir_fd=self.infos)
+        except FileNotFoundError:
+            pass
+
+    async def original_ids(self) -> dict[str, str]:
+        """Return the ids of messages that came from other stores, by their ids there.
+
+        They are read once. The publisher of others adds them to the result.
+        """
+        if self._original_ids is None:
+            names = [*await list_names(self.fd), *await list_names(self.fail)]
+            there = {found[0] for name in names if (found := parse(name)) is not None}
+            origins: dict[str, str] = {}
+            for count, name in enumerate(await list_names(self.infos)):
+                found = parse(name)
+                if found is not None and found[0] in there and (origin := self.read_info(found[0]).origin) is not None:
+                    origins[origin] = str(found[0])
+                if count % _INFOS_AT_ONCE == 0:
+                    await asyncio.sleep(0)
+            self._original_ids = origins
+        return self._original_ids
+
+    def discard_original_ids(self) -> None:
+        """Have `original_ids` read them again."""
+        self._original_ids = None
+
+    # -- transitions that count; under the lock ----------------------------------------------------------------------
+
+    def end_lease(
+        self, number: int, expiry: int, target: str, change: Callable[[MessageInfo], MessageInfo]
+    ) -> int | None:
+        """Record the end of a lease in the info, and rename the message: both, or neither.
+
+        Returns:
+            The descriptor of the info, which the caller syncs and closes; None if the lease is lost.
+        """
+        old = leased_name(number, expiry)
+        if not self.exists(old):
+            return None
+        before = self.read_info(number)
+        fd = self.write_info(number, change(before))
+        if self.try_rename(old, target):
+            return fd
+        # Extended, ended or deleted in between: what was written has not happened.
+        os.close(self.write_info(number, before))
+        os.close(fd)
+        return None
+
+    def requeue_expired(self, number: int, expiry: int) -> bool:
+        """Make a message ready whose lease has expired or which is due; return False if another process was faster."""
+        info = self.read_info(number)
+        if expiry in {info.due, info.after}:
+            return self.try_rename(leased_name(number, expiry), str(number))
+        fd = self.end_lease(
+            number,
+            expiry,
+            str(number),
+            lambda before: msgspec.structs.replace(
+                before, tries=before.tries + 1, after=expiry, due=None, error="the lease expired"
+            ),
+        )
+        if fd is None:
+            return False
+        os.close(fd)
+        return True
+
+
+def _make_directory(name: str, parent: int) -> int:
+    try:
+        os.mkdir(name, 0o700, dir_fd=parent)
+    except FileExistsError:
+        pass
+    return os.open(name, _DIRECTORY, dir_fd=parent)

@@ -1,0 +1,192 @@
+"""The queues of a directory, opened when they are first needed, and again when another process has deleted them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import stat
+from pathlib import Path
+
+from qworker.clock import Clock
+from qworker.errors import InvalidName
+from qworker.kit.directory.missing import is_missing, queue_not_found
+from qworker.kit.file_system import FileSystem
+from qworker.kit.files import files_at_once, raise_file_limit
+from qworker.kit.group_commit import GroupCommit
+from qworker.kit.store_errors import store_errors
+from qworker.names import check_queue
+from qworker_vsqs.options import VsqsOptions
+from qworker_vsqs.queue_dir import QueueDirectory
+from qworker_vsqs.watcher import DirectoryWatcher
+
+__all__ = ["VsqsStore"]
+
+# Seconds between two checks while no event comes: a network file system reports no changes by other hosts.
+_POLL_INTERVAL = 0.05
+
+
+class VsqsStore:
+    """The open queues of one backend instance, and the calls that wait for a change in them.
+
+    Attributes:
+        queues: The queues that were opened, by name. Another process may have deleted one.
+        group_commit: Syncs what was written. None: nothing is synced.
+        batch: How many messages one publish may have open at once.
+    """
+
+    def __init__(self, directory: Path, options: VsqsOptions, clock: Clock) -> None:
+        self.directory = directory
+        self.path = str(directory)
+        self.options = options
+        self.clock = clock
+        self.root = -1
+        self.queues: dict[str, QueueDirectory] = {}
+        self.group_commit: GroupCommit | None = None
+        self.batch = 1
+        self._system: FileSystem
+        self._watches: dict[int, QueueDirectory] = {}
+        self._watcher: DirectoryWatcher | None = None
+        self._waiters: set[asyncio.Future[None]] = set()
+
+    def open(self, *, create: bool) -> bool:
+        """Open the directory. Return False if it does not exist and must not be created."""
+        if self.root >= 0:
+            return True
+        if not create and is_missing(self.directory):
+            return False
+        with store_errors(f"open {self.path}"):
+            os.makedirs(self.path, mode=0o700, exist_ok=True)
+            self.root = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            self._system = FileSystem(self.root)
+            if self.options.durable:
+                self.group_commit = GroupCommit(self.root, self._system)
+        raise_file_limit()
+        self.batch = files_at_once()
+        self._watcher = DirectoryWatcher(on_created=self._on_created, on_overflow=self._invalidate, on_change=self.wake)
+        return True
+
+    async def aclose(self) -> None:
+        """Close everything. Leases last until they expire."""
+        if self.root < 0:
+            return
+        if self.group_commit is not None:
+            await self.group_commit.aclose()
+            self.group_commit = None
+        if self._watcher is not None:
+            self._watcher.close()
+            self._watcher = None
+        for queue in self.queues.values():
+            queue.close()
+        self.queues.clear()
+        self._watches.clear()
+        os.close(self.root)
+        self.root = -1
+        self.wake()
+
+    # -- queues ------------------------------------------------------------------------------------------------------
+
+    def is_queue(self, name: str) -> bool:
+        """Return whether a directory has this name."""
+        try:
+            return stat.S_ISDIR(os.stat(name, dir_fd=self.root, follow_symlinks=False).st_mode)
+        except FileNotFoundError:
+            return False
+
+    def get(self, name: str, *, create: bool = False) -> QueueDirectory | None:
+        """Return a queue; None if it does not exist and must not be created."""
+        check_queue(name)
+        queue = self.queues.get(name)
+        if queue is not None:
+            if queue.is_alive():
+                return queue
+            del self.queues[name]
+            queue.close()
+        if not self.open(create=create):
+            return None
+        with store_errors(f"open the queue {name}"):
+            if not self.is_queue(name):
+                if not create:
+                    return None
+                self._create(name)
+            queue = self.queues[name] = QueueDirectory(self.root, name)
+        self._watch(queue)
+        return queue
+
+    def get_or_create(self, name: str) -> QueueDirectory:
+        """Return a queue, which is created if it does not exist."""
+        queue = self.get(name, create=True)
+        assert queue is not None
+        return queue
+
+    def require(self, name: str) -> QueueDirectory:
+        """Return a queue.
+
+        Raises:
+            QueueNotFound: It does not exist.
+        """
+        try:
+            queue = self.get(name)
+        except InvalidName:
+            queue = None
+        if queue is None:
+            raise queue_not_found(name, self.directory)
+        return queue
+
+    def _create(self, name: str) -> None:
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(name, 0o700, dir_fd=self.root)
+            if self.options.durable:
+                os.fsync(self.root)
+
+    def _watch(self, queue: QueueDirectory) -> None:
+        watch = None if self._watcher is None else self._watcher.add(queue.fd)
+        if watch is not None:
+            self._watches[watch] = queue
+            queue.window.is_watched = self._system.is_local
+
+    # -- changes -----------------------------------------------------------------------------------------------------
+
+    def read_events(self) -> None:
+        """Apply what has happened in the directories so far."""
+        if self._watcher is not None:
+            self._watcher.drain()
+
+    def _on_created(self, watch: int, name: str) -> None:
+        queue = self._watches.get(watch)
+        if queue is not None:
+            queue.window.add(name)
+
+    def _invalidate(self) -> None:
+        for queue in self.queues.values():
+            queue.window.invalidate()
+
+    def wake(self) -> None:
+        """End every call of `wait_for_change`."""
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    async def wait_for_change(self, timeout: float) -> None:
+        """Return at the next change in any open queue, or after a short time."""
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.add(waiter)
+        try:
+            async with asyncio.timeout(min(timeout, _POLL_INTERVAL)):
+                await waiter
+        except TimeoutError:
+            pass
+        finally:
+            self._waiters.discard(waiter)
+
+    async def sync(self, queue: QueueDirectory, files: list[int], *, has_info: bool = True) -> None:
+        """Make files and the entries of a queue durable, and close the files."""
+        try:
+            # Without a journal a synced rename or unlink may be torn all the same: the sync would cost much and
+            # promise nothing.
+            if self.group_commit is not None and self._system.keeps_renames:
+                await self.group_commit.both(files, queue.touched(has_info=has_info))
+        finally:
+            for fd in files:
+                os.close(fd)
+            files.clear()
