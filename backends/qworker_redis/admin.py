@@ -20,14 +20,14 @@ from qworker.message import (
     to_microseconds,
 )
 from qworker.names import check_queue
+from qworker_redis.bulk import staged_keys
 from qworker_redis.codec import decode, enqueued_at
-from qworker_redis.links import Links
+from qworker_redis.connection import Argument, Wire
+from qworker_redis.connections import Links
+from qworker_redis.error_replies import Reply
 from qworker_redis.options import Options
-from qworker_redis.replies import Reply
 from qworker_redis.scripts import queue_key
-from qworker_redis.staging import staged_keys
 from qworker_redis.topology import slot_of
-from qworker_redis.wire import Argument, Wire
 
 __all__ = ["Administration", "batches", "encoded", "stored_of", "timed"]
 

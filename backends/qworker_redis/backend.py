@@ -21,22 +21,22 @@ from qworker.kit.wait import check_limit
 from qworker.message import Draft, Lease, SettleAction, Settlement
 from qworker.names import check_id, check_queue, new_ids
 from qworker.url import BackendURL
-from qworker_redis.bulk import BulkReading
-from qworker_redis.claims import DETACHED, RedisLease, RemoteRedisLeases
+from qworker_redis.bulk import RedisBulkStore
 from qworker_redis.codec import PlainDraft, decode, encode
-from qworker_redis.durable import BATCH
+from qworker_redis.connection import Argument, Wire
+from qworker_redis.connections import Links
+from qworker_redis.error_replies import ConnectionLost, Redirected, Reply
+from qworker_redis.extend import Renewals
 from qworker_redis.history import RedisHistory
-from qworker_redis.links import Links
+from qworker_redis.lease import DETACHED, RedisLease, RemoteRedisLeases
 from qworker_redis.options import Options
-from qworker_redis.publishing import Publishing
-from qworker_redis.renewals import Renewals
-from qworker_redis.replies import ConnectionLost, Redirected, Reply
+from qworker_redis.parts import BulkReading
+from qworker_redis.publish import Publishing
+from qworker_redis.replica_wait import BATCH
 from qworker_redis.scripts import NATIVE, ScriptSet
-from qworker_redis.settling import Settling, grouped
-from qworker_redis.staging import RedisBulkStore
+from qworker_redis.settle import Settling, grouped
 from qworker_redis.topology import slot_of, topology
-from qworker_redis.waiting import Overslept, Waiting
-from qworker_redis.wire import Argument, Wire
+from qworker_redis.wait import Overslept, Waiting
 
 __all__ = ["RedisBackend"]
 

@@ -9,13 +9,13 @@ from typing import cast
 from qworker.errors import BackendError, QworkerError
 from qworker.kit.doctor_check import Check, Health
 from qworker.url import BackendURL
-from qworker_redis.checks import ServerFacts, inspect, refuse
+from qworker_redis.connection import Wire, connect
+from qworker_redis.error_replies import Reply
 from qworker_redis.options import Options
-from qworker_redis.replies import Reply
 from qworker_redis.rfq.keys import RFQ
 from qworker_redis.scripts import NATIVE, ScriptSet
+from qworker_redis.server_info import ServerFacts, inspect, refuse
 from qworker_redis.topology import slot_of, topology
-from qworker_redis.wire import Wire, connect
 
 __all__ = ["examine_server"]
 

@@ -19,11 +19,11 @@ from qworker.history.batch import EventBatch, decode_batch, encode_batch
 from qworker.history.event import Event
 from qworker.history.store import HistoryOptions, HistoryStore, parse_position, sort_by_time
 from qworker.names import check_queue, printable
-from qworker_redis.links import Links
-from qworker_redis.replies import ConnectionLost, Redirected, Reply
+from qworker_redis.connection import Argument
+from qworker_redis.connections import Links
+from qworker_redis.error_replies import ConnectionLost, Redirected, Reply
 from qworker_redis.scripts import queue_key
 from qworker_redis.topology import slot_of
-from qworker_redis.wire import Argument
 
 __all__ = ["RedisHistory"]
 

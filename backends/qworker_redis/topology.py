@@ -13,9 +13,9 @@ from functools import lru_cache
 from typing import cast
 
 from qworker.errors import BackendError, BackendUnavailable
-from qworker_redis.blocking import BlockingWire
+from qworker_redis.blocking_connection import BlockingWire
+from qworker_redis.error_replies import Redirected, Reply
 from qworker_redis.options import Address, Options, TcpAddress
-from qworker_redis.replies import Redirected, Reply
 
 __all__ = ["Topology", "slot_of", "slot_of_tag", "topology"]
 

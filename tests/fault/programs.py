@@ -141,7 +141,7 @@ async def bulk(url: str, ledger: Ledger, parts: int, rows: int) -> None:
 
 def die_at_call(number: int) -> None:
     """Be killed right after a command has gone out to Redis."""
-    from qworker_redis.wire import Wire
+    from qworker_redis.connection import Wire
 
     send, count = Wire.send, itertools.count(1)
 

@@ -19,7 +19,7 @@ from qworker.errors import BackendUnavailable, PermissionDenied, PublishUncertai
 from qworker.message import Draft, Lease, Query, SettleAction, Settlement, State
 from qworker.testing.wait_until import wait_until
 from qworker.url import BackendURL
-from qworker_redis.blocking import BlockingWire
+from qworker_redis.blocking_connection import BlockingWire
 from qworker_redis.options import Options
 from qworker_redis.topology import slot_of
 from tests.support.servers import RedisServer, free_port

@@ -23,13 +23,13 @@ from qworker.errors import (
 from qworker.message import Draft
 from qworker.testing.wait_until import wait_until
 from qworker.url import BackendURL
+from qworker_redis.batch_sender import Lane
 from qworker_redis.codec import decode, encode
-from qworker_redis.lanes import Lane
+from qworker_redis.connection import Wire, connect
+from qworker_redis.error_replies import ConnectionLost, Redirected, meaning
 from qworker_redis.options import Options, TcpAddress
-from qworker_redis.replies import ConnectionLost, Redirected, meaning
 from qworker_redis.scripts import SCRIPTS, script
 from qworker_redis.topology import slot_of, slot_of_tag
-from qworker_redis.wire import Wire, connect
 
 # -- values ------------------------------------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from qworker_redis.polling import CLOSE, LONGEST, Polling
+from qworker_redis.spin_wait import CLOSE, LONGEST, Polling
 
 
 class Ticking:

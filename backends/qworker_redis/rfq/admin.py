@@ -13,13 +13,13 @@ from qworker.kit.parts import WHOLE, bad_part
 from qworker.message import FinishedMessage, Message, Query, QueueStats, State, StoredMessage
 from qworker.names import check_queue, printable
 from qworker_redis.admin import Administration, batches, encoded, timed
-from qworker_redis.replies import Reply
+from qworker_redis.connection import Argument, Wire
+from qworker_redis.error_replies import Reply
 from qworker_redis.rfq.codec import fields_of, packed, readable
 from qworker_redis.rfq.ids import new_ids, published_at
 from qworker_redis.rfq.keys import PARTS, rfq_key, topic_of
 from qworker_redis.scripts import queue_key
 from qworker_redis.topology import slot_of
-from qworker_redis.wire import Argument, Wire
 
 __all__ = ["List", "RfqAdministration"]
 

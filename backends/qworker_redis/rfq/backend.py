@@ -16,18 +16,18 @@ from qworker.message import Draft, Lease
 from qworker.names import check_id, check_queue, printable
 from qworker.url import BackendURL
 from qworker_redis.backend import RedisBackend
-from qworker_redis.claims import RedisLease, RemoteRedisLeases
+from qworker_redis.connection import Argument
+from qworker_redis.error_replies import Redirected, Reply
+from qworker_redis.lease import RedisLease, RemoteRedisLeases
 from qworker_redis.options import Options
-from qworker_redis.replies import Redirected, Reply
 from qworker_redis.rfq.admin import RfqAdministration
 from qworker_redis.rfq.codec import decode, encode
 from qworker_redis.rfq.ids import id_of, is_id, new_ids, ticks_of
 from qworker_redis.rfq.keys import RFQ
-from qworker_redis.rfq.waiting import PAUSED, RfqWaiting
+from qworker_redis.rfq.wait import PAUSED, RfqWaiting
 from qworker_redis.scripts import ScriptSet
 from qworker_redis.topology import slot_of
-from qworker_redis.waiting import Overslept, Waiting
-from qworker_redis.wire import Argument
+from qworker_redis.wait import Overslept, Waiting
 
 __all__ = ["RfqBackend"]
 

@@ -15,7 +15,7 @@ from typing import cast
 from qworker.errors import BackendError, InvalidArguments
 from qworker.message import Draft, Message
 from qworker_redis.codec import PlainDraft
-from qworker_redis.replies import Reply
+from qworker_redis.error_replies import Reply
 from qworker_redis.rfq.ids import published_at
 
 __all__ = ["BODY", "BODY_BASE64", "decode", "encode", "fields_of", "packed", "readable"]

@@ -7,9 +7,9 @@ from typing import Any, cast
 
 from qworker.message import Lease, Message, SettleAction, Settlement, State
 from qworker.names import check_queue
-from qworker_redis.links import Links
-from qworker_redis.replies import Reply
-from qworker_redis.wire import Argument
+from qworker_redis.connection import Argument
+from qworker_redis.connections import Links
+from qworker_redis.error_replies import Reply
 
 __all__ = ["DETACHED", "Doubt", "RedisLease", "RemoteRedisLeases", "SettleBatch"]
 

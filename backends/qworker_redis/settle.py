@@ -7,14 +7,14 @@ from functools import partial
 from typing import TypeVar, cast
 
 from qworker.message import Settlement
-from qworker_redis.claims import Doubt, RedisLease, SettleBatch
-from qworker_redis.durable import BATCH, BATCH_BYTES, durable
-from qworker_redis.lanes import Lane, Mark
-from qworker_redis.links import Links
+from qworker_redis.batch_sender import Lane, Mark
+from qworker_redis.connection import Wire
+from qworker_redis.connections import Links
+from qworker_redis.error_replies import Reply
+from qworker_redis.lease import Doubt, RedisLease, SettleBatch
 from qworker_redis.options import Options
-from qworker_redis.replies import Reply
+from qworker_redis.replica_wait import BATCH, BATCH_BYTES, durable
 from qworker_redis.topology import slot_of
-from qworker_redis.wire import Wire
 
 __all__ = ["Settling", "grouped"]
 

@@ -8,8 +8,8 @@ from typing import cast
 import msgspec
 
 from qworker.errors import BackendError, PermissionDenied
-from qworker_redis.replies import Reply
-from qworker_redis.wire import Wire
+from qworker_redis.connection import Wire
+from qworker_redis.error_replies import Reply
 
 __all__ = ["ServerFacts", "inspect", "refuse"]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import cast
 
-from qworker_redis.links import Links
+from qworker_redis.connection import Argument, Wire
+from qworker_redis.connections import Links
+from qworker_redis.error_replies import ConnectionLost, Reply
 from qworker_redis.options import Options
-from qworker_redis.replies import ConnectionLost, Reply
-from qworker_redis.wire import Argument, Wire
 
 __all__ = ["BATCH", "BATCH_BYTES", "durable"]
 

@@ -16,9 +16,9 @@ from hiredis import ProtocolError, Reader, ReplyError
 
 from qworker.errors import BackendError, BackendUnavailable
 from qworker.kit.network import why
+from qworker_redis.error_replies import ConnectionLost, Reply, meaning
 from qworker_redis.options import Address, Options, UnixAddress
-from qworker_redis.polling import Polling
-from qworker_redis.replies import ConnectionLost, Reply, meaning
+from qworker_redis.spin_wait import Polling
 
 __all__ = ["Argument", "Wire", "connect", "greeted", "greeting", "pack", "unreachable"]
 

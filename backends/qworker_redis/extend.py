@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from typing import cast
 
 from qworker.errors import BackendUnavailable
-from qworker_redis.blocking import BlockingWire
-from qworker_redis.claims import RedisLease
+from qworker_redis.blocking_connection import BlockingWire
+from qworker_redis.connection import Argument
+from qworker_redis.error_replies import ConnectionLost, NoScript, Redirected, Reply
+from qworker_redis.lease import RedisLease
 from qworker_redis.options import Address, Options
-from qworker_redis.replies import ConnectionLost, NoScript, Redirected, Reply
 from qworker_redis.scripts import NATIVE, ScriptSet
 from qworker_redis.topology import Topology, slot_of
-from qworker_redis.wire import Argument
 
 __all__ = ["Renewals"]
 

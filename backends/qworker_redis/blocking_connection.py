@@ -9,9 +9,9 @@ from typing import Self
 from hiredis import ProtocolError, Reader, ReplyError
 
 from qworker.kit.network import why
+from qworker_redis.connection import Argument, greeted, greeting, pack, unreachable
+from qworker_redis.error_replies import ConnectionLost, Reply, meaning
 from qworker_redis.options import Address, Options, UnixAddress
-from qworker_redis.replies import ConnectionLost, Reply, meaning
-from qworker_redis.wire import Argument, greeted, greeting, pack, unreachable
 
 __all__ = ["BlockingWire"]
 

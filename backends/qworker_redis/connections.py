@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from qworker.errors import BackendError, BackendUnavailable
-from qworker_redis.checks import ServerFacts, inspect, refuse
+from qworker_redis.connection import Argument, Wire, connect, pack
+from qworker_redis.error_replies import ConnectionLost, NoScript, Redirected, Reply
 from qworker_redis.options import Address, Options
-from qworker_redis.replies import ConnectionLost, NoScript, Redirected, Reply
 from qworker_redis.scripts import NATIVE, ScriptSet
+from qworker_redis.server_info import ServerFacts, inspect, refuse
 from qworker_redis.topology import Topology, slot_of
-from qworker_redis.wire import Argument, Wire, connect, pack
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator

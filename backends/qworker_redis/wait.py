@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from typing import cast
 
 from qworker.errors import BackendError, BackendUnavailable
-from qworker_redis.links import Links
+from qworker_redis.connection import Argument, Wire
+from qworker_redis.connections import Links
+from qworker_redis.error_replies import NoScript, Redirected, Reply
 from qworker_redis.options import Options
-from qworker_redis.replies import NoScript, Redirected, Reply
 from qworker_redis.scripts import queue_key
 from qworker_redis.topology import slot_of
-from qworker_redis.wire import Argument, Wire
 
 __all__ = ["Overslept", "Waiting"]
 

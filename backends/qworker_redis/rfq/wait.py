@@ -12,13 +12,13 @@ from collections.abc import Sequence
 from typing import cast
 
 from qworker.errors import BackendError
-from qworker_redis.links import Links
+from qworker_redis.connection import Argument
+from qworker_redis.connections import Links
+from qworker_redis.error_replies import Reply
 from qworker_redis.options import Options
-from qworker_redis.replies import Reply
 from qworker_redis.rfq.keys import rfq_key
 from qworker_redis.topology import slot_of
-from qworker_redis.waiting import Waiting
-from qworker_redis.wire import Argument
+from qworker_redis.wait import Waiting
 
 __all__ = ["PAUSED", "RfqWaiting"]
 
