@@ -22,14 +22,14 @@ from qworker.message import (
 from qworker.names import check_queue
 from qworker_redis.bulk import staged_keys
 from qworker_redis.codec import decode, enqueued_at
-from qworker_redis.connection import Argument, Wire
-from qworker_redis.connections import Links
+from qworker_redis.connection import Argument, Connection
+from qworker_redis.connections import ConnectionPool
 from qworker_redis.error_replies import Reply
 from qworker_redis.options import Options
 from qworker_redis.scripts import queue_key
-from qworker_redis.topology import slot_of
+from qworker_redis.topology import queue_slot
 
-__all__ = ["Administration", "batches", "encoded", "stored_of", "timed"]
+__all__ = ["Administration", "encode_text", "ids_and_times", "in_batches", "parse_stored"]
 
 T = TypeVar("T")
 
@@ -41,7 +41,7 @@ _FIRST = 100
 _MOST_ROWS = 1 << 48
 # The key with the names of all queues is `qworker:queues`: its slot is that of a queue of this name.
 _REGISTER = b"qworker:queues"
-_REGISTER_SLOT = slot_of("queues")
+_REGISTER_SLOT = queue_slot("queues")
 _PARTS = (
     "meta",
     "msg",
@@ -65,7 +65,7 @@ _PARTS = (
 class Administration(Backend):
     """Queues as administrators see them."""
 
-    _links: Links
+    _pool: ConnectionPool
     _options: Options
     # States in which a page can show again what an earlier one has shown.
     _moving: ClassVar[frozenset[State]] = frozenset({State.LEASED})
@@ -80,7 +80,7 @@ class Administration(Backend):
     async def create(self, queue: str) -> None:
         """Make a queue. Idempotent."""
         check_queue(queue)
-        await self._links.script("create", queue, ("create",))
+        await self._pool.script("create", queue, ("create",))
         await self._list_queue(queue)
 
     async def _list_queue(self, queue: str) -> None:
@@ -98,7 +98,7 @@ class Administration(Backend):
         check_queue(queue)
         self._registered.discard(queue)
         await self._delete_staged(queue)
-        await self._command(slot_of(queue), "UNLINK", *[queue_key(queue, part) for part in _PARTS])
+        await self._command(queue_slot(queue), "UNLINK", *[queue_key(queue, part) for part in _PARTS])
         # Last: a queue that is half deleted is still listed, and can be deleted again.
         await self._command(_REGISTER_SLOT, "SREM", _REGISTER, queue)
 
@@ -106,29 +106,29 @@ class Administration(Backend):
         """Remove what bulk writes have sealed; what they have not is forgotten by itself."""
         keys = staged_keys(queue, await self._sealed(queue))
         for first in range(0, len(keys), _BATCH):
-            await self._command(slot_of(queue), "UNLINK", *keys[first : first + _BATCH])
+            await self._command(queue_slot(queue), "UNLINK", *keys[first : first + _BATCH])
 
     async def _sealed(self, queue: str) -> list[bytes]:
         """The hash of seals: names and manifests in turns."""
-        return cast("list[bytes]", await self._command(slot_of(queue), "HGETALL", queue_key(queue, "seals")))
+        return cast("list[bytes]", await self._command(queue_slot(queue), "HGETALL", queue_key(queue, "seals")))
 
     async def _command(self, slot: int, *arguments: Argument) -> Reply:
-        async def attempt(wire: Wire, again: bool) -> Reply:
+        async def attempt(connection: Connection, again: bool) -> Reply:
             del again
-            return await wire.send(*arguments)
+            return await connection.send(*arguments)
 
-        return await self._links.repeat(slot, attempt)
+        return await self._pool.repeat(slot, attempt)
 
     async def _found(self, name: str, queue: str, arguments: Sequence[Argument]) -> list[Reply]:
         """A script's list; an empty one says that there is no queue."""
-        reply = cast("list[Reply]", await self._links.script(name, check_queue(queue), arguments))
+        reply = cast("list[Reply]", await self._pool.script(name, check_queue(queue), arguments))
         if not reply:
             raise QueueNotFound(queue)
         return reply
 
     async def _counted(self, name: str, queue: str, arguments: Sequence[Argument]) -> int:
         """A script's count; -1 says that there is no queue."""
-        count = cast("int", await self._links.script(name, check_queue(queue), arguments))
+        count = cast("int", await self._pool.script(name, check_queue(queue), arguments))
         if count < 0:
             raise QueueNotFound(queue)
         return count
@@ -187,21 +187,21 @@ class Administration(Backend):
             return ("e", "", "", "") if query.state is State.READY else ()
         number, text = place
         if query.state is not State.READY:
-            return _decimal(number), encoded(text)
+            return _decimal(number), encode_text(text)
         kind, *rest = text.split("~")
         if kind not in {"l", "s"} or len(rest) != 2 or (number >= 0) != bool(rest[0]) or number > _MOST_ROWS:
             raise bad_position(query.after or "")
-        return kind, (_decimal(number) if rest[0] else ""), *map(encoded, rest)
+        return kind, (_decimal(number) if rest[0] else ""), *map(encode_text, rest)
 
     def _stored(self, queue: str, reply: Sequence[Reply]) -> Iterator[StoredMessage]:
         """What `look` has answered for a state, with positions."""
-        return stored_of(queue, reply, positions=True)
+        return parse_stored(queue, reply, positions=True)
 
     async def find(self, queue: str, ids: Sequence[str]) -> list[StoredMessage]:
         """Look at messages."""
         found: list[StoredMessage] = []
-        for batch in batches(ids):
-            found += stored_of(queue, await self._found("look", queue, ("id", *batch)))
+        for batch in in_batches(ids):
+            found += parse_stored(queue, await self._found("look", queue, ("id", *batch)))
         return found
 
     async def requeue(self, queue: str, selection: Selection) -> int:
@@ -211,9 +211,9 @@ class Administration(Backend):
             return await self._count_all("requeue", queue, (), (await self.stats(queue)).failed)
         if selection.ids is not None:
             # Without an id the script would requeue the oldest ones.
-            calls: list[tuple[Argument, ...]] = [(0, *batch) for batch in batches(selection.ids) if batch]
+            calls: list[tuple[Argument, ...]] = [(0, *batch) for batch in in_batches(selection.ids) if batch]
         else:
-            calls = [("unchanged", *timed(batch)) for batch in batches(selection.unchanged or ())]
+            calls = [("unchanged", *ids_and_times(batch)) for batch in in_batches(selection.unchanged or ())]
         if not calls:
             await self._found("stats", queue, ())
         return sum([await self._counted("requeue", queue, call) for call in calls])
@@ -221,9 +221,9 @@ class Administration(Backend):
     async def remove(self, queue: str, selection: Selection) -> int:
         """Delete messages."""
         if selection.ids is not None:
-            return sum([await self._counted("remove", queue, ("ids", *batch)) for batch in batches(selection.ids)])
+            return sum([await self._counted("remove", queue, ("ids", *batch)) for batch in in_batches(selection.ids)])
         if selection.unchanged is not None:
-            return sum([await self._remove_unchanged(queue, batch) for batch in batches(selection.unchanged)])
+            return sum([await self._remove_unchanged(queue, batch) for batch in in_batches(selection.unchanged)])
         state = selection.state
         assert state is not None
         stats = await self.stats(queue)
@@ -249,7 +249,7 @@ class Administration(Backend):
     async def _remove_unchanged(self, queue: str, found: Sequence[FinishedMessage]) -> int:
         arguments: list[Argument] = []
         for one in found:
-            arguments += [one.state.value, *timed([one])]
+            arguments += [one.state.value, *ids_and_times([one])]
         return await self._counted("discard", queue, arguments)
 
     async def pause(self, queue: str) -> None:
@@ -261,22 +261,22 @@ class Administration(Backend):
         await self._found_or_not("up", queue)
 
     async def _found_or_not(self, what: str, queue: str) -> None:
-        if not await self._links.script("create", check_queue(queue), (what,)):
+        if not await self._pool.script("create", check_queue(queue), (what,)):
             raise QueueNotFound(queue)
 
 
-def batches(chosen: Iterable[T]) -> list[list[T]]:
+def in_batches(chosen: Iterable[T]) -> list[list[T]]:
     """What is chosen, each once, in as many as one script call takes; at least one batch, whose call says that there is no queue."""
     unique = list(dict.fromkeys(chosen))
     return [unique[first : first + _BATCH] for first in range(0, max(1, len(unique)), _BATCH)]
 
 
-def timed(found: Iterable[FinishedMessage]) -> list[Argument]:
+def ids_and_times(found: Iterable[FinishedMessage]) -> list[Argument]:
     """The id and the time of each, in microseconds."""
     return [argument for one in found for argument in (one.id, to_microseconds(one.finished_at) or 0)]
 
 
-def encoded(text: str) -> bytes:
+def encode_text(text: str) -> bytes:
     """A text of `place_of` as it was in the store."""
     return text.encode(errors="surrogateescape")
 
@@ -285,7 +285,7 @@ def _decimal(number: float) -> str:
     return f"{number:.0f}"
 
 
-def stored_of(queue: str, reply: Sequence[Reply], *, positions: bool = False) -> Iterator[StoredMessage]:
+def parse_stored(queue: str, reply: Sequence[Reply], *, positions: bool = False) -> Iterator[StoredMessage]:
     """What `look` has answered: [1, then for each message: id, value, state, place, claim, error]."""
     rows = cast("Sequence[bytes]", reply)
     for at in range(1, len(rows), 6):

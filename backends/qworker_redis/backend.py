@@ -23,8 +23,8 @@ from qworker.names import check_id, check_queue, new_ids
 from qworker.url import BackendURL
 from qworker_redis.bulk import RedisBulkStore
 from qworker_redis.codec import PlainDraft, decode, encode
-from qworker_redis.connection import Argument, Wire
-from qworker_redis.connections import Links
+from qworker_redis.connection import Argument, Connection
+from qworker_redis.connections import ConnectionPool
 from qworker_redis.error_replies import ConnectionLost, Redirected, Reply
 from qworker_redis.extend import Renewals
 from qworker_redis.history import RedisHistory
@@ -35,8 +35,8 @@ from qworker_redis.publish import Publishing
 from qworker_redis.replica_wait import BATCH
 from qworker_redis.scripts import NATIVE, ScriptSet
 from qworker_redis.settle import Settling, grouped
-from qworker_redis.topology import slot_of, topology
-from qworker_redis.wait import Overslept, Waiting
+from qworker_redis.topology import make_topology, queue_slot
+from qworker_redis.wait import ReadTimeout, Waiting
 
 __all__ = ["RedisBackend"]
 
@@ -65,10 +65,10 @@ class RedisBackend(BulkReading):
         self._options = options
         # Only for how much time has passed: what time it is the server says.
         self._clock = clock
-        self._places = topology(options)
-        self._links = Links(options, self._places, self.scripts)
-        self._waiting = self.waiting(options, self._links)
-        self._renewals = Renewals(options, self._places, self.scripts)
+        self._topology = make_topology(options)
+        self._pool = ConnectionPool(options, self._topology, self.scripts)
+        self._waiting = self.waiting(options, self._pool)
+        self._renewals = Renewals(options, self._topology, self.scripts)
         self._registered = set()
         host = re.sub(r"[^A-Za-z0-9.-]", "-", socket.gethostname())[:40]
         self._holder = f"{host}:{os.getpid()}:{secrets.token_hex(4)}"
@@ -76,15 +76,15 @@ class RedisBackend(BulkReading):
         self.remote_leases = self._remote_leases() if remote_leases else None
         self._requests = 0
         listed = self._registered if "publish_one" in self.scripts.names else ()
-        self._publishing = Publishing(options, self._links, self._holder, self._stored_in, listed=listed)
-        self._settling = Settling(options, self._links, self._holder)
+        self._publishing = Publishing(options, self._pool, self._holder, self._stored_in, listed=listed)
+        self._settling = Settling(options, self._pool, self._holder)
         # Queues whose last lease gave nothing, and the loop's time when something becomes due there.
         self._empty: dict[str, float] = {}
         # The server's time at the last reap of a queue, and this process's.
         self._reaped: dict[str, tuple[str, float]] = {}
         self._chores: set[asyncio.Task[Any]] = set()
         self.history = RedisHistory(
-            self._links, options.history, clock=clock, command=self._command, queues=self.queues
+            self._pool, options.history, clock=clock, command=self._command, queues=self.queues
         )
         # Another protocol's programs would see what is staged in its keyspace.
         self.bulk = self._bulk_store() if "stage" in self.scripts.names else None
@@ -101,7 +101,7 @@ class RedisBackend(BulkReading):
 
     async def open(self) -> None:
         """Reach the server, and refuse one that may lose queues."""
-        await self._links.wire(slot_of("queues"))
+        await self._pool.get_connection(queue_slot("queues"))
 
     async def aclose(self) -> None:
         """End all connections."""
@@ -110,7 +110,7 @@ class RedisBackend(BulkReading):
             for task in late:
                 task.cancel()
         await self.history.aclose()
-        await self._links.aclose()
+        await self._pool.aclose()
         await asyncio.to_thread(self._renewals.close)
 
     def describe(self) -> str:
@@ -122,7 +122,7 @@ class RedisBackend(BulkReading):
         """`replicated` with `?min_replicas=`; `disk` with `appendfsync always`; `process` otherwise, or when it is not known."""
         if self._options.min_replicas:
             return "replicated"
-        return "process" if self._links.facts is None else self._links.facts.durability
+        return "process" if self._pool.server_info is None else self._pool.server_info.durability
 
     # -- producing ---------------------------------------------------------------------------------------------------
 
@@ -136,7 +136,7 @@ class RedisBackend(BulkReading):
 
     def _bulk_store(self) -> RedisBulkStore:
         return RedisBulkStore(
-            self._options, self._links, create=self.create, stored_in=self._stored_in, sealed=self._sealed
+            self._options, self._pool, create=self.create, stored_in=self._stored_in, sealed=self._sealed
         )
 
     async def _stored_in(self, queue: str, new: bool) -> None:
@@ -173,14 +173,14 @@ class RedisBackend(BulkReading):
         arguments, claimant, void = self._request(limit, visibility)
         sent = False
 
-        async def attempt(wire: Wire, again: bool) -> Reply:
+        async def attempt(connection: Connection, again: bool) -> Reply:
             nonlocal sent
             del again
             sent = True
-            return await self._links.evaluate(wire, "lease", queue, arguments, (void,))
+            return await self._pool.evaluate(connection, "lease", queue, arguments, (void,))
 
         try:
-            reply = await self._links.repeat(slot_of(queue), attempt, patience=0)
+            reply = await self._pool.repeat(queue_slot(queue), attempt, patience=0)
         except (ConnectionLost, asyncio.CancelledError) as error:
             if sent:
                 chore = self._start(self._give_back(queue, claimant, void, visibility))
@@ -222,7 +222,7 @@ class RedisBackend(BulkReading):
         self._log.error("message_damaged", queue=queue, message_id=message_id)
         arguments: list[Argument] = [secrets.token_hex(8), "", "", 0, "p", message_id, claim, 0, why, ""]
         key = f"mark:{self._holder}:damaged"
-        await self._links.script("settle", queue, arguments, (key, key))
+        await self._pool.script("settle", queue, arguments, (key, key))
 
     async def _lease_within(self, queue: str, limit: int, visibility: float, timeout: float) -> list[Lease]:
         """Wait, then lease: the call for a lease is sent behind the one that waits, so that both are answered at once."""
@@ -238,11 +238,11 @@ class RedisBackend(BulkReading):
     async def _lease_blocked(self, queue: str, limit: int, visibility: float, seconds: float) -> list[Lease]:
         arguments, claimant, void = self._request(limit, visibility)
         try:
-            _, reply = await self._waiting.blocked(slot_of(queue), [queue], seconds, [void, *arguments])
+            _, reply = await self._waiting.blocked(queue_slot(queue), [queue], seconds, [void, *arguments])
         except Redirected:
             await asyncio.sleep(_REDIRECTION_PAUSE)
             return []
-        except Overslept:
+        except ReadTimeout:
             self._start(self._give_back(queue, claimant, void, visibility))
             return []
         except (ConnectionLost, asyncio.CancelledError) as error:
@@ -258,8 +258,8 @@ class RedisBackend(BulkReading):
         """Undo a call for a lease whose answer nobody reads, and pass on the wake-up that it may have taken."""
         try:
             # Once the visibility has passed there is nothing left to give back.
-            await self._links.script("giveback", queue, (claimant, _VOID_MS), (void,), patience=visibility)
-            await self._links.script("peek", queue, (1,))
+            await self._pool.script("giveback", queue, (claimant, _VOID_MS), (void,), patience=visibility)
+            await self._pool.script("peek", queue, (1,))
         except BackendError as error:
             self._log.warning("lease_release_failed", queue=queue, error=str(error))
 
@@ -290,13 +290,13 @@ class RedisBackend(BulkReading):
             await self._waiting.wait(queues, timeout)
         except asyncio.CancelledError:
             for queue in queues:
-                self._start(self._pass_on(queue))
+                self._start(self._wake_another(queue))
             raise
 
-    async def _pass_on(self, queue: str) -> None:
+    async def _wake_another(self, queue: str) -> None:
         """Wake another in place of this one."""
         try:
-            await self._links.script("peek", queue, (1,), patience=0)
+            await self._pool.script("peek", queue, (1,), patience=0)
         except BackendUnavailable:
             # Every reap does it too.
             return
@@ -309,7 +309,7 @@ class RedisBackend(BulkReading):
         return lost
 
     def _remote_leases(self) -> RemoteLeases:
-        return RemoteRedisLeases(self._links, decode)
+        return RemoteRedisLeases(self._pool, decode)
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[Settlement]:
         """End leases; one whose answer was lost may be repeated."""
@@ -324,7 +324,7 @@ class RedisBackend(BulkReading):
         while more:
             before, at = self._reaped.get(queue, ("", 0.0))
             elapsed = int((self._clock.monotonic() - at) * 1e6)
-            reply = await self._links.script("reap", queue, (_REAP_BATCH, *limits[0], before, elapsed, *limits[1]))
+            reply = await self._pool.script("reap", queue, (_REAP_BATCH, *limits[0], before, elapsed, *limits[1]))
             count, more, now = cast("tuple[int, int, int]", reply)
             self._reaped[queue] = (str(now) if now else "", self._clock.monotonic())
             total += count
@@ -335,9 +335,9 @@ class RedisBackend(BulkReading):
     @classmethod
     async def doctor(cls, url: BackendURL) -> list[Check]:
         """Examine the server."""
-        from qworker_redis.doctor import examine_server
+        from qworker_redis.doctor import check_server
 
-        return await examine_server(url)
+        return await check_server(url)
 
 
 def _item(fresh: str, draft: Draft) -> PlainDraft:

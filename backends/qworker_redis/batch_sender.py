@@ -10,13 +10,13 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Generic, TypeVar
 
-__all__ = ["Lane", "Mark"]
+__all__ = ["BatchSender", "RetryToken"]
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-class Mark:
+class RetryToken:
     """Names and numbers under which the server remembers the answer of one lane's last batch.
 
     Args:
@@ -41,7 +41,7 @@ class Mark:
         self.key = f"mark:{self._name}:{self._epoch}"
 
 
-class Lane(Generic[Item, Result]):
+class BatchSender(Generic[Item, Result]):
     """Batches of one kind for one queue, one after another.
 
     Args:

@@ -9,14 +9,14 @@ from typing import Self
 from hiredis import ProtocolError, Reader, ReplyError
 
 from qworker.kit.network import why
-from qworker_redis.connection import Argument, greeted, greeting, pack, unreachable
-from qworker_redis.error_replies import ConnectionLost, Reply, meaning
+from qworker_redis.connection import Argument, hello_commands, pack, parse_hello, unreachable
+from qworker_redis.error_replies import ConnectionLost, Reply, to_error
 from qworker_redis.options import Address, Options, UnixAddress
 
-__all__ = ["BlockingWire"]
+__all__ = ["BlockingConnection"]
 
 
-class BlockingWire:
+class BlockingConnection:
     """A connection that one thread at a time uses.
 
     Args:
@@ -35,14 +35,14 @@ class BlockingWire:
         self._reader = Reader(protocolError=ProtocolError, replyError=ReplyError)
         self._socket = self._open(options)
         try:
-            replies = [self.call(*command) for command in greeting(options, sentinel=sentinel)]
+            replies = [self.call(*command) for command in hello_commands(options, sentinel=sentinel)]
         except ConnectionLost as error:
             self.close()
             raise unreachable(options, address, error) from error
         except BaseException:
             self.close()
             raise
-        self.version = greeted(replies[0])
+        self.version = parse_hello(replies[0])
 
     def __enter__(self) -> Self:
         return self
@@ -93,7 +93,7 @@ class BlockingWire:
             self.close()
             raise ConnectionLost(f"the connection to {self.address} was lost: {why(error)}", sent=True) from error
         if isinstance(reply, ReplyError):
-            raise meaning(reply)
+            raise to_error(reply)
         return reply
 
     def close(self) -> None:

@@ -32,13 +32,13 @@ from qworker.errors import BackendError
 from qworker.message import Draft
 from qworker.names import check_queue
 from qworker_redis.codec import encode
-from qworker_redis.connection import Argument, Wire
-from qworker_redis.connections import Links
+from qworker_redis.connection import Argument, Connection
+from qworker_redis.connections import ConnectionPool
 from qworker_redis.error_replies import Reply
 from qworker_redis.options import Options
-from qworker_redis.replica_wait import BATCH, BATCH_BYTES, durable
+from qworker_redis.replica_wait import BATCH, BATCH_BYTES, run_replicated
 from qworker_redis.scripts import queue_key
-from qworker_redis.topology import slot_of
+from qworker_redis.topology import queue_slot
 
 __all__ = ["RedisBulkStore", "RedisBulkWriter", "staged_keys"]
 
@@ -57,7 +57,7 @@ class RedisBulkStore:
 
     Args:
         options: The options of the store.
-        links: Its connections.
+        pool: Its connections.
         create: Makes a queue.
         stored_in: Called when something was published, with the queue and whether that made it.
         sealed: Reads the hash `seals` of a queue: names and manifests in turns.
@@ -66,21 +66,21 @@ class RedisBulkStore:
     def __init__(
         self,
         options: Options,
-        links: Links,
+        pool: ConnectionPool,
         *,
         create: Callable[[str], Awaitable[None]],
         stored_in: Callable[[str, bool], Awaitable[None]],
         sealed: Callable[[str], Awaitable[list[bytes]]],
     ) -> None:
         self._options = options
-        self._links = links
+        self._pool = pool
         self._create = create
         self._stored_in = stored_in
         self._sealed = sealed
 
     def writer(self, queue: str, name: str) -> RedisBulkWriter:
         """Make a writer that stages in the queue's own slot."""
-        return RedisBulkWriter(self._options, self._links, queue, name, create=self._create, stored_in=self._stored_in)
+        return RedisBulkWriter(self._options, self._pool, queue, name, create=self._create, stored_in=self._stored_in)
 
     async def incomplete_loads(self, queue: str) -> list[IncompleteLoad]:
         """Read the seals."""
@@ -93,7 +93,7 @@ class RedisBulkWriter(BulkWriter):
 
     Args:
         options: The options of the store.
-        links: Its connections.
+        pool: Its connections.
         queue: Where the messages go.
         load: The load's name.
         create: Makes a queue.
@@ -103,7 +103,7 @@ class RedisBulkWriter(BulkWriter):
     def __init__(
         self,
         options: Options,
-        links: Links,
+        pool: ConnectionPool,
         queue: str,
         load: str,
         *,
@@ -112,7 +112,7 @@ class RedisBulkWriter(BulkWriter):
     ) -> None:
         super().__init__(queue, load)
         self._options = options
-        self._links = links
+        self._pool = pool
         self._create = create
         self._stored_in = stored_in
 
@@ -233,18 +233,18 @@ class RedisBulkWriter(BulkWriter):
     async def _script(self, name: str, arguments: Sequence[Argument], *keys: str) -> Reply:
         """Run a script that can be repeated, until the number of replicas that the URL asks for have its writes."""
 
-        def attempt(wire: Wire, again: bool) -> Awaitable[Reply]:
+        def attempt(connection: Connection, again: bool) -> Awaitable[Reply]:
             del again
-            return durable(self._options, self._links, wire, name, self.queue, arguments, keys)
+            return run_replicated(self._options, self._pool, connection, name, self.queue, arguments, keys)
 
-        return await self._links.repeat(slot_of(self.queue), attempt)
+        return await self._pool.repeat(queue_slot(self.queue), attempt)
 
     async def _command(self, *arguments: Argument) -> Reply:
-        async def attempt(wire: Wire, again: bool) -> Reply:
+        async def attempt(connection: Connection, again: bool) -> Reply:
             del again
-            return await wire.send(*arguments)
+            return await connection.send(*arguments)
 
-        return await self._links.repeat(slot_of(self.queue), attempt)
+        return await self._pool.repeat(queue_slot(self.queue), attempt)
 
     def _run(self, run: str) -> str:
         return f"stage:{self.name}/{run}"

@@ -16,11 +16,11 @@ from hiredis import ProtocolError, Reader, ReplyError
 
 from qworker.errors import BackendError, BackendUnavailable
 from qworker.kit.network import why
-from qworker_redis.error_replies import ConnectionLost, Reply, meaning
+from qworker_redis.error_replies import ConnectionLost, Reply, to_error
 from qworker_redis.options import Address, Options, UnixAddress
-from qworker_redis.spin_wait import Polling
+from qworker_redis.spin_wait import SpinWait
 
-__all__ = ["Argument", "Wire", "connect", "greeted", "greeting", "pack", "unreachable"]
+__all__ = ["Argument", "Connection", "connect", "hello_commands", "pack", "parse_hello", "unreachable"]
 
 Argument = bytes | str | int | float
 
@@ -47,7 +47,7 @@ def unreachable(options: Options, address: Address, error: BaseException) -> Bac
     return BackendUnavailable(f"cannot connect to Redis at {address}: {reason}")
 
 
-class Wire(asyncio.Protocol):
+class Connection(asyncio.Protocol):
     """A connection.
 
     Args:
@@ -60,7 +60,7 @@ class Wire(asyncio.Protocol):
         self.address = address
         # What the server said of itself in its greeting.
         self.version = (0, 0)
-        self.polling = Polling()
+        self.spin_wait = SpinWait()
         self._timeout = timeout
         self._loop = asyncio.get_running_loop()
         self._reader = Reader(protocolError=ProtocolError, replyError=ReplyError)
@@ -110,7 +110,7 @@ class Wire(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Keep the transport, and watch for answers that do not come."""
         self._transport = cast("asyncio.Transport", transport)
-        self._look()
+        self._check_answers()
 
     def data_received(self, data: bytes) -> None:
         """Give answers to who waits for them, in order."""
@@ -125,7 +125,7 @@ class Wire(asyncio.Protocol):
                 future = pending.popleft()[0]
                 if not future.done():
                     if isinstance(reply, ReplyError):
-                        future.set_exception(meaning(reply))
+                        future.set_exception(to_error(reply))
                     else:
                         future.set_result(reply)
                 reply = reader.gets()
@@ -147,17 +147,17 @@ class Wire(asyncio.Protocol):
             if not future.done():
                 future.set_exception(ConnectionLost(text, sent=True))
 
-    def _look(self) -> None:
+    def _check_answers(self) -> None:
         """End the connection if the oldest answer is overdue."""
         now = self._loop.time()
         # Answers come in order, so a later command may wait for an earlier one that blocks.
         if self._pending and now > self._pending[0][1]:
             self.close(f"no answer within {self._timeout:g} s")
             return
-        self._watch = self._loop.call_later(max(self._timeout / 4, 0.02), self._look)
+        self._watch = self._loop.call_later(max(self._timeout / 4, 0.02), self._check_answers)
 
 
-def greeting(options: Options, *, sentinel: bool = False) -> list[tuple[Argument, ...]]:
+def hello_commands(options: Options, *, sentinel: bool = False) -> list[tuple[Argument, ...]]:
     """The first commands of a connection."""
     password = options.sentinel_password if sentinel else options.password
     hello: list[Argument] = ["HELLO", "2"]
@@ -170,7 +170,7 @@ def greeting(options: Options, *, sentinel: bool = False) -> list[tuple[Argument
     return commands
 
 
-def greeted(reply: Reply) -> tuple[int, int]:
+def parse_hello(reply: Reply) -> tuple[int, int]:
     """The server's version, from its answer to HELLO."""
     if not isinstance(reply, list):
         return (0, 0)
@@ -181,7 +181,7 @@ def greeted(reply: Reply) -> tuple[int, int]:
     return (numbers[0], numbers[1])
 
 
-async def connect(options: Options, address: Address) -> Wire:
+async def connect(options: Options, address: Address) -> Connection:
     """A new connection, logged in.
 
     Raises:
@@ -189,12 +189,12 @@ async def connect(options: Options, address: Address) -> Wire:
         PermissionDenied: it refuses this user.
     """
     loop = asyncio.get_running_loop()
-    wire: Wire | None = None
+    connection: Connection | None = None
 
-    def make() -> Wire:
-        nonlocal wire
-        wire = Wire(address, options.timeout)
-        return wire
+    def make() -> Connection:
+        nonlocal connection
+        connection = Connection(address, options.timeout)
+        return connection
 
     try:
         async with asyncio.timeout(options.timeout):
@@ -205,19 +205,19 @@ async def connect(options: Options, address: Address) -> Wire:
                 await loop.create_connection(
                     make, address.host, address.port, ssl=options.tls, ssl_handshake_timeout=patience
                 )
-            if wire is None:
+            if connection is None:
                 raise BackendUnavailable(f"cannot connect to Redis at {address}")
-            replies = await asyncio.gather(*[wire.send(*command) for command in greeting(options)])
-            wire.version = greeted(replies[0])
-            return wire
+            replies = await asyncio.gather(*[connection.send(*command) for command in hello_commands(options)])
+            connection.version = parse_hello(replies[0])
+            return connection
     except (OSError, ConnectionLost) as error:
-        _drop(wire)
+        _drop(connection)
         raise unreachable(options, address, error) from error
     except (BackendError, asyncio.CancelledError):
-        _drop(wire)
+        _drop(connection)
         raise
 
 
-def _drop(wire: Wire | None) -> None:
-    if wire is not None:
-        wire.close()
+def _drop(connection: Connection | None) -> None:
+    if connection is not None:
+        connection.close()

@@ -12,24 +12,24 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from qworker.errors import BackendError, BackendUnavailable
-from qworker_redis.connection import Argument, Wire, connect, pack
+from qworker_redis.connection import Argument, Connection, connect, pack
 from qworker_redis.error_replies import ConnectionLost, NoScript, Redirected, Reply
 from qworker_redis.options import Address, Options
 from qworker_redis.scripts import NATIVE, ScriptSet
-from qworker_redis.server_info import ServerFacts, inspect, refuse
-from qworker_redis.topology import Topology, slot_of
+from qworker_redis.server_info import ServerInfo, read_server_info, require_safe
+from qworker_redis.topology import Topology, queue_slot
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-__all__ = ["Attempt", "Links"]
+__all__ = ["Attempt", "ConnectionPool"]
 
 _FIRST_PAUSE = 0.02
 _LONGEST_PAUSE = 1.0
 _MOST_REDIRECTIONS = 8
 
 # A connection, and whether an earlier attempt of the same call may have been carried out.
-Attempt = Callable[[Wire, bool], Awaitable[Reply]]
+Attempt = Callable[[Connection, bool], Awaitable[Reply]]
 
 
 @lru_cache(4096)
@@ -48,7 +48,7 @@ def _packed_head(scripts: ScriptSet, name: str, queue: str, flags: bool, mark: s
     return b"*%d\r\n%b" % (len(head) + arguments, pack(head).partition(b"\r\n")[2])
 
 
-class Links:
+class ConnectionPool:
     """The connections of one backend: one per server for everything that answers at once, and more for waiting.
 
     Args:
@@ -57,20 +57,20 @@ class Links:
         scripts: what is run there.
     """
 
-    def __init__(self, options: Options, places: Topology, scripts: ScriptSet = NATIVE) -> None:
+    def __init__(self, options: Options, topology: Topology, scripts: ScriptSet = NATIVE) -> None:
         self._options = options
-        self._places = places
+        self._topology = topology
         self._scripts = scripts
-        self._wires: dict[Address, Wire] = {}
-        self._connecting: dict[Address, asyncio.Task[Wire]] = {}
-        self._resting: dict[Address, list[Wire]] = {}
-        self._waiting: set[Wire] = set()
+        self._connections: dict[Address, Connection] = {}
+        self._connecting: dict[Address, asyncio.Task[Connection]] = {}
+        self._spare: dict[Address, list[Connection]] = {}
+        self._waiting: set[Connection] = set()
         self._log: Any = structlog.get_logger("qworker.redis").bind(url=options.shown)
         self._down_since: float | None = None
         # Rises with each close: whatever began before ends.
         self._opening = 0
         # Of the server that was reached last.
-        self.facts: ServerFacts | None = None
+        self.server_info: ServerInfo | None = None
 
     async def aclose(self) -> None:
         """End all connections."""
@@ -78,14 +78,14 @@ class Links:
         for task in tuple(self._connecting.values()):
             task.cancel()
         self._connecting.clear()
-        for wire in (
-            *self._wires.values(),
+        for connection in (
+            *self._connections.values(),
             *self._waiting,
-            *(w for resting in self._resting.values() for w in resting),
+            *(w for blocking_connection in self._spare.values() for w in blocking_connection),
         ):
-            wire.close()
-        self._wires.clear()
-        self._resting.clear()
+            connection.close()
+        self._connections.clear()
+        self._spare.clear()
 
     # -- calls -------------------------------------------------------------------------------------------------------
 
@@ -104,40 +104,40 @@ class Links:
             BackendUnavailable: patience is at its end.
         """
 
-        def attempt(wire: Wire, again: bool) -> Awaitable[Reply]:
+        def attempt(connection: Connection, again: bool) -> Awaitable[Reply]:
             del again
-            return self.evaluate(wire, name, queue, arguments, extra)
+            return self.evaluate(connection, name, queue, arguments, extra)
 
-        return await self.repeat(slot_of(queue), attempt, patience=patience)
+        return await self.repeat(queue_slot(queue), attempt, patience=patience)
 
     async def evaluate(
-        self, wire: Wire, name: str, queue: str, arguments: Sequence[Argument], extra: Sequence[str] = ()
+        self, connection: Connection, name: str, queue: str, arguments: Sequence[Argument], extra: Sequence[str] = ()
     ) -> Reply:
         """Run a script once, and teach it to a server that does not know it (any more)."""
-        command = self.command_of(wire, name, queue, arguments, extra)
+        command = self.script_command(connection, name, queue, arguments, extra)
         try:
-            return await wire.send(*command)
+            return await connection.send(*command)
         except NoScript:
-            source = self._scripts.get(name, flags=not (0, 0) < wire.version < (7, 0)).source
-            return await wire.send("EVAL", source, *command[2:])
+            source = self._scripts.get(name, flags=not (0, 0) < connection.version < (7, 0)).source
+            return await connection.send("EVAL", source, *command[2:])
 
-    async def evaluate_marked(
-        self, wire: Wire, name: str, queue: str, mark: str, arguments: tuple[bytes, ...]
+    async def evaluate_packed(
+        self, connection: Connection, name: str, queue: str, mark: str, arguments: tuple[bytes, ...]
     ) -> Reply:
         """`evaluate` for small calls that come one by one: what is the same in those of one `mark` is packed once."""
-        flags = not (0, 0) < wire.version < (7, 0)
+        flags = not (0, 0) < connection.version < (7, 0)
         command = _packed_head(self._scripts, name, queue, flags, mark, len(arguments))
         try:
             packed = b"".join([b"$%d\r\n%b\r\n" % (len(argument), argument) for argument in arguments])
-            return await wire.polling.answer(wire.send_packed(command + packed))
+            return await connection.spin_wait.answer(connection.send_packed(command + packed))
         except NoScript:
-            return await self.evaluate(wire, name, queue, arguments, (mark,))
+            return await self.evaluate(connection, name, queue, arguments, (mark,))
 
-    def command_of(
-        self, wire: Wire, name: str, queue: str, arguments: Sequence[Argument], extra: Sequence[str]
+    def script_command(
+        self, connection: Connection, name: str, queue: str, arguments: Sequence[Argument], extra: Sequence[str]
     ) -> tuple[Argument, ...]:
         """A script call as a command: by digest. `extra` are keys that stand in place of the last ones of the header."""
-        head = _head(self._scripts, name, queue, not (0, 0) < wire.version < (7, 0), len(extra))
+        head = _head(self._scripts, name, queue, not (0, 0) < connection.version < (7, 0), len(extra))
         return (*head, *[self._scripts.key(queue, part) for part in extra], *arguments)
 
     async def repeat(self, slot: int, attempt: Attempt, *, patience: float | None = None, sent: bool = False) -> Reply:
@@ -159,27 +159,27 @@ class Links:
         failures, redirections = 0, 0
         asking: Address | None = None
         while True:
-            wire: Wire | None = None
+            connection: Connection | None = None
             try:
-                wire = self.at_hand(slot) if asking is None else None
-                if wire is None:
-                    wire = await (self.wire(slot) if asking is None else self._wire_at(asking))
+                connection = self.open_connection(slot) if asking is None else None
+                if connection is None:
+                    connection = await (self.get_connection(slot) if asking is None else self._connection_to(asking))
                 if asking is not None:
-                    wire.send("ASKING").add_done_callback(_forget)
+                    connection.send("ASKING").add_done_callback(_forget)
                     asking = None
-                reply = await attempt(wire, sent)
+                reply = await attempt(connection, sent)
                 if self._down_since is not None:
                     self._recovered(self._down_since)
                 return reply
             except Redirected as error:
-                asking = self._follow(error, slot, wire)
+                asking = self._follow(error, slot, connection)
                 redirections += 1
                 if error.code != "READONLY" and redirections <= _MOST_REDIRECTIONS:
                     continue
                 failed: BackendUnavailable = error
             except BackendUnavailable as error:
                 sent = sent or (isinstance(error, ConnectionLost) and error.sent)
-                self._failed(error, slot, wire)
+                self._failed(error, slot, connection)
                 failed = error
             pause = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** min(failures, 10)) * (0.5 + random.random() / 2)
             failures += 1
@@ -187,21 +187,21 @@ class Links:
                 raise ConnectionLost(str(failed), sent=sent) from failed
             await asyncio.sleep(pause)
 
-    def _follow(self, error: Redirected, slot: int, wire: Wire | None) -> Address | None:
+    def _follow(self, error: Redirected, slot: int, connection: Connection | None) -> Address | None:
         """Learn from a redirection; the address to ask once, for a slot on its way."""
-        if wire is None:
+        if connection is None:
             return None
-        target = self._places.moved(error, wire.address)
+        target = self._topology.learn_redirect(error, connection.address)
         if error.code == "READONLY":
-            self._places.doubt(slot, wire.address)
-            wire.close("it is not the primary any more")
-            self._failed(error, slot, wire)
+            self._topology.invalidate(slot, connection.address)
+            connection.close("it is not the primary any more")
+            self._failed(error, slot, connection)
         return target if error.code == "ASK" else None
 
-    def _failed(self, error: BackendUnavailable, slot: int, wire: Wire | None) -> None:
-        address = wire.address if wire is not None else self._places.known(slot)
-        if address is not None and (wire is None or not wire.alive):
-            self._places.doubt(slot, address)
+    def _failed(self, error: BackendUnavailable, slot: int, connection: Connection | None) -> None:
+        address = connection.address if connection is not None else self._topology.known(slot)
+        if address is not None and (connection is None or not connection.alive):
+            self._topology.invalidate(slot, address)
         if self._down_since is None:
             self._down_since = asyncio.get_running_loop().time()
             self._log.warning("redis_unavailable", error=str(error))
@@ -212,7 +212,7 @@ class Links:
 
     # -- connections -------------------------------------------------------------------------------------------------
 
-    async def wire(self, slot: int) -> Wire:
+    async def get_connection(self, slot: int) -> Connection:
         """The shared connection to the server that has a slot.
 
         Raises:
@@ -220,27 +220,27 @@ class Links:
             PermissionDenied: it refuses this user.
             BackendError: it is no place for queues.
         """
-        return await self._wire_at(await self._address(slot))
+        return await self._connection_to(await self._address(slot))
 
-    def at_hand(self, slot: int) -> Wire | None:
+    def open_connection(self, slot: int) -> Connection | None:
         """The shared connection of a slot, if there is one already."""
-        address = self._places.known(slot)
-        wire = None if address is None else self._wires.get(address)
-        return wire if wire is not None and wire.alive else None
+        address = self._topology.known(slot)
+        connection = None if address is None else self._connections.get(address)
+        return connection if connection is not None and connection.alive else None
 
-    def undisturbed(self, slot: int) -> Wire | None:
+    def healthy_connection(self, slot: int) -> Connection | None:
         """The same, if the last call was answered, though it may be lost since: whoever takes it has no outage to tell of."""
-        address = self._places.known(slot) if self._down_since is None else None
-        return None if address is None else self._wires.get(address)
+        address = self._topology.known(slot) if self._down_since is None else None
+        return None if address is None else self._connections.get(address)
 
     async def _address(self, slot: int) -> Address:
-        known = self._places.known(slot)
-        return known if known is not None else await asyncio.to_thread(self._places.discover, slot)
+        known = self._topology.known(slot)
+        return known if known is not None else await asyncio.to_thread(self._topology.discover, slot)
 
-    async def _wire_at(self, address: Address) -> Wire:
-        wire = self._wires.get(address)
-        if wire is not None and wire.alive:
-            return wire
+    async def _connection_to(self, address: Address) -> Connection:
+        connection = self._connections.get(address)
+        if connection is not None and connection.alive:
+            return connection
         task = self._connecting.get(address)
         if task is None:
             task = self._connecting[address] = asyncio.create_task(self._connect(address))
@@ -248,62 +248,62 @@ class Links:
         # Whoever is cancelled here does not take the connection away from the others.
         return await asyncio.shield(task)
 
-    async def _connect(self, address: Address) -> Wire:
+    async def _connect(self, address: Address) -> Connection:
         opening = self._opening
         try:
-            wire = await connect(self._options, address)
+            connection = await connect(self._options, address)
             try:
-                facts = await inspect(wire)
-                refuse(facts)
+                info = await read_server_info(connection)
+                require_safe(info)
             except BaseException:
-                wire.close()
+                connection.close()
                 raise
             if self._opening != opening:
-                wire.close()
+                connection.close()
                 raise ConnectionLost("this backend was closed", sent=False)
-            self.facts = facts
-            self._wires[address] = wire
-            return wire
+            self.server_info = info
+            self._connections[address] = connection
+            return connection
         finally:
             if self._connecting.get(address) is asyncio.current_task():
                 del self._connecting[address]
 
     @asynccontextmanager
-    async def resting(self, slot: int) -> AsyncGenerator[Wire]:
+    async def blocking_connection(self, slot: int) -> AsyncGenerator[Connection]:
         """A connection of the caller's own, for a command that blocks.
 
         Leaving it with an error or a cancellation ends the connection: its answers are nobody's any more.
         """
         # Through the shared one first, which knows where the slot is and whether the server will do.
-        address = (await self.wire(slot)).address
-        spare = self._resting.setdefault(address, [])
-        wire: Wire | None = None
-        while spare and wire is None:
+        address = (await self.get_connection(slot)).address
+        spare = self._spare.setdefault(address, [])
+        connection: Connection | None = None
+        while spare and connection is None:
             candidate = spare.pop()
-            wire = candidate if candidate.alive else None
-        if wire is None:
-            wire = await connect(self._options, address)
+            connection = candidate if candidate.alive else None
+        if connection is None:
+            connection = await connect(self._options, address)
         opening = self._opening
-        self._waiting.add(wire)
+        self._waiting.add(connection)
         try:
-            yield wire
+            yield connection
         except BaseException:
-            wire.close()
+            connection.close()
             raise
         else:
-            if wire.alive and self._opening == opening:
-                self._resting.setdefault(address, []).append(wire)
+            if connection.alive and self._opening == opening:
+                self._spare.setdefault(address, []).append(connection)
             else:
-                wire.close()
+                connection.close()
         finally:
-            self._waiting.discard(wire)
+            self._waiting.discard(connection)
 
-    def redirected(self, error: BackendError, slot: int, wire: Wire) -> None:
+    def learn_from(self, error: BackendError, slot: int, connection: Connection) -> None:
         """Learn from an error on a connection of `resting`."""
         if isinstance(error, Redirected):
-            self._follow(error, slot, wire)
+            self._follow(error, slot, connection)
         elif isinstance(error, BackendUnavailable):
-            self._failed(error, slot, wire)
+            self._failed(error, slot, connection)
 
 
 def _forget(future: asyncio.Future[Any]) -> None:

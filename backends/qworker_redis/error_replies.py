@@ -8,7 +8,7 @@ from hiredis import ReplyError
 
 from qworker.errors import BackendError, BackendUnavailable, FormatTooNew, PermissionDenied, StorageFull
 
-__all__ = ["ConnectionLost", "NoScript", "Redirected", "Reply", "meaning"]
+__all__ = ["ConnectionLost", "NoScript", "Redirected", "Reply", "to_error"]
 
 # What a command answers: text, numbers, nothing, an error, or a list of these.
 Reply = object
@@ -45,7 +45,7 @@ class NoScript(BackendError):
 _IN_SCRIPT = re.compile(r"ERR Error running script .*@user_script: ?\d+: -([A-Z]+ .*)", re.DOTALL)
 
 
-def meaning(error: ReplyError) -> BackendError:
+def to_error(error: ReplyError) -> BackendError:
     """The error of the one tree for an error reply, with one line of text and the reply as its cause."""
     text = str(error)
     if (inside := _IN_SCRIPT.match(text)) is not None:

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from typing import cast
 
 from qworker.errors import BackendUnavailable
-from qworker_redis.blocking_connection import BlockingWire
+from qworker_redis.blocking_connection import BlockingConnection
 from qworker_redis.connection import Argument
 from qworker_redis.error_replies import ConnectionLost, NoScript, Redirected, Reply
 from qworker_redis.lease import RedisLease
 from qworker_redis.options import Address, Options
 from qworker_redis.scripts import NATIVE, ScriptSet
-from qworker_redis.topology import Topology, slot_of
+from qworker_redis.topology import Topology, queue_slot
 
 __all__ = ["Renewals"]
 
@@ -31,19 +31,19 @@ class Renewals:
         scripts: what is run there.
     """
 
-    def __init__(self, options: Options, places: Topology, scripts: ScriptSet = NATIVE) -> None:
+    def __init__(self, options: Options, topology: Topology, scripts: ScriptSet = NATIVE) -> None:
         self._options = options
-        self._places = places
+        self._topology = topology
         self._scripts = scripts
         self._lock = threading.Lock()
-        self._wires: dict[Address, BlockingWire] = {}
+        self._connections: dict[Address, BlockingConnection] = {}
 
     def close(self) -> None:
         """End the connections."""
         with self._lock:
-            for wire in self._wires.values():
-                wire.close()
-            self._wires.clear()
+            for connection in self._connections.values():
+                connection.close()
+            self._connections.clear()
 
     def extend(self, queue: str, leases: Sequence[RedisLease], visibility: float) -> list[RedisLease]:
         """Extend leases of one queue; the ones that are lost.
@@ -68,41 +68,41 @@ class Renewals:
         return lost
 
     def _call(self, queue: str, arguments: Sequence[Argument]) -> Reply:
-        slot = slot_of(queue)
+        slot = queue_slot(queue)
         asking: Address | None = None
         problem: BackendUnavailable | None = None
         deadline = time.monotonic() + self._options.timeout
         for _ in range(_MOST_ATTEMPTS):
-            address = asking or self._places.known(slot) or self._places.discover(slot)
+            address = asking or self._topology.known(slot) or self._topology.discover(slot)
             try:
-                wire = self._wire(address)
+                connection = self._connect(address)
                 if asking is not None:
-                    wire.call("ASKING")
-                return self._evaluate(wire, queue, arguments)
+                    connection.call("ASKING")
+                return self._evaluate(connection, queue, arguments)
             except Redirected as error:
-                target = self._places.moved(error, address)
+                target = self._topology.learn_redirect(error, address)
                 asking = target if error.code == "ASK" else None
                 problem = error
             except ConnectionLost as error:
                 # Extending twice is extending once: try again on a new connection.
-                self._wires.pop(address, None)
-                self._places.doubt(slot, address)
+                self._connections.pop(address, None)
+                self._topology.invalidate(slot, address)
                 asking, problem = None, error
                 if time.monotonic() >= deadline:
                     # A silent server: leases end meanwhile, and their holder must hear of it.
                     break
         raise BackendUnavailable(f"leases of {queue} cannot be extended now: {problem}") from problem
 
-    def _wire(self, address: Address) -> BlockingWire:
-        wire = self._wires.get(address)
-        if wire is None:
-            wire = self._wires[address] = BlockingWire(self._options, address)
-        return wire
+    def _connect(self, address: Address) -> BlockingConnection:
+        connection = self._connections.get(address)
+        if connection is None:
+            connection = self._connections[address] = BlockingConnection(self._options, address)
+        return connection
 
-    def _evaluate(self, wire: BlockingWire, queue: str, arguments: Sequence[Argument]) -> Reply:
-        found = self._scripts.get("extend", flags=not (0, 0) < wire.version < (7, 0))
+    def _evaluate(self, connection: BlockingConnection, queue: str, arguments: Sequence[Argument]) -> Reply:
+        found = self._scripts.get("extend", flags=not (0, 0) < connection.version < (7, 0))
         keys = [self._scripts.key(queue, part) for part in found.keys]
         try:
-            return wire.call("EVALSHA", found.sha, len(keys), *keys, *arguments)
+            return connection.call("EVALSHA", found.sha, len(keys), *keys, *arguments)
         except NoScript:
-            return wire.call("EVAL", found.source, len(keys), *keys, *arguments)
+            return connection.call("EVAL", found.source, len(keys), *keys, *arguments)

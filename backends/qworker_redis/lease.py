@@ -8,10 +8,10 @@ from typing import Any, cast
 from qworker.message import Lease, Message, SettleAction, Settlement, State
 from qworker.names import check_queue
 from qworker_redis.connection import Argument
-from qworker_redis.connections import Links
+from qworker_redis.connections import ConnectionPool
 from qworker_redis.error_replies import Reply
 
-__all__ = ["DETACHED", "Doubt", "RedisLease", "RemoteRedisLeases", "SettleBatch"]
+__all__ = ["DETACHED", "LostAnswer", "RedisLease", "RemoteRedisLeases", "SettleBatch"]
 
 # In front of a claimant whose leases are held by others than its process.
 DETACHED = "detached/"
@@ -19,7 +19,7 @@ DETACHED = "detached/"
 _HOW = {SettleAction.ACK: "a", SettleAction.FAIL_TMP: "t", SettleAction.FAIL_PERM: "p", SettleAction.RELEASE: "r"}
 
 # Key and sequence number under which the server may keep the answer to a settlement, and its number in that batch.
-Doubt = tuple[str, str, int]
+LostAnswer = tuple[str, str, int]
 
 
 class RedisLease(Lease, kw_only=True, eq=False):
@@ -27,19 +27,19 @@ class RedisLease(Lease, kw_only=True, eq=False):
 
     claim: bytes
     # Set when the answer to its settlement was lost.
-    doubt: Doubt | None = None
+    lost_answer: LostAnswer | None = None
 
 
 class RemoteRedisLeases:
     """Leases whose claimant outlives its process; see `qworker.backend.RemoteLeases`.
 
     Args:
-        links: to the servers.
+        pool: to the servers.
         decode: makes a message of a queue, an id and what is stored.
     """
 
-    def __init__(self, links: Links, decode: Callable[[str, str, Any], Message]) -> None:
-        self._links = links
+    def __init__(self, pool: ConnectionPool, decode: Callable[[str, str, Any], Message]) -> None:
+        self._pool = pool
         self._decode = decode
 
     async def find(self, queue: str, message_id: str, token: int) -> RedisLease | None:
@@ -48,7 +48,7 @@ class RemoteRedisLeases:
         Raises:
             BackendError: the message is damaged.
         """
-        row = cast("list[Any]", await self._links.script("look", check_queue(queue), ("id", message_id)))[1:]
+        row = cast("list[Any]", await self._pool.script("look", check_queue(queue), ("id", message_id)))[1:]
         if not row:
             return None
         _, value, state, expiry, claim, _ = cast("tuple[bytes, Reply, bytes, bytes, bytes, bytes]", tuple(row))
@@ -89,10 +89,10 @@ class SettleBatch:
             arguments += _described(settlement)
         return arguments
 
-    def doubt(self, key: str, sequence: str) -> None:
+    def mark_uncertain(self, key: str, sequence: str) -> None:
         """Note that the answer is lost, and where it may be found."""
         for number, settlement in enumerate(self.ordered, start=1):
-            cast("RedisLease", settlement.lease).doubt = (key, sequence, number)
+            cast("RedisLease", settlement.lease).lost_answer = (key, sequence, number)
 
     def refused(self, reply: Reply) -> set[int]:
         """The identities of the refused settlements."""

@@ -13,10 +13,10 @@ from qworker.kit.browse import at_most
 from qworker.kit.parts import PAGE_BYTES, PAGE_MESSAGES, Share, shares
 from qworker.message import Query, State, StoredMessage
 from qworker.names import check_queue
-from qworker_redis.admin import Administration, stored_of
+from qworker_redis.admin import Administration, parse_stored
 from qworker_redis.error_replies import Reply
 from qworker_redis.scripts import queue_key
-from qworker_redis.topology import slot_of
+from qworker_redis.topology import queue_slot
 
 __all__ = ["BulkReading"]
 
@@ -68,7 +68,7 @@ class BulkReading(Administration):
             yield page
 
     async def _of(self, queue: str, command: str, part: str, *arguments: str | int | bytes) -> Reply:
-        return await self._command(slot_of(queue), command, queue_key(queue, part), *arguments)
+        return await self._command(queue_slot(queue), command, queue_key(queue, part), *arguments)
 
     async def _rewritten(self, queue: str) -> frozenset[bytes]:
         """Ids that the list of ready ones may name although their messages are elsewhere: removed, and perhaps published again."""
@@ -102,13 +102,13 @@ class BulkReading(Administration):
     ) -> list[StoredMessage]:
         """The messages of some rows that are still there."""
         sure = [row for row in rows if row[0] not in rewritten]
-        found = await self._read_sure(queue, state, sure)
+        found = await self._read_verified(queue, state, sure)
         unsure = [name.decode() for name, _ in rows if name in rewritten]
         if unsure:
             found += [stored for stored in await self.find(queue, unsure) if stored.state is state]
         return found
 
-    async def _read_sure(self, queue: str, state: State, rows: Sequence[_Row]) -> list[StoredMessage]:
+    async def _read_verified(self, queue: str, state: State, rows: Sequence[_Row]) -> list[StoredMessage]:
         ids = [name for name, _ in rows]
         if not ids:
             return []
@@ -119,4 +119,4 @@ class BulkReading(Administration):
         for (name, time), value, claim, error in zip(rows, values, claims, errors, strict=True):
             if value is not None:
                 flat += [name, value, state.value.encode(), time, claim or b"", error or b""]
-        return list(stored_of(queue, flat))
+        return list(parse_stored(queue, flat))

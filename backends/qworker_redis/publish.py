@@ -7,14 +7,14 @@ from functools import partial
 from typing import Any, cast
 
 from qworker.errors import BackendUnavailable, PublishUncertain
-from qworker_redis.batch_sender import Lane, Mark
+from qworker_redis.batch_sender import BatchSender, RetryToken
 from qworker_redis.codec import PlainDraft
-from qworker_redis.connection import Argument, Wire
-from qworker_redis.connections import Links
+from qworker_redis.connection import Argument, Connection
+from qworker_redis.connections import ConnectionPool
 from qworker_redis.error_replies import ConnectionLost, Reply
 from qworker_redis.options import Options
-from qworker_redis.replica_wait import BATCH, BATCH_BYTES, durable
-from qworker_redis.topology import slot_of
+from qworker_redis.replica_wait import BATCH, BATCH_BYTES, run_replicated
+from qworker_redis.topology import queue_slot
 
 __all__ = ["Publishing"]
 
@@ -24,7 +24,7 @@ class Publishing:
 
     Args:
         options: of the store.
-        links: its connections.
+        pool: its connections.
         holder: this instance's name, unique in the world.
         stored_in: told after each batch: the queue, and whether the batch made it.
         listed: the queues that need not be told of; one plain message for them has a script of its own.
@@ -33,39 +33,39 @@ class Publishing:
     def __init__(
         self,
         options: Options,
-        links: Links,
+        pool: ConnectionPool,
         holder: str,
         stored_in: Callable[[str, bool], Awaitable[None]],
         *,
         listed: Collection[str],
     ) -> None:
         self._options = options
-        self._links = links
+        self._pool = pool
         self._holder = holder
         self._stored_in = stored_in
         self._listed = listed
-        self._lanes: dict[str, Lane[PlainDraft, str]] = {}
+        self._senders: dict[str, BatchSender[PlainDraft, str]] = {}
 
     def publish(self, queue: str, items: Sequence[PlainDraft]) -> Awaitable[list[str]]:
         """Store messages; the ids of the stored ones, in order."""
         return self._publisher(queue).submit(items)
 
-    def _publisher(self, queue: str) -> Lane[PlainDraft, str]:
-        lane = self._lanes.get(queue)
-        if lane is None:
-            send = partial(self._send, queue, Mark(f"{self._holder}:p"))
-            lane = self._lanes[queue] = Lane(send, lambda item: 1 + len(item[2]) // BATCH_BYTES, BATCH)
-        return lane
+    def _publisher(self, queue: str) -> BatchSender[PlainDraft, str]:
+        sender = self._senders.get(queue)
+        if sender is None:
+            send = partial(self._send, queue, RetryToken(f"{self._holder}:p"))
+            sender = self._senders[queue] = BatchSender(send, lambda item: 1 + len(item[2]) // BATCH_BYTES, BATCH)
+        return sender
 
-    async def _send(self, queue: str, mark: Mark, batch: Sequence[PlainDraft]) -> list[str]:
+    async def _send(self, queue: str, mark: RetryToken, batch: Sequence[PlainDraft]) -> list[str]:
         sequence, key = mark.next(), mark.key
         sent = False
         try:
-            if len(batch) == 1 and (wire := self._short_way(queue, batch[0])) is not None:
+            if len(batch) == 1 and (connection := self._fast_path(queue, batch[0])) is not None:
                 message_id, _, rest = batch[0]
                 try:
                     arguments = sequence.encode(), message_id.encode(), rest
-                    if not await self._links.evaluate_marked(wire, "publish_one", queue, key, arguments):
+                    if not await self._pool.evaluate_packed(connection, "publish_one", queue, key, arguments):
                         return [message_id]
                 except BackendUnavailable as error:
                     sent = isinstance(error, ConnectionLost) and error.sent
@@ -81,10 +81,10 @@ class Publishing:
             mark.keep()
             raise
 
-    def _short_way(self, queue: str, item: PlainDraft) -> Wire | None:
+    def _fast_path(self, queue: str, item: PlainDraft) -> Connection | None:
         """The connection for a message that needs nothing but to be stored, in a first attempt."""
         plain = not item[1] and queue in self._listed and not self._options.min_replicas
-        return self._links.undisturbed(slot_of(queue)) if plain else None
+        return self._pool.healthy_connection(queue_slot(queue)) if plain else None
 
     async def _send_batch(
         self, queue: str, sequence: str, key: str, batch: Sequence[PlainDraft], sent: bool
@@ -96,12 +96,12 @@ class Publishing:
         kept = list(unique.values())
         arguments: list[Argument] = [part for item in kept for part in item]
 
-        def attempt(wire: Wire, again: bool) -> Awaitable[Reply]:
-            return durable(
-                self._options, self._links, wire, "publish", queue, (sequence, int(again), *arguments), (key,)
+        def attempt(connection: Connection, again: bool) -> Awaitable[Reply]:
+            return run_replicated(
+                self._options, self._pool, connection, "publish", queue, (sequence, int(again), *arguments), (key,)
             )
 
-        reply = await self._links.repeat(slot_of(queue), attempt, sent=sent)
+        reply = await self._pool.repeat(queue_slot(queue), attempt, sent=sent)
         new, *instead = cast("list[Any]", reply)
         await self._stored_in(queue, bool(new))
         ids = [item[0] for item in batch]

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-__all__ = ["CLOSE", "LONGEST", "Polling"]
+__all__ = ["CLOSE", "LONGEST", "SpinWait"]
 
 T = TypeVar("T")
 
@@ -25,7 +25,7 @@ CLOSE = 0.0005
 _MOST_SKIPPED = 1023
 
 
-class Polling:
+class SpinWait:
     """Whether that pays for one connection: each time that it did not, it is left for twice as many calls.
 
     Args:

@@ -13,22 +13,22 @@ from functools import lru_cache
 from typing import cast
 
 from qworker.errors import BackendError, BackendUnavailable
-from qworker_redis.blocking_connection import BlockingWire
+from qworker_redis.blocking_connection import BlockingConnection
 from qworker_redis.error_replies import Redirected, Reply
 from qworker_redis.options import Address, Options, TcpAddress
 
-__all__ = ["Topology", "slot_of", "slot_of_tag", "topology"]
+__all__ = ["Topology", "key_slot", "make_topology", "queue_slot"]
 
 _SLOTS = 16384
 
 
 @lru_cache(4096)
-def slot_of(queue: str) -> int:
+def queue_slot(queue: str) -> int:
     """The slot of a queue's keys in a cluster."""
-    return slot_of_tag(f"qworker:{queue}".encode())
+    return key_slot(f"qworker:{queue}".encode())
 
 
-def slot_of_tag(tag: bytes) -> int:
+def key_slot(tag: bytes) -> int:
     """The slot of what stands between a key's braces, or of a key without them: CRC-16 (XModem)."""
     return binascii.crc_hqx(tag, 0) % _SLOTS
 
@@ -53,13 +53,13 @@ class Topology(abc.ABC):
         """
 
     @abc.abstractmethod
-    def doubt(self, slot: int, address: Address) -> None:
+    def invalidate(self, slot: int, address: Address) -> None:
         """A server failed or refused: ask again before trusting what is known."""
 
-    def moved(self, redirected: Redirected, address: Address) -> Address | None:
+    def learn_redirect(self, learn_from: Redirected, address: Address) -> Address | None:
         """Learn from a redirection; the address that it names, if any."""
-        self.doubt(-1, address)
-        del redirected
+        self.invalidate(-1, address)
+        del learn_from
         return None
 
 
@@ -72,7 +72,7 @@ class _Single(Topology):
     def discover(self, slot: int) -> Address:
         return self._options.addresses[0]
 
-    def doubt(self, slot: int, address: Address) -> None:
+    def invalidate(self, slot: int, address: Address) -> None:
         """There is no other."""
 
 
@@ -103,19 +103,19 @@ class _Sentinel(Topology):
 
     def _ask(self, address: Address) -> Address | None:
         """The primary that one sentinel names, if that server agrees."""
-        with BlockingWire(self._options, address, sentinel=True) as sentinel:
+        with BlockingConnection(self._options, address, sentinel=True) as sentinel:
             reply = sentinel.call("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self._options.primary)
         if not isinstance(reply, list):
             return None
         host, port = cast("list[bytes]", reply)
         found = TcpAddress(host.decode(), int(port))
-        with BlockingWire(self._options, found) as server:
+        with BlockingConnection(self._options, found) as server:
             role = cast("Sequence[Reply]", server.call("ROLE"))[0]
         if role != b"master":
             raise BackendUnavailable(f"sentinel {address} points to {found}, which is not a primary yet")
         return found
 
-    def doubt(self, slot: int, address: Address) -> None:
+    def invalidate(self, slot: int, address: Address) -> None:
         if self._primary == address:
             self._primary = None
 
@@ -136,7 +136,7 @@ class _Cluster(Topology):
             errors: list[str] = []
             for address in [*self._nodes, *self._options.addresses]:
                 try:
-                    with BlockingWire(self._options, address) as node:
+                    with BlockingConnection(self._options, address) as node:
                         reply = node.call("CLUSTER", "SLOTS")
                 except BackendError as error:
                     errors.append(str(error))
@@ -160,23 +160,23 @@ class _Cluster(Topology):
         self._slots = slots
         self._nodes = list(nodes)
 
-    def doubt(self, slot: int, address: Address) -> None:
+    def invalidate(self, slot: int, address: Address) -> None:
         if self._slots.get(slot) == address:
             self._slots.pop(slot, None)
 
-    def moved(self, redirected: Redirected, address: Address) -> Address | None:
-        if redirected.code == "READONLY":
+    def learn_redirect(self, learn_from: Redirected, address: Address) -> Address | None:
+        if learn_from.code == "READONLY":
             self._slots = {slot: node for slot, node in self._slots.items() if node != address}
             return None
-        slot, _, target = redirected.rest.partition(" ")
+        slot, _, target = learn_from.rest.partition(" ")
         host, _, port = target.rpartition(":")
         found = TcpAddress(host.strip("[]") or cast("TcpAddress", address).host, int(port))
-        if redirected.code == "MOVED":
+        if learn_from.code == "MOVED":
             self._slots[int(slot)] = found
         return found
 
 
-def topology(options: Options) -> Topology:
+def make_topology(options: Options) -> Topology:
     """The topology of a URL."""
     kinds: dict[str, type[Topology]] = {"single": _Single, "sentinel": _Sentinel, "cluster": _Cluster}
     return kinds[options.mode](options)

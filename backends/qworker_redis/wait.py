@@ -11,14 +11,14 @@ from collections.abc import Sequence
 from typing import cast
 
 from qworker.errors import BackendError, BackendUnavailable
-from qworker_redis.connection import Argument, Wire
-from qworker_redis.connections import Links
+from qworker_redis.connection import Argument, Connection
+from qworker_redis.connections import ConnectionPool
 from qworker_redis.error_replies import NoScript, Redirected, Reply
 from qworker_redis.options import Options
 from qworker_redis.scripts import queue_key
-from qworker_redis.topology import slot_of
+from qworker_redis.topology import queue_slot
 
-__all__ = ["Overslept", "Waiting"]
+__all__ = ["ReadTimeout", "Waiting"]
 
 # Seconds that one blocking read may take: a connection that is gone without a word is noticed soon after.
 _LONGEST_BLOCK = 5.0
@@ -28,7 +28,7 @@ _GRACE = 1.0
 _REDIRECTION_PAUSE = 0.05
 
 
-class Overslept(BackendUnavailable):
+class ReadTimeout(BackendUnavailable):
     """A blocking read did not end in time; its connection was given up."""
 
 
@@ -37,27 +37,27 @@ class Waiting:
 
     Args:
         options: of the store.
-        links: its connections.
+        pool: its connections.
     """
 
-    def __init__(self, options: Options, links: Links) -> None:
+    def __init__(self, options: Options, pool: ConnectionPool) -> None:
         self._options = options
-        self._links = links
+        self._pool = pool
 
     async def wait(self, queues: Sequence[str], timeout: float) -> None:
         """Return when a queue may have something, or after `timeout` seconds."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout
         while True:
-            soonest = await self._soonest(queues)
+            soonest = await self._next_due(queues)
             left = min(deadline - loop.time(), soonest)
             block = min(left, _LONGEST_BLOCK)
             if left <= 0 or await self._block(queues, block) or soonest <= block:
                 return
 
-    async def _soonest(self, queues: Sequence[str]) -> float:
+    async def _next_due(self, queues: Sequence[str]) -> float:
         """Seconds until a queue has something, as far as is known."""
-        replies = await asyncio.gather(*[self._links.script("peek", queue, (0,)) for queue in queues])
+        replies = await asyncio.gather(*[self._pool.script("peek", queue, (0,)) for queue in queues])
         known = [reply / 1e6 for reply in cast("list[int]", replies) if reply >= 0]
         return min(known, default=math.inf)
 
@@ -65,7 +65,7 @@ class Waiting:
         """Wait for a wake-up of any of the queues; whether there was one."""
         groups: dict[int, list[str]] = {}
         for queue in queues:
-            groups.setdefault(slot_of(queue) if self._options.mode == "cluster" else 0, []).append(queue)
+            groups.setdefault(queue_slot(queue) if self._options.mode == "cluster" else 0, []).append(queue)
         if len(groups) == 1:
             return await self._block_on(*groups.popitem(), seconds)
         tasks = [asyncio.create_task(self._block_on(slot, names, seconds)) for slot, names in groups.items()]
@@ -80,7 +80,7 @@ class Waiting:
     async def _block_on(self, slot: int, queues: Sequence[str], seconds: float) -> bool:
         try:
             woken, _ = await self.blocked(slot, queues, seconds, None)
-        except Overslept:
+        except ReadTimeout:
             return False
         except Redirected:
             # The queue is on its way to another server.
@@ -100,16 +100,16 @@ class Waiting:
             lease: arguments of the lease script, with the part of its last key in front; None: no lease.
 
         Raises:
-            Overslept: no answer, and perhaps a lease: it must be given back.
+            ReadTimeout: no answer, and perhaps a lease: it must be given back.
 
         Returns:
             The answers; the second is None without a lease, or when the server must be taught the script first.
         """
         seconds = max(seconds, _SHORTEST_BLOCK)
-        async with self._links.resting(slot) as wire:
-            answers = [wire.send("BLPOP", *[queue_key(queue, "wake") for queue in queues], seconds, within=seconds)]
+        async with self._pool.blocking_connection(slot) as connection:
+            answers = [connection.send("BLPOP", *[queue_key(queue, "wake") for queue in queues], seconds, within=seconds)]
             if lease is not None:
-                answers.append(self._send_lease(wire, queues[0], lease, seconds))
+                answers.append(self._send_lease(connection, queues[0], lease, seconds))
             await self._answered(answers, seconds)
             replies: list[Reply] = [None, None]
             for number, answer in enumerate(answers):
@@ -118,7 +118,7 @@ class Waiting:
                 except NoScript:
                     continue
                 except BackendError as error:
-                    self._links.redirected(error, slot, wire)
+                    self._pool.learn_from(error, slot, connection)
                     raise
             return replies[0], replies[1]
 
@@ -131,11 +131,11 @@ class Waiting:
             answer.add_done_callback(_taken)
         _, late = await asyncio.wait(answers, timeout=seconds + _GRACE)
         if late:
-            raise Overslept("a blocking read took too long")
+            raise ReadTimeout("a blocking read took too long")
 
-    def _send_lease(self, wire: Wire, queue: str, lease: Sequence[Argument], seconds: float) -> asyncio.Future[Reply]:
+    def _send_lease(self, connection: Connection, queue: str, lease: Sequence[Argument], seconds: float) -> asyncio.Future[Reply]:
         void, *arguments = lease
-        return wire.send(*self._links.command_of(wire, "lease", queue, arguments, (str(void),)), within=seconds)
+        return connection.send(*self._pool.script_command(connection, "lease", queue, arguments, (str(void),)), within=seconds)
 
 
 def _taken(answer: asyncio.Future[Reply]) -> None:

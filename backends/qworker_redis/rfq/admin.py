@@ -12,14 +12,14 @@ from qworker.kit.browse import bad_position, place_of, position_of
 from qworker.kit.parts import WHOLE, bad_part
 from qworker.message import FinishedMessage, Message, Query, QueueStats, State, StoredMessage
 from qworker.names import check_queue, printable
-from qworker_redis.admin import Administration, batches, encoded, timed
-from qworker_redis.connection import Argument, Wire
+from qworker_redis.admin import Administration, encode_text, ids_and_times, in_batches
+from qworker_redis.connection import Argument, Connection
 from qworker_redis.error_replies import Reply
 from qworker_redis.rfq.codec import fields_of, packed, readable
 from qworker_redis.rfq.ids import new_ids, published_at
-from qworker_redis.rfq.keys import PARTS, rfq_key, topic_of
+from qworker_redis.rfq.keys import PARTS, parse_topic, rfq_key
 from qworker_redis.scripts import queue_key
-from qworker_redis.topology import slot_of
+from qworker_redis.topology import queue_slot
 
 __all__ = ["List", "RfqAdministration"]
 
@@ -61,7 +61,7 @@ class RfqAdministration(Administration):
                 0, "SCAN", cursor, "MATCH", rfq_key("*", part), "COUNT", _SCAN, "TYPE", _type(part)
             )
             cursor, keys = cast("tuple[bytes, list[bytes]]", reply)
-            topics |= {topic for key in keys if (topic := topic_of(key, part)) is not None}
+            topics |= {topic for key in keys if (topic := parse_topic(key, part)) is not None}
             if cursor == b"0":
                 return topics
 
@@ -72,12 +72,12 @@ class RfqAdministration(Administration):
         """Remove a topic and every message in it, whoever holds it. Idempotent."""
         check_queue(queue)
         for state in (State.READY, State.LEASED, State.DELAYED, State.FAILED):
-            while cast("int", await self._links.script("remove", queue, (state.value, _BATCH))) > 0:
+            while cast("int", await self._pool.script("remove", queue, (state.value, _BATCH))) > 0:
                 pass
         keys = [rfq_key(queue, part) for part in ("backlog", "nextlog", *PARTS)]
         if self.history.enabled:
             keys.append(queue_key(queue, "history"))
-        await self._command(slot_of(queue), "UNLINK", *keys)
+        await self._command(queue_slot(queue), "UNLINK", *keys)
 
     async def stats(self, queue: str) -> QueueStats:
         """Count a topic; what other consumers work on counts as leased."""
@@ -115,7 +115,7 @@ class RfqAdministration(Administration):
             return ()
         if not 0 <= place[0] < _MOST:
             raise bad_position(query.after or "")
-        return f"{place[0]:.0f}", encoded(place[1])
+        return f"{place[0]:.0f}", encode_text(place[1])
 
     def _stored(self, queue: str, reply: Sequence[Reply]) -> Iterator[StoredMessage]:
         return _stored(queue, reply, positions=True)
@@ -128,14 +128,14 @@ class RfqAdministration(Administration):
     async def find(self, queue: str, ids: Sequence[str]) -> list[StoredMessage]:
         """Look at messages."""
         found: list[StoredMessage] = []
-        for batch in batches(ids):
+        for batch in in_batches(ids):
             named = [one.encode(errors="surrogateescape") for one in batch]
             found += _stored(queue, await self._found("look", queue, ("id", *named)))
         return found
 
     async def _remove_unchanged(self, queue: str, found: Sequence[FinishedMessage]) -> int:
         failed = [one for one in found if one.state is State.FAILED]
-        return await self._counted("remove", queue, ("unchanged", *timed(failed)))
+        return await self._counted("remove", queue, ("unchanged", *ids_and_times(failed)))
 
     # -- rfq's commands ----------------------------------------------------------------------------------------------
 
@@ -162,7 +162,7 @@ class RfqAdministration(Administration):
         left = self._length(which, await self.lengths(topic))
         while left > 0:
             arguments: list[Argument] = [which, min(left, _BATCH)]
-            reply = await self._links.script("remove", topic, arguments)
+            reply = await self._pool.script("remove", topic, arguments)
             some = [] if reply == -1 else [_text(name) for name in cast("list[bytes]", reply)]
             ids += some
             left = left - len(some) if some else 0
@@ -186,15 +186,15 @@ class RfqAdministration(Administration):
         key = rfq_key(check_queue(topic), "message") + b":" + message_id.encode()
         backlog = rfq_key(topic, "backlog")
 
-        async def attempt(wire: Wire, again: bool) -> Reply:
-            if again and await wire.send("EXISTS", key):
+        async def attempt(connection: Connection, again: bool) -> Reply:
+            if again and await connection.send("EXISTS", key):
                 return None
-            wire.send("MULTI").add_done_callback(_forget)
-            wire.send("HSET", key, *flat).add_done_callback(_forget)
-            wire.send("RPUSH" if front else "LPUSH", backlog, message_id).add_done_callback(_forget)
-            return await wire.send("EXEC")
+            connection.send("MULTI").add_done_callback(_forget)
+            connection.send("HSET", key, *flat).add_done_callback(_forget)
+            connection.send("RPUSH" if front else "LPUSH", backlog, message_id).add_done_callback(_forget)
+            return await connection.send("EXEC")
 
-        await self._links.repeat(slot_of(topic), attempt)
+        await self._pool.repeat(queue_slot(topic), attempt)
         return message_id
 
     async def harvest(self, topic: str) -> list[str]:

@@ -22,12 +22,12 @@ from qworker_redis.lease import RedisLease, RemoteRedisLeases
 from qworker_redis.options import Options
 from qworker_redis.rfq.admin import RfqAdministration
 from qworker_redis.rfq.codec import decode, encode
-from qworker_redis.rfq.ids import id_of, is_id, new_ids, ticks_of
+from qworker_redis.rfq.ids import derive_id, is_id, new_ids, to_ticks
 from qworker_redis.rfq.keys import RFQ
 from qworker_redis.rfq.wait import PAUSED, RfqWaiting
 from qworker_redis.scripts import ScriptSet
-from qworker_redis.topology import slot_of
-from qworker_redis.wait import Overslept, Waiting
+from qworker_redis.topology import queue_slot
+from qworker_redis.wait import ReadTimeout, Waiting
 
 __all__ = ["RfqBackend"]
 
@@ -79,8 +79,8 @@ class RfqBackend(RfqAdministration, RedisBackend):
         if draft.original_id is None or draft.enqueued_at is None:
             return fresh
         # Rising, as new ones do: some stores know no other order than that of ids.
-        self._last_origin = max(ticks_of(draft.enqueued_at), self._last_origin + 1)
-        return id_of(draft.original_id, self._last_origin)
+        self._last_origin = max(to_ticks(draft.enqueued_at), self._last_origin + 1)
+        return derive_id(draft.original_id, self._last_origin)
 
     async def _stored_in(self, queue: str, new: bool) -> None:
         """Nothing: topics are found by their keys."""
@@ -115,7 +115,7 @@ class RfqBackend(RfqAdministration, RedisBackend):
         self._log.error("message_damaged", queue=queue, message_id=printable(name[:120].decode(errors="replace")))
         arguments: list[Argument] = [secrets.token_hex(8), "", "", 0, "p", name, claim, 0, why.encode(), ""]
         key = f"mark:{self._holder}:damaged"
-        await self._links.script("settle", queue, arguments, (key, key))
+        await self._pool.script("settle", queue, arguments, (key, key))
 
     async def _lease_within(self, queue: str, limit: int, visibility: float, timeout: float) -> list[Lease]:
         """Lease, or wait and lease then."""
@@ -138,11 +138,11 @@ class RfqBackend(RfqAdministration, RedisBackend):
         if seconds <= 0:
             return
         try:
-            await self._waiting.blocked(slot_of(queue), [queue], seconds, None)
-        except Overslept:
+            await self._waiting.blocked(queue_slot(queue), [queue], seconds, None)
+        except ReadTimeout:
             return
         except Redirected:
             await asyncio.sleep(_REDIRECTION_PAUSE)
 
     def _remote_leases(self) -> RemoteLeases:
-        return RemoteRedisLeases(self._links, decode)
+        return RemoteRedisLeases(self._pool, decode)

@@ -7,7 +7,7 @@ import os
 import re
 import secrets
 
-__all__ = ["id_of", "is_id", "new_ids", "published_at", "ticks_of"]
+__all__ = ["derive_id", "is_id", "new_ids", "published_at", "to_ticks"]
 
 _ID = re.compile(r"[0-9a-f]{32}")
 # 100 ns intervals between the UUID epoch (1582-10-15) and the Unix epoch.
@@ -31,16 +31,16 @@ class _Maker:
         self._tail = _tail(secrets.randbits(14), secrets.randbits(48))
 
     def take(self, count: int, now: float) -> list[str]:
-        if ticks_of(now) < self._last - _STEP:
+        if to_ticks(now) < self._last - _STEP:
             # The clock was set back: another sequence instead of times that are not.
             self.renew()
-        first = max(ticks_of(now), self._last + 1)
+        first = max(to_ticks(now), self._last + 1)
         self._last = first + count - 1
         tail = self._tail
         return [_hex(ticks, tail) for ticks in range(first, first + count)]
 
 
-def ticks_of(seconds: float) -> int:
+def to_ticks(seconds: float) -> int:
     """A Unix time as ids tell it."""
     return int(seconds * 10_000_000) + _EPOCH
 
@@ -67,7 +67,7 @@ def is_id(text: str) -> bool:
     return _ID.fullmatch(text) is not None
 
 
-def id_of(origin: str, ticks: int) -> str:
+def derive_id(origin: str, ticks: int) -> str:
     """The id of a message that had another one in another store: the same whenever it is asked for.
 
     Args:

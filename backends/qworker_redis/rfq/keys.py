@@ -6,7 +6,7 @@ from qworker.errors import InvalidName
 from qworker.names import check_queue
 from qworker_redis.scripts import ScriptSet
 
-__all__ = ["PARTS", "RFQ", "rfq_key", "topic_of"]
+__all__ = ["PARTS", "RFQ", "parse_topic", "rfq_key"]
 
 _OWN = frozenset({"backlog", "nextlog", "message"})
 # What qworker keeps of a topic: gone when the topic is deleted. None may end as rfq's lists do, or rfq would list a topic more.
@@ -18,7 +18,7 @@ def rfq_key(topic: str, part: str) -> bytes:
     return (f"rfq:{topic}:{part}" if part in _OWN else f"rfq:{topic}:qworker:{part}").encode()
 
 
-def topic_of(key: bytes, part: str) -> str | None:
+def parse_topic(key: bytes, part: str) -> str | None:
     """The topic that a key of this part belongs to; None for keys of other programs."""
     beginning, end = b"rfq:", rfq_key("", part)[4:]
     if not (key.startswith(beginning) and key.endswith(end)):

@@ -13,11 +13,11 @@ from typing import cast
 
 from qworker.errors import BackendError
 from qworker_redis.connection import Argument
-from qworker_redis.connections import Links
+from qworker_redis.connections import ConnectionPool
 from qworker_redis.error_replies import Reply
 from qworker_redis.options import Options
 from qworker_redis.rfq.keys import rfq_key
-from qworker_redis.topology import slot_of
+from qworker_redis.topology import queue_slot
 from qworker_redis.wait import Waiting
 
 __all__ = ["PAUSED", "RfqWaiting"]
@@ -33,16 +33,16 @@ _LONGEST_WATCH = 5.0
 class RfqWaiting(Waiting):
     """The waiting half of the backend."""
 
-    def __init__(self, options: Options, links: Links) -> None:
-        super().__init__(options, links)
+    def __init__(self, options: Options, pool: ConnectionPool) -> None:
+        super().__init__(options, pool)
         # As of the last look.
         self._paused: frozenset[str] = frozenset()
         self._watches: dict[str, asyncio.Task[bool]] = {}
 
-    async def _soonest(self, queues: Sequence[str]) -> float:
+    async def _next_due(self, queues: Sequence[str]) -> float:
         """Seconds until a topic has something, or until the next look at a paused one."""
         replies = cast(
-            "list[int]", await asyncio.gather(*[self._links.script("peek", queue, (0,)) for queue in queues])
+            "list[int]", await asyncio.gather(*[self._pool.script("peek", queue, (0,)) for queue in queues])
         )
         self._paused = frozenset(q for q, reply in zip(queues, replies, strict=True) if reply == PAUSED)
         known = [reply / 1e6 for reply in replies if reply >= 0]
@@ -56,7 +56,7 @@ class RfqWaiting(Waiting):
             await asyncio.sleep(seconds)
             return False
         if len(awake) == 1:
-            return await self._block_on(slot_of(awake[0]), awake, seconds)
+            return await self._block_on(queue_slot(awake[0]), awake, seconds)
         watches = [self._watch(queue) for queue in awake]
         await asyncio.wait(watches, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         ended = [queue for queue in awake if self._watches[queue].done()]
@@ -67,7 +67,7 @@ class RfqWaiting(Waiting):
         """A wait on one of several topics; it goes on when another's has ended, for ending it would cost its connection."""
         watch = self._watches.get(queue)
         if watch is None:
-            watch = asyncio.create_task(self._block_on(slot_of(queue), [queue], _LONGEST_WATCH))
+            watch = asyncio.create_task(self._block_on(queue_slot(queue), [queue], _LONGEST_WATCH))
             watch.add_done_callback(_taken)
             self._watches[queue] = watch
         return watch
@@ -78,18 +78,18 @@ class RfqWaiting(Waiting):
         """Wait until the topic's list has an element, and leave it there.
 
         Raises:
-            Overslept: no answer.
+            ReadTimeout: no answer.
         """
         del lease
         seconds = max(seconds, _SHORTEST_BLOCK)
         backlog = rfq_key(queues[0], "backlog")
-        async with self._links.resting(slot) as wire:
-            answer = wire.send("BLMOVE", backlog, backlog, "RIGHT", "RIGHT", seconds, within=seconds)
+        async with self._pool.blocking_connection(slot) as connection:
+            answer = connection.send("BLMOVE", backlog, backlog, "RIGHT", "RIGHT", seconds, within=seconds)
             await self._answered([answer], seconds)
             try:
                 return answer.result(), None
             except BackendError as error:
-                self._links.redirected(error, slot, wire)
+                self._pool.learn_from(error, slot, connection)
                 raise
 
 
