@@ -80,7 +80,7 @@ class Administration(Backend):
     async def create(self, queue: str) -> None:
         """Make a queue. Idempotent."""
         check_queue(queue)
-        await self._pool.script("create", queue, ("create",))
+        await self._pool.run_script("create", queue, ("create",))
         await self._list_queue(queue)
 
     async def _list_queue(self, queue: str) -> None:
@@ -121,14 +121,14 @@ class Administration(Backend):
 
     async def _found(self, name: str, queue: str, arguments: Sequence[Argument]) -> list[Reply]:
         """A script's list; an empty one says that there is no queue."""
-        reply = cast("list[Reply]", await self._pool.script(name, check_queue(queue), arguments))
+        reply = cast("list[Reply]", await self._pool.run_script(name, check_queue(queue), arguments))
         if not reply:
             raise QueueNotFound(queue)
         return reply
 
     async def _counted(self, name: str, queue: str, arguments: Sequence[Argument]) -> int:
         """A script's count; -1 says that there is no queue."""
-        count = cast("int", await self._pool.script(name, check_queue(queue), arguments))
+        count = cast("int", await self._pool.run_script(name, check_queue(queue), arguments))
         if count < 0:
             raise QueueNotFound(queue)
         return count
@@ -261,7 +261,7 @@ class Administration(Backend):
         await self._found_or_not("up", queue)
 
     async def _found_or_not(self, what: str, queue: str) -> None:
-        if not await self._pool.script("create", check_queue(queue), (what,)):
+        if not await self._pool.run_script("create", check_queue(queue), (what,)):
             raise QueueNotFound(queue)
 
 

@@ -83,9 +83,7 @@ class RedisBackend(BulkReading):
         # The server's time at the last reap of a queue, and this process's.
         self._reaped: dict[str, tuple[str, float]] = {}
         self._chores: set[asyncio.Task[Any]] = set()
-        self.history = RedisHistory(
-            self._pool, options.history, clock=clock, command=self._command, queues=self.queues
-        )
+        self.history = RedisHistory(self._pool, options.history, clock=clock, command=self._command, queues=self.queues)
         # Another protocol's programs would see what is staged in its keyspace.
         self.bulk = self._bulk_store() if "stage" in self.scripts.names else None
         self._log: Any = structlog.get_logger("qworker.redis")
@@ -222,7 +220,7 @@ class RedisBackend(BulkReading):
         self._log.error("message_damaged", queue=queue, message_id=message_id)
         arguments: list[Argument] = [secrets.token_hex(8), "", "", 0, "p", message_id, claim, 0, why, ""]
         key = f"mark:{self._holder}:damaged"
-        await self._pool.script("settle", queue, arguments, (key, key))
+        await self._pool.run_script("settle", queue, arguments, (key, key))
 
     async def _lease_within(self, queue: str, limit: int, visibility: float, timeout: float) -> list[Lease]:
         """Wait, then lease: the call for a lease is sent behind the one that waits, so that both are answered at once."""
@@ -258,8 +256,8 @@ class RedisBackend(BulkReading):
         """Undo a call for a lease whose answer nobody reads, and pass on the wake-up that it may have taken."""
         try:
             # Once the visibility has passed there is nothing left to give back.
-            await self._pool.script("giveback", queue, (claimant, _VOID_MS), (void,), patience=visibility)
-            await self._pool.script("peek", queue, (1,))
+            await self._pool.run_script("giveback", queue, (claimant, _VOID_MS), (void,), patience=visibility)
+            await self._pool.run_script("peek", queue, (1,))
         except BackendError as error:
             self._log.warning("lease_release_failed", queue=queue, error=str(error))
 
@@ -296,7 +294,7 @@ class RedisBackend(BulkReading):
     async def _wake_another(self, queue: str) -> None:
         """Wake another in place of this one."""
         try:
-            await self._pool.script("peek", queue, (1,), patience=0)
+            await self._pool.run_script("peek", queue, (1,), patience=0)
         except BackendUnavailable:
             # Every reap does it too.
             return
@@ -324,7 +322,7 @@ class RedisBackend(BulkReading):
         while more:
             before, at = self._reaped.get(queue, ("", 0.0))
             elapsed = int((self._clock.monotonic() - at) * 1e6)
-            reply = await self._pool.script("reap", queue, (_REAP_BATCH, *limits[0], before, elapsed, *limits[1]))
+            reply = await self._pool.run_script("reap", queue, (_REAP_BATCH, *limits[0], before, elapsed, *limits[1]))
             count, more, now = cast("tuple[int, int, int]", reply)
             self._reaped[queue] = (str(now) if now else "", self._clock.monotonic())
             total += count

@@ -1,4 +1,4 @@
-"""A connection for threads: used where an event loop is blocked, or where there is none."""
+"""A connection for threads, which needs no event loop."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class BlockingConnection:
     """A connection that one thread at a time uses.
 
     Args:
-        options: how to connect.
-        address: to which server.
-        sentinel: the server is a sentinel, with a password of its own and no databases.
+        options: How to connect.
+        address: The server.
+        sentinel: Whether the server is a sentinel, which has a password of its own and no databases.
 
     Raises:
-        BackendUnavailable: the server cannot be reached.
-        PermissionDenied: it refuses this user.
+        BackendUnavailable: The server cannot be reached.
+        PermissionDenied: It refuses this user.
     """
 
     def __init__(self, options: Options, address: Address, *, sentinel: bool = False) -> None:
@@ -74,8 +74,8 @@ class BlockingConnection:
         """Send a command and wait for its answer.
 
         Raises:
-            ConnectionLost: no answer; the connection is of no use any more.
-            BackendError: the server's error.
+            ConnectionLost: No answer. The connection cannot be used any more.
+            BackendError: The server's error.
         """
         deadline = time.monotonic() + self._timeout
         try:
@@ -97,5 +97,5 @@ class BlockingConnection:
         return reply
 
     def close(self) -> None:
-        """End the connection."""
+        """Close the connection."""
         self._socket.close()

@@ -1,4 +1,4 @@
-"""One connection to a Redis server: commands go out as they come, answers come back in order.
+"""One connection to a Redis server: commands are sent as they come, answers arrive in their order.
 
 The general client library spends some 150 us of CPU on a command; this spends about 10, because it does only what queues need.
 """
@@ -9,7 +9,7 @@ import asyncio
 import ssl
 from collections import deque
 from collections.abc import Callable
-from typing import cast
+from typing import Any, cast
 
 import hiredis
 from hiredis import ProtocolError, Reader, ReplyError
@@ -20,7 +20,7 @@ from qworker_redis.error_replies import ConnectionLost, Reply, to_error
 from qworker_redis.options import Address, Options, UnixAddress
 from qworker_redis.spin_wait import SpinWait
 
-__all__ = ["Argument", "Connection", "connect", "hello_commands", "pack", "parse_hello", "unreachable"]
+__all__ = ["Argument", "Connection", "connect", "hello_commands", "ignore_result", "pack", "parse_hello", "unreachable"]
 
 Argument = bytes | str | int | float
 
@@ -34,7 +34,7 @@ _Pending = tuple["asyncio.Future[Reply]", float]
 
 
 def unreachable(options: Options, address: Address, error: BaseException) -> BackendUnavailable:
-    """Why there is no connection, and what to do."""
+    """Return the error that says why there is no connection, and what to do."""
     if isinstance(error, ssl.SSLCertVerificationError):
         reason = f"its certificate is not trusted ({error.verify_message}): name who signed it with ?tls_ca=FILE"
     elif options.tls is not None and isinstance(error, ssl.SSLError | ConnectionAbortedError):
@@ -51,14 +51,14 @@ class Connection(asyncio.Protocol):
     """A connection.
 
     Args:
-        address: the server, for messages.
-        timeout: seconds after which a missing answer ends the connection: a server that does not answer, and one that is
-            gone without a word, look the same.
+        address: The server, for messages.
+        timeout: Seconds after which a missing answer ends the connection. A server that does not answer cannot be told from
+            one that is gone.
     """
 
     def __init__(self, address: Address, timeout: float) -> None:
         self.address = address
-        # What the server said of itself in its greeting.
+        # The version in the answer to HELLO.
         self.version = (0, 0)
         self.spin_wait = SpinWait()
         self._timeout = timeout
@@ -75,21 +75,21 @@ class Connection(asyncio.Protocol):
         return self._lost is None
 
     def send(self, *arguments: Argument, within: float = 0.0) -> asyncio.Future[Reply]:
-        """Send a command; its answer, or an error of the one tree.
+        """Send a command. The future has its answer or its error.
 
-        Cancelling the future forgets the answer: it is read and dropped, and no other command gets it.
+        If the future is cancelled, the answer is read and dropped. No other command gets it.
 
         Args:
-            arguments: the command.
-            within: seconds that the command itself may block, on top of the timeout.
+            arguments: The command.
+            within: Seconds that the command itself may block, on top of the timeout.
 
         Raises:
-            ConnectionLost: nothing was sent.
+            ConnectionLost: Nothing was sent.
         """
         return self.send_packed(pack(arguments), within)
 
     def send_packed(self, command: bytes, within: float = 0.0) -> asyncio.Future[Reply]:
-        """`send` for a command that is packed already."""
+        """Send a command that is packed already."""
         transport = self._transport
         if self._lost is not None or transport is None:
             raise ConnectionLost(self._lost or f"no connection to {self.address}", sent=False)
@@ -99,7 +99,7 @@ class Connection(asyncio.Protocol):
         return future
 
     def close(self, reason: str = "closed") -> None:
-        """End the connection now; whoever waits for an answer gets `ConnectionLost`."""
+        """Close the connection now. Commands without an answer fail with `ConnectionLost`."""
         if self._lost is None:
             self._lose(f"the connection to {self.address} was lost: {reason}")
         if self._transport is not None:
@@ -108,12 +108,12 @@ class Connection(asyncio.Protocol):
     # -- asyncio.Protocol --------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep the transport, and watch for answers that do not come."""
+        """Keep the transport, and start to check for overdue answers."""
         self._transport = cast("asyncio.Transport", transport)
         self._check_answers()
 
     def data_received(self, data: bytes) -> None:
-        """Give answers to who waits for them, in order."""
+        """Give the answers to their commands, in order."""
         reader, pending = self._reader, self._pending
         try:
             reader.feed(data)
@@ -133,7 +133,7 @@ class Connection(asyncio.Protocol):
             self.close(f"it does not speak the Redis protocol ({error})")
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Tell whoever waits."""
+        """Fail the commands that have no answer."""
         if self._lost is None:
             reason = why(exc) if exc is not None else "closed by the server"
             self._lose(f"the connection to {self.address} was lost: {reason}")
@@ -148,7 +148,7 @@ class Connection(asyncio.Protocol):
                 future.set_exception(ConnectionLost(text, sent=True))
 
     def _check_answers(self) -> None:
-        """End the connection if the oldest answer is overdue."""
+        """Close the connection if the oldest answer is overdue."""
         now = self._loop.time()
         # Answers come in order, so a later command may wait for an earlier one that blocks.
         if self._pending and now > self._pending[0][1]:
@@ -158,7 +158,7 @@ class Connection(asyncio.Protocol):
 
 
 def hello_commands(options: Options, *, sentinel: bool = False) -> list[tuple[Argument, ...]]:
-    """The first commands of a connection."""
+    """Return the first commands of a connection."""
     password = options.sentinel_password if sentinel else options.password
     hello: list[Argument] = ["HELLO", "2"]
     if password is not None:
@@ -171,7 +171,7 @@ def hello_commands(options: Options, *, sentinel: bool = False) -> list[tuple[Ar
 
 
 def parse_hello(reply: Reply) -> tuple[int, int]:
-    """The server's version, from its answer to HELLO."""
+    """Return the server's version from its answer to HELLO."""
     if not isinstance(reply, list):
         return (0, 0)
     words = cast("list[Reply]", reply)
@@ -182,11 +182,11 @@ def parse_hello(reply: Reply) -> tuple[int, int]:
 
 
 async def connect(options: Options, address: Address) -> Connection:
-    """A new connection, logged in.
+    """Connect and log in.
 
     Raises:
-        BackendUnavailable: the server cannot be reached, or does not answer.
-        PermissionDenied: it refuses this user.
+        BackendUnavailable: The server cannot be reached, or does not answer.
+        PermissionDenied: It refuses this user.
     """
     loop = asyncio.get_running_loop()
     connection: Connection | None = None
@@ -216,6 +216,12 @@ async def connect(options: Options, address: Address) -> Connection:
     except (BackendError, asyncio.CancelledError):
         _drop(connection)
         raise
+
+
+def ignore_result(future: asyncio.Future[Any]) -> None:
+    """Read the error of a future whose caller may not read it, so that asyncio does not report it."""
+    if not future.cancelled():
+        future.exception()
 
 
 def _drop(connection: Connection | None) -> None:

@@ -1,4 +1,4 @@
-"""Connections that come back: to whatever server has a queue now, for as long as a call has patience."""
+"""Connections to the servers that have the queues now. A call is repeated until its retry timeout has passed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from qworker.errors import BackendError, BackendUnavailable
-from qworker_redis.connection import Argument, Connection, connect, pack
+from qworker_redis.connection import Argument, Connection, connect, ignore_result, pack
 from qworker_redis.error_replies import ConnectionLost, NoScript, Redirected, Reply
 from qworker_redis.options import Address, Options
 from qworker_redis.scripts import NATIVE, ScriptSet
@@ -49,12 +49,12 @@ def _packed_head(scripts: ScriptSet, name: str, queue: str, flags: bool, mark: s
 
 
 class ConnectionPool:
-    """The connections of one backend: one per server for everything that answers at once, and more for waiting.
+    """The connections of one backend: one to each server for all commands that do not block, and more for those that do.
 
     Args:
-        options: how to connect.
-        places: which server has a queue.
-        scripts: what is run there.
+        options: How to connect.
+        topology: Which server has a queue.
+        scripts: The scripts of the protocol.
     """
 
     def __init__(self, options: Options, topology: Topology, scripts: ScriptSet = NATIVE) -> None:
@@ -64,10 +64,10 @@ class ConnectionPool:
         self._connections: dict[Address, Connection] = {}
         self._connecting: dict[Address, asyncio.Task[Connection]] = {}
         self._spare: dict[Address, list[Connection]] = {}
-        self._waiting: set[Connection] = set()
+        self._blocked: set[Connection] = set()
         self._log: Any = structlog.get_logger("qworker.redis").bind(url=options.shown)
         self._down_since: float | None = None
-        # Rises with each close: whatever began before ends.
+        # Rises with each close: what began before ends.
         self._opening = 0
         # Of the server that was reached last.
         self.server_info: ServerInfo | None = None
@@ -80,8 +80,8 @@ class ConnectionPool:
         self._connecting.clear()
         for connection in (
             *self._connections.values(),
-            *self._waiting,
-            *(w for blocking_connection in self._spare.values() for w in blocking_connection),
+            *self._blocked,
+            *(each for spare in self._spare.values() for each in spare),
         ):
             connection.close()
         self._connections.clear()
@@ -89,7 +89,7 @@ class ConnectionPool:
 
     # -- calls -------------------------------------------------------------------------------------------------------
 
-    async def script(
+    async def run_script(
         self,
         name: str,
         queue: str,
@@ -98,10 +98,10 @@ class ConnectionPool:
         *,
         patience: float | None = None,
     ) -> Reply:
-        """Run a script that may be repeated.
+        """Run a script that can be repeated.
 
         Raises:
-            BackendUnavailable: patience is at its end.
+            BackendUnavailable: The retry timeout has passed.
         """
 
         def attempt(connection: Connection, again: bool) -> Awaitable[Reply]:
@@ -113,7 +113,7 @@ class ConnectionPool:
     async def evaluate(
         self, connection: Connection, name: str, queue: str, arguments: Sequence[Argument], extra: Sequence[str] = ()
     ) -> Reply:
-        """Run a script once, and teach it to a server that does not know it (any more)."""
+        """Run a script once. Send its source if the server does not know it (any more)."""
         command = self.script_command(connection, name, queue, arguments, extra)
         try:
             return await connection.send(*command)
@@ -124,7 +124,7 @@ class ConnectionPool:
     async def evaluate_packed(
         self, connection: Connection, name: str, queue: str, mark: str, arguments: tuple[bytes, ...]
     ) -> Reply:
-        """`evaluate` for small calls that come one by one: what is the same in those of one `mark` is packed once."""
+        """Evaluate a small call. What is the same in all calls with one `mark` is packed once."""
         flags = not (0, 0) < connection.version < (7, 0)
         command = _packed_head(self._scripts, name, queue, flags, mark, len(arguments))
         try:
@@ -136,22 +136,35 @@ class ConnectionPool:
     def script_command(
         self, connection: Connection, name: str, queue: str, arguments: Sequence[Argument], extra: Sequence[str]
     ) -> tuple[Argument, ...]:
-        """A script call as a command: by digest. `extra` are keys that stand in place of the last ones of the header."""
+        """Return a script call as a command, by digest. `extra` are the parts of keys that replace the last ones of the header."""
         head = _head(self._scripts, name, queue, not (0, 0) < connection.version < (7, 0), len(extra))
         return (*head, *[self._scripts.key(queue, part) for part in extra], *arguments)
 
-    async def repeat(self, slot: int, attempt: Attempt, *, patience: float | None = None, sent: bool = False) -> Reply:
-        """Make a call, again and again until it is answered.
-
-        Args:
-            slot: of the queue that it is about.
-            attempt: makes it once.
-            patience: seconds until it is given up; by default those of the URL.
-            sent: it may have been carried out before.
+    async def command(self, slot: int, *arguments: Argument) -> Reply:
+        """Send a command that can be repeated to the server of a slot.
 
         Raises:
-            ConnectionLost: patience is at its end; `sent` tells whether the call may have been carried out.
-            BackendError: the store's answer.
+            BackendUnavailable: The retry timeout has passed.
+        """
+
+        async def attempt(connection: Connection, again: bool) -> Reply:
+            del again
+            return await connection.send(*arguments)
+
+        return await self.repeat(slot, attempt)
+
+    async def repeat(self, slot: int, attempt: Attempt, *, patience: float | None = None, sent: bool = False) -> Reply:
+        """Make a call, and repeat it until it is answered.
+
+        Args:
+            slot: The slot of the queue.
+            attempt: Makes the call once.
+            patience: Seconds until it fails. None: the retry timeout of the URL.
+            sent: Whether the call may have been carried out before.
+
+        Raises:
+            ConnectionLost: The time has passed. `sent` says whether the call may have been carried out.
+            BackendError: The store's answer.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + (self._options.retry_timeout if patience is None else patience)
@@ -165,21 +178,21 @@ class ConnectionPool:
                 if connection is None:
                     connection = await (self.get_connection(slot) if asking is None else self._connection_to(asking))
                 if asking is not None:
-                    connection.send("ASKING").add_done_callback(_forget)
+                    connection.send("ASKING").add_done_callback(ignore_result)
                     asking = None
                 reply = await attempt(connection, sent)
                 if self._down_since is not None:
-                    self._recovered(self._down_since)
+                    self._record_recovery(self._down_since)
                 return reply
             except Redirected as error:
-                asking = self._follow(error, slot, connection)
+                asking = self._follow_redirect(error, slot, connection)
                 redirections += 1
                 if error.code != "READONLY" and redirections <= _MOST_REDIRECTIONS:
                     continue
                 failed: BackendUnavailable = error
             except BackendUnavailable as error:
                 sent = sent or (isinstance(error, ConnectionLost) and error.sent)
-                self._failed(error, slot, connection)
+                self._record_failure(error, slot, connection)
                 failed = error
             pause = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** min(failures, 10)) * (0.5 + random.random() / 2)
             failures += 1
@@ -187,18 +200,18 @@ class ConnectionPool:
                 raise ConnectionLost(str(failed), sent=sent) from failed
             await asyncio.sleep(pause)
 
-    def _follow(self, error: Redirected, slot: int, connection: Connection | None) -> Address | None:
-        """Learn from a redirection; the address to ask once, for a slot on its way."""
+    def _follow_redirect(self, error: Redirected, slot: int, connection: Connection | None) -> Address | None:
+        """Learn from a redirection. Return the address to ask once, for a slot that is being moved."""
         if connection is None:
             return None
         target = self._topology.learn_redirect(error, connection.address)
         if error.code == "READONLY":
             self._topology.invalidate(slot, connection.address)
             connection.close("it is not the primary any more")
-            self._failed(error, slot, connection)
+            self._record_failure(error, slot, connection)
         return target if error.code == "ASK" else None
 
-    def _failed(self, error: BackendUnavailable, slot: int, connection: Connection | None) -> None:
+    def _record_failure(self, error: BackendUnavailable, slot: int, connection: Connection | None) -> None:
         address = connection.address if connection is not None else self._topology.known(slot)
         if address is not None and (connection is None or not connection.alive):
             self._topology.invalidate(slot, address)
@@ -206,30 +219,30 @@ class ConnectionPool:
             self._down_since = asyncio.get_running_loop().time()
             self._log.warning("redis_unavailable", error=str(error))
 
-    def _recovered(self, since: float) -> None:
+    def _record_recovery(self, since: float) -> None:
         self._down_since = None
         self._log.warning("redis_recovered", seconds=round(asyncio.get_running_loop().time() - since, 3))
 
     # -- connections -------------------------------------------------------------------------------------------------
 
     async def get_connection(self, slot: int) -> Connection:
-        """The shared connection to the server that has a slot.
+        """Return the shared connection to the server that has a slot. Connect if needed.
 
         Raises:
-            BackendUnavailable: it cannot be reached.
-            PermissionDenied: it refuses this user.
-            BackendError: it is no place for queues.
+            BackendUnavailable: It cannot be reached.
+            PermissionDenied: It refuses this user.
+            BackendError: It may lose queues.
         """
         return await self._connection_to(await self._address(slot))
 
     def open_connection(self, slot: int) -> Connection | None:
-        """The shared connection of a slot, if there is one already."""
+        """Return the shared connection of a slot if it is open."""
         address = self._topology.known(slot)
         connection = None if address is None else self._connections.get(address)
         return connection if connection is not None and connection.alive else None
 
     def healthy_connection(self, slot: int) -> Connection | None:
-        """The same, if the last call was answered, though it may be lost since: whoever takes it has no outage to tell of."""
+        """Return the connection of a slot if the last call was answered. It may have been lost since."""
         address = self._topology.known(slot) if self._down_since is None else None
         return None if address is None else self._connections.get(address)
 
@@ -244,8 +257,8 @@ class ConnectionPool:
         task = self._connecting.get(address)
         if task is None:
             task = self._connecting[address] = asyncio.create_task(self._connect(address))
-            task.add_done_callback(_forget)
-        # Whoever is cancelled here does not take the connection away from the others.
+            task.add_done_callback(ignore_result)
+        # A call that is cancelled here does not take the connection away from the others.
         return await asyncio.shield(task)
 
     async def _connect(self, address: Address) -> Connection:
@@ -270,9 +283,9 @@ class ConnectionPool:
 
     @asynccontextmanager
     async def blocking_connection(self, slot: int) -> AsyncGenerator[Connection]:
-        """A connection of the caller's own, for a command that blocks.
+        """Give the caller a connection of its own, for a command that blocks.
 
-        Leaving it with an error or a cancellation ends the connection: its answers are nobody's any more.
+        After an error or a cancellation the connection is closed, because no caller reads its answers.
         """
         # Through the shared one first, which knows where the slot is and whether the server will do.
         address = (await self.get_connection(slot)).address
@@ -284,7 +297,7 @@ class ConnectionPool:
         if connection is None:
             connection = await connect(self._options, address)
         opening = self._opening
-        self._waiting.add(connection)
+        self._blocked.add(connection)
         try:
             yield connection
         except BaseException:
@@ -296,17 +309,11 @@ class ConnectionPool:
             else:
                 connection.close()
         finally:
-            self._waiting.discard(connection)
+            self._blocked.discard(connection)
 
     def learn_from(self, error: BackendError, slot: int, connection: Connection) -> None:
-        """Learn from an error on a connection of `resting`."""
+        """Learn from an error on a connection of `blocking_connection`."""
         if isinstance(error, Redirected):
-            self._follow(error, slot, connection)
+            self._follow_redirect(error, slot, connection)
         elif isinstance(error, BackendUnavailable):
-            self._failed(error, slot, connection)
-
-
-def _forget(future: asyncio.Future[Any]) -> None:
-    """Take the error of a future that others may or may not have waited for."""
-    if not future.cancelled():
-        future.exception()
+            self._record_failure(error, slot, connection)

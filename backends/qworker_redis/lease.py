@@ -48,7 +48,7 @@ class RemoteRedisLeases:
         Raises:
             BackendError: the message is damaged.
         """
-        row = cast("list[Any]", await self._pool.script("look", check_queue(queue), ("id", message_id)))[1:]
+        row = cast("list[Any]", await self._pool.run_script("look", check_queue(queue), ("id", message_id)))[1:]
         if not row:
             return None
         _, value, state, expiry, claim, _ = cast("tuple[bytes, Reply, bytes, bytes, bytes, bytes]", tuple(row))

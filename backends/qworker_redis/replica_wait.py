@@ -1,4 +1,4 @@
-"""Writes that count only when as many replicas have them as the URL asks for."""
+"""Writes that count only if the number of replicas that the URL asks for have them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from qworker_redis.options import Options
 
 __all__ = ["BATCH", "BATCH_BYTES", "run_replicated"]
 
-# Messages per script call, counting one more for each 8 KiB of a body: a server does nothing else meanwhile.
+# Messages in one script call, plus one for each 8 KiB of a body. A script call blocks all other clients of the server.
 BATCH = 500
 BATCH_BYTES = 8192
 
@@ -29,7 +29,7 @@ async def run_replicated(
     """Run a script, and wait until enough replicas have its writes.
 
     Raises:
-        ConnectionLost: too few confirm in time; the write has been made, and may be repeated.
+        ConnectionLost: Too few confirm in time. The write has been made, and can be repeated.
     """
     reply = await pool.evaluate(connection, name, queue, arguments, extra)
     wanted = options.min_replicas

@@ -1,4 +1,4 @@
-"""What a server says of itself: whether queues are safe there, and what a write survives."""
+"""What a server reports about itself: whether queues are safe there, and what a write survives."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _OLDEST = (6, 2)
 
 
 class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """One server. Empty texts: it would not say."""
+    """One server. An empty text: it does not say."""
 
     address: str
     version: tuple[int, int]
@@ -39,14 +39,14 @@ class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def read_server_info(connection: Connection) -> ServerInfo:
-    """Ask a server about itself."""
+    """Read what a server reports about itself."""
     info, config = connection.send("INFO"), connection.send("CONFIG", "GET", "appendfsync")
     fields = _fields(await _reply_or_none(info))
     fsync = await _reply_or_none(config)
     return ServerInfo(
         address=str(connection.address),
         version=connection.version,
-        # Redis has no such line; Valkey 7.2 and later do.
+        # Valkey 7.2 and later have this line. Redis does not.
         product=fields.get("server_name", "redis").capitalize(),
         policy=fields.get("maxmemory_policy", ""),
         max_memory=int(fields.get("maxmemory", 0)),
@@ -61,7 +61,7 @@ async def read_server_info(connection: Connection) -> ServerInfo:
 
 
 async def _reply_or_none(asked: asyncio.Future[Reply]) -> Reply:
-    """An answer; nothing where this user may not ask, or where a provider has taken the command away."""
+    """Return the answer, or None if this user may not ask or the provider has removed the command."""
     try:
         return await asked
     except PermissionDenied:
@@ -78,10 +78,10 @@ def _fields(info: Reply) -> dict[str, str]:
 
 
 def require_safe(info: ServerInfo) -> None:
-    """Refuse a server that cannot keep the promises.
+    """Refuse a server that may lose queues.
 
     Raises:
-        PermissionDenied: it is too old, or may evict queues.
+        PermissionDenied: It is too old, or may evict queues.
     """
     if (0, 0) < info.version < _OLDEST:
         version = ".".join(map(str, info.version))

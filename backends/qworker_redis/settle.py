@@ -61,7 +61,7 @@ class Settling:
         for (key, sequence), batch in grouped(settlements, lambda s: (_lost_answer(s) or ("", ""))[:2]).items():
             # Without settlements the script only looks.
             known, *numbers = cast(
-                "list[int]", await self._pool.script("settle", queue, (0, sequence, "", 0), (key, key))
+                "list[int]", await self._pool.run_script("settle", queue, (0, sequence, "", 0), (key, key))
             )
             if known:
                 refused += [s for s in batch if (_lost_answer(s) or ("", "", 0))[2] in numbers]

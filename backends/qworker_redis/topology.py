@@ -1,6 +1,6 @@
 """Which server has a queue: the one of the URL, the primary that the sentinels know, or the node of a cluster.
 
-All of it blocks, and is called from threads: discovery is rare, and `extend` must be able to do it while the loop is blocked.
+Discovery blocks and runs in threads. It is rare, and `extend` must be able to do it while the event loop is blocked.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _SLOTS = 16384
 
 @lru_cache(4096)
 def queue_slot(queue: str) -> int:
-    """The slot of a queue's keys in a cluster."""
+    """Return the slot of a queue's keys in a cluster."""
     return key_slot(f"qworker:{queue}".encode())
 
 
 def key_slot(tag: bytes) -> int:
-    """The slot of what stands between a key's braces, or of a key without them: CRC-16 (XModem)."""
+    """Return the slot of a key without braces, or of the text between its braces: CRC-16 (XModem)."""
     return binascii.crc_hqx(tag, 0) % _SLOTS
 
 
@@ -42,24 +42,24 @@ class Topology(abc.ABC):
 
     @abc.abstractmethod
     def known(self, slot: int) -> Address | None:
-        """The server of a slot as far as is known without asking."""
+        """Return the server of a slot if it is known without asking."""
 
     @abc.abstractmethod
     def discover(self, slot: int) -> Address:
         """Ask for the server of a slot. Blocks.
 
         Raises:
-            BackendUnavailable: nobody knows.
+            BackendUnavailable: No server knows.
         """
 
     @abc.abstractmethod
     def invalidate(self, slot: int, address: Address) -> None:
-        """A server failed or refused: ask again before trusting what is known."""
+        """Note that a server failed or refused: what is known of it must be asked for again."""
 
-    def learn_redirect(self, learn_from: Redirected, address: Address) -> Address | None:
-        """Learn from a redirection; the address that it names, if any."""
+    def learn_redirect(self, redirected: Redirected, address: Address) -> Address | None:
+        """Learn from a redirection. Return the address that it names, if any."""
         self.invalidate(-1, address)
-        del learn_from
+        del redirected
         return None
 
 
@@ -164,19 +164,19 @@ class _Cluster(Topology):
         if self._slots.get(slot) == address:
             self._slots.pop(slot, None)
 
-    def learn_redirect(self, learn_from: Redirected, address: Address) -> Address | None:
-        if learn_from.code == "READONLY":
+    def learn_redirect(self, redirected: Redirected, address: Address) -> Address | None:
+        if redirected.code == "READONLY":
             self._slots = {slot: node for slot, node in self._slots.items() if node != address}
             return None
-        slot, _, target = learn_from.rest.partition(" ")
+        slot, _, target = redirected.rest.partition(" ")
         host, _, port = target.rpartition(":")
         found = TcpAddress(host.strip("[]") or cast("TcpAddress", address).host, int(port))
-        if learn_from.code == "MOVED":
+        if redirected.code == "MOVED":
             self._slots[int(slot)] = found
         return found
 
 
 def make_topology(options: Options) -> Topology:
-    """The topology of a URL."""
+    """Make the topology of a URL."""
     kinds: dict[str, type[Topology]] = {"single": _Single, "sentinel": _Sentinel, "cluster": _Cluster}
     return kinds[options.mode](options)

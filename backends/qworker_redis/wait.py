@@ -57,7 +57,7 @@ class Waiting:
 
     async def _next_due(self, queues: Sequence[str]) -> float:
         """Seconds until a queue has something, as far as is known."""
-        replies = await asyncio.gather(*[self._pool.script("peek", queue, (0,)) for queue in queues])
+        replies = await asyncio.gather(*[self._pool.run_script("peek", queue, (0,)) for queue in queues])
         known = [reply / 1e6 for reply in cast("list[int]", replies) if reply >= 0]
         return min(known, default=math.inf)
 
@@ -107,7 +107,9 @@ class Waiting:
         """
         seconds = max(seconds, _SHORTEST_BLOCK)
         async with self._pool.blocking_connection(slot) as connection:
-            answers = [connection.send("BLPOP", *[queue_key(queue, "wake") for queue in queues], seconds, within=seconds)]
+            answers = [
+                connection.send("BLPOP", *[queue_key(queue, "wake") for queue in queues], seconds, within=seconds)
+            ]
             if lease is not None:
                 answers.append(self._send_lease(connection, queues[0], lease, seconds))
             await self._answered(answers, seconds)
@@ -133,9 +135,13 @@ class Waiting:
         if late:
             raise ReadTimeout("a blocking read took too long")
 
-    def _send_lease(self, connection: Connection, queue: str, lease: Sequence[Argument], seconds: float) -> asyncio.Future[Reply]:
+    def _send_lease(
+        self, connection: Connection, queue: str, lease: Sequence[Argument], seconds: float
+    ) -> asyncio.Future[Reply]:
         void, *arguments = lease
-        return connection.send(*self._pool.script_command(connection, "lease", queue, arguments, (str(void),)), within=seconds)
+        return connection.send(
+            *self._pool.script_command(connection, "lease", queue, arguments, (str(void),)), within=seconds
+        )
 
 
 def _taken(answer: asyncio.Future[Reply]) -> None:

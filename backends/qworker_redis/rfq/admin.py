@@ -72,7 +72,7 @@ class RfqAdministration(Administration):
         """Remove a topic and every message in it, whoever holds it. Idempotent."""
         check_queue(queue)
         for state in (State.READY, State.LEASED, State.DELAYED, State.FAILED):
-            while cast("int", await self._pool.script("remove", queue, (state.value, _BATCH))) > 0:
+            while cast("int", await self._pool.run_script("remove", queue, (state.value, _BATCH))) > 0:
                 pass
         keys = [rfq_key(queue, part) for part in ("backlog", "nextlog", *PARTS)]
         if self.history.enabled:
@@ -162,7 +162,7 @@ class RfqAdministration(Administration):
         left = self._length(which, await self.lengths(topic))
         while left > 0:
             arguments: list[Argument] = [which, min(left, _BATCH)]
-            reply = await self._pool.script("remove", topic, arguments)
+            reply = await self._pool.run_script("remove", topic, arguments)
             some = [] if reply == -1 else [_text(name) for name in cast("list[bytes]", reply)]
             ids += some
             left = left - len(some) if some else 0

@@ -115,7 +115,7 @@ class RfqBackend(RfqAdministration, RedisBackend):
         self._log.error("message_damaged", queue=queue, message_id=printable(name[:120].decode(errors="replace")))
         arguments: list[Argument] = [secrets.token_hex(8), "", "", 0, "p", name, claim, 0, why.encode(), ""]
         key = f"mark:{self._holder}:damaged"
-        await self._pool.script("settle", queue, arguments, (key, key))
+        await self._pool.run_script("settle", queue, arguments, (key, key))
 
     async def _lease_within(self, queue: str, limit: int, visibility: float, timeout: float) -> list[Lease]:
         """Lease, or wait and lease then."""

@@ -42,7 +42,7 @@ class RfqWaiting(Waiting):
     async def _next_due(self, queues: Sequence[str]) -> float:
         """Seconds until a topic has something, or until the next look at a paused one."""
         replies = cast(
-            "list[int]", await asyncio.gather(*[self._pool.script("peek", queue, (0,)) for queue in queues])
+            "list[int]", await asyncio.gather(*[self._pool.run_script("peek", queue, (0,)) for queue in queues])
         )
         self._paused = frozenset(q for q, reply in zip(queues, replies, strict=True) if reply == PAUSED)
         known = [reply / 1e6 for reply in replies if reply >= 0]
