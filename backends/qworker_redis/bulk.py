@@ -1,4 +1,4 @@
-"""Bulk writes: rows wait in lists beside the queue, in its slot of a cluster, and a script moves them in batches.
+"""Bulk writes: rows wait in lists next to the queue, in its slot of a cluster, and a script moves them in batches.
 
 The script that publishes a row also removes it from its list, so the rows in a list are those that are not published
 yet. No row passes through the committing process.
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import struct
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Iterable, Iterator, Sequence
 from typing import cast
 
 import msgspec
@@ -35,12 +35,13 @@ from qworker_redis.codec import encode
 from qworker_redis.connection import Argument, Connection
 from qworker_redis.connections import ConnectionPool
 from qworker_redis.error_replies import Reply
-from qworker_redis.options import Options
+from qworker_redis.register import QueueRegister
 from qworker_redis.replica_wait import BATCH, BATCH_BYTES, run_replicated
 from qworker_redis.scripts import queue_key
+from qworker_redis.store import RedisStore
 from qworker_redis.topology import queue_slot
 
-__all__ = ["RedisBulkStore", "RedisBulkWriter", "staged_keys"]
+__all__ = ["RedisBulkStore", "RedisBulkWriter", "delete_staged"]
 
 _LIFE_MS = 36 * 3600 * 1000
 _LENGTH = struct.Struct(">H")
@@ -56,35 +57,25 @@ class RedisBulkStore:
     """The bulk writes of a Redis; see `qworker.bulk.contract.BulkStore`.
 
     Args:
-        options: The options of the store.
-        pool: Its connections.
-        create: Makes a queue.
-        stored_in: Called when something was published, with the queue and whether that made it.
-        sealed: Reads the hash `seals` of a queue: names and manifests in turns.
+        store: The store of the backend.
+        register: Its register of queues.
     """
 
-    def __init__(
-        self,
-        options: Options,
-        pool: ConnectionPool,
-        *,
-        create: Callable[[str], Awaitable[None]],
-        stored_in: Callable[[str, bool], Awaitable[None]],
-        sealed: Callable[[str], Awaitable[list[bytes]]],
-    ) -> None:
-        self._options = options
-        self._pool = pool
-        self._create = create
-        self._stored_in = stored_in
-        self._sealed = sealed
+    def __init__(self, store: RedisStore, register: QueueRegister) -> None:
+        self._store = store
+        self._register = register
 
     def writer(self, queue: str, name: str) -> RedisBulkWriter:
         """Make a writer that stages in the queue's own slot."""
-        return RedisBulkWriter(self._options, self._pool, queue, name, create=self._create, stored_in=self._stored_in)
+        return RedisBulkWriter(self._store, self._register, queue, name)
 
     async def incomplete_loads(self, queue: str) -> list[IncompleteLoad]:
         """Read the seals."""
-        found = [seal for seal, kind in _seals(await self._sealed(check_queue(queue))) if kind == _SEALED]
+        found = [
+            seal
+            for seal, kind in _parse_seals(await _read_seals(self._store.pool, check_queue(queue)))
+            if kind == _SEALED
+        ]
         return sorted(found, key=lambda each: each.manifest.sealed_at)
 
 
@@ -92,29 +83,17 @@ class RedisBulkWriter(BulkWriter):
     """The writer of one load.
 
     Args:
-        options: The options of the store.
-        pool: Its connections.
+        store: The store of the backend.
+        register: Its register of queues.
         queue: Where the messages go.
         load: The load's name.
-        create: Makes a queue.
-        stored_in: Called when something was published, with the queue and whether that made it.
     """
 
-    def __init__(
-        self,
-        options: Options,
-        pool: ConnectionPool,
-        queue: str,
-        load: str,
-        *,
-        create: Callable[[str], Awaitable[None]],
-        stored_in: Callable[[str, bool], Awaitable[None]],
-    ) -> None:
+    def __init__(self, store: RedisStore, register: QueueRegister, queue: str, load: str) -> None:
         super().__init__(queue, load)
-        self._options = options
-        self._pool = pool
-        self._create = create
-        self._stored_in = stored_in
+        self._options = store.options
+        self._pool = store.pool
+        self._register = register
 
     async def done(self, step: int) -> LoadDone | None:
         """Ask for the mark."""
@@ -177,7 +156,7 @@ class RedisBulkWriter(BulkWriter):
     async def seal(self, step: int, partitions: Sequence[StagedPartition]) -> Manifest | None:
         """Write the seal, keep its lists from expiring, then let it count."""
         # First, because incomplete loads are looked for in the listed queues.
-        await self._create(self.queue)
+        await self._register.create(check_queue(self.queue))
         ours = _encode(Manifest(step=step, sealed_at=time.time(), partitions=sort_partitions(partitions)))
         while True:
             mark, seal = await self._seal(step, _HELD + ours)
@@ -187,12 +166,12 @@ class RedisBulkWriter(BulkWriter):
             if seal.startswith(_SEALED):
                 return manifest
             # Ours, or one of another run that stopped here. It counts if its lists exist: nothing of it is published.
-            absent = await self._hold(manifest)
+            absent = await self._persist(manifest)
             await self._seal(step, (b"=" if absent is None else b"!") + seal[1:])
             if absent is not None and seal[1:] == ours:
                 raise missing(self.name, absent)
 
-    async def _hold(self, manifest: Manifest) -> StagedPartition | None:
+    async def _persist(self, manifest: Manifest) -> StagedPartition | None:
         """Keep the lists of a seal from expiring. Return the first that does not exist."""
         for partition in manifest.partitions:
             if partition.count and not await self._script("hold", (partition.count,), self._list_of(partition)):
@@ -215,7 +194,7 @@ class RedisBulkWriter(BulkWriter):
             while left:
                 arguments = (limit, partition.count, head)
                 new, left = cast("list[int]", await self._script("publish_staged", arguments, self._list_of(partition)))
-                await self._stored_in(self.queue, bool(new))
+                await self._register.on_stored(self.queue, bool(new))
         published = LoadDone(
             name=self.name, step=manifest.step, rows=manifest.rows, rejected=manifest.rejected, at=time.time()
         )
@@ -240,11 +219,7 @@ class RedisBulkWriter(BulkWriter):
         return await self._pool.repeat(queue_slot(self.queue), attempt)
 
     async def _command(self, *arguments: Argument) -> Reply:
-        async def attempt(connection: Connection, again: bool) -> Reply:
-            del again
-            return await connection.send(*arguments)
-
-        return await self._pool.repeat(queue_slot(self.queue), attempt)
+        return await self._pool.command(queue_slot(self.queue), *arguments)
 
     def _run(self, run: str) -> str:
         return f"stage:{self.name}/{run}"
@@ -256,24 +231,26 @@ class RedisBulkWriter(BulkWriter):
         return self._list(f"{partition.run}/{partition.partition}.{partition.attempt}")
 
 
-def staged_keys(queue: str, fields: Sequence[bytes]) -> list[bytes]:
-    """Return the keys that seals keep from expiring, to delete them with their queue.
-
-    Args:
-        queue: The queue's name.
-        fields: The fields of its hash `seals`: names and manifests in turns.
-    """
+async def delete_staged(pool: ConnectionPool, queue: str) -> None:
+    """Delete what seals keep from expiring. What is not sealed expires by itself."""
     keys: set[bytes] = set()
-    for seal, _ in _seals(fields):
+    for seal, _ in _parse_seals(await _read_seals(pool, queue)):
         for partition in seal.manifest.partitions:
             keys |= {
                 queue_key(queue, f"stage:{seal.name}/{partition.run}"),
                 queue_key(queue, f"stage:{seal.name}/{partition.run}/{partition.partition}.{partition.attempt}"),
             }
-    return sorted(keys)
+    staged = sorted(keys)
+    for first in range(0, len(staged), BATCH):
+        await pool.command(queue_slot(queue), "UNLINK", *staged[first : first + BATCH])
 
 
-def _seals(fields: Sequence[bytes]) -> Iterator[tuple[IncompleteLoad, bytes]]:
+async def _read_seals(pool: ConnectionPool, queue: str) -> list[bytes]:
+    """Read the hash of seals: names and manifests in turns."""
+    return cast("list[bytes]", await pool.command(queue_slot(queue), "HGETALL", queue_key(queue, "seals")))
+
+
+def _parse_seals(fields: Sequence[bytes]) -> Iterator[tuple[IncompleteLoad, bytes]]:
     """Yield each seal, and its state: `h` for held, `s` for sealed."""
     for field, seal in zip(fields[::2], fields[1::2], strict=True):
         load = field.decode().rpartition("/")[0]

@@ -1,4 +1,4 @@
-"""What `qworker doctor redis://...` adds: the server behind a URL, and whether queues are safe and fast there."""
+"""The checks of `qworker doctor redis://...`: the server of a URL, and whether queues are safe and fast there."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from qworker.url import BackendURL
 from qworker_redis.connection import Connection, connect
 from qworker_redis.error_replies import Reply
 from qworker_redis.options import Options
-from qworker_redis.rfq.keys import RFQ
-from qworker_redis.scripts import NATIVE, ScriptSet
+from qworker_redis.scripts import ScriptSet
 from qworker_redis.server_info import ServerInfo, read_server_info, require_safe
 from qworker_redis.topology import make_topology, queue_slot
 
@@ -25,8 +24,8 @@ _SLOW = 0.005
 _SKEW = 5.0
 
 
-async def check_server(url: BackendURL) -> list[Check]:
-    """Examine the server that the URL leads to; nothing when it cannot be reached, which is a check of its own."""
+async def check_server(url: BackendURL, scripts: ScriptSet) -> list[Check]:
+    """Check the server of a URL. If it cannot be reached, there is nothing: that is a check of its own."""
     options = Options.parse(url)
     try:
         address = await asyncio.to_thread(make_topology(options).discover, queue_slot("queues"))
@@ -42,7 +41,7 @@ async def check_server(url: BackendURL) -> list[Check]:
             _replicas(info, options),
             await _latency(connection),
             await _clock(connection),
-            await _scripts(connection, RFQ if url.scheme == "rfq" else NATIVE),
+            await _scripts(connection, scripts),
         ]
     except BackendError as error:
         return [Check("redis", Health.BROKEN, str(error), "see the server's log")]

@@ -8,50 +8,55 @@ from collections.abc import Sequence
 from typing import cast
 
 from qworker.errors import BackendUnavailable
+from qworker.message import Lease
 from qworker_redis.blocking_connection import BlockingConnection
 from qworker_redis.connection import Argument
 from qworker_redis.error_replies import ConnectionLost, NoScript, Redirected, Reply
-from qworker_redis.lease import RedisLease
-from qworker_redis.options import Address, Options
-from qworker_redis.scripts import NATIVE, ScriptSet
-from qworker_redis.topology import Topology, queue_slot
+from qworker_redis.lease import RedisLease, group_by
+from qworker_redis.options import Address
+from qworker_redis.store import RedisStore
+from qworker_redis.topology import queue_slot
 
-__all__ = ["Renewals"]
+__all__ = ["RedisLeaseExtender"]
 
 _MOST_ATTEMPTS = 4
 _BATCH = 500
 
 
-class Renewals:
-    """The blocking half of a backend.
+class RedisLeaseExtender:
+    """Extends the leases of one backend. It blocks, and any thread can use it.
 
     Args:
-        options: how to connect.
-        places: which server has a queue.
-        scripts: what is run there.
+        store: The store of the backend.
     """
 
-    def __init__(self, options: Options, topology: Topology, scripts: ScriptSet = NATIVE) -> None:
-        self._options = options
-        self._topology = topology
-        self._scripts = scripts
+    def __init__(self, store: RedisStore) -> None:
+        self._options = store.options
+        self._topology = store.topology
+        self._scripts = store.scripts
         self._lock = threading.Lock()
         self._connections: dict[Address, BlockingConnection] = {}
 
     def close(self) -> None:
-        """End the connections."""
+        """Close the connections."""
         with self._lock:
             for connection in self._connections.values():
                 connection.close()
             self._connections.clear()
 
-    def extend(self, queue: str, leases: Sequence[RedisLease], visibility: float) -> list[RedisLease]:
-        """Extend leases of one queue; the ones that are lost.
+    def extend(self, leases: Sequence[Lease], visibility: float) -> list[Lease]:
+        """Extend leases and return the lost ones.
 
         Raises:
-            BackendUnavailable: no answer: nothing is known to be lost.
+            BackendUnavailable: No answer. It is unknown which leases are lost.
         """
-        lost: list[RedisLease] = []
+        lost: list[Lease] = []
+        for queue, ours in group_by(leases, lambda lease: lease.message.queue).items():
+            lost += self._extend(queue, cast("list[RedisLease]", ours), visibility)
+        return lost
+
+    def _extend(self, queue: str, leases: Sequence[RedisLease], visibility: float) -> list[Lease]:
+        lost: list[Lease] = []
         for first in range(0, len(leases), _BATCH):
             batch = leases[first : first + _BATCH]
             arguments: list[Argument] = [int(visibility * 1e6)]
@@ -84,12 +89,12 @@ class Renewals:
                 asking = target if error.code == "ASK" else None
                 problem = error
             except ConnectionLost as error:
-                # Extending twice is extending once: try again on a new connection.
+                # To extend twice does no harm: try again on a new connection.
                 self._connections.pop(address, None)
                 self._topology.invalidate(slot, address)
                 asking, problem = None, error
                 if time.monotonic() >= deadline:
-                    # A silent server: leases end meanwhile, and their holder must hear of it.
+                    # The server does not answer. Leases expire meanwhile, and their holder must be told in time.
                     break
         raise BackendUnavailable(f"leases of {queue} cannot be extended now: {problem}") from problem
 

@@ -19,7 +19,7 @@ from qworker.history.batch import EventBatch, decode_batch, encode_batch
 from qworker.history.event import Event
 from qworker.history.store import HistoryOptions, HistoryStore, parse_position, sort_by_time
 from qworker.names import check_queue, printable
-from qworker_redis.connection import Argument
+from qworker_redis.connection import Argument, ignore_result
 from qworker_redis.connections import ConnectionPool
 from qworker_redis.error_replies import ConnectionLost, Redirected, Reply
 from qworker_redis.scripts import queue_key
@@ -39,8 +39,6 @@ _MOST_WAITING = 100
 # Seconds between two trims by age, until a store that refused is tried again, and for which `aclose` waits.
 _TRIMMING, _PAUSE, _CLOSE = 60.0, 30.0, 1.0
 
-Command = Callable[..., Awaitable[Reply]]
-
 
 class RedisHistory(HistoryStore):
     """A history of streams.
@@ -49,7 +47,6 @@ class RedisHistory(HistoryStore):
         pool: The backend's connections.
         options: How long events are kept.
         clock: The backend's clock.
-        command: Sends a command to the server of a slot, and waits for its answer.
         queues: Returns the names of all queues.
     """
 
@@ -59,14 +56,12 @@ class RedisHistory(HistoryStore):
         options: HistoryOptions,
         *,
         clock: Clock,
-        command: Command,
         queues: Callable[[], Awaitable[list[str]]],
     ) -> None:
         self.enabled = options.enabled
         self._pool = pool
         self._options = options
         self._clock = clock
-        self._command = command
         self._queues = queues
         self._sent: set[asyncio.Future[Reply]] = set()
         self._waiting: deque[tuple[str, bytes]] = deque(maxlen=_MOST_WAITING)
@@ -111,7 +106,8 @@ class RedisHistory(HistoryStore):
         if now - self._trimmed_at.get(queue, float("-inf")) > _TRIMMING:
             self._trimmed_at[queue] = now
             oldest = int((self._clock.time() - self._options.age) * 1000)
-            connection.send("XTRIM", key, "MINID", "~", max(0, oldest)).add_done_callback(_forget)
+            # If it fails, the next trim, a minute later, tries again.
+            connection.send("XTRIM", key, "MINID", "~", max(0, oldest)).add_done_callback(ignore_result)
         return True
 
     def _answered(self, future: asyncio.Future[Reply]) -> None:
@@ -140,7 +136,9 @@ class RedisHistory(HistoryStore):
     async def logs(self) -> list[str]:
         """Return the queues that have a stream."""
         names = await self._queues()
-        return [name for name in names if await self._command(queue_slot(name), "EXISTS", queue_key(name, "history"))]
+        return [
+            name for name in names if await self._pool.command(queue_slot(name), "EXISTS", queue_key(name, "history"))
+        ]
 
     async def read(self, log: str, after: str | None, limit: int) -> tuple[list[Event], str | None]:
         """Read the entries of a queue's stream.
@@ -167,7 +165,7 @@ class RedisHistory(HistoryStore):
     async def last_position(self, log: str) -> str | None:
         """Read the stream's last entry only."""
         key = queue_key(check_queue(log), "history")
-        reply = await self._command(queue_slot(log), "XREVRANGE", key, "+", "-", "COUNT", 1)
+        reply = await self._pool.command(queue_slot(log), "XREVRANGE", key, "+", "-", "COUNT", 1)
         last = _entries_in(reply)
         return _position(last[0][0], _ALL) if last else None
 
@@ -187,7 +185,7 @@ class RedisHistory(HistoryStore):
         """Read some entries of a stream, starting at a place."""
         start = f"{'(' if given == _ALL else ''}{place[0]}-{place[1]}"
         key = queue_key(check_queue(queue), "history")
-        reply = await self._command(queue_slot(queue), "XRANGE", key, start, "+", "COUNT", _ENTRIES)
+        reply = await self._pool.command(queue_slot(queue), "XRANGE", key, start, "+", "COUNT", _ENTRIES)
         return _entries_in(reply)
 
     async def delete_before(self, log: str, position: str) -> None:
@@ -195,13 +193,7 @@ class RedisHistory(HistoryStore):
         (moment, number), given = _parsed(position)
         first = f"{moment}-{number + 1 if given == _ALL else number}"
         arguments: list[Argument] = ["XTRIM", queue_key(check_queue(log), "history"), "MINID", "=", first]
-        await self._command(queue_slot(log), *arguments)
-
-
-def _forget(future: asyncio.Future[Reply]) -> None:
-    # The next trim, a minute later, tries again.
-    if not future.cancelled():
-        future.exception()
+        await self._pool.command(queue_slot(log), *arguments)
 
 
 def _entries_in(reply: Reply) -> list[tuple[tuple[int, int], bytes]]:

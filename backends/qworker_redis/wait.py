@@ -1,6 +1,6 @@
-"""Waiting for work: a blocking read of the queue's wake list, on a connection of its own, and never of messages.
+"""Waiting for work: a blocking read of the wake lists of queues, on a connection of its own. It never reads messages.
 
-A wake-up that is lost costs a moment: whoever leases and leaves something wakes the next, and every reap heals the list.
+A lost wake-up costs a moment: a worker that leases and leaves something wakes the next one, and every reap repairs the list.
 """
 
 from __future__ import annotations
@@ -11,58 +11,73 @@ from collections.abc import Sequence
 from typing import cast
 
 from qworker.errors import BackendError, BackendUnavailable
-from qworker_redis.connection import Argument, Connection
-from qworker_redis.connections import ConnectionPool
+from qworker_redis.connection import Argument, Connection, ignore_result
 from qworker_redis.error_replies import NoScript, Redirected, Reply
-from qworker_redis.options import Options
 from qworker_redis.scripts import queue_key
+from qworker_redis.store import RedisStore
 from qworker_redis.topology import queue_slot
 
-__all__ = ["ReadTimeout", "Waiting"]
+__all__ = ["PAUSED", "REDIRECTION_PAUSE", "SHORTEST_BLOCK", "ReadTimeout", "WakeListWaiter"]
 
-# Seconds that one blocking read may take: a connection that is gone without a word is noticed soon after.
+# The answer of scripts, in microseconds, instead of the time until there is work: the queue's list does not show when it is resumed.
+PAUSED = -2
+# Seconds until a queue that is being moved to another server is asked for again.
+REDIRECTION_PAUSE = 0.05
+# Seconds that one blocking read may take. A connection that is lost without a word is noticed soon after.
+SHORTEST_BLOCK = 0.001
 _LONGEST_BLOCK = 5.0
-_SHORTEST_BLOCK = 0.001
-# Seconds after its time in which the answer to a blocking read must be here.
+# Seconds after its time in which the answer to a blocking read must arrive.
 _GRACE = 1.0
-_REDIRECTION_PAUSE = 0.05
 
 
 class ReadTimeout(BackendUnavailable):
-    """A blocking read did not end in time; its connection was given up."""
+    """A blocking read did not end in time. Its connection was closed."""
 
 
-class Waiting:
-    """The waiting half of a backend.
+class WakeListWaiter:
+    """Waits for the messages of one backend.
 
     Args:
-        options: of the store.
-        pool: its connections.
+        store: The store of the backend.
     """
 
-    def __init__(self, options: Options, pool: ConnectionPool) -> None:
-        self._options = options
-        self._pool = pool
+    def __init__(self, store: RedisStore) -> None:
+        self._store = store
+        self._options = store.options
+        self._pool = store.pool
 
     async def wait(self, queues: Sequence[str], timeout: float) -> None:
         """Return when a queue may have something, or after `timeout` seconds."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout
-        while True:
-            soonest = await self._next_due(queues)
-            left = min(deadline - loop.time(), soonest)
-            block = min(left, _LONGEST_BLOCK)
-            if left <= 0 or await self._block(queues, block) or soonest <= block:
-                return
+        try:
+            while True:
+                next_due = await self._next_due(queues)
+                left = min(deadline - loop.time(), next_due)
+                seconds = min(left, _LONGEST_BLOCK)
+                if left <= 0 or await self._wait_for_any(queues, seconds) or next_due <= seconds:
+                    return
+        except asyncio.CancelledError:
+            for queue in queues:
+                self._store.start_task(self._wake_another(queue))
+            raise
+
+    async def _wake_another(self, queue: str) -> None:
+        """Pass on a wake-up that a cancelled wait may have taken."""
+        try:
+            await self._pool.run_script("peek", queue, (1,), patience=0)
+        except BackendUnavailable:
+            # Every reap does it too.
+            return
 
     async def _next_due(self, queues: Sequence[str]) -> float:
-        """Seconds until a queue has something, as far as is known."""
+        """Return the seconds until a queue has something, as far as is known."""
         replies = await asyncio.gather(*[self._pool.run_script("peek", queue, (0,)) for queue in queues])
         known = [reply / 1e6 for reply in cast("list[int]", replies) if reply >= 0]
         return min(known, default=math.inf)
 
-    async def _block(self, queues: Sequence[str], seconds: float) -> bool:
-        """Wait for a wake-up of any of the queues; whether there was one."""
+    async def _wait_for_any(self, queues: Sequence[str], seconds: float) -> bool:
+        """Wait for a wake-up of any of the queues. Return whether there was one."""
         groups: dict[int, list[str]] = {}
         for queue in queues:
             groups.setdefault(queue_slot(queue) if self._options.mode == "cluster" else 0, []).append(queue)
@@ -79,40 +94,39 @@ class Waiting:
 
     async def _block_on(self, slot: int, queues: Sequence[str], seconds: float) -> bool:
         try:
-            woken, _ = await self.blocked(slot, queues, seconds, None)
+            woken, _ = await self.block(slot, queues, seconds, None)
         except ReadTimeout:
             return False
         except Redirected:
-            # The queue is on its way to another server.
-            await asyncio.sleep(min(seconds, _REDIRECTION_PAUSE))
+            # The queue is being moved to another server.
+            await asyncio.sleep(min(seconds, REDIRECTION_PAUSE))
             return False
         return woken is not None
 
-    async def blocked(
+    async def block(
         self, slot: int, queues: Sequence[str], seconds: float, lease: Sequence[Argument] | None
     ) -> tuple[Reply, Reply | None]:
-        """Read the wake lists of queues of one slot; and lease in the same trip.
+        """Read the wake lists of queues of one slot, and lease in the same trip.
 
         Args:
-            slot: where the queues are; any in a store without slots.
-            queues: whose wake lists.
-            seconds: for how long.
-            lease: arguments of the lease script, with the part of its last key in front; None: no lease.
+            slot: The slot of the queues. Any slot in a store without slots.
+            queues: The queues.
+            seconds: Seconds to block.
+            lease: The part of the last key of the lease script, then its arguments. None: no lease.
 
         Raises:
-            ReadTimeout: no answer, and perhaps a lease: it must be given back.
+            ReadTimeout: No answer. If there is a lease, it must be released.
 
         Returns:
-            The answers; the second is None without a lease, or when the server must be taught the script first.
+            The two answers. The second one is None without a lease, or if the server does not know the script.
         """
-        seconds = max(seconds, _SHORTEST_BLOCK)
+        seconds = max(seconds, SHORTEST_BLOCK)
         async with self._pool.blocking_connection(slot) as connection:
-            answers = [
-                connection.send("BLPOP", *[queue_key(queue, "wake") for queue in queues], seconds, within=seconds)
-            ]
+            keys = [queue_key(queue, "wake") for queue in queues]
+            answers = [connection.send("BLPOP", *keys, seconds, within=seconds)]
             if lease is not None:
                 answers.append(self._send_lease(connection, queues[0], lease, seconds))
-            await self._answered(answers, seconds)
+            await self._wait_for_answers(answers, seconds)
             replies: list[Reply] = [None, None]
             for number, answer in enumerate(answers):
                 try:
@@ -124,13 +138,13 @@ class Waiting:
                     raise
             return replies[0], replies[1]
 
-    async def _answered(self, answers: Sequence[asyncio.Future[Reply]], seconds: float) -> None:
-        """Wait for answers, and not for longer than the block and some grace.
+    async def _wait_for_answers(self, answers: Sequence[asyncio.Future[Reply]], seconds: float) -> None:
+        """Wait for answers, but not longer than the block and some grace.
 
-        A server whose clock is set back blocks for as long again; it is there, and need only be asked anew.
+        A server whose clock is set back blocks for that time too. It runs, and only has to be asked again.
         """
         for answer in answers:
-            answer.add_done_callback(_taken)
+            answer.add_done_callback(ignore_result)
         _, late = await asyncio.wait(answers, timeout=seconds + _GRACE)
         if late:
             raise ReadTimeout("a blocking read took too long")
@@ -139,12 +153,5 @@ class Waiting:
         self, connection: Connection, queue: str, lease: Sequence[Argument], seconds: float
     ) -> asyncio.Future[Reply]:
         void, *arguments = lease
-        return connection.send(
-            *self._pool.script_command(connection, "lease", queue, arguments, (str(void),)), within=seconds
-        )
-
-
-def _taken(answer: asyncio.Future[Reply]) -> None:
-    """Take the error of an answer: whether or not anybody reads it, it is no surprise."""
-    if not answer.cancelled():
-        answer.exception()
+        command = self._pool.script_command(connection, "lease", queue, arguments, (str(void),))
+        return connection.send(*command, within=seconds)
