@@ -1,24 +1,10 @@
--- What the scripts share; put in front of each of them. Every key of a script belongs to one queue.
+-- What the scripts of `redis:` share, besides shared.lua.
 --
 -- A message's value in the hash `msg`: tries (2 bytes), order (8 bytes, microseconds: when it was published, made unique by its
 -- place in its batch), priority (1 byte), then what only clients read. Big-endian.
 -- `ready` is a list of ids: fresh messages of priority 0 in the order published. Every other ready message is in `sorted`, a sorted
 -- set of one score, whose members begin with 9 - priority and the order: first the higher priority, then the older.
 -- `gone` counts, by id, how often `ready` still names a message that was removed; meta.gone is their sum.
-
-local call = redis.call
-local insert = table.insert
-
--- Microseconds since 1970 by this server.
-local function clock()
-  local now = call('TIME')
-  return now[1] * 1000000 + now[2]
-end
-
--- A number of microseconds as text: Lua's own conversion keeps 14 digits only.
-local function text(number)
-  return string.format('%.0f', number)
-end
 
 -- The place of a message among the ready ones, which is also the member of `sorted`.
 local function place(id, value)
@@ -28,23 +14,6 @@ end
 
 local function id_of(member)
   return string.sub(member, 19)
-end
-
--- The ids in ARGV, from a place on, that a set has with just the time that follows each.
-local function as_found(set, first)
-  local ids = {}
-  for i = first, #ARGV, 2 do
-    local time = call('ZSCORE', set, ARGV[i])
-    if time and tonumber(time) == tonumber(ARGV[i + 1]) then insert(ids, ARGV[i]) end
-  end
-  return ids
-end
-
--- Call a command with any number of trailing arguments; Lua's stack holds some 8,000.
-local function spread(command, key, arguments)
-  for first = 1, #arguments, 4000 do
-    call(command, key, unpack(arguments, first, math.min(first + 3999, #arguments)))
-  end
 end
 
 -- The values of messages, false for absent ones; any number of them.
@@ -118,22 +87,6 @@ end
 
 local function too_new(version)
   return redis.error_reply('QWTOONEW the queue has format ' .. version)
-end
-
--- What an earlier attempt of the same call answered, kept under `mark` for clients that lost the reply. A sequence number alone is
--- `publish_one`'s.
-local function answered(mark, sequence)
-  local kept = call('GET', mark)
-  if kept == sequence then return {0} end
-  if kept and string.byte(kept) > 127 then
-    kept = cmsgpack.unpack(kept)
-    if kept[1] == sequence then return kept[2] end
-  end
-end
-
-local function remember(mark, sequence, answer)
-  call('SET', mark, cmsgpack.pack({sequence, answer}), 'PX', 3600000)
-  return answer
 end
 
 -- The rows of `ready` that are messages: {row number, id, value} each; and the numbers of the rows that were removed messages.

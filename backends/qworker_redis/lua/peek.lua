@@ -9,5 +9,4 @@ if count_ready(meta, ready, sorted) > 0 then
   if ARGV[1] == '1' then tell(wake) end
   return 0
 end
-local due = call('ZRANGE', delayed, 0, 0, 'WITHSCORES')
-return due[2] and math.max(0, tonumber(due[2]) - clock()) or -1
+return until_due(delayed, clock())

@@ -25,10 +25,7 @@ while #ids < limit do
     end
   end
 end
-if #ids == 0 then
-  local due = call('ZRANGE', delayed, 0, 0, 'WITHSCORES')
-  return {0, 0, due[2] and math.max(0, tonumber(due[2]) - now) or -1, {}, {}}
-end
+if #ids == 0 then return {0, 0, until_due(delayed, now), {}, {}} end
 
 -- Rises even where a fail-over has lost the last increments.
 local token = math.max(tonumber(state[3] or 0) + 1, now)

@@ -5,5 +5,4 @@
 local meta, backlog, delayed = unpack(KEYS)
 if call('HEXISTS', meta, 'down') == 1 then return -2 end
 if call('LLEN', backlog) > 0 then return 0 end
-local due = call('ZRANGE', delayed, 0, 0, 'WITHSCORES')
-return due[2] and math.max(0, tonumber(due[2]) - clock()) or -1
+return until_due(delayed, clock())

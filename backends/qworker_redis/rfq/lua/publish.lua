@@ -10,10 +10,7 @@ local meta, backlog, message, delayed, tries, enqueued, origins, mark = unpack(K
 local sequence = ARGV[1]
 if ARGV[2] == '1' then
   local earlier = answered(mark, sequence)
-  if earlier then
-    call('PEXPIRE', mark, 3600000)
-    return earlier
-  end
+  if earlier then return earlier end
 end
 local version = call('HGET', meta, 'version')
 if version and version ~= '1' then return too_new(version) end

@@ -9,24 +9,6 @@ if not state[1] then return {0, 0, 0} end
 if state[1] ~= '1' then return too_new(state[1]) end
 local now, limit = clock(), tonumber(ARGV[1])
 
--- This server's clock was set: it has gone further than time has, in the eyes of this client, and since the last time that any client
--- looked. Leases keep what was left of them.
-local TOLERANCE = 10000000
-
-local function keep_leases()
-  if call('EXISTS', leased) == 0 then return end
-  call('HSET', meta, 'seen', text(now))
-  if ARGV[4] == '' or not state[2] then return end
-  local step = now - tonumber(ARGV[4]) - tonumber(ARGV[5])
-  if math.abs(step) <= TOLERANCE or math.abs(now - tonumber(state[2])) <= TOLERANCE then return end
-  local rows, moved = call('ZRANGE', leased, 0, -1, 'WITHSCORES'), {}
-  for i = 1, #rows, 2 do
-    insert(moved, text(tonumber(rows[i + 1]) + step))
-    insert(moved, rows[i])
-  end
-  spread('ZADD', leased, moved)
-end
-
 -- End our lease of a message that is not ours any more, or was not extended; whether it is ready by that.
 local function end_lease(id, why)
   call('ZREM', leased, id)
@@ -63,15 +45,7 @@ local function notice_harvest()
 end
 
 local function forget_failed(age, most)
-  local old = {}
-  if age ~= '' then
-    old = call('ZRANGEBYSCORE', failed, '-inf', text(now - tonumber(age)), 'LIMIT', 0, limit)
-  elseif most ~= '' then
-    local excess = call('ZCARD', failed) - tonumber(most)
-    if excess > 0 then old = call('ZRANGE', failed, 0, math.min(excess, limit) - 1) end
-  end
-  if #old == 0 then return 0 end
-  spread('ZREM', failed, old)
+  local old = take_old(failed, age, most, now, limit)
   forget(message, tries, errors, enqueued, origins, old)
   return #old
 end
@@ -84,7 +58,7 @@ local function sweep(notes)
 end
 
 call('ZREM', leased, '')
-keep_leases()
+if call('EXISTS', leased) == 1 then keep_leases(meta, leased, state[2], now) end
 local count, expired = expire()
 notice_harvest()
 local due = take_due(backlog, message, delayed, now, limit)
