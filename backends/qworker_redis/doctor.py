@@ -120,10 +120,10 @@ async def _clock(connection: Connection) -> Check:
 async def _scripts(connection: Connection, scripts: ScriptSet) -> Check:
     flags = not (0, 0) < connection.version < (7, 0)
     loaded: list[asyncio.Future[Reply]] = [
-        connection.send("SCRIPT", "LOAD", scripts.get(name, flags=flags).source) for name in scripts.names
+        connection.send("SCRIPT", "LOAD", scripts.get(name, flags=flags).source) for name in scripts.names()
     ]
     try:
         await asyncio.gather(*loaded)
     except BackendError as error:
         return Check("redis scripts", Health.BROKEN, str(error), "allow this user the commands in docs/redis.md")
-    return Check("redis scripts", Health.OK, f"{len(scripts.names)} understood")
+    return Check("redis scripts", Health.OK, f"{len(loaded)} understood")

@@ -15,7 +15,7 @@ from qworker.history.store import HISTORY_OPTIONS, HistoryOptions
 from qworker.kit.retention import KEEP_ALL, KEEP_NONE, KEEP_OPTIONS, Retention, keep_done, keep_failed
 from qworker.url import BackendURL
 
-__all__ = ["Address", "Mode", "Options", "TcpAddress", "UnixAddress", "parse_hosts"]
+__all__ = ["Address", "Options", "TcpAddress", "UnixAddress", "parse_hosts"]
 
 _TLS_OPTIONS = ("tls_ca", "tls_cert", "tls_key", "tls_verify")
 _OPTIONS: frozenset[str] = frozenset(
@@ -48,14 +48,12 @@ class UnixAddress(NamedTuple):
 
 Address = TcpAddress | UnixAddress
 
-Mode = str
-
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
     """A Redis URL, understood."""
 
     # single, sentinel or cluster.
-    mode: Mode
+    mode: str
     # The server, the sentinels, or some nodes of the cluster.
     addresses: tuple[Address, ...]
     # The name that the sentinels know the primary by.

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache
 from importlib.resources import files
 
-__all__ = ["NATIVE", "SCRIPTS", "Script", "ScriptSet", "queue_key", "script"]
+__all__ = ["NATIVE", "ScriptSet", "queue_key"]
 
 _KEYS = re.compile(r"^-- KEYS: (.+)$", re.MULTILINE)
 _COMMENT = re.compile(r"--.*")
@@ -22,28 +22,6 @@ _DEFINED = re.compile(r"^local (?:function )?(\w+)", re.MULTILINE)
 
 # Scripts that Redis may refuse when its memory is full. Those that only drain must continue.
 _DENIED_WHEN_FULL = frozenset({"publish", "publish_one", "publish_staged", "stage"})
-
-SCRIPTS = (
-    "create",
-    "discard",
-    "extend",
-    "finish",
-    "giveback",
-    "hold",
-    "lease",
-    "look",
-    "peek",
-    "publish",
-    "publish_one",
-    "publish_staged",
-    "reap",
-    "remove",
-    "requeue",
-    "seal",
-    "settle",
-    "stage",
-    "stats",
-)
 
 
 class Script:
@@ -80,16 +58,19 @@ class ScriptSet:
     Args:
         folder: The folder of this package that has them in `lua/`. Empty: the package itself.
         key: Returns the key of a queue's part, as the headers name it.
-        names: The names of all scripts.
     """
 
-    def __init__(self, folder: str, key: Callable[[str, str], bytes], names: Sequence[str]) -> None:
-        self.names = tuple(names)
+    def __init__(self, folder: str, key: Callable[[str, str], bytes]) -> None:
         package = files("qworker_redis")
         self._folder = package.joinpath(*([folder] if folder else []), "lua")
         self._shared = package / "lua" / "shared.lua"
         self.key = key
         self.get = cache(self._read)
+
+    def names(self) -> list[str]:
+        """Return the names of all scripts."""
+        names = {path.name.removesuffix(".lua") for path in self._folder.iterdir()}
+        return sorted(names - {"shared", "common"})
 
     def _read(self, name: str, *, flags: bool) -> Script:
         paths = self._shared, self._folder / "common.lua", self._folder / f"{name}.lua"
@@ -102,9 +83,4 @@ def queue_key(queue: str, part: str) -> bytes:
     return f"{{qworker:{queue}}}:{part}".encode()
 
 
-NATIVE = ScriptSet("", queue_key, SCRIPTS)
-
-
-def script(name: str, *, flags: bool) -> Script:
-    """Return a script of the native protocol. `flags`: the server is Redis 7 or newer, and supports script flags."""
-    return NATIVE.get(name, flags=flags)
+NATIVE = ScriptSet("", queue_key)

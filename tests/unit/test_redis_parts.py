@@ -28,7 +28,8 @@ from qworker_redis.codec import decode, encode
 from qworker_redis.connection import Connection, connect
 from qworker_redis.error_replies import ConnectionLost, Redirected, to_error
 from qworker_redis.options import Options, TcpAddress
-from qworker_redis.scripts import SCRIPTS, script
+from qworker_redis.rfq.keys import RFQ
+from qworker_redis.scripts import NATIVE, ScriptSet
 from qworker_redis.topology import key_slot, queue_slot
 
 # -- values ------------------------------------------------------------------------------------------------------------
@@ -97,9 +98,11 @@ def test_what_has_no_place_is_refused() -> None:
 # -- scripts -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_every_script_names_its_keys_and_what_it_takes_and_gives(name: str) -> None:
-    source = script(name, flags=True).source.decode()
+@pytest.mark.parametrize(
+    ("scripts", "name"), [(scripts, name) for scripts in (NATIVE, RFQ) for name in scripts.names()]
+)
+def test_every_script_names_its_keys_and_what_it_takes_and_gives(scripts: ScriptSet, name: str) -> None:
+    source = scripts.get(name, flags=True).source.decode()
     own = source.split("\n-- KEYS: ")[1]
     assert "-- ARGV: " in own
     assert "-- RETURNS: " in own
@@ -107,7 +110,7 @@ def test_every_script_names_its_keys_and_what_it_takes_and_gives(name: str) -> N
         name not in {"publish", "publish_one", "publish_staged", "stage"}
     )
     # Redis before 7 takes the first line for a syntax error.
-    assert script(name, flags=False).source.decode() == source.partition("\n")[2]
+    assert scripts.get(name, flags=False).source.decode() == source.partition("\n")[2]
 
 
 # -- replies -----------------------------------------------------------------------------------------------------------

@@ -284,11 +284,12 @@ def peek_command(topic: str, msgid: str, url: str, json: bool) -> int:
     fields = run(seen())
     if fields is None:
         return 1
-    say(_dumped(fields))
+    say(_dump(fields))
     return 0
 
 
-def _dumped(fields: dict[str, str]) -> str:
+def _dump(fields: dict[str, str]) -> str:
+    # A function of its own: in a command, `json` is the option.
     return json.dumps(fields)
 
 

@@ -34,21 +34,4 @@ def decode_id(name: bytes) -> str:
     return name.decode(errors="surrogateescape")
 
 
-RFQ = ScriptSet(
-    "rfq",
-    rfq_key,
-    (
-        "create",
-        "extend",
-        "giveback",
-        "lease",
-        "look",
-        "peek",
-        "publish",
-        "reap",
-        "remove",
-        "requeue",
-        "settle",
-        "stats",
-    ),
-)
+RFQ = ScriptSet("rfq", rfq_key)
