@@ -9,7 +9,7 @@ from qworker.errors import QueueNotFound
 from qworker.message import FinishedMessage, QueueStats, Selection, State, to_microseconds
 from qworker.names import check_queue
 from qworker_redis.bulk import delete_staged
-from qworker_redis.codec import enqueued_at
+from qworker_redis.codec import read_enqueued_at
 from qworker_redis.connection import Argument
 from qworker_redis.connections import ConnectionPool
 from qworker_redis.error_replies import Reply
@@ -94,7 +94,7 @@ async def _count(pool: ConnectionPool, name: str, queue: str, arguments: Sequenc
 async def read_stats(pool: ConnectionPool, queue: str, retention: Mapping[str, str]) -> QueueStats:
     """Count the messages of a queue."""
     *counts, oldest = await read_rows(pool, "stats", queue, ())
-    since = min((enqueued_at(value) for value in cast("list[bytes]", oldest)), default=None)
+    since = min((read_enqueued_at(value) for value in cast("list[bytes]", oldest)), default=None)
     return make_stats(queue, cast("list[int]", counts), since, retention)
 
 

@@ -61,9 +61,9 @@ class RedisBackend(Backend):
     def from_url(cls, url: BackendURL, *, clock: Clock = SYSTEM_CLOCK, remote_leases: bool = False) -> Self:
         """Create an instance for `redis:`, `rediss:` (TLS), `unix:`, `redis+sentinel:` or `redis+cluster:`.
 
-        `redis://[user:password@]host[:port][/db]` has the options `timeout`, `retry_timeout`, `min_replicas`, `keep_done`
-        and `keep_failed`, and for TLS `tls_ca`, `tls_cert`, `tls_key` and `tls_verify`; see docs/redis.md. All times are
-        the server's. The clock only finds out whether the server's clock was set.
+        `redis://[user:password@]host[:port][/db]` has the options `timeout`, `retry_timeout`, `min_replicas`,
+        `keep_done` and `keep_failed`, and for TLS `tls_ca`, `tls_cert`, `tls_key` and `tls_verify`; see docs/redis.md.
+        All times are the server's. The clock only finds out whether the server's clock was set.
         """
         return cls(Options.parse(url), clock=clock, remote_leases=remote_leases)
 
@@ -84,7 +84,7 @@ class RedisBackend(Backend):
 
     @property
     def durability(self) -> str:
-        """`replicated` with `?min_replicas=`, `disk` with `appendfsync always`, otherwise or if it is not known `process`."""
+        """`replicated` with `?min_replicas=`, `disk` with `appendfsync always`, otherwise or if unknown `process`."""
         return self._store.durability
 
     # -- producing ---------------------------------------------------------------------------------------------------

@@ -1,7 +1,8 @@
 """Group commit: what arrives while one batch for a queue is being sent becomes the next batch.
 
-One batch at a time keeps the order of a publisher over reconnections. It also lets the server keep the answer of the last batch only,
-under the key `mark:...`. If an answer was lost, the batch is sent again with the same sequence number, and the server gives that answer.
+One batch at a time keeps the order of a publisher over reconnections. It also lets the server keep the answer of the
+last batch only, under the key `mark:...`. If an answer was lost, the batch is sent again with the same sequence number,
+and the server gives that answer.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """One connection to a Redis server: commands are sent as they come, answers arrive in their order.
 
-The general client library spends some 150 us of CPU on a command; this spends about 10, because it does only what queues need.
+The general client library spends some 150 us of CPU on a command; this spends about 10, because it does only what
+queues need.
 """
 
 from __future__ import annotations
@@ -52,8 +53,8 @@ class Connection(asyncio.Protocol):
 
     Args:
         address: The server, for messages.
-        timeout: Seconds after which a missing answer ends the connection. A server that does not answer cannot be told from
-            one that is gone.
+        timeout: Seconds after which a missing answer ends the connection. A server that does not answer looks like one
+            that is gone.
     """
 
     def __init__(self, address: Address, timeout: float) -> None:

@@ -49,7 +49,7 @@ def _packed_head(scripts: ScriptSet, name: str, queue: str, flags: bool, mark: s
 
 
 class ConnectionPool:
-    """The connections of one backend: one to each server for all commands that do not block, and more for those that do.
+    """The connections of one backend: one to each server for commands that do not block, more for those that do.
 
     Args:
         options: How to connect.
@@ -136,7 +136,7 @@ class ConnectionPool:
     def script_command(
         self, connection: Connection, name: str, queue: str, arguments: Sequence[Argument], extra: Sequence[str]
     ) -> tuple[Argument, ...]:
-        """Return a script call as a command, by digest. `extra` are the parts of keys that replace the last ones of the header."""
+        """Return a script call as a command, by digest. `extra` replaces the last keys of the header."""
         head = _head(self._scripts, name, queue, not (0, 0) < connection.version < (7, 0), len(extra))
         return (*head, *[self._scripts.key(queue, part) for part in extra], *arguments)
 

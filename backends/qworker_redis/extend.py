@@ -94,7 +94,7 @@ class RedisLeaseExtender:
                 self._topology.invalidate(slot, address)
                 asking, problem = None, error
                 if time.monotonic() >= deadline:
-                    # The server does not answer. Leases expire meanwhile, and their holder must be told in time.
+                    # The server does not answer. Leases expire meanwhile, and their holder must learn it in time.
                     break
         raise BackendUnavailable(f"leases of {queue} cannot be extended now: {problem}") from problem
 

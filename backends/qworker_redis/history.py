@@ -152,11 +152,11 @@ class RedisHistory(HistoryStore):
             if not entries:
                 break
             for own, payload in entries:
-                told = _events(payload)
+                given = _events(payload)
                 first = skip if own == place else 0
-                some = told[first : first + limit - len(found)]
+                some = given[first : first + limit - len(found)]
                 found += some
-                if first + len(some) < len(told):
+                if first + len(some) < len(given):
                     return found, _position(own, first + len(some))
                 after = _position(own, _ALL)
             place, skip = entries[-1][0], _ALL

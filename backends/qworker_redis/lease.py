@@ -1,4 +1,4 @@
-"""Leasing. What a call has leased whose answer nobody reads is released by a later call."""
+"""Leasing. If the answer of a call is not read, another call releases what it has leased."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ _DETACHED = "detached/"
 # Milliseconds for which a call for a lease that was given up may still reach the server.
 _VOID_MS = 600_000
 
-# The key and the sequence number under which the server may keep the answer to a settlement, and its number in that batch.
+# The key and the sequence number under which the server may keep the answer to a settlement, and the settlement's
+# number in that batch.
 LostAnswer = tuple[str, str, int]
 
 # A message that was leased and cannot be decoded: its id, the claim, and the reason.
@@ -129,7 +130,7 @@ class RedisLeaser:
     async def _wait_and_lease(
         self, queue: str, limit: int, visibility: float, timeout: float, due: float | None
     ) -> list[Lease]:
-        """Wait and lease in one trip: the call for a lease is sent behind the one that blocks, and both are answered at once.
+        """Wait and lease in one trip: the call for a lease is sent behind the one that blocks.
 
         Args:
             queue: Name of the queue.
@@ -180,7 +181,7 @@ class RedisLeaser:
         return await self._read(queue, reply)
 
     def _request(self, limit: int, visibility: float) -> tuple[list[Argument], str, str]:
-        """Return the arguments of a lease, its claimant, which no other call has, and its key of calls that were given up."""
+        """Return the arguments of a call, its claimant, which is unique, and its key of calls that were given up."""
         self._requests += 1
         claimant = f"{self._claimant}/{self._requests}"
         return [limit, int(visibility * 1e6), claimant], claimant, f"void:{claimant}"
@@ -214,7 +215,7 @@ class RedisLeaser:
             await asyncio.wait([task], timeout=UNDO_TIMEOUT)
 
     async def _undo(self, queue: str, claimant: str, void: str, visibility: float) -> None:
-        """Undo a call for a lease whose answer nobody reads, and pass on the wake-up that it may have taken."""
+        """Release what a call has leased whose answer is not read, and pass on the wake-up that it may have taken."""
         try:
             # After the visibility timeout there is nothing left to release.
             await self._pool.run_script("giveback", queue, (claimant, _VOID_MS), (void,), patience=visibility)

@@ -1,7 +1,8 @@
 """Reading a whole state in shares of its ids.
 
-Every share lists all ids, which is cheap, and reads the messages of its own. Sets are read by `ZSCAN`, which misses nothing that stays. The
-list of ready ids is read from its end: what leases take from its front moves the rest towards the part that is not read yet.
+Every share lists all ids, which is cheap, and reads the messages of its own. Sets are read by `ZSCAN`, which misses
+nothing that stays. The list of ready ids is read from its end: what leases take from its front moves the rest towards
+the part that is not read yet.
 """
 
 from __future__ import annotations

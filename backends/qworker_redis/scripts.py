@@ -1,7 +1,7 @@
 """The Lua scripts: one per transition, read from `lua/`, with the keys that each of them names in its header.
 
-Each protocol has scripts and keys of its own. A script that both have takes the same arguments and has the same kind of answer.
-`lua/shared.lua` has what the scripts of both share, and `common.lua` what those of one share.
+Each protocol has scripts and keys of its own. A script that both have takes the same arguments and has the same kind of
+answer. `lua/shared.lua` has what the scripts of both share, and `common.lua` what those of one share.
 """
 
 from __future__ import annotations

@@ -89,5 +89,6 @@ def require_safe(info: ServerInfo) -> None:
     # volatile-* evicts only keys with a time to live, and queues have none.
     if info.policy.startswith("allkeys"):
         raise PermissionDenied(
-            f"Redis at {info.address} may evict queues (maxmemory-policy {info.policy}): set maxmemory-policy to noeviction"
+            f"Redis at {info.address} may evict queues (maxmemory-policy {info.policy}): "
+            "set maxmemory-policy to noeviction"
         )

@@ -1,8 +1,9 @@
 """Polling for an answer instead of sleeping until it arrives.
 
-A Redis on the same machine answers a single small command in about 50 us. A processor that went to sleep needs as long to wake up, and
-on a virtual machine twice as long. So a caller that makes one call after another checks for the answer in every pass of the event loop, for
-a moment. Everything else in the loop continues, and the processor spends what waking up would have taken.
+A Redis on the same machine answers a single small command in about 50 us. A processor that went to sleep needs as long
+to wake up, and on a virtual machine twice as long. So a caller that makes one call after another checks for the answer
+in every pass of the event loop, for a moment. Everything else in the loop continues, and the processor spends what
+waking up would have taken.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ T = TypeVar("T")
 
 # Seconds. An answer over a network mostly takes longer.
 LONGEST = 0.0002
-# Seconds since the last answer. If calls are further apart, nothing is gained, and a worker on this machine could use the processor.
+# Seconds since the last answer. If calls are further apart, nothing is gained, and a worker on this machine could use
+# the processor.
 CLOSE = 0.0005
 _MOST_SKIPPED = 1023
 

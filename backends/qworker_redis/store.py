@@ -20,7 +20,7 @@ from qworker_redis.topology import make_topology, queue_slot
 
 __all__ = ["UNDO_TIMEOUT", "RedisStore"]
 
-# Seconds for which a cancelled call waits until what it did is undone, and for which `aclose` waits for background tasks.
+# Seconds for which a cancelled call waits until it is undone, and for which `aclose` waits for background tasks.
 UNDO_TIMEOUT = 1.0
 
 
@@ -60,7 +60,7 @@ class RedisStore:
 
     @property
     def durability(self) -> str:
-        """`replicated` with `?min_replicas=`, `disk` with `appendfsync always`, otherwise or if it is not known `process`."""
+        """`replicated` with `?min_replicas=`, `disk` with `appendfsync always`, otherwise or if unknown `process`."""
         if self.options.min_replicas:
             return "replicated"
         return "process" if self.pool.server_info is None else self.pool.server_info.durability

@@ -1,6 +1,7 @@
 """Waiting for work: a blocking read of the wake lists of queues, on a connection of its own. It never reads messages.
 
-A lost wake-up costs a moment: a worker that leases and leaves something wakes the next one, and every reap repairs the list.
+A lost wake-up costs a moment: a worker that leases and leaves something wakes the next one, and every reap repairs the
+list.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from qworker_redis.topology import queue_slot
 
 __all__ = ["PAUSED", "REDIRECTION_PAUSE", "SHORTEST_BLOCK", "ReadTimeout", "WakeListWaiter"]
 
-# The answer of scripts, in microseconds, instead of the time until there is work: the queue's list does not show when it is resumed.
+# The answer of scripts, in microseconds, instead of the time until there is work: the queue's list does not show when
+# it is resumed.
 PAUSED = -2
 # Seconds until a queue that is being moved to another server is asked for again.
 REDIRECTION_PAUSE = 0.05

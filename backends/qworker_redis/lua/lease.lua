@@ -4,7 +4,7 @@
 -- RETURNS: [token, expiry us, us until the next message is due (-1: none is known), ids, values, claimant]
 local meta, msg, ready, sorted, delayed, leased, claims, gone, wake, void = unpack(KEYS)
 local none = {0, 0, -1, {}, {}}
--- Who asked has given up on this very call, and has been told that it holds nothing.
+-- The client has given this call up, and counts on it that the call claims nothing.
 if call('EXISTS', void) == 1 then return none end
 local state = call('HMGET', meta, 'version', 'down', 'fence', 'gone')
 if not state[1] or state[2] then return none end
@@ -43,6 +43,6 @@ end
 call('HSET', meta, 'fence', text(token))
 spread('ZADD', leased, scores)
 spread('HSET', claims, holders)
--- Rows may be left for another worker: the one that is told tells the next.
-if #ids == limit and count_ready(meta, ready, sorted) > 0 then tell(wake) end
+-- Rows may be left for another worker.
+if #ids == limit and count_ready(meta, ready, sorted) > 0 then wake_one(wake) end
 return {token, expiry, 0, ids, values, ARGV[3]}

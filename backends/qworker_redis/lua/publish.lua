@@ -63,5 +63,5 @@ end
 if not version then make_queue(meta, leased, claims) end
 spread('HSET', msg, sets)
 spread('RPUSH', ready, rows)
-if awake or #rows > 0 then tell(wake) end
+if awake or #rows > 0 then wake_one(wake) end
 return remember(mark, sequence, answer)

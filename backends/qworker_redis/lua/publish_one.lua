@@ -1,5 +1,5 @@
--- Store one message with nothing unusual in a queue that is there: what most calls are. A script of its own, because a server spends
--- more on the keys, the arguments and the functions of `publish` than on the message.
+-- Store one message with nothing unusual in a queue that is there: what most calls are. A script of its own, because a
+-- server spends more on the keys, the arguments and the functions of `publish` than on the message.
 -- KEYS: meta msg ready wake mark
 -- ARGV: sequence, id, rest: as in `publish`
 -- RETURNS: 0; 1 if nothing was done, and `publish` must do it. For repeated attempts there is `publish`, too.

@@ -1,8 +1,8 @@
 -- Make ready what has expired (tries + 1) and what is due, and remove what has been kept for long enough.
 -- KEYS: meta msg ready sorted delayed leased claims errors fail done wake
--- ARGV: most messages of each kind, us to keep failed messages ('' for ever), us to keep done ones ('' for ever), the time that this
---   client's last call answered ('' none), us that have passed since on a clock that nobody sets, most failed messages to keep ('' any
---   number), most done ones ('' any number)
+-- ARGV: most messages of each kind, us to keep failed messages ('' forever), us to keep done ones ('' forever), the
+--   time that this client's last call answered ('' none), us that have passed since on a clock that is never set, most
+--   failed messages to keep ('' any number), most done ones ('' any number)
 -- RETURNS: [messages made ready, 1 if there is more to do, now us]
 local meta, msg, ready, sorted, delayed, leased, claims, errors, fail, done, wake = unpack(KEYS)
 local state = call('HMGET', meta, 'version', 'down', 'seen')
@@ -41,7 +41,7 @@ local expired = expire()
 local due = take_due(msg, sorted, delayed, now, limit)
 local failed = forget(fail, ARGV[2], ARGV[6])
 local finished = forget(done, ARGV[3], ARGV[7])
--- Also heals a wake-up that somebody took and died of.
-if not state[2] and count_ready(meta, ready, sorted) > 0 then tell(wake) end
+-- Also replaces a wake-up that was lost with the client that took it.
+if not state[2] and count_ready(meta, ready, sorted) > 0 then wake_one(wake) end
 local more = math.max(expired, due, failed, finished) == limit
 return {expired + due, more and 1 or 0, now}

@@ -1,6 +1,7 @@
 -- Make failed messages ready again, with no tries.
 -- KEYS: meta msg sorted errors fail keys wake
--- ARGV: most messages, then their ids; without any, the oldest ones. Or unchanged, then id and time of the failure in us of each
+-- ARGV: most messages, then their ids; without any, the oldest ones. Or unchanged, then id and time of the failure in
+--   us of each
 -- RETURNS: messages made ready; -1 if there is no queue
 local meta, msg, sorted, errors, fail, keys, wake = unpack(KEYS)
 local version = call('HGET', meta, 'version')
@@ -21,5 +22,5 @@ for _, id in ipairs(selected(fail)) do
     end
   end
 end
-if count > 0 then tell(wake) end
+if count > 0 then wake_one(wake) end
 return count

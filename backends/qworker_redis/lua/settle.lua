@@ -1,7 +1,7 @@
 -- End leases, each if its claim still holds.
 -- KEYS: meta msg sorted delayed leased claims keys errors fail done wake mark earlier
--- ARGV: sequence, sequence under `earlier` of a call whose answer was lost ('' none), 0 to keep done messages ('' not), number
---   of plain acks, then for each of these: id, claim; then for each other: how, id, claim, delay us, error, key
+-- ARGV: sequence, sequence under `earlier` of a call whose answer was lost ('' none), 0 to keep done messages ('' not),
+--   number of plain acks, then for each of these: id, claim; then for each other: how, id, claim, delay us, error, key
 --   how: a(ck), t(emporary failure), p(ermanent failure), r(elease)
 --   without any of both, the script only looks for the earlier answer
 -- RETURNS: [1 if this is the answer of the earlier call, then the numbers of the refused, plain acks first]
@@ -20,7 +20,7 @@ local function wait_or_run(id, value, delay)
     make_delayed(delayed, wake, id, now + delay)
   else
     make_ready(sorted, id, value)
-    tell(wake)
+    wake_one(wake)
   end
 end
 

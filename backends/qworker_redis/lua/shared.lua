@@ -1,6 +1,6 @@
--- What the scripts of `redis:` and `rfq:` share. Every key of a script belongs to one queue or topic. A script gets only those parts
--- of this file and of common.lua that it uses (scripts.py), because the server makes each function again in every call. A part ends at
--- an empty line in front of a line that is not indented.
+-- What the scripts of `redis:` and `rfq:` share. Every key of a script belongs to one queue or topic. A script gets
+-- only those parts of this file and of common.lua that it uses (scripts.py), because the server makes each function
+-- again in every call. A part ends at an empty line in front of a line that is not indented.
 
 local call = redis.call
 
@@ -47,8 +47,8 @@ local function selected(failed)
   return {unpack(ARGV, 2)}
 end
 
--- What an earlier attempt of the same call answered, kept under `mark` for clients that lost the reply. A sequence number alone is
--- that of `publish_one`.
+-- What an earlier attempt of the same call answered, kept under `mark` for clients that lost the reply. A sequence
+-- number alone is that of `publish_one`.
 local function answered(mark, sequence)
   local kept, answer = call('GET', mark)
   if kept == sequence then
@@ -99,8 +99,8 @@ local function early_answer(earlier)
   if #ARGV == 4 then return {0} end
 end
 
--- End the leases in the arguments of `settle` whose claim holds. `ack_plain` gets the ids of the plain acks, `finish` each other one.
--- Returns the answer.
+-- End the leases in the arguments of `settle` whose claim holds. `ack_plain` gets the ids of the plain acks, `finish`
+-- each other one. Returns the answer.
 local function end_leases(leased, claims, ack_plain, finish)
   -- A first write that needs no memory: before Redis 7 a full store lets a script go on that has begun to write.
   call('ZREM', leased, '')
@@ -135,8 +135,8 @@ local function keep_error(errors, id, reason)
   if reason ~= '' then call('HSET', errors, id, reason) else call('HDEL', errors, id) end
 end
 
--- End the leases of the claimant in ARGV: their ids and their claims. A call of that claimant that is still on its way claims nothing
--- from now on.
+-- End the leases of the claimant in ARGV: their ids and their claims. A call of that claimant that is still on its way
+-- claims nothing from now on.
 local function end_call(leased, claims, void)
   call('ZREM', leased, '')
   call('SET', void, '1', 'PX', ARGV[2])
@@ -153,8 +153,8 @@ local function end_call(leased, claims, void)
   return ids, found
 end
 
--- In `reap`: if this server's clock was set, leases keep what was left of them. It was set if it has gone further than time has, for this
--- client and since the last time that any client reaped.
+-- In `reap`: if this server's clock was set, leases keep what was left of them. It was set if it has gone further than
+-- time has, for this client and since the last time that any client reaped.
 local function keep_leases(meta, leased, seen, now)
   local TOLERANCE = 10000000
   call('HSET', meta, 'seen', text(now))

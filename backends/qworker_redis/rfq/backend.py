@@ -56,7 +56,9 @@ class RfqBackend(Backend):
         "given_ids": "an rfq id is a UUID of 32 hex digits; only such ids can be given",
         "keep_done": "an ack is rfq's commit, which deletes the message",
         "argv": "a message is a map",
-        "after_removed": "a message that is removed leaves no trace in the list: it is taken for leased, and the whole line follows",
+        "after_removed": (
+            "a message that is removed leaves no trace in the list: it is taken for leased, and the whole line follows"
+        ),
     }
     # Found by name: the ids that can be given although they deviate.
     takes_id = staticmethod(is_id)
@@ -101,7 +103,7 @@ class RfqBackend(Backend):
 
     @property
     def durability(self) -> str:
-        """`replicated` with `?min_replicas=`, `disk` with `appendfsync always`, otherwise or if it is not known `process`."""
+        """`replicated` with `?min_replicas=`, `disk` with `appendfsync always`, otherwise or if unknown `process`."""
         return self._store.durability
 
     # -- producing ---------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from qworker_redis.browse import browse_pages, encode_text, format_number, make_
 from qworker_redis.connection import Argument
 from qworker_redis.connections import ConnectionPool
 from qworker_redis.error_replies import Reply
-from qworker_redis.rfq.codec import readable
+from qworker_redis.rfq.codec import decode_leniently
 from qworker_redis.rfq.keys import decode_id
 
 __all__ = ["browse_topic", "parse_stored"]
@@ -54,6 +54,6 @@ def parse_stored(queue: str, reply: Sequence[Reply], positions: bool) -> Iterato
             "tuple[bytes, list[Reply], bytes, bytes | int, bytes, bytes]", tuple(reply[at : at + 6])
         )
         state, number = State(state_value.decode()), float(place)
-        message = readable(queue, decode_id(name), value)
+        message = decode_leniently(queue, decode_id(name), value)
         position = position_of((int(number), message.id)) if positions else None
         yield make_stored(message, state, number / 1e6, claim, error, position)

@@ -61,11 +61,11 @@ def _place(function: F) -> F:
 
 @asynccontextmanager
 async def _open_backend(url: str) -> AsyncGenerator[RfqBackend]:
-    """The Redis of a URL, or of rfq's variables.
+    """Open the Redis of a URL, or of the variables of rfq.
 
     Raises:
-        InvalidURL: it is no rfq: URL.
-        BackendUnavailable: nobody answers there.
+        InvalidURL: It is not an rfq: URL.
+        BackendUnavailable: The server does not answer.
     """
     parsed = BackendURL.parse(url)
     if parsed.scheme != "rfq":

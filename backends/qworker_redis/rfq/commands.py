@@ -14,7 +14,7 @@ from qworker_redis.connection import Argument, Connection, ignore_result
 from qworker_redis.connections import ConnectionPool
 from qworker_redis.error_replies import Reply
 from qworker_redis.rfq.admin import list_topics
-from qworker_redis.rfq.codec import fields_of, packed
+from qworker_redis.rfq.codec import pack_fields, to_fields
 from qworker_redis.rfq.ids import new_ids
 from qworker_redis.rfq.keys import decode_id, rfq_key
 from qworker_redis.topology import queue_slot
@@ -82,7 +82,7 @@ class RfqCommands:
         (message_id,) = new_ids(1, self._clock.time())
         names_and_values = [part for item in fields.items() for part in item]
         # Checked before it is sent: an error in a transaction would leave half of it.
-        packed(names_and_values)
+        pack_fields(names_and_values)
         flat = [part.encode() for part in names_and_values]
         key = rfq_key(check_queue(topic), "message") + b":" + message_id.encode()
         backlog = rfq_key(topic, "backlog")
@@ -119,7 +119,7 @@ class RfqCommands:
         key = rfq_key(check_queue(topic), "message") + b":" + name
         raw = cast("list[bytes]", await self._pool.command(0, "HGETALL", key))
         try:
-            return fields_of(raw) or None
+            return to_fields(raw) or None
         except UnicodeDecodeError as error:
             raise BackendError(f"the message {printable(message_id)} is not a map of text to text: {error}") from error
 

@@ -9,7 +9,8 @@ from qworker_redis.scripts import ScriptSet
 __all__ = ["PARTS", "RFQ", "decode_id", "parse_topic", "rfq_key"]
 
 _OWN = frozenset({"backlog", "nextlog", "message"})
-# What qworker keeps of a topic. It is deleted with the topic. None of it may end like the lists of rfq, or rfq would list one more topic.
+# What qworker keeps of a topic. It is deleted with the topic. None of it may end like the lists of rfq, or rfq would
+# list one more topic.
 PARTS = ("meta", "leased", "claims", "delayed", "failed", "tries", "errors", "enqueued", "origins")
 
 

@@ -1,7 +1,8 @@
 """Waiting for work on a list to which other programs publish too, without taking anything from it.
 
-`BLMOVE backlog backlog RIGHT RIGHT` waits until there is an element and puts it back to its place, in one step. A process that dies or is
-cancelled while it waits has nothing to lose. Every idle worker of a topic wakes up for a message. Those that find nothing wait again.
+`BLMOVE backlog backlog RIGHT RIGHT` waits until there is an element and puts it back to its place, in one step. A
+process that dies or is cancelled while it waits has nothing to lose. Every idle worker of a topic wakes up for a
+message. Those that find nothing wait again.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class BacklogWaiter(WakeListWaiter):
         return any(woken)
 
     def _watch(self, queue: str) -> asyncio.Task[bool]:
-        """Return the wait for one of several topics. It outlives the call, because to end it would cost its connection."""
+        """Return the wait for one of several topics. To end it with the call would cost its connection."""
         watch = self._watches.get(queue)
         if watch is None:
             watch = asyncio.create_task(self._block_on(queue_slot(queue), [queue], _LONGEST_WATCH))

@@ -1,19 +1,20 @@
 -- What the scripts of `rfq:` share, besides shared.lua.
 --
--- rfq's own: `backlog`, a list whose tail is next in line; `nextlog`, the ids being worked on; `message`:<id>, hashes. Beside them
--- qworker keeps, by id: `leased` (expiry in microseconds) and `claims` (token and claimant) of its own consumers, `delayed` (due),
--- `failed` (when), `tries`, `errors`, `enqueued` (microseconds, of what came from another store), `origins` (its id there).
+-- rfq's own: `backlog`, a list whose tail is next in line; `nextlog`, the ids being worked on; `message`:<id>, hashes.
+-- Next to them qworker keeps, by id: `leased` (expiry in microseconds) and `claims` (token and claimant) of its own
+-- consumers, `delayed` (due), `failed` (when), `tries`, `errors`, `enqueued` (microseconds, of what came from another
+-- store), `origins` (its id there).
 
 local function too_new(version)
   return redis.error_reply('QWTOONEW the topic has format ' .. version)
 end
 
--- Whether anybody, qworker or not, has made the topic.
+-- Whether the topic exists, by qworker or by another program.
 local function is_topic(version, backlog, nextlog)
   return version or call('EXISTS', backlog, nextlog) > 0
 end
 
--- Delete messages, and all that is known of them beside the lists.
+-- Delete messages and all that is kept about them outside of the lists.
 local function forget(message, tries, errors, enqueued, origins, ids)
   if #ids == 0 then return 0 end
   local keys = {}
@@ -38,7 +39,7 @@ local function token_of(claim)
   return tonumber(string.match(claim, '^%d+'))
 end
 
--- Move what is due to the end of the line; how many.
+-- Move what is due to the end of the line. Returns how many.
 local function take_due(backlog, message, delayed, now, limit)
   local due = call('ZRANGEBYSCORE', delayed, '-inf', text(now), 'LIMIT', 0, limit)
   if #due == 0 then return 0 end
@@ -51,7 +52,7 @@ local function take_due(backlog, message, delayed, now, limit)
   return #due
 end
 
--- The fields of a message: an error's text where there is no hash, and empty where there is nothing.
+-- The fields of a message: the text of an error if the key is not a hash, and empty if there is nothing.
 local function fields_of(message, id)
   local fields = redis.pcall('HGETALL', message .. ':' .. id)
   return fields.err or fields

@@ -1,7 +1,7 @@
--- Put back, untouched, what a call for a lease claimed whose answer nobody reads; that call claims nothing from now on.
+-- Release what a call for a lease has claimed whose answer is not read. That call claims nothing from now on.
 -- KEYS: backlog nextlog message leased claims void
 -- ARGV: claimant, ms for which the call might still arrive
--- RETURNS: messages put back
+-- RETURNS: messages released
 local backlog, nextlog, message, leased, claims, void = unpack(KEYS)
 local places, ids, found = {}, end_call(leased, claims, void)
 for i, id in ipairs(ids) do

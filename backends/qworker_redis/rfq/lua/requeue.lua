@@ -1,6 +1,7 @@
 -- Make failed messages ready again, with no tries.
 -- KEYS: meta backlog message tries errors failed
--- ARGV: most messages, then their ids; without any, the oldest ones. Or unchanged, then id and time of the failure in us of each
+-- ARGV: most messages, then their ids; without any, the oldest ones. Or unchanged, then id and time of the failure in
+--   us of each
 -- RETURNS: messages made ready; -1 if there is no such topic
 local meta, backlog, message, tries, errors, failed = unpack(KEYS)
 local version = call('HGET', meta, 'version')

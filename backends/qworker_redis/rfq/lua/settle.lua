@@ -1,17 +1,18 @@
 -- End leases, each if its claim still holds. An ack is rfq's commit: LREM nextlog 1, LREM backlog 1, DEL message.
 -- KEYS: backlog nextlog message leased claims delayed tries errors enqueued origins failed mark earlier
--- ARGV: sequence, sequence under `earlier` of a call whose answer was lost ('' none), '', number of plain acks, then for each of
---   these: id, claim; then for each other: how, id, claim, delay us, error, key
+-- ARGV: sequence, sequence under `earlier` of a call whose answer was lost ('' none), '', number of plain acks, then
+--   for each of these: id, claim; then for each other: how, id, claim, delay us, error, key
 --   how: a(ck), t(emporary failure), p(ermanent failure), r(elease)
 --   without any of both, the script only looks for the earlier answer
 -- RETURNS: [1 if this is the answer of the earlier call, then the numbers of the refused, plain acks first]
-local backlog, nextlog, message, leased, claims, delayed, tries, errors, enqueued, origins, failed, mark, earlier = unpack(KEYS)
+local backlog, nextlog, message, leased, claims, delayed, tries, errors, enqueued, origins = unpack(KEYS)
+local failed, mark, earlier = unpack(KEYS, 11)
 local early = early_answer(earlier)
 if early then return early end
 local now = clock()
 
--- A harvest that copies before it removes may have an id in both lists for a moment, the copy near the head of `backlog`: searching
--- all of that for every commit would make each one cost as much as the backlog is deep.
+-- A harvest that copies before it removes may have an id in both lists for a moment, the copy near the head of
+-- `backlog`: searching all of that for every commit would make each one cost as much as the backlog is deep.
 local young = {}
 for _, id in ipairs(call('LRANGE', backlog, 0, 99)) do young[id] = true end
 
