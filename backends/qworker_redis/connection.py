@@ -202,9 +202,9 @@ async def connect(options: Options, address: Address) -> Connection:
             if isinstance(address, UnixAddress):
                 await loop.create_unix_connection(make, address.path, ssl=options.tls)
             else:
-                patience = None if options.tls is None else options.timeout * _HANDSHAKE
+                handshake_timeout = None if options.tls is None else options.timeout * _HANDSHAKE
                 await loop.create_connection(
-                    make, address.host, address.port, ssl=options.tls, ssl_handshake_timeout=patience
+                    make, address.host, address.port, ssl=options.tls, ssl_handshake_timeout=handshake_timeout
                 )
             if connection is None:
                 raise BackendUnavailable(f"cannot connect to Redis at {address}")

@@ -96,7 +96,7 @@ class ConnectionPool:
         arguments: Sequence[Argument],
         extra: Sequence[str] = (),
         *,
-        patience: float | None = None,
+        retry_timeout: float | None = None,
     ) -> Reply:
         """Run a script that can be repeated.
 
@@ -108,7 +108,7 @@ class ConnectionPool:
             del again
             return self.evaluate(connection, name, queue, arguments, extra)
 
-        return await self.repeat(queue_slot(queue), attempt, patience=patience)
+        return await self.repeat(queue_slot(queue), attempt, retry_timeout=retry_timeout)
 
     async def evaluate(
         self, connection: Connection, name: str, queue: str, arguments: Sequence[Argument], extra: Sequence[str] = ()
@@ -153,13 +153,15 @@ class ConnectionPool:
 
         return await self.repeat(slot, attempt)
 
-    async def repeat(self, slot: int, attempt: Attempt, *, patience: float | None = None, sent: bool = False) -> Reply:
+    async def repeat(
+        self, slot: int, attempt: Attempt, *, retry_timeout: float | None = None, sent: bool = False
+    ) -> Reply:
         """Make a call, and repeat it until it is answered.
 
         Args:
             slot: The slot of the queue.
             attempt: Makes the call once.
-            patience: Seconds until it fails. None: the retry timeout of the URL.
+            retry_timeout: Seconds until it fails. None: the retry timeout of the URL.
             sent: Whether the call may have been carried out before.
 
         Raises:
@@ -167,7 +169,7 @@ class ConnectionPool:
             BackendError: The store's answer.
         """
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + (self._options.retry_timeout if patience is None else patience)
+        deadline = loop.time() + (self._options.retry_timeout if retry_timeout is None else retry_timeout)
         opening = self._opening
         failures, redirections = 0, 0
         asking: Address | None = None

@@ -173,7 +173,7 @@ class RedisLeaser:
             return await self._pool.evaluate(connection, "lease", queue, arguments, (void,))
 
         try:
-            reply = await self._pool.repeat(queue_slot(queue), attempt, patience=0)
+            reply = await self._pool.repeat(queue_slot(queue), attempt, retry_timeout=0)
         except (ConnectionLost, asyncio.CancelledError) as error:
             if sent:
                 await self._start_undo(error, self._undo(queue, claimant, void, visibility))
@@ -218,7 +218,7 @@ class RedisLeaser:
         """Release what a call has leased whose answer is not read, and pass on the wake-up that it may have taken."""
         try:
             # After the visibility timeout there is nothing left to release.
-            await self._pool.run_script("giveback", queue, (claimant, _VOID_MS), (void,), patience=visibility)
+            await self._pool.run_script("giveback", queue, (claimant, _VOID_MS), (void,), retry_timeout=visibility)
             await self._pool.run_script("peek", queue, (1,))
         except BackendError as error:
             self._log.warning("lease_release_failed", queue=queue, error=str(error))

@@ -67,7 +67,7 @@ class WakeListWaiter:
     async def _wake_another(self, queue: str) -> None:
         """Pass on a wake-up that a cancelled wait may have taken."""
         try:
-            await self._pool.run_script("peek", queue, (1,), patience=0)
+            await self._pool.run_script("peek", queue, (1,), retry_timeout=0)
         except BackendUnavailable:
             # Every reap does it too.
             return
