@@ -1,47 +1,43 @@
-"""The part of the backend that looks after queues."""
+"""Queues as administrators see them: create, delete, count, pause, requeue and remove."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
-from typing import ClassVar, TypeVar, cast
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import TypeVar, cast
 
-from qworker.backend import Backend
-from qworker.errors import BackendError, QueueNotFound
-from qworker.kit.browse import bad_position, place_of, position_of
-from qworker.kit.parts import PAGE_BYTES, in_pages
-from qworker.message import (
-    FinishedMessage,
-    Message,
-    Query,
-    QueueStats,
-    Selection,
-    State,
-    StoredMessage,
-    to_microseconds,
-)
+from qworker.errors import QueueNotFound
+from qworker.message import FinishedMessage, QueueStats, Selection, State, to_microseconds
 from qworker.names import check_queue
-from qworker_redis.codec import decode, enqueued_at
-from qworker_redis.links import Links
-from qworker_redis.options import Options
-from qworker_redis.replies import Reply
+from qworker_redis.bulk import delete_staged
+from qworker_redis.codec import read_enqueued_at
+from qworker_redis.connection import Argument
+from qworker_redis.connections import ConnectionPool
+from qworker_redis.error_replies import Reply
+from qworker_redis.register import QueueRegister
 from qworker_redis.scripts import queue_key
-from qworker_redis.staging import staged_keys
-from qworker_redis.topology import slot_of
-from qworker_redis.wire import Argument, Wire
+from qworker_redis.topology import queue_slot
 
-__all__ = ["Administration", "batches", "encoded", "stored_of", "timed"]
+__all__ = [
+    "BATCH",
+    "Call",
+    "delete_queue",
+    "discard_call",
+    "ids_and_times",
+    "in_batches",
+    "make_stats",
+    "read_rows",
+    "read_stats",
+    "remove",
+    "requeue",
+    "set_paused",
+]
 
 T = TypeVar("T")
+# A script's name and its arguments.
+Call = tuple[str, list[Argument]]
 
-# Messages per script call: a server does nothing else meanwhile.
-_BATCH = 500
-# As many before it is known how large they are.
-_FIRST = 100
-# What a list can have.
-_MOST_ROWS = 1 << 48
-# The key with the names of all queues is `qworker:queues`: its slot is that of a queue of this name.
-_REGISTER = b"qworker:queues"
-_REGISTER_SLOT = slot_of("queues")
+# Messages in one script call, which blocks all other clients of the server.
+BATCH = 500
 _PARTS = (
     "meta",
     "msg",
@@ -62,255 +58,151 @@ _PARTS = (
 )
 
 
-class Administration(Backend):
-    """Queues as administrators see them."""
-
-    _links: Links
-    _options: Options
-    # States in which a page can show again what an earlier one has shown.
-    _moving: ClassVar[frozenset[State]] = frozenset({State.LEASED})
-    # Queues that this instance has put into the register.
-    _registered: set[str]
-
-    async def queues(self) -> list[str]:
-        """The names of all queues, sorted."""
-        names = cast("list[bytes]", await self._command(_REGISTER_SLOT, "SMEMBERS", _REGISTER))
-        return sorted(name.decode() for name in names)
-
-    async def create(self, queue: str) -> None:
-        """Make a queue. Idempotent."""
-        check_queue(queue)
-        await self._links.script("create", queue, ("create",))
-        await self._list_queue(queue)
-
-    async def _list_queue(self, queue: str) -> None:
-        """Have a queue listed, if it is not."""
-        # A full store refuses writes, and a worker that only consumes must be able to start there.
-        if queue not in await self.queues():
-            await self._register(queue)
-
-    async def _register(self, queue: str) -> None:
-        await self._command(_REGISTER_SLOT, "SADD", _REGISTER, queue)
-        self._registered.add(queue)
-
-    async def delete(self, queue: str) -> None:
-        """Remove a queue and every message in it. Idempotent."""
-        check_queue(queue)
-        self._registered.discard(queue)
-        await self._delete_staged(queue)
-        await self._command(slot_of(queue), "UNLINK", *[queue_key(queue, part) for part in _PARTS])
-        # Last: a queue that is half deleted is still listed, and can be deleted again.
-        await self._command(_REGISTER_SLOT, "SREM", _REGISTER, queue)
-
-    async def _delete_staged(self, queue: str) -> None:
-        """Remove what bulk writes have sealed; what they have not is forgotten by itself."""
-        keys = staged_keys(queue, await self._sealed(queue))
-        for first in range(0, len(keys), _BATCH):
-            await self._command(slot_of(queue), "UNLINK", *keys[first : first + _BATCH])
-
-    async def _sealed(self, queue: str) -> list[bytes]:
-        """The hash of seals: names and manifests in turns."""
-        return cast("list[bytes]", await self._command(slot_of(queue), "HGETALL", queue_key(queue, "seals")))
-
-    async def _command(self, slot: int, *arguments: Argument) -> Reply:
-        async def attempt(wire: Wire, again: bool) -> Reply:
-            del again
-            return await wire.send(*arguments)
-
-        return await self._links.repeat(slot, attempt)
-
-    async def _found(self, name: str, queue: str, arguments: Sequence[Argument]) -> list[Reply]:
-        """A script's list; an empty one says that there is no queue."""
-        reply = cast("list[Reply]", await self._links.script(name, check_queue(queue), arguments))
-        if not reply:
-            raise QueueNotFound(queue)
-        return reply
-
-    async def _counted(self, name: str, queue: str, arguments: Sequence[Argument]) -> int:
-        """A script's count; -1 says that there is no queue."""
-        count = cast("int", await self._links.script(name, check_queue(queue), arguments))
-        if count < 0:
-            raise QueueNotFound(queue)
-        return count
-
-    async def stats(self, queue: str) -> QueueStats:
-        """Count a queue."""
-        ready, leased, delayed, done, fail, down, now, oldest = cast(
-            "tuple[int, int, int, int, int, int, int, list[bytes]]", await self._found("stats", queue, ())
-        )
-        since = min((enqueued_at(value) for value in oldest), default=None)
-        return QueueStats(
-            queue=queue,
-            ready=ready,
-            leased=leased,
-            delayed=delayed,
-            done=done,
-            failed=fail,
-            oldest_age_s=None if since is None else max(0.0, now / 1e6 - since),
-            paused=bool(down),
-            retention={
-                "done": self._options.keep_done.describe(),
-                "failed": self._options.keep_failed.describe(),
-                "history": self.history.describe_retention(),
-            },
-        )
-
-    async def browse(self, queue: str, query: Query) -> AsyncIterator[list[StoredMessage]]:
-        """Look at messages of a state in its order. A page is one call, and begins where the one before it has ended."""
-        left, count = query.limit, _FIRST
-        after = self._place(query)
-        # A lease that is extended is seen twice.
-        given: set[str] = set()
-        while True:
-            wanted = count if left is None else min(count, left)
-            reply = await self._found("look", queue, (query.state.value, wanted, int(query.newest), *after))
-            seen = [stored for stored in self._stored(queue, reply) if stored.message.id not in given]
-            given.update([stored.message.id for stored in seen] if query.state in self._moving else [])
-            async for page in in_pages(seen):
-                yield page
-            left = None if left is None else left - len(seen)
-            if reply[0] == 1 or left == 0:
-                return
-            after = tuple(cast("list[bytes | int]", reply[0]))
-            # No more at once than a page holds, as far as can be told from the last ones.
-            size = sum(len(stored.message.body) for stored in seen) // max(1, len(seen))
-            count = max(1, min(_BATCH, PAGE_BYTES // max(1, size)))
-
-    def _place(self, query: Query) -> tuple[Argument, ...]:
-        """Where to go on, as `look` takes it.
-
-        Raises:
-            UsageError: `after` is no position.
-        """
-        place = place_of(query.after)
-        if place is None:
-            return ("e", "", "", "") if query.state is State.READY else ()
-        number, text = place
-        if query.state is not State.READY:
-            return _decimal(number), encoded(text)
-        kind, *rest = text.split("~")
-        if kind not in {"l", "s"} or len(rest) != 2 or (number >= 0) != bool(rest[0]) or number > _MOST_ROWS:
-            raise bad_position(query.after or "")
-        return kind, (_decimal(number) if rest[0] else ""), *map(encoded, rest)
-
-    def _stored(self, queue: str, reply: Sequence[Reply]) -> Iterator[StoredMessage]:
-        """What `look` has answered for a state, with positions."""
-        return stored_of(queue, reply, positions=True)
-
-    async def find(self, queue: str, ids: Sequence[str]) -> list[StoredMessage]:
-        """Look at messages."""
-        found: list[StoredMessage] = []
-        for batch in batches(ids):
-            found += stored_of(queue, await self._found("look", queue, ("id", *batch)))
-        return found
-
-    async def requeue(self, queue: str, selection: Selection) -> int:
-        """Make failed messages ready, with no tries."""
-        selection.require_failed()
-        if selection.state is not None:
-            return await self._count_all("requeue", queue, (), (await self.stats(queue)).failed)
-        if selection.ids is not None:
-            # Without an id the script would requeue the oldest ones.
-            calls: list[tuple[Argument, ...]] = [(0, *batch) for batch in batches(selection.ids) if batch]
-        else:
-            calls = [("unchanged", *timed(batch)) for batch in batches(selection.unchanged or ())]
-        if not calls:
-            await self._found("stats", queue, ())
-        return sum([await self._counted("requeue", queue, call) for call in calls])
-
-    async def remove(self, queue: str, selection: Selection) -> int:
-        """Delete messages."""
-        if selection.ids is not None:
-            return sum([await self._counted("remove", queue, ("ids", *batch)) for batch in batches(selection.ids)])
-        if selection.unchanged is not None:
-            return sum([await self._remove_unchanged(queue, batch) for batch in batches(selection.unchanged)])
-        state = selection.state
-        assert state is not None
-        stats = await self.stats(queue)
-        count = {
-            State.READY: stats.ready,
-            State.DELAYED: stats.delayed,
-            State.FAILED: stats.failed,
-            State.LEASED: stats.leased,
-            State.DONE: stats.done,
-        }[state]
-        return await self._count_all("remove", queue, (state.value,), count)
-
-    async def _count_all(self, name: str, queue: str, arguments: tuple[Argument, ...], there: int) -> int:
-        """Have a script take as many messages as there were, in batches: what arrives meanwhile may stay, or this might never end."""
-        total = 0
-        while total < there:
-            count = await self._counted(name, queue, (*arguments, min(there - total, _BATCH)))
-            if not count:
-                break
-            total += count
-        return total
-
-    async def _remove_unchanged(self, queue: str, found: Sequence[FinishedMessage]) -> int:
-        arguments: list[Argument] = []
-        for one in found:
-            arguments += [one.state.value, *timed([one])]
-        return await self._counted("discard", queue, arguments)
-
-    async def pause(self, queue: str) -> None:
-        """Pause a queue."""
-        await self._found_or_not("down", queue)
-
-    async def resume(self, queue: str) -> None:
-        """Resume a queue."""
-        await self._found_or_not("up", queue)
-
-    async def _found_or_not(self, what: str, queue: str) -> None:
-        if not await self._links.script("create", check_queue(queue), (what,)):
-            raise QueueNotFound(queue)
+async def delete_queue(pool: ConnectionPool, register: QueueRegister, queue: str) -> None:
+    """Delete a queue with all of its messages."""
+    register.known.discard(queue)
+    await delete_staged(pool, queue)
+    await pool.command(queue_slot(queue), "UNLINK", *[queue_key(queue, part) for part in _PARTS])
+    # Last: a queue that is deleted in part is still in the register, and can be deleted again.
+    await register.remove(queue)
 
 
-def batches(chosen: Iterable[T]) -> list[list[T]]:
-    """What is chosen, each once, in as many as one script call takes; at least one batch, whose call says that there is no queue."""
+async def read_rows(pool: ConnectionPool, name: str, queue: str, arguments: Sequence[Argument]) -> list[Reply]:
+    """Run a script and return its list.
+
+    Raises:
+        QueueNotFound: The list is empty, which says that the queue does not exist.
+    """
+    reply = cast("list[Reply]", await pool.run_script(name, check_queue(queue), arguments))
+    if not reply:
+        raise QueueNotFound(queue)
+    return reply
+
+
+async def _count(pool: ConnectionPool, name: str, queue: str, arguments: Sequence[Argument]) -> int:
+    """Run a script and return its count.
+
+    Raises:
+        QueueNotFound: The count is -1, which says that the queue does not exist.
+    """
+    count = cast("int", await pool.run_script(name, check_queue(queue), arguments))
+    if count < 0:
+        raise QueueNotFound(queue)
+    return count
+
+
+async def read_stats(pool: ConnectionPool, queue: str, retention: Mapping[str, str]) -> QueueStats:
+    """Count the messages of a queue."""
+    *counts, oldest = await read_rows(pool, "stats", queue, ())
+    since = min((read_enqueued_at(value) for value in cast("list[bytes]", oldest)), default=None)
+    return make_stats(queue, cast("list[int]", counts), since, retention)
+
+
+def make_stats(queue: str, counts: Sequence[int], since: float | None, retention: Mapping[str, str]) -> QueueStats:
+    """Make the counts of the script `stats`.
+
+    Args:
+        queue: Name of the queue.
+        counts: The numbers of the script's answer.
+        since: When the oldest ready message was enqueued.
+        retention: How long the queue keeps what is finished.
+    """
+    ready, leased, delayed, done, failed, paused, now = counts
+    return QueueStats(
+        queue=queue,
+        ready=ready,
+        leased=leased,
+        delayed=delayed,
+        done=done,
+        failed=failed,
+        oldest_age_s=None if since is None else max(0.0, now / 1e6 - since),
+        paused=bool(paused),
+        retention=dict(retention),
+    )
+
+
+async def set_paused(pool: ConnectionPool, queue: str, paused: bool) -> None:
+    """Pause or resume a queue."""
+    if not await pool.run_script("create", check_queue(queue), ("down" if paused else "up",)):
+        raise QueueNotFound(queue)
+
+
+async def requeue(
+    pool: ConnectionPool, queue: str, selection: Selection, stats: Callable[[str], Awaitable[QueueStats]]
+) -> int:
+    """Make failed messages ready again, with no tries."""
+    selection.require_failed()
+    if selection.state is not None:
+        return await _count_all(pool, "requeue", queue, (), (await stats(queue)).failed)
+    if selection.ids is not None:
+        # Without an id the script would requeue the oldest messages.
+        calls: list[tuple[Argument, ...]] = [(0, *batch) for batch in in_batches(selection.ids) if batch]
+    else:
+        calls = [("unchanged", *ids_and_times(batch)) for batch in in_batches(selection.unchanged or ())]
+    if not calls:
+        await read_rows(pool, "stats", queue, ())
+    return sum([await _count(pool, "requeue", queue, call) for call in calls])
+
+
+async def remove(
+    pool: ConnectionPool,
+    queue: str,
+    selection: Selection,
+    stats: Callable[[str], Awaitable[QueueStats]],
+    unchanged_call: Callable[[Sequence[FinishedMessage]], Call],
+) -> int:
+    """Delete messages.
+
+    Args:
+        pool: The connections of the backend.
+        queue: Name of the queue.
+        selection: The messages.
+        stats: Counts the queue.
+        unchanged_call: Returns the call that deletes messages which are still unchanged.
+    """
+    if selection.ids is not None:
+        return sum([await _count(pool, "remove", queue, ("ids", *batch)) for batch in in_batches(selection.ids)])
+    if selection.unchanged is not None:
+        calls = [unchanged_call(batch) for batch in in_batches(selection.unchanged)]
+        return sum([await _count(pool, name, queue, arguments) for name, arguments in calls])
+    state = selection.state
+    assert state is not None
+    found = await stats(queue)
+    count = {
+        State.READY: found.ready,
+        State.DELAYED: found.delayed,
+        State.FAILED: found.failed,
+        State.LEASED: found.leased,
+        State.DONE: found.done,
+    }[state]
+    return await _count_all(pool, "remove", queue, (state.value,), count)
+
+
+async def _count_all(pool: ConnectionPool, name: str, queue: str, arguments: tuple[Argument, ...], there: int) -> int:
+    """Let a script take the messages that are there, in batches. Later ones may stay, or this might never end."""
+    total = 0
+    while total < there:
+        count = await _count(pool, name, queue, (*arguments, min(there - total, BATCH)))
+        if not count:
+            break
+        total += count
+    return total
+
+
+def discard_call(found: Sequence[FinishedMessage]) -> Call:
+    """Return the call that deletes messages which are still unchanged."""
+    return "discard", [argument for one in found for argument in (one.state.value, *ids_and_times([one]))]
+
+
+def in_batches(chosen: Iterable[T]) -> list[list[T]]:
+    """Divide what is chosen, each once, into batches for one script call.
+
+    There is at least one batch, because its call finds out whether the queue exists.
+    """
     unique = list(dict.fromkeys(chosen))
-    return [unique[first : first + _BATCH] for first in range(0, max(1, len(unique)), _BATCH)]
+    return [unique[first : first + BATCH] for first in range(0, max(1, len(unique)), BATCH)]
 
 
-def timed(found: Iterable[FinishedMessage]) -> list[Argument]:
-    """The id and the time of each, in microseconds."""
+def ids_and_times(found: Iterable[FinishedMessage]) -> list[Argument]:
+    """Return the id and the time of each message, in microseconds."""
     return [argument for one in found for argument in (one.id, to_microseconds(one.finished_at) or 0)]
-
-
-def encoded(text: str) -> bytes:
-    """A text of `place_of` as it was in the store."""
-    return text.encode(errors="surrogateescape")
-
-
-def _decimal(number: float) -> str:
-    return f"{number:.0f}"
-
-
-def stored_of(queue: str, reply: Sequence[Reply], *, positions: bool = False) -> Iterator[StoredMessage]:
-    """What `look` has answered: [1, then for each message: id, value, state, place, claim, error]."""
-    rows = cast("Sequence[bytes]", reply)
-    for at in range(1, len(rows), 6):
-        name, value, state, place, claim, error = rows[at : at + 6]
-        message_id, where = name.decode(), State(state.decode())
-        when = 0.0 if where is State.READY else float(place) / 1e6
-        try:
-            message = decode(queue, message_id, value)
-        except BackendError:
-            # Shown as it is, so that somebody can see and remove it.
-            message = Message(id=message_id, queue=queue, body=value)
-        yield StoredMessage(
-            message=message,
-            state=where,
-            due_at=when if where is State.DELAYED else None,
-            expires_at=when if where is State.LEASED else None,
-            finished_at=when if where in {State.DONE, State.FAILED} else None,
-            holder=claim.decode().partition(" ")[2].rpartition("/")[0] or None,
-            error=error.decode(errors="replace") or None,
-            position=_position(where, message_id, place.decode()) if positions else None,
-        )
-
-
-def _position(state: State, message_id: str, place: str) -> str:
-    if state is not State.READY:
-        return position_of((int(float(place)), message_id))
-    kind, number, rest = place.split("~", 2)
-    return position_of((int(number or -1), f"{kind}~{rest}"))

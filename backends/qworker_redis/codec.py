@@ -1,4 +1,4 @@
-"""A message's value in Redis: what the scripts read (`lua/common.lua`), what only clients read, and the body."""
+"""The value of a message in Redis: what the scripts read (`lua/common.lua`), what only clients read, and the body."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from qworker.errors import BackendError, NotSupported
 from qworker.message import Draft, Message
 from qworker.names import check_key
 
-__all__ = ["PlainDraft", "decode", "encode", "enqueued_at"]
+__all__ = ["PlainDraft", "decode", "encode", "read_enqueued_at"]
 
 # Tries, order in microseconds, priority, flags. The scripts put the first two in front of what `encode` makes.
 _HEAD = struct.Struct(">HQBB")
@@ -24,10 +24,10 @@ PlainDraft = tuple[str, bytes, bytes]
 
 
 class _Extra(msgspec.Struct, array_like=True):
-    """What few messages have."""
+    """The parts of a message that few messages have."""
 
     enqueued_at: float | None = None
-    # What a stranger wrote need not be UTF-8.
+    # Other programs may have written them, so that they need not be UTF-8.
     arguments: tuple[bytes, ...] = ()
     fields: dict[str, str] | None = None
 
@@ -37,11 +37,11 @@ _extra_decoder = msgspec.msgpack.Decoder(_Extra)
 
 
 def encode(message_id: str, draft: Draft) -> PlainDraft:
-    """What the publish script takes for one draft: its id, what is special about it (empty: nothing), and its value.
+    """Encode a draft for the publish script: its id, what is special about it (empty: nothing), and its value.
 
     Raises:
-        InvalidName: the key is too long.
-        NotSupported: the priority is not 0 to 9.
+        InvalidName: The key is too long.
+        NotSupported: The priority is not 0 to 9.
     """
     if (
         draft.unique_key is None
@@ -61,7 +61,7 @@ def _special(draft: Draft) -> bytes:
     if not 0 <= draft.priority <= 9:
         raise NotSupported(f"priority must be from 0 to 9 (got {draft.priority})")
     key = b"" if draft.unique_key is None else check_key(draft.unique_key).encode(errors="surrogateescape")
-    # A due time in the past is still a due time; 0 says that there is none.
+    # A due time in the past is a due time. 0 says that there is none.
     due = 0 if draft.due_at is None else max(1, int(draft.due_at * 1e6))
     return _SPECIAL.pack(min(draft.tries, 0xFFFF), max(0, int(draft.delay * 1e6)), due, draft.priority) + key
 
@@ -82,10 +82,10 @@ def _rest(draft: Draft) -> bytes:
 
 
 def decode(queue: str, message_id: str, value: bytes) -> Message:
-    """The message of a value.
+    """Decode a value.
 
     Raises:
-        BackendError: the value is none that qworker wrote.
+        BackendError: qworker did not write the value.
     """
     try:
         tries, order, priority, flags = _HEAD.unpack_from(value)
@@ -123,6 +123,6 @@ def _parts(value: bytes, flags: int) -> tuple[str | None, _Extra, bytes]:
     return key, extra, value[at:]
 
 
-def enqueued_at(value: bytes) -> float:
-    """When the message of a value was published, in Unix seconds."""
+def read_enqueued_at(value: bytes) -> float:
+    """Return when the message of a value was published, in Unix seconds."""
     return decode("", "", value).enqueued_at

@@ -1,4 +1,4 @@
-"""What `qworker doctor redis://...` adds: the server behind a URL, and whether queues are safe and fast there."""
+"""The checks of `qworker doctor redis://...`: the server of a URL, and whether queues are safe and fast there."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ from typing import cast
 from qworker.errors import BackendError, QworkerError
 from qworker.kit.doctor_check import Check, CheckStatus
 from qworker.url import BackendURL
-from qworker_redis.checks import ServerFacts, inspect, refuse
+from qworker_redis.connection import Connection, connect
+from qworker_redis.error_replies import Reply
 from qworker_redis.options import Options
-from qworker_redis.replies import Reply
-from qworker_redis.rfq.keys import RFQ
-from qworker_redis.scripts import NATIVE, ScriptSet
-from qworker_redis.topology import slot_of, topology
-from qworker_redis.wire import Wire, connect
+from qworker_redis.scripts import ScriptSet
+from qworker_redis.server_info import ServerInfo, read_server_info, require_safe
+from qworker_redis.topology import make_topology, queue_slot
 
-__all__ = ["examine_server"]
+__all__ = ["check_server"]
 
 _PINGS = 20
 # Seconds.
@@ -25,78 +24,78 @@ _SLOW = 0.005
 _SKEW = 5.0
 
 
-async def examine_server(url: BackendURL) -> list[Check]:
-    """Examine the server that the URL leads to; nothing when it cannot be reached, which is a check of its own."""
+async def check_server(url: BackendURL, scripts: ScriptSet) -> list[Check]:
+    """Check the server of a URL. If it cannot be reached, there is nothing: that is a check of its own."""
     options = Options.parse(url)
     try:
-        address = await asyncio.to_thread(topology(options).discover, slot_of("queues"))
-        wire = await connect(options, address)
+        address = await asyncio.to_thread(make_topology(options).discover, queue_slot("queues"))
+        connection = await connect(options, address)
     except QworkerError:
         return []
     try:
-        facts = await inspect(wire)
+        info = await read_server_info(connection)
         return [
-            _version(facts),
-            _policy(facts),
-            _persistence(facts, options),
-            _replicas(facts, options),
-            await _latency(wire),
-            await _clock(wire),
-            await _scripts(wire, RFQ if url.scheme == "rfq" else NATIVE),
+            _version(info),
+            _policy(info),
+            _persistence(info, options),
+            _replicas(info, options),
+            await _latency(connection),
+            await _clock(connection),
+            await _scripts(connection, scripts),
         ]
     except BackendError as error:
         return [Check("redis", CheckStatus.BROKEN, str(error), "see the server's log")]
     finally:
-        wire.close()
+        connection.close()
 
 
-def _version(facts: ServerFacts) -> Check:
-    version = f"{facts.product} {'.'.join(map(str, facts.version))}"
-    if (0, 0) < facts.version < (6, 2):
+def _version(info: ServerInfo) -> Check:
+    version = f"{info.product} {'.'.join(map(str, info.version))}"
+    if (0, 0) < info.version < (6, 2):
         return Check("redis version", CheckStatus.BROKEN, version, "upgrade to 6.2 or newer")
-    return Check("redis version", CheckStatus.OK, f"{version} at {facts.address}, {facts.role or 'unknown role'}")
+    return Check("redis version", CheckStatus.OK, f"{version} at {info.address}, {info.role or 'unknown role'}")
 
 
-def _policy(facts: ServerFacts) -> Check:
+def _policy(info: ServerInfo) -> Check:
     name = "redis memory"
-    if not facts.policy:
+    if not info.policy:
         return Check(
             name, CheckStatus.WARN, "maxmemory-policy unknown", "check that it is noeviction: this user cannot run INFO"
         )
-    limit = f"of {facts.max_memory:,} bytes" if facts.max_memory else "bytes, no limit"
-    detail = f"maxmemory-policy {facts.policy}, used {facts.used_memory:,} {limit}"
+    limit = f"of {info.max_memory:,} bytes" if info.max_memory else "bytes, no limit"
+    detail = f"maxmemory-policy {info.policy}, used {info.used_memory:,} {limit}"
     try:
-        refuse(facts)
+        require_safe(info)
     except BackendError:
         return Check(name, CheckStatus.BROKEN, detail, "CONFIG SET maxmemory-policy noeviction, and in redis.conf")
     return Check(name, CheckStatus.OK, detail)
 
 
-def _persistence(facts: ServerFacts, options: Options) -> Check:
+def _persistence(info: ServerInfo, options: Options) -> Check:
     name = "redis persistence"
-    level = "replicated" if options.min_replicas else facts.durability
-    detail = f"{level}: appendonly {'yes' if facts.append_only else 'no'}, appendfsync {facts.fsync or 'unknown'}"
-    if facts.durability == "disk":
+    level = "replicated" if options.min_replicas else info.durability
+    detail = f"{level}: appendonly {'yes' if info.append_only else 'no'}, appendfsync {info.fsync or 'unknown'}"
+    if info.durability == "disk":
         return Check(name, CheckStatus.OK, detail)
     fix = "appendonly yes and appendfsync always survive a loss of power"
-    if not facts.append_only:
+    if not info.append_only:
         fix += "; without appendonly a restart of Redis loses what came after its last snapshot"
     return Check(name, CheckStatus.WARN, detail, fix)
 
 
-def _replicas(facts: ServerFacts, options: Options) -> Check:
+def _replicas(info: ServerInfo, options: Options) -> Check:
     name = "redis replicas"
-    detail = f"{facts.replicas} connected, {options.min_replicas} waited for"
-    if facts.replicas < options.min_replicas:
+    detail = f"{info.replicas} connected, {options.min_replicas} waited for"
+    if info.replicas < options.min_replicas:
         return Check(name, CheckStatus.BROKEN, detail, "connect more replicas or lower ?min_replicas=")
     return Check(name, CheckStatus.OK, detail)
 
 
-async def _latency(wire: Wire) -> Check:
+async def _latency(connection: Connection) -> Check:
     times: list[float] = []
     for _ in range(_PINGS):
         began = time.perf_counter()
-        await wire.send("PING")
+        await connection.send("PING")
         times.append(time.perf_counter() - began)
     times.sort()
     middle, worst = times[_PINGS // 2], times[-1]
@@ -106,9 +105,9 @@ async def _latency(wire: Wire) -> Check:
     return Check("redis latency", CheckStatus.OK, detail)
 
 
-async def _clock(wire: Wire) -> Check:
+async def _clock(connection: Connection) -> Check:
     began = time.time()
-    seconds, microseconds = cast("list[bytes]", await wire.send("TIME"))
+    seconds, microseconds = cast("list[bytes]", await connection.send("TIME"))
     here = (began + time.time()) / 2
     ahead = int(seconds) + int(microseconds) / 1e6 - here
     detail = f"{ahead:+.3f} s apart from this host's clock"
@@ -118,13 +117,13 @@ async def _clock(wire: Wire) -> Check:
     return Check("redis clock", CheckStatus.OK, detail)
 
 
-async def _scripts(wire: Wire, scripts: ScriptSet) -> Check:
-    flags = not (0, 0) < wire.version < (7, 0)
+async def _scripts(connection: Connection, scripts: ScriptSet) -> Check:
+    flags = not (0, 0) < connection.version < (7, 0)
     loaded: list[asyncio.Future[Reply]] = [
-        wire.send("SCRIPT", "LOAD", scripts.get(name, flags=flags).source) for name in scripts.names
+        connection.send("SCRIPT", "LOAD", scripts.get(name, flags=flags).source) for name in scripts.names()
     ]
     try:
         await asyncio.gather(*loaded)
     except BackendError as error:
         return Check("redis scripts", CheckStatus.BROKEN, str(error), "allow this user the commands in docs/redis.md")
-    return Check("redis scripts", CheckStatus.OK, f"{len(scripts.names)} understood")
+    return Check("redis scripts", CheckStatus.OK, f"{len(loaded)} understood")

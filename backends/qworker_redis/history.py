@@ -19,11 +19,11 @@ from qworker.history.batch import EventBatch, decode_batch, encode_batch
 from qworker.history.event import Event
 from qworker.history.store import HistoryOptions, HistoryStore, parse_position, sort_by_time
 from qworker.names import check_queue, printable
-from qworker_redis.links import Links
-from qworker_redis.replies import ConnectionLost, Redirected, Reply
+from qworker_redis.connection import Argument, ignore_result
+from qworker_redis.connections import ConnectionPool
+from qworker_redis.error_replies import ConnectionLost, Redirected, Reply
 from qworker_redis.scripts import queue_key
-from qworker_redis.topology import slot_of
-from qworker_redis.wire import Argument
+from qworker_redis.topology import queue_slot
 
 __all__ = ["RedisHistory"]
 
@@ -39,34 +39,29 @@ _MOST_WAITING = 100
 # Seconds between two trims by age, until a store that refused is tried again, and for which `aclose` waits.
 _TRIMMING, _PAUSE, _CLOSE = 60.0, 30.0, 1.0
 
-Command = Callable[..., Awaitable[Reply]]
-
 
 class RedisHistory(HistoryStore):
     """A history of streams.
 
     Args:
-        links: The backend's connections.
+        pool: The backend's connections.
         options: How long events are kept.
         clock: The backend's clock.
-        command: Sends a command to the server of a slot, and waits for its answer.
         queues: Returns the names of all queues.
     """
 
     def __init__(
         self,
-        links: Links,
+        pool: ConnectionPool,
         options: HistoryOptions,
         *,
         clock: Clock,
-        command: Command,
         queues: Callable[[], Awaitable[list[str]]],
     ) -> None:
         self.enabled = options.enabled
-        self._links = links
+        self._pool = pool
         self._options = options
         self._clock = clock
-        self._command = command
         self._queues = queues
         self._sent: set[asyncio.Future[Reply]] = set()
         self._waiting: deque[tuple[str, bytes]] = deque(maxlen=_MOST_WAITING)
@@ -99,19 +94,20 @@ class RedisHistory(HistoryStore):
             self._waiting.popleft()
 
     def _send(self, queue: str, payload: bytes, now: float) -> bool:
-        wire = self._links.at_hand(slot_of(queue))
-        if wire is None:
+        connection = self._pool.open_connection(queue_slot(queue))
+        if connection is None:
             return False
         key = queue_key(queue, "history")
         self._usual += (len(payload) - self._usual) / 64
         most = min(_MOST, max(_FEWEST, int(self._options.size / self._usual)))
-        added = wire.send("XADD", key, "MAXLEN", "~", most, "*", _FIELD, payload)
+        added = connection.send("XADD", key, "MAXLEN", "~", most, "*", _FIELD, payload)
         self._sent.add(added)
         added.add_done_callback(self._answered)
         if now - self._trimmed_at.get(queue, float("-inf")) > _TRIMMING:
             self._trimmed_at[queue] = now
             oldest = int((self._clock.time() - self._options.age) * 1000)
-            wire.send("XTRIM", key, "MINID", "~", max(0, oldest)).add_done_callback(_forget)
+            # If it fails, the next trim, a minute later, tries again.
+            connection.send("XTRIM", key, "MINID", "~", max(0, oldest)).add_done_callback(ignore_result)
         return True
 
     def _answered(self, future: asyncio.Future[Reply]) -> None:
@@ -140,7 +136,9 @@ class RedisHistory(HistoryStore):
     async def logs(self) -> list[str]:
         """Return the queues that have a stream."""
         names = await self._queues()
-        return [name for name in names if await self._command(slot_of(name), "EXISTS", queue_key(name, "history"))]
+        return [
+            name for name in names if await self._pool.command(queue_slot(name), "EXISTS", queue_key(name, "history"))
+        ]
 
     async def read(self, log: str, after: str | None, limit: int) -> tuple[list[Event], str | None]:
         """Read the entries of a queue's stream.
@@ -154,11 +152,11 @@ class RedisHistory(HistoryStore):
             if not entries:
                 break
             for own, payload in entries:
-                told = _events(payload)
+                given = _events(payload)
                 first = skip if own == place else 0
-                some = told[first : first + limit - len(found)]
+                some = given[first : first + limit - len(found)]
                 found += some
-                if first + len(some) < len(told):
+                if first + len(some) < len(given):
                     return found, _position(own, first + len(some))
                 after = _position(own, _ALL)
             place, skip = entries[-1][0], _ALL
@@ -167,7 +165,7 @@ class RedisHistory(HistoryStore):
     async def last_position(self, log: str) -> str | None:
         """Read the stream's last entry only."""
         key = queue_key(check_queue(log), "history")
-        reply = await self._command(slot_of(log), "XREVRANGE", key, "+", "-", "COUNT", 1)
+        reply = await self._pool.command(queue_slot(log), "XREVRANGE", key, "+", "-", "COUNT", 1)
         last = _entries_in(reply)
         return _position(last[0][0], _ALL) if last else None
 
@@ -187,7 +185,7 @@ class RedisHistory(HistoryStore):
         """Read some entries of a stream, starting at a place."""
         start = f"{'(' if given == _ALL else ''}{place[0]}-{place[1]}"
         key = queue_key(check_queue(queue), "history")
-        reply = await self._command(slot_of(queue), "XRANGE", key, start, "+", "COUNT", _ENTRIES)
+        reply = await self._pool.command(queue_slot(queue), "XRANGE", key, start, "+", "COUNT", _ENTRIES)
         return _entries_in(reply)
 
     async def delete_before(self, log: str, position: str) -> None:
@@ -195,13 +193,7 @@ class RedisHistory(HistoryStore):
         (moment, number), given = _parsed(position)
         first = f"{moment}-{number + 1 if given == _ALL else number}"
         arguments: list[Argument] = ["XTRIM", queue_key(check_queue(log), "history"), "MINID", "=", first]
-        await self._command(slot_of(log), *arguments)
-
-
-def _forget(future: asyncio.Future[Reply]) -> None:
-    # The next trim, a minute later, tries again.
-    if not future.cancelled():
-        future.exception()
+        await self._pool.command(queue_slot(log), *arguments)
 
 
 def _entries_in(reply: Reply) -> list[tuple[tuple[int, int], bytes]]:

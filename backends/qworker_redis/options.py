@@ -1,4 +1,4 @@
-"""What a Redis URL says, and how to reach each server it leads to: the one place where connections get their options."""
+"""The options of a Redis URL. All connections get their options from here."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from qworker.history.store import HISTORY_OPTIONS, HistoryOptions
 from qworker.kit.retention import KEEP_ALL, KEEP_NONE, KEEP_OPTIONS, RetentionPolicy, keep_done, keep_failed
 from qworker.url import BackendURL
 
-__all__ = ["Address", "Mode", "Options", "TcpAddress", "UnixAddress", "parse_hosts"]
+__all__ = ["Address", "Options", "TcpAddress", "UnixAddress", "parse_hosts"]
 
 _TLS_OPTIONS = ("tls_ca", "tls_cert", "tls_key", "tls_verify")
 _OPTIONS: frozenset[str] = frozenset(
     {*_TLS_OPTIONS, "timeout", "retry_timeout", "min_replicas", *KEEP_OPTIONS, *HISTORY_OPTIONS}
 )
-# Of the protocol that leaves the rest to its other implementations.
+# Those of `rfq:`. The rest is for the other implementations of its protocol.
 _RFQ_OPTIONS: frozenset[str] = frozenset({"timeout", "retry_timeout", "min_replicas", "keep_failed", *HISTORY_OPTIONS})
 # Bytes of a queue's stream of events.
 _HISTORY = 32 << 20
@@ -48,17 +48,15 @@ class UnixAddress(NamedTuple):
 
 Address = TcpAddress | UnixAddress
 
-Mode = str
-
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """A Redis URL, understood."""
+    """A parsed Redis URL."""
 
     # single, sentinel or cluster.
-    mode: Mode
+    mode: str
     # The server, the sentinels, or some nodes of the cluster.
     addresses: tuple[Address, ...]
-    # The name that the sentinels know the primary by.
+    # The name of the primary for the sentinels.
     primary: str = ""
     username: str | None = None
     password: str | None = None
@@ -79,10 +77,10 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def parse(cls, url: BackendURL) -> Options:
-        """Understand a URL.
+        """Parse a URL.
 
         Raises:
-            InvalidURL: a part or an option that no Redis URL has; says what to write.
+            InvalidURL: A part or an option is not valid. The error says what to write.
         """
         unix = url.scheme == "unix"
         mode = {"redis+sentinel": "sentinel", "redis+cluster": "cluster"}.get(url.scheme, "single")
@@ -124,7 +122,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _credentials(authority: str) -> tuple[str | None, str | None, str]:
-    """The user, the password and the hosts of an authority."""
+    """Return the user, the password and the hosts of an authority."""
     login, at, hosts = authority.rpartition("@")
     if not at:
         return None, None, hosts
@@ -133,17 +131,17 @@ def _credentials(authority: str) -> tuple[str | None, str | None, str]:
 
 
 def _default_host(url: BackendURL) -> str:
-    """Where a URL without a host leads to."""
+    """Return the host of a URL without one."""
     if url.scheme != "rfq":
         return "localhost"
     return f"{os.environ.get('RFQ_REDIS_HOST') or 'localhost'}:{os.environ.get('RFQ_REDIS_PORT') or 6379}"
 
 
 def parse_hosts(text: str, port: int, url: BackendURL) -> tuple[TcpAddress, ...]:
-    """`host`, `host:port`, `[v6]`, `[v6]:port`, or several with commas between them.
+    """Parse `host`, `host:port`, `[v6]`, `[v6]:port`, or several with commas between them.
 
     Raises:
-        InvalidURL: one of them is none of these.
+        InvalidURL: One of them is not valid.
     """
     found: list[TcpAddress] = []
     for part in text.split(","):
@@ -163,7 +161,7 @@ def _socket(url: BackendURL, hosts: str) -> UnixAddress:
 
 
 def _path(url: BackendURL, mode: str) -> tuple[str, int]:
-    """The primary's name and the number of the database."""
+    """Return the primary's name and the number of the database."""
     parts = url.path.strip("/").split("/") if url.path.strip("/") else []
     primary = ""
     if mode == "sentinel":
@@ -184,7 +182,7 @@ def _no_tls(url: BackendURL) -> None:
 
 
 def _tls(url: BackendURL) -> ssl.SSLContext:
-    """Verified TLS, unless `?tls_verify=0` says otherwise."""
+    """Return the context for TLS, which verifies unless `?tls_verify=0` says otherwise."""
     verify = url.choice("tls_verify", "1", ("1", "0", "ca"))
     try:
         context = ssl.create_default_context(cafile=url.options.get("tls_ca"))

@@ -1,6 +1,6 @@
 """Which server has a queue: the one of the URL, the primary that the sentinels know, or the node of a cluster.
 
-All of it blocks, and is called from threads: discovery is rare, and `extend` must be able to do it while the loop is blocked.
+Discovery blocks and runs in threads. It is rare, and `extend` must be able to do it while the event loop is blocked.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from functools import lru_cache
 from typing import cast
 
 from qworker.errors import BackendError, BackendUnavailable
-from qworker_redis.blocking import BlockingWire
+from qworker_redis.blocking_connection import BlockingConnection
+from qworker_redis.error_replies import Redirected, Reply
 from qworker_redis.options import Address, Options, TcpAddress
-from qworker_redis.replies import Redirected, Reply
 
-__all__ = ["Topology", "slot_of", "slot_of_tag", "topology"]
+__all__ = ["Topology", "key_slot", "make_topology", "queue_slot"]
 
 _SLOTS = 16384
 
 
 @lru_cache(4096)
-def slot_of(queue: str) -> int:
-    """The slot of a queue's keys in a cluster."""
-    return slot_of_tag(f"qworker:{queue}".encode())
+def queue_slot(queue: str) -> int:
+    """Return the slot of a queue's keys in a cluster."""
+    return key_slot(f"qworker:{queue}".encode())
 
 
-def slot_of_tag(tag: bytes) -> int:
-    """The slot of what stands between a key's braces, or of a key without them: CRC-16 (XModem)."""
+def key_slot(tag: bytes) -> int:
+    """Return the slot of a key without braces, or of the text between its braces: CRC-16 (XModem)."""
     return binascii.crc_hqx(tag, 0) % _SLOTS
 
 
@@ -42,23 +42,23 @@ class Topology(abc.ABC):
 
     @abc.abstractmethod
     def known(self, slot: int) -> Address | None:
-        """The server of a slot as far as is known without asking."""
+        """Return the server of a slot if it is known without asking."""
 
     @abc.abstractmethod
     def discover(self, slot: int) -> Address:
         """Ask for the server of a slot. Blocks.
 
         Raises:
-            BackendUnavailable: nobody knows.
+            BackendUnavailable: No server knows.
         """
 
     @abc.abstractmethod
-    def doubt(self, slot: int, address: Address) -> None:
-        """A server failed or refused: ask again before trusting what is known."""
+    def invalidate(self, slot: int, address: Address) -> None:
+        """Note that a server failed or refused: what is known of it must be asked for again."""
 
-    def moved(self, redirected: Redirected, address: Address) -> Address | None:
-        """Learn from a redirection; the address that it names, if any."""
-        self.doubt(-1, address)
+    def learn_redirect(self, redirected: Redirected, address: Address) -> Address | None:
+        """Learn from a redirection. Return the address that it names, if any."""
+        self.invalidate(-1, address)
         del redirected
         return None
 
@@ -72,7 +72,7 @@ class _Single(Topology):
     def discover(self, slot: int) -> Address:
         return self._options.addresses[0]
 
-    def doubt(self, slot: int, address: Address) -> None:
+    def invalidate(self, slot: int, address: Address) -> None:
         """There is no other."""
 
 
@@ -103,19 +103,19 @@ class _Sentinel(Topology):
 
     def _ask(self, address: Address) -> Address | None:
         """The primary that one sentinel names, if that server agrees."""
-        with BlockingWire(self._options, address, sentinel=True) as sentinel:
+        with BlockingConnection(self._options, address, sentinel=True) as sentinel:
             reply = sentinel.call("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self._options.primary)
         if not isinstance(reply, list):
             return None
         host, port = cast("list[bytes]", reply)
         found = TcpAddress(host.decode(), int(port))
-        with BlockingWire(self._options, found) as server:
+        with BlockingConnection(self._options, found) as server:
             role = cast("Sequence[Reply]", server.call("ROLE"))[0]
         if role != b"master":
             raise BackendUnavailable(f"sentinel {address} points to {found}, which is not a primary yet")
         return found
 
-    def doubt(self, slot: int, address: Address) -> None:
+    def invalidate(self, slot: int, address: Address) -> None:
         if self._primary == address:
             self._primary = None
 
@@ -136,7 +136,7 @@ class _Cluster(Topology):
             errors: list[str] = []
             for address in [*self._nodes, *self._options.addresses]:
                 try:
-                    with BlockingWire(self._options, address) as node:
+                    with BlockingConnection(self._options, address) as node:
                         reply = node.call("CLUSTER", "SLOTS")
                 except BackendError as error:
                     errors.append(str(error))
@@ -160,11 +160,11 @@ class _Cluster(Topology):
         self._slots = slots
         self._nodes = list(nodes)
 
-    def doubt(self, slot: int, address: Address) -> None:
+    def invalidate(self, slot: int, address: Address) -> None:
         if self._slots.get(slot) == address:
             self._slots.pop(slot, None)
 
-    def moved(self, redirected: Redirected, address: Address) -> Address | None:
+    def learn_redirect(self, redirected: Redirected, address: Address) -> Address | None:
         if redirected.code == "READONLY":
             self._slots = {slot: node for slot, node in self._slots.items() if node != address}
             return None
@@ -176,7 +176,7 @@ class _Cluster(Topology):
         return found
 
 
-def topology(options: Options) -> Topology:
-    """The topology of a URL."""
+def make_topology(options: Options) -> Topology:
+    """Make the topology of a URL."""
     kinds: dict[str, type[Topology]] = {"single": _Single, "sentinel": _Sentinel, "cluster": _Cluster}
     return kinds[options.mode](options)

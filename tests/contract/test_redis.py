@@ -13,7 +13,7 @@ from qworker.message import Draft, Query, Selection, SettleAction, Settlement, S
 from qworker.testing.contract import BackendContract
 from qworker.testing.contract_browse import in_order
 from qworker.testing.harness import Case, Harness
-from qworker_redis import admin
+from qworker_redis import browse
 from tests.support.servers import PROGRAMS, RedisHarness, RedisServer
 
 
@@ -35,8 +35,8 @@ class TestRedis(BackendContract):
 async def test_pages_of_the_ready_messages_join_two_orders(
     server: RedisServer, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
-    monkeypatch.setattr(admin, "_FIRST", size)
-    monkeypatch.setattr(admin, "_BATCH", size)
+    monkeypatch.setattr(browse, "_FIRST", size)
+    monkeypatch.setattr(browse, "_BATCH", size)
     async with RedisHarness(server) as harness:
         case = Case(harness, await harness.open())
         for number in range(12):

@@ -141,9 +141,9 @@ async def bulk(url: str, ledger: Ledger, parts: int, rows: int) -> None:
 
 def die_at_call(number: int) -> None:
     """Be killed right after a command has gone out to Redis."""
-    from qworker_redis.wire import Wire
+    from qworker_redis.connection import Connection
 
-    send, count = Wire.send, itertools.count(1)
+    send, count = Connection.send, itertools.count(1)
 
     def killing(self, *arguments, **options):
         sent = send(self, *arguments, **options)
@@ -151,7 +151,7 @@ def die_at_call(number: int) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         return sent
 
-    Wire.send = killing
+    Connection.send = killing
 
 
 def main(arguments: list[str]) -> None:

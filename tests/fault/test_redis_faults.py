@@ -17,7 +17,7 @@ from qworker.kit.doctor_check import CheckStatus
 from qworker.message import Draft, Lease, Query, Selection, SettleAction, Settlement, State
 from qworker.testing.wait_until import wait_until
 from qworker.url import BackendURL
-from qworker_redis.doctor import examine_server
+from qworker_redis import RedisBackend
 from qworker_redis.scripts import queue_key
 from tests.support.depth import DEPTH
 from tests.support.proxy import LossyProxy
@@ -408,7 +408,7 @@ async def test_a_stopped_server_delays_and_loses_nothing(server: RedisServer) ->
 @pytest.mark.parametrize("program", PROGRAMS)
 async def test_the_doctor_names_the_server_and_finds_it_well(program: str) -> None:
     with RedisServer(program=program) as server:
-        checks = {check.name: check for check in await examine_server(BackendURL.parse(server.url))}
+        checks = {check.name: check for check in await RedisBackend.doctor(BackendURL.parse(server.url))}
     product, _, version = program.partition("-")
     wanted = "Redis " if program == "redis-server" else f"{product.capitalize()} {version} at "
     assert checks["redis version"].detail.startswith(wanted)
@@ -418,7 +418,7 @@ async def test_the_doctor_names_the_server_and_finds_it_well(program: str) -> No
 
 async def test_the_doctor_tells_what_is_in_force(server: RedisServer) -> None:
     url = BackendURL.parse(server.url)
-    checks = {check.name: check for check in await examine_server(url)}
+    checks = {check.name: check for check in await RedisBackend.doctor(url)}
     assert checks["redis version"].health is CheckStatus.OK
     assert checks["redis scripts"].health is CheckStatus.OK
     assert checks["redis persistence"].health is CheckStatus.WARN
@@ -426,11 +426,13 @@ async def test_the_doctor_tells_what_is_in_force(server: RedisServer) -> None:
         client.config_set("maxmemory-policy", "allkeys-lru")
         client.config_set("appendonly", "yes")
         client.config_set("appendfsync", "always")
-    checks = {check.name: check for check in await examine_server(BackendURL.parse(server.url + "?min_replicas=2"))}
+    checks = {
+        check.name: check for check in await RedisBackend.doctor(BackendURL.parse(server.url + "?min_replicas=2"))
+    }
     assert checks["redis memory"].health is CheckStatus.BROKEN
     assert "noeviction" in checks["redis memory"].fix
     assert checks["redis persistence"].health is CheckStatus.OK
     assert checks["redis replicas"].health is CheckStatus.BROKEN
     server.stop(signal.SIGKILL)
     # That nobody is there is told by the check before.
-    assert await examine_server(url) == []
+    assert await RedisBackend.doctor(url) == []

@@ -19,9 +19,9 @@ from qworker.errors import BackendUnavailable, PermissionDenied, PublishUncertai
 from qworker.message import Draft, Lease, Query, SettleAction, Settlement, State
 from qworker.testing.wait_until import wait_until
 from qworker.url import BackendURL
-from qworker_redis.blocking import BlockingWire
+from qworker_redis.blocking_connection import BlockingConnection
 from qworker_redis.options import Options
-from qworker_redis.topology import slot_of
+from qworker_redis.topology import queue_slot
 from tests.support.servers import RedisServer, free_port
 
 pytestmark = pytest.mark.fault
@@ -121,12 +121,12 @@ async def _formed(nodes: list[RedisServer]) -> None:
 def raw(node: RedisServer, *command: Any) -> Any:
     """An answer as it is."""
     options = Options.parse(BackendURL.parse(node.url + "?timeout=30"))
-    with BlockingWire(options, options.addresses[0]) as wire:
-        return wire.call(*command)
+    with BlockingConnection(options, options.addresses[0]) as connection:
+        return connection.call(*command)
 
 
 def _node_of(nodes: list[RedisServer], queue: str) -> int:
-    return min(slot_of(queue) * 3 // 16384, 2)
+    return min(queue_slot(queue) * 3 // 16384, 2)
 
 
 async def test_queues_of_a_cluster_live_on_all_its_nodes(nodes: list[RedisServer]) -> None:
@@ -152,7 +152,7 @@ async def test_queues_of_a_cluster_live_on_all_its_nodes(nodes: list[RedisServer
 
 async def test_a_slot_that_moves_takes_its_queue_along(nodes: list[RedisServer]) -> None:
     await _formed(nodes)
-    slot = slot_of(QUEUE)
+    slot = queue_slot(QUEUE)
     source = nodes[_node_of(nodes, QUEUE)]
     target = nodes[(_node_of(nodes, QUEUE) + 1) % 3]
     backend = open_backend(f"redis+cluster://127.0.0.1:{nodes[0].port}?retry_timeout=50")

@@ -21,7 +21,7 @@ from qworker.kit.doctor_check import CheckStatus
 from qworker.message import Draft, Lease, Query, SettleAction, Settlement, State
 from qworker.testing.wait_until import wait_until
 from qworker.url import BackendURL
-from qworker_redis.doctor import examine_server
+from qworker_redis.rfq import RfqBackend
 from tests.support.proxy import LossyProxy
 from tests.support.servers import RedisServer, free_port
 
@@ -192,5 +192,5 @@ async def test_flushed_scripts_are_taught_again_and_the_doctor_knows_them(server
         leases = await direct.lease(TOPIC, 1, LONG)
         assert await asyncio.to_thread(direct.extend, leases, LONG) == []
         assert await direct.settle(acks(leases)) == []
-    checks = {check.name: check for check in await examine_server(BackendURL.parse(direct.describe()))}
+    checks = {check.name: check for check in await RfqBackend.doctor(BackendURL.parse(direct.describe()))}
     assert checks["redis scripts"].health is CheckStatus.OK

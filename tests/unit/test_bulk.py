@@ -20,7 +20,7 @@ from qworker.bulk.spool import BATCH, SpooledBulkWriter
 from qworker.errors import BackendError, BackendUnavailable, InvalidName, NotSupported, UsageError
 from qworker.message import Draft, Query, SettleAction, Settlement, State
 from qworker_file.staging import FileBulkWriter
-from qworker_redis.staging import RedisBulkWriter
+from qworker_redis.bulk import RedisBulkWriter
 from tests.support.servers import RedisServer
 
 NATIVE = ("file", "redis")

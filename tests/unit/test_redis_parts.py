@@ -23,13 +23,14 @@ from qworker.errors import (
 from qworker.message import Draft
 from qworker.testing.wait_until import wait_until
 from qworker.url import BackendURL
+from qworker_redis.batch_sender import BatchSender
 from qworker_redis.codec import decode, encode
-from qworker_redis.lanes import Lane
+from qworker_redis.connection import Connection, connect
+from qworker_redis.error_replies import ConnectionLost, Redirected, to_error
 from qworker_redis.options import Options, TcpAddress
-from qworker_redis.replies import ConnectionLost, Redirected, meaning
-from qworker_redis.scripts import SCRIPTS, script
-from qworker_redis.topology import slot_of, slot_of_tag
-from qworker_redis.wire import Wire, connect
+from qworker_redis.rfq.keys import RFQ
+from qworker_redis.scripts import NATIVE, ScriptSet
+from qworker_redis.topology import key_slot, queue_slot
 
 # -- values ------------------------------------------------------------------------------------------------------------
 
@@ -97,9 +98,11 @@ def test_what_has_no_place_is_refused() -> None:
 # -- scripts -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_every_script_names_its_keys_and_what_it_takes_and_gives(name: str) -> None:
-    source = script(name, flags=True).source.decode()
+@pytest.mark.parametrize(
+    ("scripts", "name"), [(scripts, name) for scripts in (NATIVE, RFQ) for name in scripts.names()]
+)
+def test_every_script_names_its_keys_and_what_it_takes_and_gives(scripts: ScriptSet, name: str) -> None:
+    source = scripts.get(name, flags=True).source.decode()
     own = source.split("\n-- KEYS: ")[1]
     assert "-- ARGV: " in own
     assert "-- RETURNS: " in own
@@ -107,7 +110,7 @@ def test_every_script_names_its_keys_and_what_it_takes_and_gives(name: str) -> N
         name not in {"publish", "publish_one", "publish_staged", "stage"}
     )
     # Redis before 7 takes the first line for a syntax error.
-    assert script(name, flags=False).source.decode() == source.partition("\n")[2]
+    assert scripts.get(name, flags=False).source.decode() == source.partition("\n")[2]
 
 
 # -- replies -----------------------------------------------------------------------------------------------------------
@@ -143,19 +146,19 @@ IN_SCRIPT = "ERR Error running script (call to f_f8d90fe0): @user_script:66: @us
     ],
 )
 def test_error_replies_become_errors_of_the_one_tree(text: str, kind: type[BackendError]) -> None:
-    error = meaning(ReplyError(text))
+    error = to_error(ReplyError(text))
     assert type(error) is kind
     assert isinstance(error.__cause__, ReplyError)
 
 
 def test_slots_are_those_of_a_cluster() -> None:
     # As `CLUSTER KEYSLOT` says.
-    assert slot_of_tag(b"foo") == 12182
-    assert slot_of_tag(b"somekey") == 11058
-    assert slot_of("q") == slot_of_tag(b"qworker:q")
+    assert key_slot(b"foo") == 12182
+    assert key_slot(b"somekey") == 11058
+    assert queue_slot("q") == key_slot(b"qworker:q")
 
 
-# -- lanes -------------------------------------------------------------------------------------------------------------
+# -- batch senders -------------------------------------------------------------------------------------------------------------
 
 
 def gated() -> tuple[list[list[int]], asyncio.Event, Callable[[Sequence[int]], Awaitable[list[int]]]]:
@@ -174,8 +177,8 @@ def gated() -> tuple[list[list[int]], asyncio.Event, Callable[[Sequence[int]], A
 
 async def test_what_comes_while_a_batch_is_sent_is_the_next_batch() -> None:
     batches, gate, send = gated()
-    lane = Lane(send, lambda _: 1, 100)
-    calls = [asyncio.create_task(lane.submit([n, n + 100])) for n in range(5)]
+    sender = BatchSender(send, lambda _: 1, 100)
+    calls = [asyncio.create_task(sender.submit([n, n + 100])) for n in range(5)]
     await wait_until(lambda: batches)
     gate.set()
     assert await asyncio.gather(*calls) == [[-n, -n - 100] for n in range(5)]
@@ -185,14 +188,14 @@ async def test_what_comes_while_a_batch_is_sent_is_the_next_batch() -> None:
 async def test_a_batch_has_a_limit_and_its_order() -> None:
     batches, gate, send = gated()
     gate.set()
-    assert await Lane(send, lambda _: 1, 4).submit(range(10)) == [-n for n in range(10)]
+    assert await BatchSender(send, lambda _: 1, 4).submit(range(10)) == [-n for n in range(10)]
     assert batches == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
 
 
 async def test_a_cancelled_call_takes_nobody_along_and_a_failure_reaches_all_of_its_batch() -> None:
     batches, gate, send = gated()
-    lane = Lane(send, lambda _: 1, 100)
-    first, second, third, fourth = (asyncio.create_task(lane.submit([n])) for n in (1, 2, 13, 4))
+    sender = BatchSender(send, lambda _: 1, 100)
+    first, second, third, fourth = (asyncio.create_task(sender.submit([n])) for n in (1, 2, 13, 4))
     await wait_until(lambda: batches)
     first.cancel()
     second.cancel()
@@ -205,7 +208,7 @@ async def test_a_cancelled_call_takes_nobody_along_and_a_failure_reaches_all_of_
         BackendUnavailable,
     ]
     assert batches == [[1], [13, 4]]
-    assert await lane.submit([5]) == [-5]
+    assert await sender.submit([5]) == [-5]
 
 
 # -- connections -------------------------------------------------------------------------------------------------------
@@ -235,64 +238,64 @@ class Scripted(asyncio.Protocol):
 
 
 @asynccontextmanager
-async def said(*answers: bytes | None) -> AsyncIterator[Wire]:
+async def said(*answers: bytes | None) -> AsyncIterator[Connection]:
     """A connection to such a server."""
     scripted = Scripted(answers)
     server = await asyncio.get_running_loop().create_server(lambda: scripted, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     options = Options.parse(BackendURL.parse(f"redis://127.0.0.1:{port}?timeout=0.5"))
-    wire = await connect(options, TcpAddress("127.0.0.1", port))
+    connection = await connect(options, TcpAddress("127.0.0.1", port))
     try:
-        yield wire
+        yield connection
     finally:
-        wire.close()
+        connection.close()
         await scripted.gone.wait()
         server.close()
         await server.wait_closed()
 
 
 async def test_answers_come_in_order_and_in_pieces() -> None:
-    async with said(b":1\r\n$3\r\na", b"bc\r\n") as wire:
-        assert wire.version == (7, 0)
-        first, second = wire.send("ONE"), wire.send("TWO")
+    async with said(b":1\r\n$3\r\na", b"bc\r\n") as connection:
+        assert connection.version == (7, 0)
+        first, second = connection.send("ONE"), connection.send("TWO")
         assert await first == 1
         # Commands that went out as one are one to this server.
-        third = wire.send("THREE")
+        third = connection.send("THREE")
         assert await second == b"abc"
         third.cancel()
 
 
 async def test_the_answer_to_a_cancelled_command_goes_to_nobody() -> None:
-    async with said(b":1\r\n:2\r\n") as wire:
-        first, second = wire.send("ONE"), wire.send("TWO")
+    async with said(b":1\r\n:2\r\n") as connection:
+        first, second = connection.send("ONE"), connection.send("TWO")
         first.cancel()
         assert await second == 2
 
 
 async def test_a_lost_connection_fails_all_that_wait_and_all_that_comes() -> None:
-    async with said(None) as wire:
-        calls = [wire.send("ONE"), wire.send("TWO")]
+    async with said(None) as connection:
+        calls = [connection.send("ONE"), connection.send("TWO")]
         for call in calls:
             with pytest.raises(ConnectionLost) as caught:
                 await call
             assert caught.value.sent
-        assert not wire.alive
+        assert not connection.alive
         with pytest.raises(ConnectionLost) as caught:
-            wire.send("THREE")
+            connection.send("THREE")
         assert not caught.value.sent
 
 
 async def test_silence_ends_a_connection() -> None:
-    async with said(b"") as wire:
+    async with said(b"") as connection:
         with pytest.raises(ConnectionLost, match="no answer within"):
-            await wire.send("ONE")
-        assert not wire.alive
+            await connection.send("ONE")
+        assert not connection.alive
 
 
 @pytest.mark.parametrize("nonsense", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b":1\r\n:2\r\n"])
 async def test_a_server_that_talks_nonsense_is_left(nonsense: bytes) -> None:
-    async with said(nonsense) as wire:
-        call = wire.send("ONE")
-        await wait_until(lambda: not wire.alive)
+    async with said(nonsense) as connection:
+        call = connection.send("ONE")
+        await wait_until(lambda: not connection.alive)
         await asyncio.wait([call])
         assert call.exception() is not None or call.result() == 1

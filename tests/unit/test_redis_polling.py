@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from qworker_redis.polling import CLOSE, LONGEST, Polling
+from qworker_redis.spin_wait import CLOSE, LONGEST, SpinWait
 
 
 class Ticking:
@@ -23,7 +23,7 @@ class Ticking:
         return self.now
 
 
-async def one_call(polling: Polling, clock: Ticking, passes: int) -> int:
+async def one_call(spin: SpinWait, clock: Ticking, passes: int) -> int:
     """A call whose answer takes some passes of the loop; how often the clock was looked at."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[int] = loop.create_future()
@@ -36,7 +36,7 @@ async def one_call(polling: Polling, clock: Ticking, passes: int) -> int:
 
     later(passes)
     before = clock.looks
-    assert await polling.answer(future) == 7
+    assert await spin.answer(future) == 7
     return clock.looks - before
 
 
@@ -46,45 +46,45 @@ SLEPT = 2
 
 async def test_answers_that_come_at_once_are_looked_for_in_every_call_but_the_first() -> None:
     clock = Ticking()
-    polling = Polling(clock, processors=2)
-    assert await one_call(polling, clock, 5) == SLEPT
+    spin = SpinWait(clock, processors=2)
+    assert await one_call(spin, clock, 5) == SLEPT
     for _ in range(100):
-        assert await one_call(polling, clock, 5) > SLEPT
+        assert await one_call(spin, clock, 5) > SLEPT
 
 
 async def test_answers_that_take_longer_are_looked_for_ever_more_seldom() -> None:
     clock = Ticking()
-    polling = Polling(clock, processors=2)
-    looked = [await one_call(polling, clock, 50) > SLEPT for _ in range(200)]
+    spin = SpinWait(clock, processors=2)
+    looked = [await one_call(spin, clock, 50) > SLEPT for _ in range(200)]
     assert [number for number, one in enumerate(looked) if one] == [1, 3, 7, 15, 31, 63, 127]
     # And again in each, once it has helped.
     for _ in range(130):
-        await one_call(polling, clock, 5)
-    assert await one_call(polling, clock, 5) > SLEPT
+        await one_call(spin, clock, 5)
+    assert await one_call(spin, clock, 5) > SLEPT
 
 
 async def test_calls_that_are_far_apart_leave_the_processor_to_others() -> None:
     clock = Ticking()
-    polling = Polling(clock, processors=2)
+    spin = SpinWait(clock, processors=2)
     for _ in range(10):
-        assert await one_call(polling, clock, 5) == SLEPT
+        assert await one_call(spin, clock, 5) == SLEPT
         clock.now += CLOSE
 
 
 async def test_a_single_processor_is_left_to_the_server() -> None:
     clock = Ticking()
-    polling = Polling(clock, processors=1)
+    spin = SpinWait(clock, processors=1)
     for _ in range(10):
-        assert await one_call(polling, clock, 5) == SLEPT
+        assert await one_call(spin, clock, 5) == SLEPT
 
 
 @pytest.mark.parametrize("passes", [1, 10])
 async def test_a_call_cancelled_while_it_is_looked_for_is_forgotten(passes: int) -> None:
     clock = Ticking(LONGEST / 1000)
-    polling = Polling(clock, processors=2)
-    await one_call(polling, clock, 1)
+    spin = SpinWait(clock, processors=2)
+    await one_call(spin, clock, 1)
     future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-    call = asyncio.create_task(polling.answer(future))
+    call = asyncio.create_task(spin.answer(future))
     for _ in range(passes):
         await asyncio.sleep(0)
     call.cancel()

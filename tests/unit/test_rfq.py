@@ -22,8 +22,8 @@ from qworker.cli.main import main
 from qworker.errors import BackendError, InvalidArguments, InvalidURL, NotSupported
 from qworker.message import Draft, Lease, Query, Selection, SettleAction, Settlement, State
 from qworker_redis.rfq.codec import BODY, BODY_BASE64, decode, encode
-from qworker_redis.rfq.ids import id_of, is_id, new_ids, published_at, ticks_of
-from qworker_redis.rfq.keys import rfq_key, topic_of
+from qworker_redis.rfq.ids import derive_id, is_id, new_ids, published_at, to_ticks
+from qworker_redis.rfq.keys import parse_topic, rfq_key
 from tests.support.servers import RedisServer, free_port
 
 TOPIC = "tiles"
@@ -90,14 +90,14 @@ def test_no_map_breaks_the_reader(raw: list[bytes], coded: bool) -> None:
 @given(st.floats(0, 4e9), st.text())
 def test_ids_are_uuids_that_tell_their_time(now: float, origin: str) -> None:
     first, second = new_ids(2, now)
-    derived = id_of(origin, ticks_of(now))
+    derived = derive_id(origin, to_ticks(now))
     for made in (first, second, derived):
         assert is_id(made)
         assert uuid.UUID(made).version == 1
         assert uuid.UUID(made).variant == uuid.RFC_4122
         assert uuid.UUID(made).node >> 40 & 1, "nobody's network address"
     assert first < second or first[:8] > second[:8]
-    assert derived == id_of(origin, ticks_of(now))
+    assert derived == derive_id(origin, to_ticks(now))
     assert published_at(derived) == pytest.approx(now, abs=1e-5)
 
 
@@ -105,7 +105,7 @@ def test_ids_are_uuids_that_tell_their_time(now: float, origin: str) -> None:
 def test_no_key_of_a_stranger_is_a_topic_that_cannot_be_named(key: bytes) -> None:
     for part in ("backlog", "nextlog", "meta"):
         for candidate in (key, b"rfq:" + key + b":" + part.encode()):
-            topic = topic_of(candidate, part)
+            topic = parse_topic(candidate, part)
             assert topic is None or rfq_key(topic, part) == candidate
 
 

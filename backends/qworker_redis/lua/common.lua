@@ -1,24 +1,11 @@
--- What the scripts share; put in front of each of them. Every key of a script belongs to one queue.
+-- What the scripts of `redis:` share, besides shared.lua.
 --
--- A message's value in the hash `msg`: tries (2 bytes), order (8 bytes, microseconds: when it was published, made unique by its
--- place in its batch), priority (1 byte), then what only clients read. Big-endian.
--- `ready` is a list of ids: fresh messages of priority 0 in the order published. Every other ready message is in `sorted`, a sorted
--- set of one score, whose members begin with 9 - priority and the order: first the higher priority, then the older.
--- `gone` counts, by id, how often `ready` still names a message that was removed; meta.gone is their sum.
-
-local call = redis.call
-local insert = table.insert
-
--- Microseconds since 1970 by this server.
-local function clock()
-  local now = call('TIME')
-  return now[1] * 1000000 + now[2]
-end
-
--- A number of microseconds as text: Lua's own conversion keeps 14 digits only.
-local function text(number)
-  return string.format('%.0f', number)
-end
+-- A message's value in the hash `msg`: tries (2 bytes), order (8 bytes, microseconds: when it was published, made
+-- unique by its place in its batch), priority (1 byte), then what only clients read. Big-endian.
+-- `ready` is a list of ids: fresh messages of priority 0 in the order published. Every other ready message is in
+-- `sorted`, a sorted set of one score, whose members begin with 9 - priority and the order: first the higher priority,
+-- then the older. `gone` counts, by id, how often `ready` still names a message that was removed; meta.gone is their
+-- sum.
 
 -- The place of a message among the ready ones, which is also the member of `sorted`.
 local function place(id, value)
@@ -30,34 +17,18 @@ local function id_of(member)
   return string.sub(member, 19)
 end
 
--- The ids in ARGV, from a place on, that a set has with just the time that follows each.
-local function as_found(set, first)
-  local ids = {}
-  for i = first, #ARGV, 2 do
-    local time = call('ZSCORE', set, ARGV[i])
-    if time and tonumber(time) == tonumber(ARGV[i + 1]) then insert(ids, ARGV[i]) end
-  end
-  return ids
-end
-
--- Call a command with any number of trailing arguments; Lua's stack holds some 8,000.
-local function spread(command, key, arguments)
-  for first = 1, #arguments, 4000 do
-    call(command, key, unpack(arguments, first, math.min(first + 3999, #arguments)))
-  end
-end
-
 -- The values of messages, false for absent ones; any number of them.
 local function read(msg, ids)
   if #ids <= 4000 then return #ids > 0 and call('HMGET', msg, unpack(ids)) or {} end
   local values = {}
   for first = 1, #ids, 4000 do
-    for _, value in ipairs(call('HMGET', msg, unpack(ids, first, math.min(first + 3999, #ids)))) do insert(values, value) end
+    local some = call('HMGET', msg, unpack(ids, first, math.min(first + 3999, #ids)))
+    for _, value in ipairs(some) do insert(values, value) end
   end
   return values
 end
 
--- The key of a value, where it has one.
+-- The key of a value, if it has one.
 local function key_of(value)
   if string.byte(value, 12) % 2 == 1 then
     local length = string.byte(value, 13)
@@ -65,7 +36,7 @@ local function key_of(value)
   end
 end
 
--- Forget that a message is the pending one of its key.
+-- Release the key of a message if the message is the pending one of it.
 local function free_key(keys, key, id)
   if key and key ~= '' and call('HGET', keys, key) == id then
     call('HDEL', keys, key)
@@ -81,7 +52,7 @@ local function one_more_try(value)
   return struct.pack('>I2', math.min(tries + 1, 65535)) .. string.sub(value, 3)
 end
 
--- Move what is due to the ready ones; how many.
+-- Make due messages ready. Returns how many.
 local function take_due(msg, sorted, delayed, now, limit)
   local due = call('ZRANGEBYSCORE', delayed, '-inf', text(now), 'LIMIT', 0, limit)
   if #due > 0 then
@@ -94,20 +65,21 @@ local function take_due(msg, sorted, delayed, now, limit)
   return #due
 end
 
--- Tell one waiting client; one is enough, for who leases and leaves something tells the next.
-local function tell(wake)
+-- Wake one waiting client. One is enough, because a client that leases and leaves something wakes the next one.
+local function wake_one(wake)
   if call('LLEN', wake) == 0 then call('RPUSH', wake, '1') end
 end
 
--- Delay a message; clients that wait until the earliest one must hear of an earlier one.
+-- Delay a message. Clients that wait for the earliest one are woken if it is earlier.
 local function make_delayed(delayed, wake, id, due)
   local first = call('ZRANGE', delayed, 0, 0, 'WITHSCORES')
   call('ZADD', delayed, text(due), id)
-  if not first[1] or due < tonumber(first[2]) then tell(wake) end
+  if not first[1] or due < tonumber(first[2]) then wake_one(wake) end
 end
 
--- Make a queue. Redis keeps small sets and hashes in a compact form that it searches from the beginning, at some 3 us per leased
--- message; one member too long for that form, which means nothing and expires never, keeps `leased` and `claims` out of it.
+-- Make a queue. Redis keeps small sets and hashes in a compact form that it searches from the beginning, at some 3 us
+-- per leased message; one member too long for that form, which means nothing and never expires, keeps `leased` and
+-- `claims` out of it.
 local ANCHOR = string.rep('-', 65)
 
 local function make_queue(meta, leased, claims)
@@ -120,23 +92,8 @@ local function too_new(version)
   return redis.error_reply('QWTOONEW the queue has format ' .. version)
 end
 
--- What an earlier attempt of the same call answered, kept under `mark` for clients that lost the reply. A sequence number alone is
--- `publish_one`'s.
-local function answered(mark, sequence)
-  local kept = call('GET', mark)
-  if kept == sequence then return {0} end
-  if kept and string.byte(kept) > 127 then
-    kept = cmsgpack.unpack(kept)
-    if kept[1] == sequence then return kept[2] end
-  end
-end
-
-local function remember(mark, sequence, answer)
-  call('SET', mark, cmsgpack.pack({sequence, answer}), 'PX', 3600000)
-  return answer
-end
-
--- The rows of `ready` that are messages: {row number, id, value} each; and the numbers of the rows that were removed messages.
+-- The rows of `ready` that are messages: {row number, id, value} each; and the numbers of the rows that were removed
+-- messages.
 local function list_rows(msg, ready, gone, removed, limit)
   local rows, stale = {}, {}
   local heads = call('LRANGE', ready, 0, limit + math.min(removed, 1000) - 1)
@@ -154,8 +111,8 @@ local function list_rows(msg, ready, gone, removed, limit)
   return rows, stale, heads
 end
 
--- The first `limit` ready messages in their order, untouched: ids, values, their members of `sorted`, and how many rows of `ready`
--- end with the last of them.
+-- The first `limit` ready messages in their order, untouched: ids, values, their members of `sorted`, and how many rows
+-- of `ready` end with the last of them.
 local function first_ready(msg, ready, sorted, gone, removed, limit)
   local rows, stale, heads = list_rows(msg, ready, gone, removed, limit)
   local members = call('ZRANGE', sorted, 0, limit - 1)
@@ -185,7 +142,7 @@ local function first_ready(msg, ready, sorted, gone, removed, limit)
   return out
 end
 
--- Take removed messages out of the books, once their rows are off the list.
+-- Stop counting removed messages whose rows are off the list.
 local function forget_gone(meta, gone, ids)
   for _, id in ipairs(ids) do
     if call('HINCRBY', gone, id, -1) <= 0 then call('HDEL', gone, id) end

@@ -14,6 +14,6 @@ if ARGV[1] == 'down' then
   call('HSET', meta, 'down', '1')
 else
   call('HDEL', meta, 'down')
-  tell(wake)
+  wake_one(wake)
 end
 return 1

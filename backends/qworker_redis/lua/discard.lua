@@ -1,4 +1,4 @@
--- Delete finished messages that are still as they were found.
+-- Delete finished messages that are unchanged.
 -- KEYS: meta msg keys errors fail done
 -- ARGV: for each message: state (fail, done), id, when it finished in us
 -- RETURNS: messages deleted; -1 if there is no queue

@@ -1,6 +1,6 @@
--- A step of a job is published: leave the mark, and remove the seal.
+-- A step of a load is published: write its mark, and remove its seal.
 -- KEYS: jobs seals
--- ARGV: job, step, the mark
+-- ARGV: load, step, the mark
 -- RETURNS: 1
 local jobs, seals = unpack(KEYS)
 local mark = call('HGET', jobs, ARGV[1])

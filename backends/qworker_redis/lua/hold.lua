@@ -1,4 +1,4 @@
--- Keep a staged list for ever: its seal is being made.
+-- Keep a staged list from expiring: its seal is being made.
 -- KEYS: staged
 -- ARGV: how many rows it has to have
 -- RETURNS: 1; 0 if it has others

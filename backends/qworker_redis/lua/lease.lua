@@ -4,7 +4,7 @@
 -- RETURNS: [token, expiry us, us until the next message is due (-1: none is known), ids, values, claimant]
 local meta, msg, ready, sorted, delayed, leased, claims, gone, wake, void = unpack(KEYS)
 local none = {0, 0, -1, {}, {}}
--- Who asked has given up on this very call, and has been told that it holds nothing.
+-- The client has given this call up, and counts on it that the call claims nothing.
 if call('EXISTS', void) == 1 then return none end
 local state = call('HMGET', meta, 'version', 'down', 'fence', 'gone')
 if not state[1] or state[2] then return none end
@@ -29,10 +29,7 @@ else
     forget_gone(meta, gone, passed)
   end
 end
-if #ids == 0 then
-  local due = call('ZRANGE', delayed, 0, 0, 'WITHSCORES')
-  return {0, 0, due[2] and math.max(0, tonumber(due[2]) - now) or -1, {}, {}}
-end
+if #ids == 0 then return {0, 0, until_due(delayed, now), {}, {}} end
 
 -- Rises even where a fail-over has lost the last increments.
 local token = math.max(tonumber(state[3] or 0) + 1, now)
@@ -46,6 +43,6 @@ end
 call('HSET', meta, 'fence', text(token))
 spread('ZADD', leased, scores)
 spread('HSET', claims, holders)
--- Rows may be left for another worker: the one that is told tells the next.
-if #ids == limit and count_ready(meta, ready, sorted) > 0 then tell(wake) end
+-- Rows may be left for another worker.
+if #ids == limit and count_ready(meta, ready, sorted) > 0 then wake_one(wake) end
 return {token, expiry, 0, ids, values, ARGV[3]}

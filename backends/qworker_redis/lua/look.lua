@@ -1,12 +1,12 @@
 -- Look at messages: those of a state in its order, or some by their ids.
 -- KEYS: meta msg ready sorted delayed leased claims errors fail done gone
--- ARGV: id, then ids; or a state (ready, delayed, leased, done, fail), how many, 1 if the last come first, and where to go on:
---   the time us and the id of a message that was seen;
+-- ARGV: id, then ids; or a state (ready, delayed, leased, done, fail), how many, 1 if the last come first, and where to
+--   go on: the time us and the id of a message that was seen;
 --   of a ready one: kind, number and id of a row of `ready`, and a member of `sorted`, each '' if there is none:
 --     kind l: it is that row, and the member stands before it; s: it is that member, and the row stands before it;
 --     e: both were seen last. A number is where the row was: rows have moved towards the front since.
--- RETURNS: [] if there is no queue; or [1, then for each message: id, value, state, place, claim, error]; for a state, where to go on
---   in place of the 1, if there may be more
+-- RETURNS: [] if there is no queue; or [1, then for each message: id, value, state, place, claim, error]; for a state,
+--   where to go on in place of the 1, if there may be more
 --   place: the time us that orders its state; of a ready one of a state, where it is, separated by ~
 local meta, msg, ready, sorted, delayed, leased, claims, errors, fail, done, gone = unpack(KEYS)
 local head = call('HMGET', meta, 'version', 'gone')
@@ -15,7 +15,8 @@ if head[1] ~= '1' then return too_new(head[1]) end
 local removed = tonumber(head[2] or 0)
 while take_due(msg, sorted, delayed, clock(), 1000) == 1000 do end
 
--- Rows in which another row is looked for before the whole list is: so many are taken from its front between two pages at most.
+-- Rows in which another row is looked for before the whole list is: so many are taken from its front between two pages
+-- at most.
 local NEAR = 1000
 local answer = {1}
 local sets = {leased = leased, delayed = delayed, fail = fail, done = done}

@@ -1,13 +1,12 @@
--- Whether there may be something to lease, for who is about to wait.
+-- Whether there may be something to lease, for a client that is about to wait.
 -- KEYS: meta ready sorted delayed wake
--- ARGV: 1 to pass a wake-up on that this client took and did not use
+-- ARGV: 1 to pass on a wake-up that this client took and did not use
 -- RETURNS: us until there is something to lease: 0 now, -1 not known
 local meta, ready, sorted, delayed, wake = unpack(KEYS)
 local state = call('HMGET', meta, 'version', 'down')
 if not state[1] or state[2] then return -1 end
 if count_ready(meta, ready, sorted) > 0 then
-  if ARGV[1] == '1' then tell(wake) end
+  if ARGV[1] == '1' then wake_one(wake) end
   return 0
 end
-local due = call('ZRANGE', delayed, 0, 0, 'WITHSCORES')
-return due[2] and math.max(0, tonumber(due[2]) - clock()) or -1
+return until_due(delayed, clock())

@@ -9,10 +9,7 @@ local meta, msg, ready, sorted, delayed, leased, claims, keys, wake, mark = unpa
 local sequence = ARGV[1]
 if ARGV[2] == '1' then
   local earlier = answered(mark, sequence)
-  if earlier then
-    call('PEXPIRE', mark, 3600000)
-    return earlier
-  end
+  if earlier then return earlier end
 end
 local version = call('HGET', meta, 'version')
 if version and version ~= '1' then return too_new(version) end
@@ -66,5 +63,5 @@ end
 if not version then make_queue(meta, leased, claims) end
 spread('HSET', msg, sets)
 spread('RPUSH', ready, rows)
-if awake or #rows > 0 then tell(wake) end
+if awake or #rows > 0 then wake_one(wake) end
 return remember(mark, sequence, answer)

@@ -1,4 +1,5 @@
--- Publish the first rows of a staged list; they leave it in the same step, so what is there still is what nobody has published.
+-- Publish the first rows of a staged list. They leave it in the same step, so that the rows in it are those that are
+-- not published yet.
 -- KEYS: meta msg ready sorted delayed leased claims keys wake staged
 -- ARGV: rows at most, how many the list had at first, what the ids begin with: the number of the row follows
 -- RETURNS: [1 if the queue is new, how many rows are left]
@@ -54,5 +55,5 @@ if not version then make_queue(meta, leased, claims) end
 spread('HSET', msg, sets)
 spread('RPUSH', ready, plain)
 call('LTRIM', staged, #rows, -1)
-if awake or #plain > 0 then tell(wake) end
+if awake or #plain > 0 then wake_one(wake) end
 return {version and 0 or 1, left - #rows}

@@ -1,34 +1,14 @@
 -- Make ready what has expired (tries + 1) and what is due, and remove what has been kept for long enough.
 -- KEYS: meta msg ready sorted delayed leased claims errors fail done wake
--- ARGV: most messages of each kind, us to keep failed messages ('' for ever), us to keep done ones ('' for ever), the time that this
---   client's last call answered ('' none), us that have passed since on a clock that nobody sets, most failed messages to keep ('' any
---   number), most done ones ('' any number)
+-- ARGV: most messages of each kind, us to keep failed messages ('' forever), us to keep done ones ('' forever), the
+--   time that this client's last call answered ('' none), us that have passed since on a clock that is never set, most
+--   failed messages to keep ('' any number), most done ones ('' any number)
 -- RETURNS: [messages made ready, 1 if there is more to do, now us]
 local meta, msg, ready, sorted, delayed, leased, claims, errors, fail, done, wake = unpack(KEYS)
 local state = call('HMGET', meta, 'version', 'down', 'seen')
 if not state[1] then return {0, 0, 0} end
 if state[1] ~= '1' then return too_new(state[1]) end
 local now, limit = clock(), tonumber(ARGV[1])
-
--- This server's clock was set: it has gone further than time has, in the eyes of this client, and since the last time that any client
--- looked. Leases keep what was left of them.
-local TOLERANCE = 10000000
-
-local function keep_leases()
-  if call('ZCARD', leased) <= 1 then return end
-  call('HSET', meta, 'seen', text(now))
-  if ARGV[4] == '' or not state[3] then return end
-  local step = now - tonumber(ARGV[4]) - tonumber(ARGV[5])
-  if math.abs(step) <= TOLERANCE or math.abs(now - tonumber(state[3])) <= TOLERANCE then return end
-  local rows, moved = call('ZRANGE', leased, 0, -1, 'WITHSCORES'), {}
-  for i = 1, #rows, 2 do
-    if rows[i] ~= ANCHOR then
-      insert(moved, text(tonumber(rows[i + 1]) + step))
-      insert(moved, rows[i])
-    end
-  end
-  spread('ZADD', leased, moved)
-end
 
 local function expire()
   local expired = call('ZRANGEBYSCORE', leased, '-inf', text(now), 'LIMIT', 0, limit)
@@ -48,28 +28,20 @@ local function expire()
 end
 
 local function forget(set, age, most)
-  local old = {}
-  if age ~= '' then
-    old = call('ZRANGEBYSCORE', set, '-inf', text(now - tonumber(age)), 'LIMIT', 0, limit)
-  elseif most ~= '' then
-    local excess = call('ZCARD', set) - tonumber(most)
-    if excess > 0 then old = call('ZRANGE', set, 0, math.min(excess, limit) - 1) end
-  end
-  if #old > 0 then
-    spread('ZREM', set, old)
-    spread('HDEL', msg, old)
-    spread('HDEL', errors, old)
-  end
+  local old = take_old(set, age, most, now, limit)
+  spread('HDEL', msg, old)
+  spread('HDEL', errors, old)
   return #old
 end
 
 call('ZREM', leased, '')
-keep_leases()
+-- More than the anchor.
+if call('ZCARD', leased) > 1 then keep_leases(meta, leased, state[3], now) end
 local expired = expire()
 local due = take_due(msg, sorted, delayed, now, limit)
 local failed = forget(fail, ARGV[2], ARGV[6])
 local finished = forget(done, ARGV[3], ARGV[7])
--- Also heals a wake-up that somebody took and died of.
-if not state[2] and count_ready(meta, ready, sorted) > 0 then tell(wake) end
+-- Also replaces a wake-up that was lost with the client that took it.
+if not state[2] and count_ready(meta, ready, sorted) > 0 then wake_one(wake) end
 local more = math.max(expired, due, failed, finished) == limit
 return {expired + due, more and 1 or 0, now}

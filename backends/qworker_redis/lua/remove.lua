@@ -1,4 +1,4 @@
--- Delete messages in any state, whoever holds them: by their ids, or those of a state.
+-- Delete messages in any state, also leased ones: by their ids, or those of a state.
 -- KEYS: meta msg ready sorted delayed leased claims keys errors fail done gone
 -- ARGV: ids, then ids; or a state (ready, delayed, leased, done, fail) and how many
 -- RETURNS: messages deleted; -1 if there is no queue

@@ -1,20 +1,14 @@
 -- Make failed messages ready again, with no tries.
 -- KEYS: meta msg sorted errors fail keys wake
--- ARGV: most messages, then their ids; without any, the oldest ones. Or unchanged, then id and time of the failure in us of each
+-- ARGV: most messages, then their ids; without any, the oldest ones. Or unchanged, then id and time of the failure in
+--   us of each
 -- RETURNS: messages made ready; -1 if there is no queue
 local meta, msg, sorted, errors, fail, keys, wake = unpack(KEYS)
 local version = call('HGET', meta, 'version')
 if not version then return -1 end
 if version ~= '1' then return too_new(version) end
-local ids, count = {}, 0
-if ARGV[1] == 'unchanged' then
-  ids = as_found(fail, 2)
-elseif #ARGV == 1 then
-  ids = call('ZRANGE', fail, 0, tonumber(ARGV[1]) - 1)
-else
-  for i = 2, #ARGV do insert(ids, ARGV[i]) end
-end
-for _, id in ipairs(ids) do
+local count = 0
+for _, id in ipairs(selected(fail)) do
   if call('ZREM', fail, id) == 1 then
     local value = call('HGET', msg, id)
     if value then
@@ -28,5 +22,5 @@ for _, id in ipairs(ids) do
     end
   end
 end
-if count > 0 then tell(wake) end
+if count > 0 then wake_one(wake) end
 return count

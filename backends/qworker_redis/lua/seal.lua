@@ -1,8 +1,9 @@
--- Say which staged lists are a step of a job, once and for all. A seal is made in two steps: it is void until all its lists are held.
+-- Say which staged lists are a step of a load, once and for all. A seal is made in two steps: it is void until all its
+-- lists are held.
 -- KEYS: jobs seals
--- ARGV: job, step, and: '' to look, or the seal to make ('s' sealed, 'h' still to be held, then the manifest), or '!' and the void seal to
---   remove, or '=' and the seal that is held now
--- RETURNS: [the mark of the job or '', the seal of the step or '']
+-- ARGV: load, step, and: '' to read, or the seal to make ('s' sealed, 'h' still to be held, then the manifest), or '!'
+--   and the void seal to remove, or '=' and the seal that is held now
+-- RETURNS: [the mark of the load or '', the seal of the step or '']
 local jobs, seals = unpack(KEYS)
 local job, step, wanted = ARGV[1], ARGV[2], ARGV[3]
 local field = job .. '/' .. step

@@ -1,8 +1,9 @@
--- Put rows where nobody leases them, in their order; rows that are there already by an earlier attempt of the same call are not put twice.
+-- Stage rows in their order: they are not leased from there. Rows of an earlier attempt of the same call are not added
+-- twice.
 -- KEYS: run staged
--- ARGV: how many rows are there already, ms until what nobody seals is forgotten, this list's name, then rows:
+-- ARGV: how many rows are there already, ms until rows expire that are not sealed, this list's name, then rows:
 --   the length of what is special about the message (2 bytes), that, and the rest, as `publish` takes them
--- RETURNS: how many rows are there now; -1: others than expected, because they were forgotten
+-- RETURNS: how many rows are there now; -1: others than expected, because they have expired
 local run, staged = unpack(KEYS)
 local before, life, name = tonumber(ARGV[1]), ARGV[2], ARGV[3]
 local have = call('LLEN', staged)

@@ -1,7 +1,8 @@
 -- Count a queue.
 -- KEYS: meta msg ready sorted delayed leased fail done gone
 -- ARGV: none
--- RETURNS: [] if there is none; or [ready, leased, delayed, done, fail, 1 if paused, now us, values of the oldest ready messages]
+-- RETURNS: [] if there is none; or [ready, leased, delayed, done, fail, 1 if paused, now us, values of the oldest ready
+--   messages]
 local meta, msg, ready, sorted, delayed, leased, fail, done, gone = unpack(KEYS)
 local state = call('HMGET', meta, 'version', 'down', 'gone')
 if not state[1] then return {} end
@@ -18,6 +19,6 @@ end
 local rows = list_rows(msg, ready, gone, removed, 1)
 if rows[1] then insert(oldest, rows[1][3]) end
 return {
-  call('LLEN', ready) - removed + call('ZCARD', sorted), call('ZCARD', leased) - 1, call('ZCARD', delayed), call('ZCARD', done),
-  call('ZCARD', fail), state[2] and 1 or 0, now, oldest,
+  call('LLEN', ready) - removed + call('ZCARD', sorted), call('ZCARD', leased) - 1, call('ZCARD', delayed),
+  call('ZCARD', done), call('ZCARD', fail), state[2] and 1 or 0, now, oldest,
 }

@@ -1,41 +1,54 @@
-"""The contract over rfq's keys; docs/protocols/rfq.md describes them."""
+"""The backend of `rfq:` URLs; docs/protocols/rfq.md describes the keys."""
 
 from __future__ import annotations
 
 import asyncio
-import math
-import secrets
-from collections.abc import Mapping, Sequence
-from typing import ClassVar, Self, cast
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import ClassVar, Self
 
-from qworker.backend import RemoteLeases
+from qworker.backend import Backend
 from qworker.backend.deviations import refuse_unsupported
 from qworker.clock import SYSTEM_CLOCK, Clock
-from qworker.errors import BackendError, InvalidName
-from qworker.message import Draft, Lease
-from qworker.names import check_id, check_queue, printable
+from qworker.kit.doctor_check import Check
+from qworker.kit.parts import WHOLE
+from qworker.kit.wait import check_limit
+from qworker.message import Draft, Lease, Query, QueueStats, Selection, Settlement, State, StoredMessage
+from qworker.names import check_queue
 from qworker.url import BackendURL
-from qworker_redis.backend import RedisBackend
-from qworker_redis.claims import RedisLease, RemoteRedisLeases
+from qworker_redis.admin import read_rows, remove, requeue, set_paused
+from qworker_redis.browse import find
+from qworker_redis.extend import RedisLeaseExtender
+from qworker_redis.history import RedisHistory
+from qworker_redis.lease import RemoteRedisLeases
 from qworker_redis.options import Options
-from qworker_redis.replies import Redirected, Reply
-from qworker_redis.rfq.admin import RfqAdministration
-from qworker_redis.rfq.codec import decode, encode
-from qworker_redis.rfq.ids import id_of, is_id, new_ids, ticks_of
+from qworker_redis.publish import RedisPublisher
+from qworker_redis.reap import RedisQueueReaper
+from qworker_redis.rfq.admin import delete_topic, list_topics, read_topic_stats, remove_call
+from qworker_redis.rfq.browse import browse_topic, parse_stored
+from qworker_redis.rfq.codec import decode
+from qworker_redis.rfq.commands import RfqCommands
+from qworker_redis.rfq.ids import is_id
 from qworker_redis.rfq.keys import RFQ
-from qworker_redis.rfq.waiting import PAUSED, RfqWaiting
-from qworker_redis.scripts import ScriptSet
-from qworker_redis.topology import slot_of
-from qworker_redis.waiting import Overslept, Waiting
-from qworker_redis.wire import Argument
+from qworker_redis.rfq.lease import TopicLeaser, parse_leases
+from qworker_redis.rfq.publish import DraftEncoder
+from qworker_redis.rfq.wait import BacklogWaiter
+from qworker_redis.settle import RedisSettler
+from qworker_redis.store import RedisStore
 
 __all__ = ["RfqBackend"]
 
-_REDIRECTION_PAUSE = 0.05
 
+class RfqBackend(Backend):
+    """Topics of the rfq protocol, shared with any other implementation of it.
 
-class RfqBackend(RfqAdministration, RedisBackend):
-    """Topics of the rfq protocol, shared with any other implementation of it."""
+    Args:
+        options: The parsed URL.
+        clock: The time of new ids, and how much time has passed. Otherwise the time is the server's.
+        remote_leases: Whether leases outlive this process.
+
+    Attributes:
+        commands: What the commands of the rfq package do.
+    """
 
     deviations: ClassVar[Mapping[str, str]] = {
         "priority": "a list has one order; rfq's own publish --front puts a message first",
@@ -43,106 +56,148 @@ class RfqBackend(RfqAdministration, RedisBackend):
         "given_ids": "an rfq id is a UUID of 32 hex digits; only such ids can be given",
         "keep_done": "an ack is rfq's commit, which deletes the message",
         "argv": "a message is a map",
-        "after_removed": "a message that is removed leaves no trace in the list: it is taken for leased, and the whole line follows",
+        "after_removed": (
+            "a message that is removed leaves no trace in the list: it is taken for leased, and the whole line follows"
+        ),
     }
     # Found by name: the ids that can be given although they deviate.
     takes_id = staticmethod(is_id)
-    # The time in the last id that was made from one of another store.
-    _last_origin: int = 0
 
-    scripts: ClassVar[ScriptSet] = RFQ
-    waiting: ClassVar[type[Waiting]] = RfqWaiting
+    def __init__(self, options: Options, *, clock: Clock = SYSTEM_CLOCK, remote_leases: bool = False) -> None:
+        self._store = store = RedisStore(options, RFQ, clock)
+        self._pool = store.pool
+        self._drafts = DraftEncoder(clock)
+        self._publisher = RedisPublisher(store, None)
+        self._waiter = BacklogWaiter(store)
+        self._settler = RedisSettler(store)
+        self._leaser = TopicLeaser(store, self._waiter, self._settler.settle, parse_leases, remote=remote_leases)
+        self._extender = RedisLeaseExtender(store)
+        self._reaper = RedisQueueReaper(store)
+        self.remote_leases = RemoteRedisLeases(store.pool, decode) if remote_leases else None
+        self.history = RedisHistory(store.pool, options.history, clock=clock, queues=self.queues)
+        self.commands = RfqCommands(store.pool, clock)
 
     @classmethod
     def from_url(cls, url: BackendURL, *, clock: Clock = SYSTEM_CLOCK, remote_leases: bool = False) -> Self:
-        """`rfq://[user:password@][host[:port]][/db]`; without a host `RFQ_REDIS_HOST` and `RFQ_REDIS_PORT` say which.
+        """Create an instance for `rfq://[user:password@][host[:port]][/db]`.
 
-        Options: `timeout`, `retry_timeout`, `min_replicas`, `keep_failed`; see docs/redis.md.
+        Without a host, `RFQ_REDIS_HOST` and `RFQ_REDIS_PORT` name the server. Options: `timeout`, `retry_timeout`,
+        `min_replicas`, `keep_failed`; see docs/redis.md.
         """
         return cls(Options.parse(url), clock=clock, remote_leases=remote_leases)
+
+    async def open(self) -> None:
+        """Connect to the server, and refuse one that may lose queues."""
+        await self._store.open()
+
+    async def aclose(self) -> None:
+        """Close all connections."""
+        await self._store.aclose()
+        await self.history.aclose()
+        await self._pool.aclose()
+        await asyncio.to_thread(self._extender.close)
+
+    def describe(self) -> str:
+        """Return the URL with its password masked."""
+        return self._store.options.shown
+
+    @property
+    def durability(self) -> str:
+        """`replicated` with `?min_replicas=`, `disk` with `appendfsync always`, otherwise or if unknown `process`."""
+        return self._store.durability
 
     # -- producing ---------------------------------------------------------------------------------------------------
 
     async def publish(self, queue: str, drafts: Sequence[Draft]) -> list[str]:
-        """Store messages; an unknown outcome is resolved by repeating, for `?retry_timeout=` seconds."""
+        """Store messages. If the outcome is unknown, the call is repeated for `?retry_timeout=` seconds."""
         check_queue(queue)
         refuse_unsupported("rfq", self.deviations, drafts, takes_id=is_id)
         if not drafts:
             return []
-        fresh = new_ids(len(drafts), self._clock.time())
-        items = [encode(self._id(made, draft), draft) for made, draft in zip(fresh, drafts, strict=True)]
-        return await self._publishing.publish(queue, items)
-
-    def _id(self, fresh: str, draft: Draft) -> str:
-        if draft.id is not None:
-            return draft.id
-        if draft.original_id is None or draft.enqueued_at is None:
-            return fresh
-        # Rising, as new ones do: some stores know no other order than that of ids.
-        self._last_origin = max(ticks_of(draft.enqueued_at), self._last_origin + 1)
-        return id_of(draft.original_id, self._last_origin)
-
-    async def _stored_in(self, queue: str, new: bool) -> None:
-        """Nothing: topics are found by their keys."""
+        return await self._publisher.publish(queue, self._drafts.encode(drafts))
 
     # -- consuming ---------------------------------------------------------------------------------------------------
 
-    async def _leases(self, queue: str, reply: Reply) -> list[Lease]:
-        """The leases of an answer."""
-        first, expiry, due, ids, values, *claimants = cast(
-            "tuple[int, int, int, list[bytes], list[Reply], bytes]", reply
-        )
-        if not ids:
-            if due != PAUSED:
-                # Kept until the next wait, which then needs no look of its own.
-                self._empty[queue] = math.inf if due < 0 else asyncio.get_running_loop().time() + due / 1e6
-            return []
-        self._empty.pop(queue, None)
-        leases: list[Lease] = []
-        for number, (name, value) in enumerate(zip(ids, values, strict=True)):
-            token = first + number
-            claim = b"%d %b" % (token, claimants[0])
-            try:
-                message = decode(queue, check_id(name.decode()), value)
-            except (BackendError, InvalidName, UnicodeDecodeError) as error:
-                await self._set_aside_raw(queue, name, claim, str(error))
-                continue
-            leases.append(RedisLease(message=message, token=token, expires_at=expiry / 1e6, claim=claim))
-        return leases
+    async def lease(self, queue: str, limit: int, visibility: float, timeout: float = 0.0) -> list[Lease]:
+        """Lease messages, as rfq's consumers do."""
+        check_queue(queue)
+        check_limit(limit)
+        if timeout > 0:
+            return await self._leaser.lease_or_wait(queue, limit, visibility, timeout)
+        return await self._leaser.lease(queue, limit, visibility)
 
-    async def _set_aside_raw(self, queue: str, name: bytes, claim: bytes, why: str) -> None:
-        """Fail a message that cannot be read; all others still flow."""
-        self._log.error("message_damaged", queue=queue, message_id=printable(name[:120].decode(errors="replace")))
-        arguments: list[Argument] = [secrets.token_hex(8), "", "", 0, "p", name, claim, 0, why.encode(), ""]
-        key = f"mark:{self._holder}:damaged"
-        await self._links.script("settle", queue, arguments, (key, key))
+    async def wait(self, queues: Sequence[str], timeout: float) -> None:
+        """Wait until one of the lists has an element, or until a message becomes due."""
+        for queue in queues:
+            self._leaser.drop_empty(check_queue(queue))
+        await self._waiter.wait(queues, timeout)
 
-    async def _lease_within(self, queue: str, limit: int, visibility: float, timeout: float) -> list[Lease]:
-        """Lease, or wait and lease then."""
-        due = self._empty.pop(queue, None)
-        if due is None:
-            leases = await self.lease(queue, limit, visibility)
-            due = self._empty.pop(queue, None)
-            if leases:
-                return leases
-        if due is None:
-            # It is paused, as far as is known.
-            await self.wait([queue], timeout)
-        else:
-            seconds = min(timeout, due - asyncio.get_running_loop().time(), self._options.timeout)
-            await self._wait_for_one(queue, seconds)
-        return await self.lease(queue, limit, visibility)
+    def extend(self, leases: Sequence[Lease], visibility: float) -> list[Lease]:
+        """Extend leases, on connections of its own."""
+        return self._extender.extend(leases, visibility)
 
-    async def _wait_for_one(self, queue: str, seconds: float) -> None:
-        """Wait on the list alone: an empty lease has just told when something becomes due."""
-        if seconds <= 0:
-            return
-        try:
-            await self._waiting.blocked(slot_of(queue), [queue], seconds, None)
-        except Overslept:
-            return
-        except Redirected:
-            await asyncio.sleep(_REDIRECTION_PAUSE)
+    async def settle(self, settlements: Sequence[Settlement]) -> list[Settlement]:
+        """End leases. If the answer was lost, the call can be repeated."""
+        return await self._settler.settle(settlements)
 
-    def _remote_leases(self) -> RemoteLeases:
-        return RemoteRedisLeases(self._links, decode)
+    async def reap(self, queue: str) -> int:
+        """Harvest what qworker's own consumers left behind, make due messages ready, and remove failed ones in time."""
+        return await self._reaper.reap(check_queue(queue))
+
+    # -- queues ------------------------------------------------------------------------------------------------------
+
+    async def queues(self) -> list[str]:
+        """Return the names of all topics: those with a list of rfq, and those that qworker created."""
+        return await list_topics(self._pool, ("backlog", "nextlog", "meta"))
+
+    async def create(self, queue: str) -> None:
+        """Create a topic."""
+        await self._pool.run_script("create", check_queue(queue), ("create",))
+
+    async def delete(self, queue: str) -> None:
+        """Delete a topic with all of its messages, including those that other consumers hold."""
+        await delete_topic(self._pool, check_queue(queue), self.history.enabled)
+
+    async def stats(self, queue: str) -> QueueStats:
+        """Count a topic. The messages of other consumers count as leased."""
+        return await read_topic_stats(self._pool, queue, {"failed": self._store.options.keep_failed.describe()})
+
+    async def pause(self, queue: str) -> None:
+        """Pause a topic for the consumers of qworker."""
+        await set_paused(self._pool, queue, True)
+
+    async def resume(self, queue: str) -> None:
+        """Resume a topic."""
+        await set_paused(self._pool, queue, False)
+
+    # -- messages ----------------------------------------------------------------------------------------------------
+
+    def browse(self, queue: str, query: Query) -> AsyncIterator[list[StoredMessage]]:
+        """Yield the messages of a state in its order."""
+        return browse_topic(self._pool, queue, query)
+
+    async def parts(self, queue: str, state: State, count: int) -> list[str]:
+        """Return one part: a topic cannot be divided."""
+        await read_rows(self._pool, "stats", queue, ())
+        return [WHOLE]
+
+    async def find(self, queue: str, ids: Sequence[str]) -> list[StoredMessage]:
+        """Return messages by their ids."""
+        return await find(self._pool, queue, ids, parse_stored)
+
+    async def requeue(self, queue: str, selection: Selection) -> int:
+        """Make failed messages ready again, with no tries."""
+        return await requeue(self._pool, queue, selection, self.stats)
+
+    async def remove(self, queue: str, selection: Selection) -> int:
+        """Delete messages."""
+        return await remove(self._pool, queue, selection, self.stats, remove_call)
+
+    # -- besides the contract (qworker/backend/offers.py) --------------------------------------------------------------
+
+    @classmethod
+    async def doctor(cls, url: BackendURL) -> list[Check]:
+        """Check the server."""
+        from qworker_redis.doctor import check_server
+
+        return await check_server(url, RFQ)

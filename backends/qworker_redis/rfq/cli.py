@@ -18,8 +18,8 @@ from qworker.errors import InvalidURL, UsageError
 from qworker.message import Lease, SettleAction, Settlement
 from qworker.names import check_queue
 from qworker.url import BackendURL
-from qworker_redis.rfq.admin import List
 from qworker_redis.rfq.backend import RfqBackend
+from qworker_redis.rfq.commands import List
 
 __all__ = ["command"]
 
@@ -60,12 +60,12 @@ def _place(function: F) -> F:
 
 
 @asynccontextmanager
-async def _opened(url: str) -> AsyncGenerator[RfqBackend]:
-    """The Redis of a URL, or of rfq's variables.
+async def _open_backend(url: str) -> AsyncGenerator[RfqBackend]:
+    """Open the Redis of a URL, or of the variables of rfq.
 
     Raises:
-        InvalidURL: it is no rfq: URL.
-        BackendUnavailable: nobody answers there.
+        InvalidURL: It is not an rfq: URL.
+        BackendUnavailable: The server does not answer.
     """
     parsed = BackendURL.parse(url)
     if parsed.scheme != "rfq":
@@ -106,8 +106,8 @@ def version_command(url: str, json: bool) -> None:
     """Print the versions of qworker and of the server."""
 
     async def asked() -> str:
-        async with _opened(url) as backend:
-            return await backend.server_version()
+        async with _open_backend(url) as backend:
+            return await backend.commands.server_version()
 
     found = run(asked())
     if json:
@@ -123,8 +123,8 @@ def info_command(url: str, json: bool) -> None:
     """Print how many messages of each topic are waiting and running."""
 
     async def counted() -> dict[str, tuple[int, int]]:
-        async with _opened(url) as backend:
-            return {topic: await backend.lengths(topic) for topic in await backend.topics()}
+        async with _open_backend(url) as backend:
+            return {topic: await backend.commands.lengths(topic) for topic in await backend.commands.topics()}
 
     found = run(counted())
     if json:
@@ -153,8 +153,8 @@ def list_topics_command(url: str, json: bool) -> None:
     """List the topics that have messages."""
 
     async def listed() -> list[str]:
-        async with _opened(url) as backend:
-            return await backend.topics()
+        async with _open_backend(url) as backend:
+            return await backend.commands.topics()
 
     _print_lines(run(listed()), json)
 
@@ -167,8 +167,8 @@ def list_queue_command(topic: str, queue: str, url: str, json: bool) -> None:
     """List the ids in one of the queues of a topic."""
 
     async def listed() -> list[str]:
-        async with _opened(url) as backend:
-            return await backend.listed(topic, cast("List", queue))
+        async with _open_backend(url) as backend:
+            return await backend.commands.list_ids(topic, cast("List", queue))
 
     _print_lines(run(listed()), json)
 
@@ -181,8 +181,8 @@ def purge_queue_command(topic: str, queue: str, url: str, json: bool) -> None:
     """Delete the messages of one queue of a topic and print their ids."""
 
     async def purged() -> list[str]:
-        async with _opened(url) as backend:
-            return await backend.purge_list(topic, cast("List", queue))
+        async with _open_backend(url) as backend:
+            return await backend.commands.purge_list(topic, cast("List", queue))
 
     _print_lines(run(purged()), json)
 
@@ -197,8 +197,8 @@ def publish_command(topic: str, message: str, front: bool, url: str, json: bool)
     fields = _fields(message)
 
     async def published() -> str:
-        async with _opened(url) as backend:
-            return await backend.publish_fields(topic, fields, front=front)
+        async with _open_backend(url) as backend:
+            return await backend.commands.publish(topic, fields, front=front)
 
     message_id = run(published())
     with reporting("the message is stored"):
@@ -232,12 +232,12 @@ def consume_command(topic: str, url: str, json: bool) -> None:
     """Wait for a message, print it and remove it."""
 
     async def consumed() -> None:
-        async with _opened(url) as backend:
+        async with _open_backend(url) as backend:
             leases: list[Lease] = []
             while not leases:
                 leases = await backend.lease(topic, 1, _VISIBILITY, _WAIT)
             message = leases[0].message
-            fields = await backend.peek(topic, message.id) or {}
+            fields = await backend.commands.peek(topic, message.id) or {}
             if json:
                 print_json(fields)
             else:
@@ -260,8 +260,8 @@ def harvest_command(topic: str, url: str, json: bool) -> None:
     """
 
     async def harvested() -> list[str]:
-        async with _opened(url) as backend:
-            return await backend.harvest(topic)
+        async with _open_backend(url) as backend:
+            return await backend.commands.harvest(topic)
 
     _print_lines(run(harvested()), json)
 
@@ -278,17 +278,18 @@ def peek_command(topic: str, msgid: str, url: str, json: bool) -> int:
     del json
 
     async def seen() -> dict[str, str] | None:
-        async with _opened(url) as backend:
-            return await backend.peek(topic, msgid)
+        async with _open_backend(url) as backend:
+            return await backend.commands.peek(topic, msgid)
 
     fields = run(seen())
     if fields is None:
         return 1
-    echo(_dumped(fields))
+    echo(_dump(fields))
     return 0
 
 
-def _dumped(fields: dict[str, str]) -> str:
+def _dump(fields: dict[str, str]) -> str:
+    # A function of its own: in a command, `json` is the option.
     return json.dumps(fields)
 
 

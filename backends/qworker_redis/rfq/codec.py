@@ -1,7 +1,8 @@
-"""Between messages and rfq's flat maps of text to text.
+"""Messages as flat maps of text to text, which rfq stores.
 
-A map of another program is `Message.fields`, and the body is empty. A body, such as a task's envelope, is the value of the field
-`qworker`; one that is no UTF-8 is that of `qworker64`, in base64, so that a map stays text to text for every reader.
+A map of another program is `Message.fields`, and the body is empty. A body, such as a task's envelope, is the value of
+the field `qworker`. If it is not UTF-8, it is the value of `qworker64`, in base64, so that a map is text to text for
+every reader.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from typing import cast
 from qworker.errors import BackendError, InvalidArguments
 from qworker.message import Draft, Message
 from qworker_redis.codec import PlainDraft
-from qworker_redis.replies import Reply
+from qworker_redis.error_replies import Reply
 from qworker_redis.rfq.ids import published_at
 
-__all__ = ["BODY", "BODY_BASE64", "decode", "encode", "fields_of", "packed", "readable"]
+__all__ = ["BODY", "BODY_BASE64", "decode", "decode_leniently", "encode", "pack_fields", "to_fields"]
 
 BODY = "qworker"
 BODY_BASE64 = "qworker64"
@@ -32,14 +33,14 @@ _LENGTH = struct.Struct(">I")
 
 
 def encode(message_id: str, draft: Draft) -> PlainDraft:
-    """What the publish script takes for one draft.
+    """Encode a draft for the publish script.
 
     Args:
-        message_id: its own, or a new one.
-        draft: checked.
+        message_id: The id of the draft, or a new one.
+        draft: The checked draft.
 
     Raises:
-        InvalidArguments: a field is no text, or is one of qworker's own.
+        InvalidArguments: A field is not a text, or has a name that qworker uses.
     """
     fields: list[str | bytes] = []
     if draft.fields:
@@ -49,14 +50,14 @@ def encode(message_id: str, draft: Draft) -> PlainDraft:
             fields += [name, value]
     if draft.body or not fields:
         fields += _body(draft.body)
-    return message_id, _special(draft), packed(fields)
+    return message_id, _special(draft), pack_fields(fields)
 
 
-def packed(fields: Sequence[str | bytes]) -> bytes:
-    """A list of names and values, as the publish script takes it.
+def pack_fields(fields: Sequence[str | bytes]) -> bytes:
+    """Encode names and values for the publish script.
 
     Raises:
-        InvalidArguments: one of them is no text.
+        InvalidArguments: One of them is not a text.
     """
     try:
         parts = [field if isinstance(field, bytes) else field.encode() for field in fields]
@@ -83,7 +84,7 @@ def _special(draft: Draft) -> bytes:
         and draft.original_id is None
     ):
         return b""
-    # A due time in the past is still a due time; 0 says that there is none.
+    # A due time in the past is a due time. 0 says that there is none.
     due = 0 if draft.due_at is None else max(1, int(draft.due_at * 1e6))
     since = 0 if draft.enqueued_at is None else max(1, round(draft.enqueued_at * 1e6))
     head = _SPECIAL.pack(min(draft.tries, 0xFFFF), max(0, int(draft.delay * 1e6)), due, since, 0)
@@ -91,19 +92,19 @@ def _special(draft: Draft) -> bytes:
 
 
 def decode(queue: str, message_id: str, value: Reply) -> Message:
-    """The message of a value.
+    """Decode a value.
 
     Raises:
-        BackendError: it is no map of text to text.
+        BackendError: It is not a map of text to text.
     """
     tries, since, raw, origin = cast("_Value", value)
     if isinstance(raw, bytes):
         raise BackendError(f"the message {message_id} of {queue} is not a hash: {raw.decode(errors='replace')}")
     try:
-        fields = fields_of(raw)
+        fields = to_fields(raw)
     except UnicodeDecodeError as error:
         raise BackendError(f"the message {message_id} of {queue} is not a map of text to text: {error}") from error
-    body = _body_of(queue, message_id, fields)
+    body = _take_body(queue, message_id, fields)
     return Message(
         id=message_id,
         queue=queue,
@@ -115,8 +116,8 @@ def decode(queue: str, message_id: str, value: Reply) -> Message:
     )
 
 
-def readable(queue: str, message_id: str, value: Reply) -> Message:
-    """The message of a value, whatever it is: for people who look."""
+def decode_leniently(queue: str, message_id: str, value: Reply) -> Message:
+    """Decode any value, to show it."""
     try:
         return decode(queue, message_id, value)
     except BackendError:
@@ -127,16 +128,16 @@ def readable(queue: str, message_id: str, value: Reply) -> Message:
         return Message(id=message_id, queue=queue, body=b"", tries=tries, enqueued_at=at, fields=fields)
 
 
-def fields_of(raw: Sequence[bytes]) -> dict[str, str]:
-    """A map from the list that HGETALL answers.
+def to_fields(raw: Sequence[bytes]) -> dict[str, str]:
+    """Make a map from the answer to HGETALL.
 
     Raises:
-        UnicodeDecodeError: it is not text to text.
+        UnicodeDecodeError: It is not text to text.
     """
     return {raw[at].decode(): raw[at + 1].decode() for at in range(0, len(raw), 2)}
 
 
-def _body_of(queue: str, message_id: str, fields: dict[str, str]) -> bytes:
+def _take_body(queue: str, message_id: str, fields: dict[str, str]) -> bytes:
     """Take the body out of a map."""
     body = b""
     if BODY in fields:

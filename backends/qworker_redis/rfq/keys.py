@@ -1,4 +1,4 @@
-"""The keys of a topic: rfq's own three, and qworker's beside them."""
+"""The keys of a topic: the three of rfq, and those that qworker adds."""
 
 from __future__ import annotations
 
@@ -6,20 +6,21 @@ from qworker.errors import InvalidName
 from qworker.names import check_queue
 from qworker_redis.scripts import ScriptSet
 
-__all__ = ["PARTS", "RFQ", "rfq_key", "topic_of"]
+__all__ = ["PARTS", "RFQ", "decode_id", "parse_topic", "rfq_key"]
 
 _OWN = frozenset({"backlog", "nextlog", "message"})
-# What qworker keeps of a topic: gone when the topic is deleted. None may end as rfq's lists do, or rfq would list a topic more.
+# What qworker keeps of a topic. It is deleted with the topic. None of it may end like the lists of rfq, or rfq would
+# list one more topic.
 PARTS = ("meta", "leased", "claims", "delayed", "failed", "tries", "errors", "enqueued", "origins")
 
 
 def rfq_key(topic: str, part: str) -> bytes:
-    """A key of a topic; `message` is followed by a colon and an id."""
+    """Return a key of a topic. `message` is followed by a colon and an id."""
     return (f"rfq:{topic}:{part}" if part in _OWN else f"rfq:{topic}:qworker:{part}").encode()
 
 
-def topic_of(key: bytes, part: str) -> str | None:
-    """The topic that a key of this part belongs to; None for keys of other programs."""
+def parse_topic(key: bytes, part: str) -> str | None:
+    """Return the topic of a key of this part, or None for a key of another program."""
     beginning, end = b"rfq:", rfq_key("", part)[4:]
     if not (key.startswith(beginning) and key.endswith(end)):
         return None
@@ -29,21 +30,9 @@ def topic_of(key: bytes, part: str) -> str | None:
         return None
 
 
-RFQ = ScriptSet(
-    "rfq",
-    rfq_key,
-    (
-        "create",
-        "extend",
-        "giveback",
-        "lease",
-        "look",
-        "peek",
-        "publish",
-        "reap",
-        "remove",
-        "requeue",
-        "settle",
-        "stats",
-    ),
-)
+def decode_id(name: bytes) -> str:
+    """Decode an id. Other programs may have made it, so that it need not be UTF-8."""
+    return name.decode(errors="surrogateescape")
+
+
+RFQ = ScriptSet("rfq", rfq_key)

@@ -1,50 +1,20 @@
--- What the scripts share; put in front of each of them. Every key of a script belongs to one topic.
+-- What the scripts of `rfq:` share, besides shared.lua.
 --
--- rfq's own: `backlog`, a list whose tail is next in line; `nextlog`, the ids being worked on; `message`:<id>, hashes. Beside them
--- qworker keeps, by id: `leased` (expiry in microseconds) and `claims` (token and claimant) of its own consumers, `delayed` (due),
--- `failed` (when), `tries`, `errors`, `enqueued` (microseconds, of what came from another store), `origins` (its id there).
-
-local call = redis.call
-local insert = table.insert
-
--- Microseconds since 1970 by this server.
-local function clock()
-  local now = call('TIME')
-  return now[1] * 1000000 + now[2]
-end
-
--- A number of microseconds as text: Lua's own conversion keeps 14 digits only.
-local function text(number)
-  return string.format('%.0f', number)
-end
-
--- The ids in ARGV, from a place on, that a set has with just the time that follows each.
-local function as_found(set, first)
-  local ids = {}
-  for i = first, #ARGV, 2 do
-    local time = call('ZSCORE', set, ARGV[i])
-    if time and tonumber(time) == tonumber(ARGV[i + 1]) then insert(ids, ARGV[i]) end
-  end
-  return ids
-end
-
--- Call a command with any number of trailing arguments; Lua's stack holds some 8,000.
-local function spread(command, key, arguments)
-  for first = 1, #arguments, 4000 do
-    call(command, key, unpack(arguments, first, math.min(first + 3999, #arguments)))
-  end
-end
+-- rfq's own: `backlog`, a list whose tail is next in line; `nextlog`, the ids being worked on; `message`:<id>, hashes.
+-- Next to them qworker keeps, by id: `leased` (expiry in microseconds) and `claims` (token and claimant) of its own
+-- consumers, `delayed` (due), `failed` (when), `tries`, `errors`, `enqueued` (microseconds, of what came from another
+-- store), `origins` (its id there).
 
 local function too_new(version)
   return redis.error_reply('QWTOONEW the topic has format ' .. version)
 end
 
--- Whether anybody, qworker or not, has made the topic.
+-- Whether the topic exists, by qworker or by another program.
 local function is_topic(version, backlog, nextlog)
   return version or call('EXISTS', backlog, nextlog) > 0
 end
 
--- Delete messages, and all that is known of them beside the lists.
+-- Delete messages and all that is kept about them outside of the lists.
 local function forget(message, tries, errors, enqueued, origins, ids)
   if #ids == 0 then return 0 end
   local keys = {}
@@ -69,7 +39,7 @@ local function token_of(claim)
   return tonumber(string.match(claim, '^%d+'))
 end
 
--- Move what is due to the end of the line; how many.
+-- Move what is due to the end of the line. Returns how many.
 local function take_due(backlog, message, delayed, now, limit)
   local due = call('ZRANGEBYSCORE', delayed, '-inf', text(now), 'LIMIT', 0, limit)
   if #due == 0 then return 0 end
@@ -82,7 +52,7 @@ local function take_due(backlog, message, delayed, now, limit)
   return #due
 end
 
--- The fields of a message: an error's text where there is no hash, and empty where there is nothing.
+-- The fields of a message: the text of an error if the key is not a hash, and empty if there is nothing.
 local function fields_of(message, id)
   local fields = redis.pcall('HGETALL', message .. ':' .. id)
   return fields.err or fields
@@ -98,18 +68,4 @@ local function values_of(tries, enqueued, origins, ids, fields)
   local values = {}
   for i = 1, #ids do values[i] = {tonumber(tried[i] or 0), since[i] or '', fields[i], former[i] or ''} end
   return values
-end
-
--- What an earlier attempt of the same call answered, kept under `mark` for clients that lost the reply.
-local function answered(mark, sequence)
-  local kept = call('GET', mark)
-  if kept then
-    kept = cmsgpack.unpack(kept)
-    if kept[1] == sequence then return kept[2] end
-  end
-end
-
-local function remember(mark, sequence, answer)
-  call('SET', mark, cmsgpack.pack({sequence, answer}), 'PX', 3600000)
-  return answer
 end

@@ -1,10 +1,10 @@
 -- Claim messages, the next in line first: RPOPLPUSH and HGETALL for each, as rfq does, and a claim.
 -- KEYS: meta backlog nextlog message leased claims delayed tries enqueued origins void
 -- ARGV: limit, visibility us, claimant
--- RETURNS: [first token, expiry us, us until the next message is due (-1: none is known, -2: the topic is paused), ids, values,
---   claimant]; the token of each id is one more than that of the one before
+-- RETURNS: [first token, expiry us, us until the next message is due (-1: none is known, -2: the topic is paused), ids,
+--   values, claimant]; the token of each id is one more than that of the one before
 local meta, backlog, nextlog, message, leased, claims, delayed, tries, enqueued, origins, void = unpack(KEYS)
--- Who asked has given up on this very call, and has been told that it holds nothing.
+-- The client has given this call up, and counts on it that the call claims nothing.
 if call('EXISTS', void) == 1 then return {0, 0, -1, {}, {}} end
 local state = call('HMGET', meta, 'version', 'down', 'fence')
 if state[1] and state[1] ~= '1' then return too_new(state[1]) end
@@ -25,10 +25,7 @@ while #ids < limit do
     end
   end
 end
-if #ids == 0 then
-  local due = call('ZRANGE', delayed, 0, 0, 'WITHSCORES')
-  return {0, 0, due[2] and math.max(0, tonumber(due[2]) - now) or -1, {}, {}}
-end
+if #ids == 0 then return {0, 0, until_due(delayed, now), {}, {}} end
 
 -- Rises even where a fail-over has lost the last increments.
 local token = math.max(tonumber(state[3] or 0) + 1, now)
@@ -38,7 +35,7 @@ for i, id in ipairs(ids) do
   scores[2 * i - 1], scores[2 * i] = expires, id
   holders[2 * i - 1], holders[2 * i] = id, text(token + i - 1) .. ' ' .. ARGV[3]
 end
--- Harvested as a copy, while one of us still holds it: it is worked on once, by the last who leased it.
+-- Harvested as a copy, while another worker still holds it: it is worked on once, by the worker that leased it last.
 for i, claim in ipairs(call('HMGET', claims, unpack(ids))) do
   if claim then call('LREM', nextlog, 1, ids[i]) end
 end

@@ -1,10 +1,11 @@
 -- Look at messages: those of a state in its order, or some by their ids.
 -- KEYS: meta backlog nextlog message leased claims delayed tries errors enqueued origins failed
--- ARGV: id, then ids; or a state (ready, delayed, leased, done, fail), how many, 1 if the last come first, and where to go on: the
---   place and the id of a message that was seen
--- RETURNS: [] if there is no such topic; or [1, then for each message: id, value, state, place, claim, error]; for a state, a place
---   and an id in place of the 1, if there may be more
---   place: the time us that orders its state, 0 for what other consumers have; of a ready one of a state, how many are before it
+-- ARGV: id, then ids; or a state (ready, delayed, leased, done, fail), how many, 1 if the last come first, and where to
+--   go on: the place and the id of a message that was seen
+-- RETURNS: [] if there is no such topic; or [1, then for each message: id, value, state, place, claim, error]; for a
+--   state, a place and an id in place of the 1, if there may be more
+--   place: the time us that orders its state, 0 for what other consumers have; of a ready one of a state, how many are
+--     before it
 local meta, backlog, nextlog, message, leased, claims, delayed, tries, errors, enqueued, origins, failed = unpack(KEYS)
 local version = call('HGET', meta, 'version')
 if version and version ~= '1' then return too_new(version) end
@@ -16,7 +17,8 @@ local function tell_of(id, state, place)
   local fields = fields_of(message, id)
   if #fields == 0 then return end
   local value = values_of(tries, enqueued, origins, {id}, {fields})[1]
-  for _, part in ipairs({id, value, state, place or '0', call('HGET', claims, id) or '', call('HGET', errors, id) or ''}) do
+  local claim, error = call('HGET', claims, id) or '', call('HGET', errors, id) or ''
+  for _, part in ipairs({id, value, state, place or '0', claim, error}) do
     insert(answer, part)
   end
 end
@@ -57,7 +59,7 @@ local function ready_rows(limit, newest, number, id)
   end
 end
 
--- Ours by their expiry, and then those of other consumers, who tell no time; in the order of the page.
+-- Ours by their expiry, and then those of other consumers, which have no time; in the order of the page.
 local function all_leased(newest)
   local rows, ours = {}, {}
   local timed = call('ZRANGE', leased, 0, -1, 'WITHSCORES')

@@ -1,9 +1,8 @@
--- Whether there may be something to lease, for who is about to wait.
+-- Whether there may be something to lease, for a client that is about to wait.
 -- KEYS: meta backlog delayed
 -- ARGV: none that matter
 -- RETURNS: us until there is something to lease: 0 now, -1 not known, -2 paused
 local meta, backlog, delayed = unpack(KEYS)
 if call('HEXISTS', meta, 'down') == 1 then return -2 end
 if call('LLEN', backlog) > 0 then return 0 end
-local due = call('ZRANGE', delayed, 0, 0, 'WITHSCORES')
-return due[2] and math.max(0, tonumber(due[2]) - clock()) or -1
+return until_due(delayed, clock())

@@ -1,8 +1,8 @@
--- Delete messages in any state, whoever holds them: by their ids, those of a state or of one of rfq's lists, or failed ones that are as
--- they were found.
+-- Delete messages in any state, also leased ones: by their ids, those of a state or of one of rfq's lists, or failed
+-- ones that are unchanged.
 -- KEYS: meta backlog nextlog message leased claims delayed tries errors enqueued origins failed
--- ARGV: ids, then ids; or a state (ready, delayed, leased, done, fail) and how many; or backlog or nextlog, and how many; or unchanged, then id
---       and time of the failure in us of each
+-- ARGV: ids, then ids; or a state (ready, delayed, leased, done, fail) and how many; or backlog or nextlog, and how
+--   many; or unchanged, then id and time of the failure in us of each
 -- RETURNS: messages deleted; their ids for backlog and nextlog; -1 if there is no such topic
 local meta, backlog, nextlog, message, leased, claims, delayed, tries, errors, enqueued, origins, failed = unpack(KEYS)
 local version = call('HGET', meta, 'version')

@@ -1,28 +1,18 @@
 -- End leases, each if its claim still holds. An ack is rfq's commit: LREM nextlog 1, LREM backlog 1, DEL message.
 -- KEYS: backlog nextlog message leased claims delayed tries errors enqueued origins failed mark earlier
--- ARGV: sequence, sequence under `earlier` of a call whose answer was lost ('' none), '', number of plain acks, then for each of
---   these: id, claim; then for each other: how, id, claim, delay us, error, key
+-- ARGV: sequence, sequence under `earlier` of a call whose answer was lost ('' none), '', number of plain acks, then
+--   for each of these: id, claim; then for each other: how, id, claim, delay us, error, key
 --   how: a(ck), t(emporary failure), p(ermanent failure), r(elease)
 --   without any of both, the script only looks for the earlier answer
 -- RETURNS: [1 if this is the answer of the earlier call, then the numbers of the refused, plain acks first]
-local backlog, nextlog, message, leased, claims, delayed, tries, errors, enqueued, origins, failed, mark, earlier = unpack(KEYS)
-local sequence = ARGV[1]
-if ARGV[2] ~= '' then
-  local refused = answered(earlier, ARGV[2])
-  if refused then
-    call('PEXPIRE', earlier, 3600000)
-    refused[1] = 1
-    return refused
-  end
-end
-local now, plain = clock(), tonumber(ARGV[4])
-local answer = {0}
-if #ARGV == 4 then return answer end
--- A first write that needs no memory: before Redis 7 a full store lets a script go on that has begun to write.
-call('ZREM', leased, '')
+local backlog, nextlog, message, leased, claims, delayed, tries, errors, enqueued, origins = unpack(KEYS)
+local failed, mark, earlier = unpack(KEYS, 11)
+local early = early_answer(earlier)
+if early then return early end
+local now = clock()
 
--- A harvest that copies before it removes may have an id in both lists for a moment, the copy near the head of `backlog`: searching
--- all of that for every commit would make each one cost as much as the backlog is deep.
+-- A harvest that copies before it removes may have an id in both lists for a moment, the copy near the head of
+-- `backlog`: searching all of that for every commit would make each one cost as much as the backlog is deep.
 local young = {}
 for _, id in ipairs(call('LRANGE', backlog, 0, 99)) do young[id] = true end
 
@@ -34,17 +24,9 @@ end
 
 local done, places = {}, {}
 
-local function ack_plain()
-  local ids, held = {}, {}
-  for i = 1, plain do ids[i] = ARGV[3 + 2 * i] end
-  local found = call('HMGET', claims, unpack(ids))
-  for i, id in ipairs(ids) do
-    if found[i] == ARGV[4 + 2 * i] then held[#held + 1] = id else insert(answer, i) end
-  end
-  spread('ZREM', leased, held)
-  spread('HDEL', claims, held)
-  for _, id in ipairs(held) do take_out(id) end
-  forget(message, tries, errors, enqueued, origins, held)
+local function ack_plain(ids)
+  for _, id in ipairs(ids) do take_out(id) end
+  forget(message, tries, errors, enqueued, origins, ids)
 end
 
 local function wait_or_run(id, delay, token)
@@ -61,11 +43,7 @@ local function wait_or_run(id, delay, token)
   end
 end
 
-local function keep_error(id, why)
-  if why ~= '' then call('HSET', errors, id, why) else call('HDEL', errors, id) end
-end
-
-local function finish(how, id, claim, delay, why)
+local function finish(how, id, claim, delay, reason)
   if how == 'a' then
     take_out(id)
     insert(done, id)
@@ -73,29 +51,17 @@ local function finish(how, id, claim, delay, why)
     take_out(id)
     if call('EXISTS', message .. ':' .. id) == 0 then return insert(done, id) end
     call('ZADD', failed, text(now), id)
-    keep_error(id, why)
+    keep_error(errors, id, reason)
   elseif how == 't' then
     call('HINCRBY', tries, id, 1)
-    keep_error(id, why)
+    keep_error(errors, id, reason)
     wait_or_run(id, delay)
   else
     wait_or_run(id, delay, token_of(claim))
   end
 end
 
-if plain > 0 then ack_plain() end
-local number = plain
-for i = 5 + 2 * plain, #ARGV, 6 do
-  number = number + 1
-  local id, claim = ARGV[i + 1], ARGV[i + 2]
-  if call('HGET', claims, id) == claim then
-    call('ZREM', leased, id)
-    call('HDEL', claims, id)
-    finish(ARGV[i], id, claim, tonumber(ARGV[i + 3]), ARGV[i + 4])
-  else
-    insert(answer, number)
-  end
-end
+local answer = end_leases(leased, claims, ack_plain, finish)
 forget(message, tries, errors, enqueued, origins, done)
 put_back(backlog, places)
-return remember(mark, sequence, answer)
+return remember(mark, ARGV[1], answer)

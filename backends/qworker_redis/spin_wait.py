@@ -1,8 +1,9 @@
-"""Looking for an answer instead of sleeping until it is there.
+"""Polling for an answer instead of sleeping until it arrives.
 
-A Redis on the same machine answers a single small command in some 50 us, while a processor that went to sleep needs as long, and on a
-virtual machine twice that, to wake up and be told. So whoever makes one call after another looks for the answer in one pass of the event
-loop after another, for a moment: everything else in the loop goes on, and the processor's time is what waking up would have taken.
+A Redis on the same machine answers a single small command in about 50 us. A processor that went to sleep needs as long
+to wake up, and on a virtual machine twice as long. So a caller that makes one call after another checks for the answer
+in every pass of the event loop, for a moment. Everything else in the loop continues, and the processor spends what
+waking up would have taken.
 """
 
 from __future__ import annotations
@@ -14,23 +15,24 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-__all__ = ["CLOSE", "LONGEST", "Polling"]
+__all__ = ["CLOSE", "LONGEST", "SpinWait"]
 
 T = TypeVar("T")
 
-# Seconds; an answer over a network mostly takes longer.
+# Seconds. An answer over a network mostly takes longer.
 LONGEST = 0.0002
-# Seconds since the last answer. Where calls are far apart, nothing is gained, and a worker on this machine could use the processor.
+# Seconds since the last answer. If calls are further apart, nothing is gained, and a worker on this machine could use
+# the processor.
 CLOSE = 0.0005
 _MOST_SKIPPED = 1023
 
 
-class Polling:
-    """Whether that pays for one connection: each time that it did not, it is left for twice as many calls.
+class SpinWait:
+    """Decides for one connection whether to poll. Each time that polling did not help, twice as many calls sleep.
 
     Args:
-        clock: seconds.
-        processors: how many this process may use. With a single one, looking keeps the server from answering.
+        clock: Returns seconds.
+        processors: The number that this process may use. With a single one, polling keeps the server from answering.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, processors: int | None = None) -> None:
@@ -41,12 +43,12 @@ class Polling:
         self._skip = 0
 
     async def answer(self, future: asyncio.Future[T]) -> T:
-        """What `await future` gives."""
+        """Wait for the result of a future."""
         now = self._clock()
         if self._possible and now - self._answered < CLOSE:
             if self._skip:
                 self._skip -= 1
-            elif await self._before(now + LONGEST, future):
+            elif await self._poll_until(now + LONGEST, future):
                 self._pause = 0
             else:
                 self._pause = self._skip = min(2 * self._pause + 1, _MOST_SKIPPED)
@@ -54,7 +56,7 @@ class Polling:
         self._answered = self._clock()
         return reply
 
-    async def _before(self, end: float, future: asyncio.Future[T]) -> bool:
+    async def _poll_until(self, end: float, future: asyncio.Future[T]) -> bool:
         try:
             while not future.done():
                 if self._clock() > end:

@@ -1,4 +1,4 @@
-"""What a server says of itself: whether queues are safe there, and what a write survives."""
+"""What a server reports about itself: whether queues are safe there, and what a write survives."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import cast
 import msgspec
 
 from qworker.errors import BackendError, PermissionDenied
-from qworker_redis.replies import Reply
-from qworker_redis.wire import Wire
+from qworker_redis.connection import Connection
+from qworker_redis.error_replies import Reply
 
-__all__ = ["ServerFacts", "inspect", "refuse"]
+__all__ = ["ServerInfo", "read_server_info", "require_safe"]
 
 _OLDEST = (6, 2)
 
 
-class ServerFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """One server. Empty texts: it would not say."""
+class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """One server. An empty text: it does not say."""
 
     address: str
     version: tuple[int, int]
@@ -38,15 +38,15 @@ class ServerFacts(msgspec.Struct, frozen=True, kw_only=True):
         return "disk" if self.append_only and self.fsync == "always" else "process"
 
 
-async def inspect(wire: Wire) -> ServerFacts:
-    """Ask a server about itself."""
-    info, config = wire.send("INFO"), wire.send("CONFIG", "GET", "appendfsync")
-    fields = _fields(await _told(info))
-    fsync = await _told(config)
-    return ServerFacts(
-        address=str(wire.address),
-        version=wire.version,
-        # Redis has no such line; Valkey 7.2 and later do.
+async def read_server_info(connection: Connection) -> ServerInfo:
+    """Read what a server reports about itself."""
+    info, config = connection.send("INFO"), connection.send("CONFIG", "GET", "appendfsync")
+    fields = _fields(await _reply_or_none(info))
+    fsync = await _reply_or_none(config)
+    return ServerInfo(
+        address=str(connection.address),
+        version=connection.version,
+        # Valkey 7.2 and later have this line. Redis does not.
         product=fields.get("server_name", "redis").capitalize(),
         policy=fields.get("maxmemory_policy", ""),
         max_memory=int(fields.get("maxmemory", 0)),
@@ -60,8 +60,8 @@ async def inspect(wire: Wire) -> ServerFacts:
     )
 
 
-async def _told(asked: asyncio.Future[Reply]) -> Reply:
-    """An answer; nothing where this user may not ask, or where a provider has taken the command away."""
+async def _reply_or_none(asked: asyncio.Future[Reply]) -> Reply:
+    """Return the answer, or None if this user may not ask or the provider has removed the command."""
     try:
         return await asked
     except PermissionDenied:
@@ -77,17 +77,18 @@ def _fields(info: Reply) -> dict[str, str]:
     return {name: value for name, colon, value in (line.partition(":") for line in lines) if colon}
 
 
-def refuse(facts: ServerFacts) -> None:
-    """Refuse a server that cannot keep the promises.
+def require_safe(info: ServerInfo) -> None:
+    """Refuse a server that may lose queues.
 
     Raises:
-        PermissionDenied: it is too old, or may evict queues.
+        PermissionDenied: It is too old, or may evict queues.
     """
-    if (0, 0) < facts.version < _OLDEST:
-        version = ".".join(map(str, facts.version))
-        raise PermissionDenied(f"Redis {version} at {facts.address} is too old: qworker needs 6.2 or newer")
+    if (0, 0) < info.version < _OLDEST:
+        version = ".".join(map(str, info.version))
+        raise PermissionDenied(f"Redis {version} at {info.address} is too old: qworker needs 6.2 or newer")
     # volatile-* evicts only keys with a time to live, and queues have none.
-    if facts.policy.startswith("allkeys"):
+    if info.policy.startswith("allkeys"):
         raise PermissionDenied(
-            f"Redis at {facts.address} may evict queues (maxmemory-policy {facts.policy}): set maxmemory-policy to noeviction"
+            f"Redis at {info.address} may evict queues (maxmemory-policy {info.policy}): "
+            "set maxmemory-policy to noeviction"
         )

@@ -1,7 +1,8 @@
-"""Group commit: while one batch for a queue is on its way, what else arrives becomes the next batch.
+"""Group commit: what arrives while one batch for a queue is being sent becomes the next batch.
 
-One batch at a time keeps the order of a publisher over reconnections, and lets the server remember the answer of the last batch only
-(`mark`): an attempt whose answer was lost is repeated with the same sequence number, and answered from there.
+One batch at a time keeps the order of a publisher over reconnections. It also lets the server keep the answer of the
+last batch only, under the key `mark:...`. If an answer was lost, the batch is sent again with the same sequence number,
+and the server gives that answer.
 """
 
 from __future__ import annotations
@@ -10,44 +11,44 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Generic, TypeVar
 
-__all__ = ["Lane", "Mark"]
+__all__ = ["BatchSender", "RetryToken"]
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-class Mark:
-    """Names and numbers under which the server remembers the answer of one lane's last batch.
+class RetryToken:
+    """The keys and numbers under which the server keeps the answer of the last batch of one sender.
 
     Args:
-        name: unique in the world.
+        name: A name that no other sender has, in any process.
     """
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._epoch = 0
         self._sequence = 0
-        # The part of the key.
+        # The part of the Redis key.
         self.key = f"mark:{name}:0"
 
     def next(self) -> str:
-        """The sequence number of a new batch."""
+        """Return the sequence number of a new batch."""
         self._sequence += 1
         return str(self._sequence)
 
     def keep(self) -> None:
-        """Leave the last answer where it is, since somebody may ask for it; later ones go elsewhere."""
+        """Keep the last answer, because it may be asked for later. The next answers get another key."""
         self._epoch += 1
         self.key = f"mark:{self._name}:{self._epoch}"
 
 
-class Lane(Generic[Item, Result]):
-    """Batches of one kind for one queue, one after another.
+class BatchSender(Generic[Item, Result]):
+    """Sends batches of one kind for one queue, one after another.
 
     Args:
-        send: sends a batch; one result per item.
-        size: what an item adds to a batch.
-        limit: the most that a batch holds, by `size`.
+        send: Sends a batch and returns one result for each item.
+        size: Returns the size of an item.
+        limit: The largest size of a batch.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class Lane(Generic[Item, Result]):
         self._drainer: asyncio.Task[None] | None = None
 
     async def submit(self, items: Sequence[Item]) -> list[Result]:
-        """Have items sent; their results, in order."""
+        """Send items and return their results, in order."""
         if self._busy:
             future: asyncio.Future[list[Result]] = asyncio.get_running_loop().create_future()
             self._waiting.append((items, future))
@@ -70,20 +71,20 @@ class Lane(Generic[Item, Result]):
         try:
             return await (self._send(items) if len(items) == 1 else self._send_all(items))
         finally:
-            self._go_on()
+            self._send_next()
 
-    def _go_on(self) -> None:
+    def _send_next(self) -> None:
         if self._waiting:
             self._drainer = asyncio.create_task(self._drain())
         else:
             self._busy = False
 
     async def _drain(self) -> None:
-        """Send what has gathered, until nothing has."""
+        """Send what has arrived meanwhile, until nothing has."""
         try:
             while self._waiting:
                 gathered, self._waiting = self._waiting, []
-                # Who was cancelled while waiting in the lane wants nothing sent.
+                # The items of a call that was cancelled while it waited are not sent.
                 gathered = [(items, future) for items, future in gathered if not future.done()]
                 await self._send_gathered(gathered)
         finally:
@@ -99,7 +100,7 @@ class Lane(Generic[Item, Result]):
             for _, future in gathered:
                 future.cancel()
             raise
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is for those who wait for it
+        except Exception as error:  # noqa: BLE001 - every error goes to the callers that wait
             for _, future in gathered:
                 if not future.done():
                     future.set_exception(error)

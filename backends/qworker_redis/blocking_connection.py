@@ -1,4 +1,4 @@
-"""A connection for threads: used where an event loop is blocked, or where there is none."""
+"""A connection for threads, which needs no event loop."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from typing import Self
 from hiredis import ProtocolError, Reader, ReplyError
 
 from qworker.kit.network import error_text
+from qworker_redis.connection import Argument, hello_commands, pack, parse_hello, unreachable
+from qworker_redis.error_replies import ConnectionLost, Reply, to_error
 from qworker_redis.options import Address, Options, UnixAddress
-from qworker_redis.replies import ConnectionLost, Reply, meaning
-from qworker_redis.wire import Argument, greeted, greeting, pack, unreachable
 
-__all__ = ["BlockingWire"]
+__all__ = ["BlockingConnection"]
 
 
-class BlockingWire:
+class BlockingConnection:
     """A connection that one thread at a time uses.
 
     Args:
-        options: how to connect.
-        address: to which server.
-        sentinel: the server is a sentinel, with a password of its own and no databases.
+        options: How to connect.
+        address: The server.
+        sentinel: Whether the server is a sentinel, which has a password of its own and no databases.
 
     Raises:
-        BackendUnavailable: the server cannot be reached.
-        PermissionDenied: it refuses this user.
+        BackendUnavailable: The server cannot be reached.
+        PermissionDenied: It refuses this user.
     """
 
     def __init__(self, options: Options, address: Address, *, sentinel: bool = False) -> None:
@@ -35,14 +35,14 @@ class BlockingWire:
         self._reader = Reader(protocolError=ProtocolError, replyError=ReplyError)
         self._socket = self._open(options)
         try:
-            replies = [self.call(*command) for command in greeting(options, sentinel=sentinel)]
+            replies = [self.call(*command) for command in hello_commands(options, sentinel=sentinel)]
         except ConnectionLost as error:
             self.close()
             raise unreachable(options, address, error) from error
         except BaseException:
             self.close()
             raise
-        self.version = greeted(replies[0])
+        self.version = parse_hello(replies[0])
 
     def __enter__(self) -> Self:
         return self
@@ -74,8 +74,8 @@ class BlockingWire:
         """Send a command and wait for its answer.
 
         Raises:
-            ConnectionLost: no answer; the connection is of no use any more.
-            BackendError: the server's error.
+            ConnectionLost: No answer. The connection cannot be used any more.
+            BackendError: The server's error.
         """
         deadline = time.monotonic() + self._timeout
         try:
@@ -95,9 +95,9 @@ class BlockingWire:
                 f"the connection to {self.address} was lost: {error_text(error)}", sent=True
             ) from error
         if isinstance(reply, ReplyError):
-            raise meaning(reply)
+            raise to_error(reply)
         return reply
 
     def close(self) -> None:
-        """End the connection."""
+        """Close the connection."""
         self._socket.close()

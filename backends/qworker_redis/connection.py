@@ -1,6 +1,7 @@
-"""One connection to a Redis server: commands go out as they come, answers come back in order.
+"""One connection to a Redis server: commands are sent as they come, answers arrive in their order.
 
-The general client library spends some 150 us of CPU on a command; this spends about 10, because it does only what queues need.
+The general client library spends some 150 us of CPU on a command; this spends about 10, because it does only what
+queues need.
 """
 
 from __future__ import annotations
@@ -9,18 +10,18 @@ import asyncio
 import ssl
 from collections import deque
 from collections.abc import Callable
-from typing import cast
+from typing import Any, cast
 
 import hiredis
 from hiredis import ProtocolError, Reader, ReplyError
 
 from qworker.errors import BackendError, BackendUnavailable
 from qworker.kit.network import error_text
+from qworker_redis.error_replies import ConnectionLost, Reply, to_error
 from qworker_redis.options import Address, Options, UnixAddress
-from qworker_redis.polling import Polling
-from qworker_redis.replies import ConnectionLost, Reply, meaning
+from qworker_redis.spin_wait import SpinWait
 
-__all__ = ["Argument", "Wire", "connect", "greeted", "greeting", "pack", "unreachable"]
+__all__ = ["Argument", "Connection", "connect", "hello_commands", "ignore_result", "pack", "parse_hello", "unreachable"]
 
 Argument = bytes | str | int | float
 
@@ -34,7 +35,7 @@ _Pending = tuple["asyncio.Future[Reply]", float]
 
 
 def unreachable(options: Options, address: Address, error: BaseException) -> BackendUnavailable:
-    """Why there is no connection, and what to do."""
+    """Return the error that says error_text there is no connection, and what to do."""
     if isinstance(error, ssl.SSLCertVerificationError):
         reason = f"its certificate is not trusted ({error.verify_message}): name who signed it with ?tls_ca=FILE"
     elif options.tls is not None and isinstance(error, ssl.SSLError | ConnectionAbortedError):
@@ -47,20 +48,20 @@ def unreachable(options: Options, address: Address, error: BaseException) -> Bac
     return BackendUnavailable(f"cannot connect to Redis at {address}: {reason}")
 
 
-class Wire(asyncio.Protocol):
+class Connection(asyncio.Protocol):
     """A connection.
 
     Args:
-        address: the server, for messages.
-        timeout: seconds after which a missing answer ends the connection: a server that does not answer, and one that is
-            gone without a word, look the same.
+        address: The server, for messages.
+        timeout: Seconds after which a missing answer ends the connection. A server that does not answer looks like one
+            that is gone.
     """
 
     def __init__(self, address: Address, timeout: float) -> None:
         self.address = address
-        # What the server said of itself in its greeting.
+        # The version in the answer to HELLO.
         self.version = (0, 0)
-        self.polling = Polling()
+        self.spin_wait = SpinWait()
         self._timeout = timeout
         self._loop = asyncio.get_running_loop()
         self._reader = Reader(protocolError=ProtocolError, replyError=ReplyError)
@@ -75,21 +76,21 @@ class Wire(asyncio.Protocol):
         return self._lost is None
 
     def send(self, *arguments: Argument, within: float = 0.0) -> asyncio.Future[Reply]:
-        """Send a command; its answer, or an error of the one tree.
+        """Send a command. The future has its answer or its error.
 
-        Cancelling the future forgets the answer: it is read and dropped, and no other command gets it.
+        If the future is cancelled, the answer is read and dropped. No other command gets it.
 
         Args:
-            arguments: the command.
-            within: seconds that the command itself may block, on top of the timeout.
+            arguments: The command.
+            within: Seconds that the command itself may block, on top of the timeout.
 
         Raises:
-            ConnectionLost: nothing was sent.
+            ConnectionLost: Nothing was sent.
         """
         return self.send_packed(pack(arguments), within)
 
     def send_packed(self, command: bytes, within: float = 0.0) -> asyncio.Future[Reply]:
-        """`send` for a command that is packed already."""
+        """Send a command that is packed already."""
         transport = self._transport
         if self._lost is not None or transport is None:
             raise ConnectionLost(self._lost or f"no connection to {self.address}", sent=False)
@@ -99,7 +100,7 @@ class Wire(asyncio.Protocol):
         return future
 
     def close(self, reason: str = "closed") -> None:
-        """End the connection now; whoever waits for an answer gets `ConnectionLost`."""
+        """Close the connection now. Commands without an answer fail with `ConnectionLost`."""
         if self._lost is None:
             self._lose(f"the connection to {self.address} was lost: {reason}")
         if self._transport is not None:
@@ -108,12 +109,12 @@ class Wire(asyncio.Protocol):
     # -- asyncio.Protocol --------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep the transport, and watch for answers that do not come."""
+        """Keep the transport, and start to check for overdue answers."""
         self._transport = cast("asyncio.Transport", transport)
-        self._look()
+        self._check_answers()
 
     def data_received(self, data: bytes) -> None:
-        """Give answers to who waits for them, in order."""
+        """Give the answers to their commands, in order."""
         reader, pending = self._reader, self._pending
         try:
             reader.feed(data)
@@ -125,7 +126,7 @@ class Wire(asyncio.Protocol):
                 future = pending.popleft()[0]
                 if not future.done():
                     if isinstance(reply, ReplyError):
-                        future.set_exception(meaning(reply))
+                        future.set_exception(to_error(reply))
                     else:
                         future.set_result(reply)
                 reply = reader.gets()
@@ -133,7 +134,7 @@ class Wire(asyncio.Protocol):
             self.close(f"it does not speak the Redis protocol ({error})")
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Tell whoever waits."""
+        """Fail the commands that have no answer."""
         if self._lost is None:
             reason = error_text(exc) if exc is not None else "closed by the server"
             self._lose(f"the connection to {self.address} was lost: {reason}")
@@ -147,18 +148,18 @@ class Wire(asyncio.Protocol):
             if not future.done():
                 future.set_exception(ConnectionLost(text, sent=True))
 
-    def _look(self) -> None:
-        """End the connection if the oldest answer is overdue."""
+    def _check_answers(self) -> None:
+        """Close the connection if the oldest answer is overdue."""
         now = self._loop.time()
         # Answers come in order, so a later command may wait for an earlier one that blocks.
         if self._pending and now > self._pending[0][1]:
             self.close(f"no answer within {self._timeout:g} s")
             return
-        self._watch = self._loop.call_later(max(self._timeout / 4, 0.02), self._look)
+        self._watch = self._loop.call_later(max(self._timeout / 4, 0.02), self._check_answers)
 
 
-def greeting(options: Options, *, sentinel: bool = False) -> list[tuple[Argument, ...]]:
-    """The first commands of a connection."""
+def hello_commands(options: Options, *, sentinel: bool = False) -> list[tuple[Argument, ...]]:
+    """Return the first commands of a connection."""
     password = options.sentinel_password if sentinel else options.password
     hello: list[Argument] = ["HELLO", "2"]
     if password is not None:
@@ -170,8 +171,8 @@ def greeting(options: Options, *, sentinel: bool = False) -> list[tuple[Argument
     return commands
 
 
-def greeted(reply: Reply) -> tuple[int, int]:
-    """The server's version, from its answer to HELLO."""
+def parse_hello(reply: Reply) -> tuple[int, int]:
+    """Return the server's version from its answer to HELLO."""
     if not isinstance(reply, list):
         return (0, 0)
     words = cast("list[Reply]", reply)
@@ -181,43 +182,49 @@ def greeted(reply: Reply) -> tuple[int, int]:
     return (numbers[0], numbers[1])
 
 
-async def connect(options: Options, address: Address) -> Wire:
-    """A new connection, logged in.
+async def connect(options: Options, address: Address) -> Connection:
+    """Connect and log in.
 
     Raises:
-        BackendUnavailable: the server cannot be reached, or does not answer.
-        PermissionDenied: it refuses this user.
+        BackendUnavailable: The server cannot be reached, or does not answer.
+        PermissionDenied: It refuses this user.
     """
     loop = asyncio.get_running_loop()
-    wire: Wire | None = None
+    connection: Connection | None = None
 
-    def make() -> Wire:
-        nonlocal wire
-        wire = Wire(address, options.timeout)
-        return wire
+    def make() -> Connection:
+        nonlocal connection
+        connection = Connection(address, options.timeout)
+        return connection
 
     try:
         async with asyncio.timeout(options.timeout):
             if isinstance(address, UnixAddress):
                 await loop.create_unix_connection(make, address.path, ssl=options.tls)
             else:
-                patience = None if options.tls is None else options.timeout * _HANDSHAKE
+                handshake_timeout = None if options.tls is None else options.timeout * _HANDSHAKE
                 await loop.create_connection(
-                    make, address.host, address.port, ssl=options.tls, ssl_handshake_timeout=patience
+                    make, address.host, address.port, ssl=options.tls, ssl_handshake_timeout=handshake_timeout
                 )
-            if wire is None:
+            if connection is None:
                 raise BackendUnavailable(f"cannot connect to Redis at {address}")
-            replies = await asyncio.gather(*[wire.send(*command) for command in greeting(options)])
-            wire.version = greeted(replies[0])
-            return wire
+            replies = await asyncio.gather(*[connection.send(*command) for command in hello_commands(options)])
+            connection.version = parse_hello(replies[0])
+            return connection
     except (OSError, ConnectionLost) as error:
-        _drop(wire)
+        _drop(connection)
         raise unreachable(options, address, error) from error
     except (BackendError, asyncio.CancelledError):
-        _drop(wire)
+        _drop(connection)
         raise
 
 
-def _drop(wire: Wire | None) -> None:
-    if wire is not None:
-        wire.close()
+def ignore_result(future: asyncio.Future[Any]) -> None:
+    """Read the error of a future whose caller may not read it, so that asyncio does not report it."""
+    if not future.cancelled():
+        future.exception()
+
+
+def _drop(connection: Connection | None) -> None:
+    if connection is not None:
+        connection.close()

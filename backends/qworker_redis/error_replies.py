@@ -1,4 +1,4 @@
-"""Error replies of Redis, and what they mean to a caller."""
+"""The error replies of Redis as errors of qworker."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from hiredis import ReplyError
 
 from qworker.errors import BackendError, BackendUnavailable, FormatTooNew, PermissionDenied, StorageFull
 
-__all__ = ["ConnectionLost", "NoScript", "Redirected", "Reply", "meaning"]
+__all__ = ["ConnectionLost", "NoScript", "Redirected", "Reply", "to_error"]
 
-# What a command answers: text, numbers, nothing, an error, or a list of these.
+# The answer to a command: text, a number, nothing, an error, or a list of these.
 Reply = object
 
-# The server is there, and cannot serve now: repeat later.
+# The server runs, but cannot serve now: repeat later.
 _LATER = frozenset({"LOADING", "BUSY", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN", "NOREPLICAS", "UNBLOCKED"})
 _CHECK = "check QWORKER_REDIS_PASSWORD, and the user and password of the URL"
 _NO_DATABASE = re.compile(r"ERR (?:invalid )?DB index")
@@ -21,7 +21,7 @@ _FULL = frozenset({"OOM", "MISCONF"})
 
 
 class ConnectionLost(BackendUnavailable):
-    """The connection went away. `sent`: the command may have been carried out."""
+    """The connection was lost. `sent`: the command may have been carried out."""
 
     def __init__(self, text: str, *, sent: bool) -> None:
         super().__init__(text)
@@ -29,7 +29,7 @@ class ConnectionLost(BackendUnavailable):
 
 
 class Redirected(BackendUnavailable):
-    """Another server has this key now: `MOVED`, `ASK`, or `READONLY` for a primary that is one no more."""
+    """Another server has this key now: `MOVED`, `ASK`, or `READONLY` from a server that is not the primary any more."""
 
     def __init__(self, code: str, rest: str) -> None:
         super().__init__(f"{code} {rest}")
@@ -38,15 +38,15 @@ class Redirected(BackendUnavailable):
 
 
 class NoScript(BackendError):
-    """The server does not know a script: it was restarted, or its scripts were flushed."""
+    """The server does not know a script, because it was restarted or its scripts were flushed."""
 
 
-# Before Redis 7 a command's error arrives inside of its script's.
+# Before Redis 7, the error of a command is inside the error of its script.
 _IN_SCRIPT = re.compile(r"ERR Error running script .*@user_script: ?\d+: -([A-Z]+ .*)", re.DOTALL)
 
 
-def meaning(error: ReplyError) -> BackendError:
-    """The error of the one tree for an error reply, with one line of text and the reply as its cause."""
+def to_error(error: ReplyError) -> BackendError:
+    """Make the error for an error reply, with one line of text and the reply as its cause."""
     text = str(error)
     if (inside := _IN_SCRIPT.match(text)) is not None:
         text = inside[1]
@@ -71,7 +71,7 @@ def meaning(error: ReplyError) -> BackendError:
 
 
 def _refusal(code: str, text: str) -> str | None:
-    """What is wrong, and what to do, where the server refuses a user or a database; None: it does not."""
+    """Say what is wrong and what to do if the server refuses a user or a database. Otherwise return None."""
     if code == "NOAUTH":
         return "Redis asks for a password: set QWORKER_REDIS_PASSWORD, or put it into the URL"
     if code == "WRONGPASS":

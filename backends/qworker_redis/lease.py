@@ -1,0 +1,266 @@
+"""Leasing. If the answer of a call is not read, another call releases what it has leased."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import secrets
+from collections.abc import Callable, Coroutine, Hashable, Iterable, Sequence
+from typing import Any, TypeVar, cast
+
+import structlog
+
+from qworker.errors import BackendError
+from qworker.message import Lease, Message, SettleAction, Settlement, State
+from qworker.names import check_queue, printable
+from qworker_redis.codec import decode
+from qworker_redis.connection import Argument, Connection
+from qworker_redis.connections import ConnectionPool
+from qworker_redis.error_replies import ConnectionLost, Redirected, Reply
+from qworker_redis.replica_wait import BATCH
+from qworker_redis.store import UNDO_TIMEOUT, RedisStore
+from qworker_redis.topology import queue_slot
+from qworker_redis.wait import PAUSED, REDIRECTION_PAUSE, ReadTimeout, WakeListWaiter
+
+__all__ = ["Damaged", "LostAnswer", "RedisLease", "RedisLeaser", "RemoteRedisLeases", "group_by", "parse_leases"]
+
+T = TypeVar("T")
+K = TypeVar("K", bound=Hashable)
+
+# The prefix of a claimant whose leases outlive its process.
+_DETACHED = "detached/"
+# Milliseconds for which a call for a lease that was given up may still reach the server.
+_VOID_MS = 600_000
+
+# The key and the sequence number under which the server may keep the answer to a settlement, and the settlement's
+# number in that batch.
+LostAnswer = tuple[str, str, int]
+
+# A message that was leased and cannot be decoded: its id, the claim, and the reason.
+Damaged = tuple[bytes, bytes, str]
+
+
+class RedisLease(Lease, kw_only=True, eq=False):
+    """A lease and its claim: the token and the claimant, which the scripts compare."""
+
+    claim: bytes
+    # Set when the answer to its settlement was lost.
+    lost_answer: LostAnswer | None = None
+
+
+def parse_leases(queue: str, reply: Reply) -> tuple[list[Lease], list[Damaged]]:
+    """Return the leases of an answer of the script `lease`, and the messages that cannot be decoded."""
+    token, expiry, _, ids, values, claimant = cast(
+        "tuple[int, int, int, list[bytes], list[bytes | None], bytes]", reply
+    )
+    claim = b"%d %b" % (token, claimant)
+    expires_at = expiry / 1e6
+    leases: list[Lease] = []
+    damaged: list[Damaged] = []
+    for name, value in zip(ids, values, strict=True):
+        try:
+            message = decode(queue, name.decode(), value or b"")
+        except BackendError as error:
+            damaged.append((name, claim, str(error)))
+            continue
+        leases.append(RedisLease(message=message, token=token, expires_at=expires_at, claim=claim))
+    return leases, damaged
+
+
+class RedisLeaser:
+    """Leases the messages of one backend.
+
+    Args:
+        store: The store of the backend.
+        waiter: Waits for messages.
+        settle: Settles leases.
+        parse: Parses the answers of the script `lease` that have messages.
+        remote: Whether the leases outlive this process.
+    """
+
+    def __init__(
+        self,
+        store: RedisStore,
+        waiter: WakeListWaiter,
+        settle: Callable[[Sequence[Settlement]], Coroutine[Any, Any, list[Settlement]]],
+        parse: Callable[[str, Reply], tuple[list[Lease], list[Damaged]]] = parse_leases,
+        *,
+        remote: bool,
+    ) -> None:
+        self._store = store
+        self._pool = store.pool
+        self._waiter = waiter
+        self._settle = settle
+        self._parse = parse
+        self._claimant = _DETACHED + store.holder if remote else store.holder
+        self._requests = 0
+        # Queues whose last lease gave nothing, and the loop's time when something becomes due there.
+        self._empty: dict[str, float] = {}
+        self._log: Any = structlog.get_logger("qworker.redis")
+
+    async def lease(self, queue: str, limit: int, visibility: float) -> list[Lease]:
+        """Lease without waiting."""
+        leases: list[Lease] = []
+        while len(leases) < limit:
+            wanted = min(limit - len(leases), BATCH)
+            try:
+                found = await self._lease_batch(queue, wanted, visibility)
+            except BackendError:
+                if leases:
+                    break
+                raise
+            except asyncio.CancelledError:
+                await self._release(leases)
+                raise
+            leases += found
+            if len(found) < wanted:
+                break
+        return leases
+
+    async def lease_or_wait(self, queue: str, limit: int, visibility: float, timeout: float) -> list[Lease]:
+        """Lease, and wait for up to `timeout` seconds if there is nothing."""
+        due = self._empty.pop(queue, None)
+        if due is None:
+            leases = await self.lease(queue, limit, visibility)
+            due = self._empty.pop(queue, None)
+            if leases:
+                return leases
+        return await self._wait_and_lease(queue, limit, visibility, timeout, due)
+
+    async def _wait_and_lease(
+        self, queue: str, limit: int, visibility: float, timeout: float, due: float | None
+    ) -> list[Lease]:
+        """Wait and lease in one trip: the call for a lease is sent behind the one that blocks.
+
+        Args:
+            queue: Name of the queue.
+            limit: Number of messages.
+            visibility: Seconds that the leases last.
+            timeout: Seconds to wait.
+            due: The loop's time when something becomes due. None: it is not known.
+        """
+        if due is None:
+            return []
+        seconds = min(timeout, due - asyncio.get_running_loop().time(), self._store.options.timeout)
+        arguments, claimant, void = self._request(min(limit, BATCH), visibility)
+        try:
+            _, reply = await self._waiter.block(queue_slot(queue), [queue], seconds, [void, *arguments])
+        except Redirected:
+            await asyncio.sleep(REDIRECTION_PAUSE)
+            return []
+        except ReadTimeout:
+            self._store.start_task(self._undo(queue, claimant, void, visibility))
+            return []
+        except (ConnectionLost, asyncio.CancelledError) as error:
+            await self._start_undo(error, self._undo(queue, claimant, void, visibility))
+            raise
+        if reply is None:
+            return await self.lease(queue, limit, visibility)
+        return await self._read(queue, reply)
+
+    def drop_empty(self, queue: str) -> None:
+        """Drop what the last lease showed: a wait takes wake-ups, so that the queue may have something since."""
+        self._empty.pop(queue, None)
+
+    async def _lease_batch(self, queue: str, limit: int, visibility: float) -> list[Lease]:
+        arguments, claimant, void = self._request(limit, visibility)
+        sent = False
+
+        async def attempt(connection: Connection, again: bool) -> Reply:
+            nonlocal sent
+            del again
+            sent = True
+            return await self._pool.evaluate(connection, "lease", queue, arguments, (void,))
+
+        try:
+            reply = await self._pool.repeat(queue_slot(queue), attempt, retry_timeout=0)
+        except (ConnectionLost, asyncio.CancelledError) as error:
+            if sent:
+                await self._start_undo(error, self._undo(queue, claimant, void, visibility))
+            raise
+        return await self._read(queue, reply)
+
+    def _request(self, limit: int, visibility: float) -> tuple[list[Argument], str, str]:
+        """Return the arguments of a call, its claimant, which is unique, and its key of calls that were given up."""
+        self._requests += 1
+        claimant = f"{self._claimant}/{self._requests}"
+        return [limit, int(visibility * 1e6), claimant], claimant, f"void:{claimant}"
+
+    async def _read(self, queue: str, reply: Reply) -> list[Lease]:
+        """Return the leases of an answer, and move damaged messages to failed so that all others still flow."""
+        answer = cast("list[Any]", reply)
+        if not answer[3]:
+            due: int = answer[2]
+            if due != PAUSED:
+                self._empty[queue] = math.inf if due < 0 else asyncio.get_running_loop().time() + due / 1e6
+            return []
+        self._empty.pop(queue, None)
+        leases, damaged = self._parse(queue, reply)
+        for name, claim, reason in damaged:
+            await self._move_to_failed(queue, name, claim, reason)
+        return leases
+
+    async def _move_to_failed(self, queue: str, name: bytes, claim: bytes, reason: str) -> None:
+        self._log.error("message_damaged", queue=queue, message_id=printable(name[:120].decode(errors="replace")))
+        arguments: list[Argument] = [secrets.token_hex(8), "", "", 0, "p", name, claim, 0, reason.encode(), ""]
+        key = f"mark:{self._store.holder}:damaged"
+        await self._pool.run_script("settle", queue, arguments, (key, key))
+
+    # -- undoing -----------------------------------------------------------------------------------------------------
+
+    async def _start_undo(self, error: BaseException, undo: Coroutine[Any, Any, Any]) -> None:
+        """Undo a call in the background. A cancelled call waits for it, but not for long."""
+        task = self._store.start_task(undo)
+        if isinstance(error, asyncio.CancelledError):
+            await asyncio.wait([task], timeout=UNDO_TIMEOUT)
+
+    async def _undo(self, queue: str, claimant: str, void: str, visibility: float) -> None:
+        """Release what a call has leased whose answer is not read, and pass on the wake-up that it may have taken."""
+        try:
+            # After the visibility timeout there is nothing left to release.
+            await self._pool.run_script("giveback", queue, (claimant, _VOID_MS), (void,), retry_timeout=visibility)
+            await self._pool.run_script("peek", queue, (1,))
+        except BackendError as error:
+            self._log.warning("lease_release_failed", queue=queue, error=str(error))
+
+    async def _release(self, leases: Sequence[Lease]) -> None:
+        """Release what a cancelled call has leased."""
+        if leases:
+            settlements = [Settlement(lease=lease, action=SettleAction.RELEASE) for lease in leases]
+            await asyncio.wait([self._store.start_task(self._settle(settlements))], timeout=UNDO_TIMEOUT)
+
+
+class RemoteRedisLeases:
+    """Leases that outlive the process that took them; see `qworker.backend.RemoteLeases`.
+
+    Args:
+        pool: The connections of the backend.
+        decode: Makes a message from a queue, an id and the stored value.
+    """
+
+    def __init__(self, pool: ConnectionPool, decode: Callable[[str, str, Any], Message]) -> None:
+        self._pool = pool
+        self._decode = decode
+
+    async def find(self, queue: str, message_id: str, token: int) -> RedisLease | None:
+        """Find the lease that has this token.
+
+        Raises:
+            BackendError: The message is damaged.
+        """
+        row = cast("list[Any]", await self._pool.run_script("look", check_queue(queue), ("id", message_id)))[1:]
+        if not row:
+            return None
+        _, value, state, expiry, claim, _ = cast("tuple[bytes, Reply, bytes, bytes, bytes, bytes]", tuple(row))
+        if state.decode() != State.LEASED or not claim.startswith(b"%d %b" % (token, _DETACHED.encode())):
+            return None
+        message = self._decode(queue, message_id, value)
+        return RedisLease(message=message, token=token, expires_at=float(expiry) / 1e6, claim=claim)
+
+
+def group_by(items: Iterable[T], name: Callable[[T], K]) -> dict[K, list[T]]:
+    """Group items by a name that each has, in their order."""
+    groups: dict[K, list[T]] = {}
+    for item in items:
+        groups.setdefault(name(item), []).append(item)
+    return groups

@@ -1,0 +1,235 @@
+-- What the scripts of `redis:` and `rfq:` share. Every key of a script belongs to one queue or topic. A script gets
+-- only those parts of this file and of common.lua that it uses (scripts.py), because the server makes each function
+-- again in every call. A part ends at an empty line in front of a line that is not indented.
+
+local call = redis.call
+
+local insert = table.insert
+
+-- Microseconds since 1970 by this server.
+local function clock()
+  local now = call('TIME')
+  return now[1] * 1000000 + now[2]
+end
+
+-- A number of microseconds as text: Lua's own conversion keeps 14 digits only.
+local function text(number)
+  return string.format('%.0f', number)
+end
+
+-- Call a command with any number of trailing arguments; Lua's stack holds some 8,000.
+local function spread(command, key, arguments)
+  for first = 1, #arguments, 4000 do
+    call(command, key, unpack(arguments, first, math.min(first + 3999, #arguments)))
+  end
+end
+
+-- Microseconds until the next message is due; -1: none is delayed.
+local function until_due(delayed, now)
+  local due = call('ZRANGE', delayed, 0, 0, 'WITHSCORES')
+  return due[2] and math.max(0, tonumber(due[2]) - now) or -1
+end
+
+-- The ids in ARGV, from a place on, that a set has with just the time that follows each.
+local function as_found(set, first)
+  local ids = {}
+  for i = first, #ARGV, 2 do
+    local time = call('ZSCORE', set, ARGV[i])
+    if time and tonumber(time) == tonumber(ARGV[i + 1]) then insert(ids, ARGV[i]) end
+  end
+  return ids
+end
+
+-- The ids of failed messages that the arguments of `requeue` select.
+local function selected(failed)
+  if ARGV[1] == 'unchanged' then return as_found(failed, 2) end
+  if #ARGV == 1 then return call('ZRANGE', failed, 0, tonumber(ARGV[1]) - 1) end
+  return {unpack(ARGV, 2)}
+end
+
+-- What an earlier attempt of the same call answered, kept under `mark` for clients that lost the reply. A sequence
+-- number alone is that of `publish_one`.
+local function answered(mark, sequence)
+  local kept, answer = call('GET', mark)
+  if kept == sequence then
+    answer = {0}
+  elseif kept and string.byte(kept) > 127 then
+    kept = cmsgpack.unpack(kept)
+    if kept[1] == sequence then answer = kept[2] end
+  end
+  if answer then call('PEXPIRE', mark, 3600000) end
+  return answer
+end
+
+local function remember(mark, sequence, answer)
+  call('SET', mark, cmsgpack.pack({sequence, answer}), 'PX', 3600000)
+  return answer
+end
+
+-- Extend the leases in the arguments of `extend` whose claim holds, if they are still there.
+local function extend_leases(leased, claims, is_there)
+  local expiry = clock() + tonumber(ARGV[1])
+  local ids, scores = {}, {}
+  for i = 2, #ARGV, 2 do insert(ids, ARGV[i]) end
+  local held = call('HMGET', claims, unpack(ids))
+  local answer, expires = {expiry}, text(expiry)
+  for i, id in ipairs(ids) do
+    if held[i] == ARGV[2 * i + 1] and is_there(id) then
+      insert(scores, expires)
+      insert(scores, id)
+    else
+      insert(answer, i)
+    end
+  end
+  -- A first write that needs no memory: before Redis 7 a full store lets a script go on that has begun to write.
+  call('ZREM', leased, '')
+  spread('ZADD', leased, scores)
+  return answer
+end
+
+-- The answer to a call of `settle` that needs no more than that: an earlier one, or none if the call only asks for it.
+local function early_answer(earlier)
+  if ARGV[2] ~= '' then
+    local refused = answered(earlier, ARGV[2])
+    if refused then
+      refused[1] = 1
+      return refused
+    end
+  end
+  if #ARGV == 4 then return {0} end
+end
+
+-- End the leases in the arguments of `settle` whose claim holds. `ack_plain` gets the ids of the plain acks, `finish`
+-- each other one. Returns the answer.
+local function end_leases(leased, claims, ack_plain, finish)
+  -- A first write that needs no memory: before Redis 7 a full store lets a script go on that has begun to write.
+  call('ZREM', leased, '')
+  local answer, plain = {0}, tonumber(ARGV[4])
+  if plain > 0 then
+    local ids, held = {}, {}
+    for i = 1, plain do ids[i] = ARGV[3 + 2 * i] end
+    local found = call('HMGET', claims, unpack(ids))
+    for i, id in ipairs(ids) do
+      if found[i] == ARGV[4 + 2 * i] then held[#held + 1] = id else insert(answer, i) end
+    end
+    spread('ZREM', leased, held)
+    spread('HDEL', claims, held)
+    ack_plain(held)
+  end
+  local number = plain
+  for i = 5 + 2 * plain, #ARGV, 6 do
+    number = number + 1
+    local id, claim = ARGV[i + 1], ARGV[i + 2]
+    if call('HGET', claims, id) == claim then
+      call('ZREM', leased, id)
+      call('HDEL', claims, id)
+      finish(ARGV[i], id, claim, tonumber(ARGV[i + 3]), ARGV[i + 4], ARGV[i + 5])
+    else
+      insert(answer, number)
+    end
+  end
+  return answer
+end
+
+local function keep_error(errors, id, reason)
+  if reason ~= '' then call('HSET', errors, id, reason) else call('HDEL', errors, id) end
+end
+
+-- End the leases of the claimant in ARGV: their ids and their claims. A call of that claimant that is still on its way
+-- claims nothing from now on.
+local function end_call(leased, claims, void)
+  call('ZREM', leased, '')
+  call('SET', void, '1', 'PX', ARGV[2])
+  local held, ids, found = call('HGETALL', claims), {}, {}
+  for i = 1, #held, 2 do
+    local space = string.find(held[i + 1], ' ', 1, true)
+    if space and string.sub(held[i + 1], space + 1) == ARGV[1] then
+      insert(ids, held[i])
+      insert(found, held[i + 1])
+    end
+  end
+  spread('ZREM', leased, ids)
+  spread('HDEL', claims, ids)
+  return ids, found
+end
+
+-- In `reap`: if this server's clock was set, leases keep what was left of them. It was set if it has gone further than
+-- time has, for this client and since the last time that any client reaped.
+local function keep_leases(meta, leased, seen, now)
+  local TOLERANCE = 10000000
+  call('HSET', meta, 'seen', text(now))
+  if ARGV[4] == '' or not seen then return end
+  local step = now - tonumber(ARGV[4]) - tonumber(ARGV[5])
+  if math.abs(step) <= TOLERANCE or math.abs(now - tonumber(seen)) <= TOLERANCE then return end
+  local rows, moved = call('ZRANGE', leased, 0, -1, 'WITHSCORES'), {}
+  for i = 1, #rows, 2 do
+    -- An anchor expires never.
+    if rows[i + 1] ~= 'inf' then
+      insert(moved, text(tonumber(rows[i + 1]) + step))
+      insert(moved, rows[i])
+    end
+  end
+  spread('ZADD', leased, moved)
+end
+
+-- In `reap`: take the finished messages out of a set that were kept for long enough, or are too many. Their ids.
+local function take_old(set, age, most, now, limit)
+  local old = {}
+  if age ~= '' then
+    old = call('ZRANGEBYSCORE', set, '-inf', text(now - tonumber(age)), 'LIMIT', 0, limit)
+  elseif most ~= '' then
+    local excess = call('ZCARD', set) - tonumber(most)
+    if excess > 0 then old = call('ZRANGE', set, 0, math.min(excess, limit) - 1) end
+  end
+  spread('ZREM', set, old)
+  return old
+end
+
+-- Byte by byte, as Redis orders members of one score: Lua's own comparison depends on the server's language.
+local function precedes(a, b)
+  for i = 1, math.min(#a, #b) do
+    local x, y = string.byte(a, i), string.byte(b, i)
+    if x ~= y then return x < y end
+  end
+  return #a < #b
+end
+
+-- In `look`: how many members are before a time and an id, which need not be there any more; and 1 if they are there.
+local function rank_of(set, time, id)
+  local score = call('ZSCORE', set, id)
+  if score and tonumber(score) == tonumber(time) then return call('ZRANK', set, id), 1 end
+  local low, high = call('ZCOUNT', set, '-inf', '(' .. time), call('ZCOUNT', set, '-inf', time)
+  while low < high do
+    local middle = math.floor((low + high) / 2)
+    if precedes(call('ZRANGE', set, middle, middle)[1], id) then low = middle + 1 else high = middle end
+  end
+  return low, 0
+end
+
+-- A page of a sorted set: members and scores in turns, and whether it is the last one.
+local function timed_page(set, limit, newest, time, id)
+  local size = call('ZCARD', set)
+  local start, stop
+  if newest then
+    stop = (time and rank_of(set, time, id) or size) - 1
+    start = math.max(0, stop - limit + 1)
+  else
+    start = 0
+    if time then
+      local rank, there = rank_of(set, time, id)
+      start = rank + there
+    end
+    stop = start + limit - 1
+  end
+  if stop < start then return {}, true end
+  local rows, out = call('ZRANGE', set, start, stop, 'WITHSCORES'), {}
+  if newest then
+    for i = #rows - 1, 1, -2 do
+      insert(out, rows[i])
+      insert(out, rows[i + 1])
+    end
+  else
+    out = rows
+  end
+  return out, (newest and start or size - 1 - stop) <= 0
+end

@@ -1,0 +1,111 @@
+"""Publishing: batches, one after another. Each is repeated until it is answered."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Sequence
+from functools import partial
+from typing import Any, cast
+
+from qworker.errors import BackendUnavailable, PublishUncertain
+from qworker.message import Draft
+from qworker.names import check_id
+from qworker_redis.batch_sender import BatchSender, RetryToken
+from qworker_redis.codec import PlainDraft, encode
+from qworker_redis.connection import Argument, Connection
+from qworker_redis.error_replies import ConnectionLost, Reply
+from qworker_redis.register import QueueRegister
+from qworker_redis.replica_wait import BATCH, BATCH_BYTES, run_replicated
+from qworker_redis.store import RedisStore
+from qworker_redis.topology import queue_slot
+
+__all__ = ["RedisPublisher", "encode_draft"]
+
+
+class RedisPublisher:
+    """Publishes the messages of one backend.
+
+    Args:
+        store: The store of the backend.
+        register: Gets the queues that have messages. A plain message for a queue that it knows has a script of its own.
+            None: the protocol has no register.
+    """
+
+    def __init__(self, store: RedisStore, register: QueueRegister | None) -> None:
+        self._options = store.options
+        self._pool = store.pool
+        self._holder = store.holder
+        self._register = register
+        self._known = frozenset[str]() if register is None else register.known
+        self._senders: dict[str, BatchSender[PlainDraft, str]] = {}
+
+    def publish(self, queue: str, items: Sequence[PlainDraft]) -> Awaitable[list[str]]:
+        """Store messages and return the ids of the stored ones, in order."""
+        return self._sender(queue).submit(items)
+
+    def _sender(self, queue: str) -> BatchSender[PlainDraft, str]:
+        sender = self._senders.get(queue)
+        if sender is None:
+            send = partial(self._send, queue, RetryToken(f"{self._holder}:p"))
+            sender = self._senders[queue] = BatchSender(send, lambda item: 1 + len(item[2]) // BATCH_BYTES, BATCH)
+        return sender
+
+    async def _send(self, queue: str, token: RetryToken, batch: Sequence[PlainDraft]) -> list[str]:
+        sequence, key = token.next(), token.key
+        sent = False
+        try:
+            if len(batch) == 1 and (connection := self._fast_path(queue, batch[0])) is not None:
+                message_id, _, rest = batch[0]
+                try:
+                    arguments = sequence.encode(), message_id.encode(), rest
+                    if not await self._pool.evaluate_packed(connection, "publish_one", queue, key, arguments):
+                        return [message_id]
+                except BackendUnavailable as error:
+                    sent = isinstance(error, ConnectionLost) and error.sent
+            return await self._send_batch(queue, sequence, key, batch, sent)
+        except ConnectionLost as error:
+            token.keep()
+            if error.sent:
+                raise PublishUncertain(
+                    f"the message may or may not be stored: {error}: publish it again with the same id"
+                ) from error
+            raise
+        except BaseException:
+            token.keep()
+            raise
+
+    def _fast_path(self, queue: str, item: PlainDraft) -> Connection | None:
+        """Return the connection for the first attempt of a message that only has to be stored."""
+        plain = not item[1] and queue in self._known and not self._options.min_replicas
+        return self._pool.healthy_connection(queue_slot(queue)) if plain else None
+
+    async def _send_batch(
+        self, queue: str, sequence: str, key: str, batch: Sequence[PlainDraft], sent: bool
+    ) -> list[str]:
+        # The first of several drafts with one id is stored, as it would be over several calls.
+        unique: dict[str, PlainDraft] = {}
+        for item in batch:
+            unique.setdefault(item[0], item)
+        kept = list(unique.values())
+        arguments: list[Argument] = [part for item in kept for part in item]
+
+        def attempt(connection: Connection, again: bool) -> Awaitable[Reply]:
+            return run_replicated(
+                self._options, self._pool, connection, "publish", queue, (sequence, int(again), *arguments), (key,)
+            )
+
+        reply = await self._pool.repeat(queue_slot(queue), attempt, sent=sent)
+        new, *instead = cast("list[Any]", reply)
+        if self._register is not None:
+            await self._register.on_stored(queue, bool(new))
+        ids = [item[0] for item in batch]
+        if instead:
+            others: dict[str, str] = {
+                kept[n - 1][0]: name.decode() for n, name in zip(instead[::2], instead[1::2], strict=True)
+            }
+            ids = [others.get(name, name) for name in ids]
+        return ids
+
+
+def encode_draft(new_id: str, draft: Draft) -> PlainDraft:
+    """Encode a draft, with a new id if it has none."""
+    return encode(new_id if draft.id is None else check_id(draft.id), draft)

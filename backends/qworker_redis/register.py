@@ -1,0 +1,54 @@
+"""The register of queues: the set `qworker:queues` with the names of all queues of a server."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from qworker_redis.connections import ConnectionPool
+from qworker_redis.topology import queue_slot
+
+__all__ = ["QueueRegister"]
+
+# Its slot is that of a queue with this name.
+_KEY = b"qworker:queues"
+_SLOT = queue_slot("queues")
+
+
+class QueueRegister:
+    """The register, as one backend knows it.
+
+    Args:
+        pool: The connections of the backend.
+
+    Attributes:
+        known: The queues that this instance has put into the register.
+    """
+
+    def __init__(self, pool: ConnectionPool) -> None:
+        self._pool = pool
+        self.known: set[str] = set()
+
+    async def names(self) -> list[str]:
+        """Return the names of all queues, sorted."""
+        names = cast("list[bytes]", await self._pool.command(_SLOT, "SMEMBERS", _KEY))
+        return sorted(name.decode() for name in names)
+
+    async def create(self, queue: str) -> None:
+        """Create a queue, and add it to the register if it is not there."""
+        await self._pool.run_script("create", queue, ("create",))
+        # A full store refuses writes, and a worker that only consumes must be able to start there.
+        if queue not in await self.names():
+            await self._add(queue)
+
+    async def on_stored(self, queue: str, new: bool) -> None:
+        """Add a queue in which messages were stored if it is new, or not known to be there."""
+        if new or queue not in self.known:
+            await self._add(queue)
+
+    async def _add(self, queue: str) -> None:
+        await self._pool.command(_SLOT, "SADD", _KEY, queue)
+        self.known.add(queue)
+
+    async def remove(self, queue: str) -> None:
+        """Remove a queue that is deleted."""
+        await self._pool.command(_SLOT, "SREM", _KEY, queue)

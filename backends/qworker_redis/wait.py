@@ -1,0 +1,159 @@
+"""Waiting for work: a blocking read of the wake lists of queues, on a connection of its own. It never reads messages.
+
+A lost wake-up costs a moment: a worker that leases and leaves something wakes the next one, and every reap repairs the
+list.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Sequence
+from typing import cast
+
+from qworker.errors import BackendError, BackendUnavailable
+from qworker_redis.connection import Argument, Connection, ignore_result
+from qworker_redis.error_replies import NoScript, Redirected, Reply
+from qworker_redis.scripts import queue_key
+from qworker_redis.store import RedisStore
+from qworker_redis.topology import queue_slot
+
+__all__ = ["PAUSED", "REDIRECTION_PAUSE", "SHORTEST_BLOCK", "ReadTimeout", "WakeListWaiter"]
+
+# The answer of scripts, in microseconds, instead of the time until there is work: the queue's list does not show when
+# it is resumed.
+PAUSED = -2
+# Seconds until a queue that is being moved to another server is asked for again.
+REDIRECTION_PAUSE = 0.05
+# Seconds that one blocking read may take. A connection that is lost without a word is noticed soon after.
+SHORTEST_BLOCK = 0.001
+_LONGEST_BLOCK = 5.0
+# Seconds after its time in which the answer to a blocking read must arrive.
+_GRACE = 1.0
+
+
+class ReadTimeout(BackendUnavailable):
+    """A blocking read did not end in time. Its connection was closed."""
+
+
+class WakeListWaiter:
+    """Waits for the messages of one backend.
+
+    Args:
+        store: The store of the backend.
+    """
+
+    def __init__(self, store: RedisStore) -> None:
+        self._store = store
+        self._options = store.options
+        self._pool = store.pool
+
+    async def wait(self, queues: Sequence[str], timeout: float) -> None:
+        """Return when a queue may have something, or after `timeout` seconds."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout
+        try:
+            while True:
+                next_due = await self._next_due(queues)
+                left = min(deadline - loop.time(), next_due)
+                seconds = min(left, _LONGEST_BLOCK)
+                if left <= 0 or await self._wait_for_any(queues, seconds) or next_due <= seconds:
+                    return
+        except asyncio.CancelledError:
+            for queue in queues:
+                self._store.start_task(self._wake_another(queue))
+            raise
+
+    async def _wake_another(self, queue: str) -> None:
+        """Pass on a wake-up that a cancelled wait may have taken."""
+        try:
+            await self._pool.run_script("peek", queue, (1,), retry_timeout=0)
+        except BackendUnavailable:
+            # Every reap does it too.
+            return
+
+    async def _next_due(self, queues: Sequence[str]) -> float:
+        """Return the seconds until a queue has something, as far as is known."""
+        replies = await asyncio.gather(*[self._pool.run_script("peek", queue, (0,)) for queue in queues])
+        known = [reply / 1e6 for reply in cast("list[int]", replies) if reply >= 0]
+        return min(known, default=math.inf)
+
+    async def _wait_for_any(self, queues: Sequence[str], seconds: float) -> bool:
+        """Wait for a wake-up of any of the queues. Return whether there was one."""
+        groups: dict[int, list[str]] = {}
+        for queue in queues:
+            groups.setdefault(queue_slot(queue) if self._options.mode == "cluster" else 0, []).append(queue)
+        if len(groups) == 1:
+            return await self._block_on(*groups.popitem(), seconds)
+        tasks = [asyncio.create_task(self._block_on(slot, names, seconds)) for slot, names in groups.items()]
+        try:
+            finished, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            return any(task.result() for task in finished)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _block_on(self, slot: int, queues: Sequence[str], seconds: float) -> bool:
+        try:
+            woken, _ = await self.block(slot, queues, seconds, None)
+        except ReadTimeout:
+            return False
+        except Redirected:
+            # The queue is being moved to another server.
+            await asyncio.sleep(min(seconds, REDIRECTION_PAUSE))
+            return False
+        return woken is not None
+
+    async def block(
+        self, slot: int, queues: Sequence[str], seconds: float, lease: Sequence[Argument] | None
+    ) -> tuple[Reply, Reply | None]:
+        """Read the wake lists of queues of one slot, and lease in the same trip.
+
+        Args:
+            slot: The slot of the queues. Any slot in a store without slots.
+            queues: The queues.
+            seconds: Seconds to block.
+            lease: The part of the last key of the lease script, then its arguments. None: no lease.
+
+        Raises:
+            ReadTimeout: No answer. If there is a lease, it must be released.
+
+        Returns:
+            The two answers. The second one is None without a lease, or if the server does not know the script.
+        """
+        seconds = max(seconds, SHORTEST_BLOCK)
+        async with self._pool.blocking_connection(slot) as connection:
+            keys = [queue_key(queue, "wake") for queue in queues]
+            answers = [connection.send("BLPOP", *keys, seconds, within=seconds)]
+            if lease is not None:
+                answers.append(self._send_lease(connection, queues[0], lease, seconds))
+            await self._wait_for_answers(answers, seconds)
+            replies: list[Reply] = [None, None]
+            for number, answer in enumerate(answers):
+                try:
+                    replies[number] = answer.result()
+                except NoScript:
+                    continue
+                except BackendError as error:
+                    self._pool.learn_from(error, slot, connection)
+                    raise
+            return replies[0], replies[1]
+
+    async def _wait_for_answers(self, answers: Sequence[asyncio.Future[Reply]], seconds: float) -> None:
+        """Wait for answers, but not longer than the block and some grace.
+
+        A server whose clock is set back blocks for that time too. It runs, and only has to be asked again.
+        """
+        for answer in answers:
+            answer.add_done_callback(ignore_result)
+        _, late = await asyncio.wait(answers, timeout=seconds + _GRACE)
+        if late:
+            raise ReadTimeout("a blocking read took too long")
+
+    def _send_lease(
+        self, connection: Connection, queue: str, lease: Sequence[Argument], seconds: float
+    ) -> asyncio.Future[Reply]:
+        void, *arguments = lease
+        command = self._pool.script_command(connection, "lease", queue, arguments, (str(void),))
+        return connection.send(*command, within=seconds)
