@@ -23,9 +23,9 @@ _BEGINNING = """\
 
 <!-- Written by `python -m tests.support.protocols_page` from the backends' deviations. A test compares. -->
 
-Every backend keeps the rules of [the contract](howto/backend.md). A dialect shares its queues with other programs, so its
-protocol does not support every rule. The dialect declares such a rule as a deviation, and the contract suite
-proves it.
+Every backend keeps the rules of [the contract](howto/backend.md). A dialect shares its queues with other programs, so
+its protocol does not support every rule. The dialect declares such a rule as a deviation, and the contract suite proves
+it.
 
 [`qworker move`](cli.md#qworker-move) works between all protocols. `memory:`, `file:`, `redis:` and `sq:` keep ids. The
 others assign ids of their own form. If a protocol has no place for [fields and argv](envelope.md#parcels), they still
@@ -68,7 +68,13 @@ def _table(backends: Mapping[str, Mapping[str, str]]) -> list[str]:
         cells = [f"`{rule}`", asked, *["no" if rule in declared else "" for declared in shown.values()]]
         lines.append("| " + " | ".join(cells) + " |")
     plain = ", ".join(_linked(name) for name, declared in backends.items() if not declared)
-    return ["In the table, *no* means that the protocol deviates from the rule. With an empty cell it keeps the rule.", "", *lines, "", f"No deviations: {plain}."]
+    return [
+        "In the table, *no* means that the protocol deviates from the rule. With an empty cell it keeps the rule.",
+        "",
+        *lines,
+        "",
+        f"No deviations: {plain}.",
+    ]
 
 
 def _section(name: str, declared: Mapping[str, str]) -> list[str]:
