@@ -1,4 +1,4 @@
-"""Writes docs/protocols.md from what the installed backends declare: `python -m tests.support.protocols_page`."""
+"""Write docs/protocols.md from the deviations of the installed backends: `python -m tests.support.protocols_page`."""
 
 from __future__ import annotations
 
@@ -21,20 +21,21 @@ _PAGES = {"file": "file-format.md", "redis": "redis.md", "memory": "howto/testin
 _BEGINNING = """\
 # Protocols
 
-<!-- Written by `python -m tests.support.protocols_page` from what the backends declare; a test holds it to that. -->
+<!-- Written by `python -m tests.support.protocols_page` from the backends' deviations. A test compares. -->
 
-Every backend does what [the contract](howto/backend.md) says. A dialect, which other programs share live, does so as far as its protocol
-has a place for it, and declares the rest: each deviation is a rule of the contract, and the contract's suite proves that the backend
-deviates in just that way.
+Every backend keeps the rules of [the contract](howto/backend.md). A dialect shares its queues with other programs, so
+its protocol does not support every rule. The dialect declares such a rule as a deviation, and the contract suite proves
+it.
 
-[`qworker move`](cli.md#qworker-move) works between all of them. `memory:`, `file:`, `redis:` and `sq:` keep ids; the others give ids of their own
-form. [Fields and arguments](envelope.md#parcels) survive a move to a protocol that has no place for them.
+[`qworker move`](cli.md#qworker-move) works between all protocols. `memory:`, `file:`, `redis:` and `sq:` keep ids. The
+others assign ids of their own form. If a protocol has no place for [fields and argv](envelope.md#parcels), they still
+survive a move.
 
 """
 
 
 def written() -> str:
-    """The page."""
+    """Return the text of the page."""
     backends = _backends()
     return _BEGINNING + "\n".join(
         [*_table(backends), "", *[line for name in backends for line in _section(name, backends[name])]]
@@ -42,10 +43,10 @@ def written() -> str:
 
 
 def _backends() -> dict[str, Mapping[str, str]]:
-    """What each kind of backend declares, by its schemes; dialects last."""
+    """Return the deviations of each backend, with the dialects last."""
     schemes: dict[type[Backend], list[str]] = {}
     for point in entry_points(group=GROUP):
-        # Only what this distribution brings: the page is about nothing else.
+        # The page is only about the backends of this distribution.
         if point.dist is not None and point.dist.name == "qworker-tasks":
             schemes.setdefault(backend_class(point.name), []).append(point.name)
     first = ("memory", "file", "redis")
@@ -57,7 +58,7 @@ def _backends() -> dict[str, Mapping[str, str]]:
 
 
 def _table(backends: Mapping[str, Mapping[str, str]]) -> list[str]:
-    """One line for each rule that somebody deviates from; empty cells are as the contract says."""
+    """Return a table with a row for each rule that has a deviation."""
     rules = [name for name in RULES if any(name in declared for declared in backends.values())]
     shown = {name: declared for name, declared in backends.items() if declared}
     head = ["rule", "the contract", *[_linked(name) for name in shown]]
@@ -67,13 +68,19 @@ def _table(backends: Mapping[str, Mapping[str, str]]) -> list[str]:
         cells = [f"`{rule}`", asked, *["no" if rule in declared else "" for declared in shown.values()]]
         lines.append("| " + " | ".join(cells) + " |")
     plain = ", ".join(_linked(name) for name, declared in backends.items() if not declared)
-    return ["Where it says no, the protocol deviates.", "", *lines, "", f"No deviations: {plain}."]
+    return [
+        "In the table, *no* means that the protocol deviates from the rule. With an empty cell it keeps the rule.",
+        "",
+        *lines,
+        "",
+        f"No deviations: {plain}.",
+    ]
 
 
 def _section(name: str, declared: Mapping[str, str]) -> list[str]:
     if not declared:
         return []
-    lines = [f"## {name}", "", "| rule | because | shows as |", "|---|---|---|"]
+    lines = [f"## {name}", "", "| rule | reason | effect |", "|---|---|---|"]
     for rule, reason in declared.items():
         _, _, otherwise = RULES[rule].partition("otherwise: ")
         lines.append(f"| `{rule}` | {reason} | {otherwise or 'the call raises `NotSupported`'} |")
