@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tests.e2e.processes import PATIENCE, Process
+from tests.support.processes import PATIENCE, Process
 
 _CLONE_NEWNET = 0x40000000
 

@@ -22,7 +22,7 @@ from qworker.backend.registry import open_backend
 from qworker.cli.main import COMMANDS, cli, main
 from qworker.cli.output import Progress
 from qworker.message import Draft
-from tests.e2e.processes import PATIENCE, environment
+from tests.support.processes import PATIENCE, environment
 
 URL = "file://./spool"
 DOCS = Path(__file__).parents[2] / "docs" / "cli.md"

@@ -13,7 +13,7 @@ from urllib.request import urlopen
 
 import pytest
 
-from tests.e2e.processes import PATIENCE, environment, until
+from tests.support.processes import PATIENCE, environment, until
 
 URL = "file://./spool"
 CLOSED = [">&-", "2>&-", "<&- >&- 2>&-"]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.processes import Process, started, until
+from tests.support.processes import Process, started, until
 
 APP = """
 import asyncio, os

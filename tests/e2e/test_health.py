@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from qworker.health.probe import ask
-from tests.e2e.processes import PATIENCE, Process, environment, started, until
+from tests.support.processes import PATIENCE, Process, environment, started, until
 
 APP = """
 import time

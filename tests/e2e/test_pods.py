@@ -16,7 +16,7 @@ import yaml
 
 from qworker import Tasks
 from tests.e2e.pods import Pod
-from tests.e2e.processes import until
+from tests.support.processes import until
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "kubernetes"
 # The manifest's seconds are long beside a handler's milliseconds.

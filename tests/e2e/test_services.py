@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.e2e.processes import PATIENCE, environment, started, until
+from tests.support.processes import PATIENCE, environment, started, until
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

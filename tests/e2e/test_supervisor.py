@@ -11,8 +11,8 @@ import pytest
 
 from qworker.supervisor.scaling import Scaler
 from qworker.supervisor.worker_process import Slot
-from tests.e2e.processes import Process, alive, started, until
 from tests.e2e.test_run import APP, enqueue, names
+from tests.support.processes import Process, alive, started, until
 
 # What process id 1 is by nature, a process can make itself; the attribute (36) survives the exec.
 AS_INIT = (

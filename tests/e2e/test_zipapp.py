@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.processes import PATIENCE, environment
+from tests.support.processes import PATIENCE, environment
 
 # What shiv and pex do: the packages come from where the file has put them.
 BEGINNING = """

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.processes import environment, until
 from tests.e2e.test_examples import workers_of
 from tests.fault import harness
 from tests.fault.harness import Books, drain, strays
+from tests.support.processes import environment, until
 from tests.support.servers import RedisServer
 
 SECONDS = float(os.environ.get("QWORKER_TEST_SOAK", "4"))

@@ -13,10 +13,10 @@ import pyarrow.dataset as arrow_dataset
 import pytest
 
 from qworker.message import SettleAction, State
-from tests.e2e.processes import environment, until
 from tests.spark.cluster import Cluster, running_cluster
 from tests.spark.java import QUICK_JAVA
 from tests.spark.stores import bodies, count, finish
+from tests.support.processes import environment, until
 
 # Not of the group that shares a session: the cluster is its own.
 pytestmark = pytest.mark.timeout(400)
