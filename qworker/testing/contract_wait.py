@@ -199,6 +199,20 @@ class WaitingContract(Contract):
             assert await case.expire(case.tick) == 1
 
     @rule("pause")
+    async def test_a_publish_to_a_paused_queue_ends_no_lease(self, case: Case) -> None:
+        await case.publish(b"0")
+        # A worker that has worked here knows what comes next.
+        await case.lease_one()
+        other = await case.open()
+        await case.backend.pause(case.queue)
+        await nothing_wakes_a_paused_queue(case)
+        waiting = asyncio.create_task(case.backend.lease(case.queue, 1, case.long, 0.5))
+        await case.until_waiting(waiting)
+        await other.publish(case.queue, [Draft(body=b"2")])
+        assert await waiting == []
+        assert (await case.counts())[:2] == (2, 1)
+
+    @rule("pause")
     async def test_up_wakes_a_wait(self, case: Case) -> None:
         await case.publish(b"x")
         await case.backend.pause(case.queue)
