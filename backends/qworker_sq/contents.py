@@ -115,6 +115,8 @@ async def ready_from_the_end(channel: Channel, now: float, before: int | None) -
 
 def timed(channel: Channel, state: State, now: float) -> list[tuple[float, int]]:
     """What is delayed, leased or failed: the time that orders it, and the place."""
+    # The ids that others have given since the last look are there.
+    channel.topic.notes.file.follow()
     if state is State.FAILED:
         return [(failed.at, place) for place, failed in channel.ledger.failed.items()]
     found = [(entry.at, place) for place, entry in channel.ledger.open.items() if entry.state is state]
