@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +26,7 @@ def measure(bench: Bench) -> list[Figure]:
     """Messages per second, and the share of it that is left with syncs; batches are both published and run at once."""
     found: list[Figure] = []
     for batch, asked in ASKED_SHARES.items():
-        rates = bench.turns(
-            [(sync, lambda sync=sync, batch=batch: _at_once(bench, sync, batch)) for sync in ("off", "full")]
-        )
+        rates = bench.turns([(sync, partial(_at_once, bench, sync, batch)) for sync in ("off", "full")])
         shares = [full / off for full, off in zip(rates["full"], rates["off"], strict=True)]
         found += [
             Figure(

@@ -161,7 +161,7 @@ def work(given: dict[str, Any]) -> float:
 
     async def run() -> float:
         took, _ = await work_off(noop_app(f"fsq://{given['folder']}"), given["count"], 100)
-        return took / given["count"] * 1e6
+        return float(took / given["count"] * 1e6)
 
     return run_loop(run())
 

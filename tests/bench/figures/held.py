@@ -100,6 +100,6 @@ def work(given: dict[str, Any]) -> float:
         taken = time.process_time() - began
         worker.drain()
         await running
-        return taken / given["count"] * 1e6
+        return float(taken / given["count"] * 1e6)
 
     return run_loop(run())

@@ -6,6 +6,7 @@ import asyncio
 import http.client
 import threading
 import time
+from functools import partial
 from typing import Any
 
 from harness import Bench, Figure
@@ -37,7 +38,7 @@ def _ratios(bench: Bench, name: str, history: bool, server: RedisServer | None) 
         return found["rate"]
 
     sides = {"off": (False, False), "health": (True, False), **({"all": (True, True)} if history else {})}
-    rates = bench.turns([(side, lambda side=side, on=on: rate(side, *on)) for side, on in sides.items()])
+    rates = bench.turns([(side, partial(rate, side, *on)) for side, on in sides.items()])
     everything = "all" if history else "health"
     found: list[Figure] = []
     for side in reversed(sides):

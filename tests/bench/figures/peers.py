@@ -151,6 +151,6 @@ def work(given: dict[str, Any]) -> float:
         made = drafts(tasks, max(count, batch))
         await put(backend, made, batch)
         await take(backend, batch)
-        return (await put(backend, made, count) + await take(backend, count)) / count * 1e6
+        return float((await put(backend, made, count) + await take(backend, count)) / count * 1e6)
 
     return run_loop(run())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -302,7 +303,7 @@ def _depth(bench: Bench, server: RedisServer) -> list[Figure]:
         for one, waiting in ((other, 1_000), (server, deep)):
             bench.call(depth.fill, url=one.url, depth=waiting)
         times = bench.turns(
-            [(name, lambda one=one: bench.call(depth.work, url=one.url, count=count)) for name, one in servers.items()]
+            [(name, partial(bench.call, depth.work, url=one.url, count=count)) for name, one in servers.items()]
         )
     ratios = [one / other for one, other in zip(times["deep"], times["shallow"], strict=True)]
     return [

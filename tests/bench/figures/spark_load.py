@@ -112,7 +112,7 @@ def enqueue(given: dict[str, Any]) -> float:
         began = time.perf_counter()
         for _ in range(given["count"]):
             await noop.enqueue("x" * 45)
-        return given["count"] / (time.perf_counter() - began)
+        return float(given["count"] / (time.perf_counter() - began))
 
     return run_loop(run())
 
@@ -143,7 +143,7 @@ def load_rows(given: dict[str, Any]) -> float:
     if not found.enqueued == run_loop(count()) == rows:
         raise RuntimeError(f"{found.enqueued} of {rows} rows were enqueued")
     spark.stop()
-    return rows / taken
+    return float(rows / taken)
 
 
 def bare_rows(given: dict[str, Any]) -> float:
@@ -163,7 +163,7 @@ def bare_rows(given: dict[str, Any]) -> float:
         if writer.exitcode:
             raise RuntimeError(f"a writer ended with {writer.exitcode}")
     bulk.move()
-    return _TASKS * share / (time.perf_counter() - began)
+    return float(_TASKS * share / (time.perf_counter() - began))
 
 
 def kill(given: dict[str, Any]) -> dict[str, int]:

@@ -57,16 +57,21 @@ def body(number: int) -> bytes:
 
 def read(given: dict[str, Any]) -> list[float]:
     """Rows per second of each round, after one that does not count."""
+    from pyspark.sql import DataFrame
+
     from qworker.pipeline.session import start_session
 
     spark = start_session(_MASTER, options={"spark.driver.memory": "1g"})
     found: list[float] = []
+
+    def load() -> DataFrame:
+        return spark.read.format("qworker").options(url=given["url"], queue=_QUEUE, state="ready").load()
+
     for number in range(given["rounds"] + 1):
         began = time.perf_counter()
-        rows = spark.read.format("qworker").options(url=given["url"], queue=_QUEUE, state="ready").load()
-        rows.write.format("noop").mode("overwrite").save()
+        load().write.format("noop").mode("overwrite").save()
         if number:
             found.append(given["count"] / (time.perf_counter() - began))
-    assert rows.count() == given["count"]
+    assert load().count() == given["count"]
     spark.stop()
     return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from functools import partial
 from typing import Any
 
 from harness import Bench, Figure
@@ -44,7 +45,7 @@ def _durable(bench: Bench, count: int) -> list[Figure]:
 
     found: list[Figure] = []
     for how, what, most in ((batches, "in batches of 100", None), (writers, "by 100 writers, each awaited", 0.25)):
-        times = bench.turns([(str(n), lambda how=how, n=n: took(how, n)) for n in _CHANNELS])
+        times = bench.turns([(str(n), partial(took, how, n)) for n in _CHANNELS])
         ten, none = times[str(_CHANNELS[-1])], times["0"]
         found.append(
             Figure(
