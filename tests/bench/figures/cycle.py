@@ -16,6 +16,7 @@ from typing import Any
 from harness import Bench, Figure
 from harness.bench import Child
 from harness.report import median, spread
+from harness.stopwatch import Stopwatch
 
 ASKED_RATE = 12_000
 # Batch: the least share of the rate without syncs.
@@ -173,10 +174,10 @@ def bare(given: dict[str, Any]) -> float:
 
     queue = BareQueue(Path(given["folder"]))
     body = b"x" * 100
-    began = time.perf_counter()
+    timer = Stopwatch()
     names = [queue.publish(body, durable=False) for _ in range(given["count"])]
     for first in range(0, len(names), given["batch"]):
         held = [queue.lease(name, len(body)) for name in names[first : first + given["batch"]]]
         for file, name in held:
             queue.ack(file, name)
-    return float(given["count"] / (time.perf_counter() - began))
+    return float(given["count"] / timer.seconds)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import http.client
 import threading
-import time
 from functools import partial
 from typing import Any
 
@@ -13,6 +12,7 @@ from harness import Bench, Figure
 from harness.bench import Child
 from harness.report import median, spread
 from harness.server import RedisServer, redis_server
+from harness.stopwatch import Stopwatch
 
 # At least this share of the throughput.
 ASKED_SHARE = 0.95
@@ -151,10 +151,10 @@ def work(given: dict[str, Any]) -> dict[str, float]:
                 chores.append(asyncio.create_task(watch.pulse.beat()))
                 chores.append(asyncio.create_task(watch.look(backend, worker.queues)))
             await publish(tasks, count, 1000)
-            began, cpu = time.perf_counter(), time.process_time()
+            timer = Stopwatch()
             working = asyncio.create_task(worker.run())
             await finished.all.wait()
-            taken, cpu = time.perf_counter() - began, time.process_time() - cpu
+            taken, cpu = timer.seconds, timer.cpu_seconds
             worker.drain()
             await working
             for chore in chores:

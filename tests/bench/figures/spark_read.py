@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import Any
 
 from harness import Bench, Figure
 from harness.report import median
+from harness.stopwatch import Stopwatch
 
 ASKED = 150_000
 _MASTER = "local[2]"
@@ -68,10 +68,10 @@ def read(given: dict[str, Any]) -> list[float]:
         return spark.read.format("qworker").options(url=given["url"], queue=_QUEUE, state="ready").load()
 
     for number in range(given["rounds"] + 1):
-        began = time.perf_counter()
+        timer = Stopwatch()
         load().write.format("noop").mode("overwrite").save()
         if number:
-            found.append(given["count"] / (time.perf_counter() - began))
+            found.append(given["count"] / timer.seconds)
     assert load().count() == given["count"]
     spark.stop()
     return found
