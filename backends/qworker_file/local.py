@@ -135,6 +135,8 @@ class LocalQueue:
         # Before the look, not after it.
         self._stirred = False
         if self.files.is_down:
+            # What ends a wait on a paused queue is no reason to lease from it without another look.
+            self._stirred = True
             return False
         self._retry_busy()
         self._take_due()

@@ -223,6 +223,8 @@ async def _ready_from_the_end(channel: Channel, now: float, before: int | None) 
 
 def _timed(channel: Channel, state: State, now: float) -> list[_TimedPlace]:
     """Return what is delayed, leased or failed, in no order."""
+    # Read the ids that other processes have given since the last call.
+    channel.topic.infos.file.follow()
     if state is State.FAILED:
         return [(failed.at, place) for place, failed in channel.ledger.failed.items()]
     found = [(entry.at, place) for place, entry in channel.ledger.open.items() if entry.state is state]

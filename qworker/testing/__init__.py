@@ -10,8 +10,17 @@ from __future__ import annotations
 from qworker.testing.clock import FakeClock
 from qworker.testing.helpers import EnqueuedCall, enqueued_calls, in_memory, run_until_idle
 from qworker.testing.wait_until import wait_until
+from qworker.testing.wait_until_blocked import wait_until_blocked
 
-__all__ = ["EnqueuedCall", "FakeClock", "enqueued_calls", "in_memory", "run_until_idle", "wait_until"]
+__all__ = [
+    "EnqueuedCall",
+    "FakeClock",
+    "enqueued_calls",
+    "in_memory",
+    "run_until_idle",
+    "wait_until",
+    "wait_until_blocked",
+]
 
 # Read by pytest where this package is a plugin: importing it needs no pytest.
 pytest_plugins = ("qworker.testing.plugin",)

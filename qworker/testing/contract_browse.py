@@ -234,12 +234,26 @@ class BrowsingContract(Contract):
         async for page in case.backend.browse(case.queue, Query(State.LEASED)):
             given += [stored.message.body for stored in page]
             assert case.backend.extend(leases[::2], case.long * 2) == []
+        assert sorted(given) == ([] if "browse_leased" in case.backend.deviations else sorted(bodies))
+
+    @rule("given_ids")
+    async def test_another_worker_shows_the_ids_of_what_came_after_its_last_look(self, case: Case) -> None:
+        other = await case.open()
+        await case.publish(b"1", id="first")
+        assert len(await case.messages(State.READY, by=other)) == 1
+        await case.publish(b"2", id="second")
+        leases = await case.lease(2)
+        shown = await case.messages(State.LEASED, by=other)
         if "browse_leased" not in case.backend.deviations:
-            assert sorted(given) == sorted(bodies)
+            assert {stored.message.id for stored in shown} == {"first", "second"}
+        assert await case.backend.settle(case.settlements(leases, SettleAction.FAIL_PERM)) == []
+        assert {stored.message.id for stored in await case.messages(State.FAILED, by=other)} == {"first", "second"}
 
     async def test_a_position_is_short_plain_text(self, case: Case) -> None:
         await case.publish(*[b"x"] * 3)
-        for stored in await case.messages(State.READY):
+        messages = await case.messages(State.READY)
+        assert len(messages) == 3
+        for stored in messages:
             assert stored.position is not None
             assert stored.position.isascii()
             assert stored.position.isprintable()

@@ -241,7 +241,7 @@ class LeasingContract(Contract):
         await case.backend.create(case.queue)
         for turns in range(20):
             call = asyncio.create_task(case.backend.lease(case.queue, 3, case.long, 20.0))
-            await asyncio.sleep(0.001)
+            await case.until_waiting(call)
             (message_id,) = await case.publish(b"x")
             await self.cancel_after(turns, call, case)
             await wait_until(functools.partial(self.is_ready, case, message_id))

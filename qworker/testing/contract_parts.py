@@ -94,6 +94,7 @@ class PartingContract(Contract):
         await case.publish(*[b"%d" % number for number in range(30)])
         parts = await case.backend.parts(case.queue, State.READY, 2)
         whole = {part: await case.browse(State.READY, part=part) for part in parts}
+        assert sum(map(len, whole.values())) == 30
         for part, bodies in whole.items():
             found = await case.browse(State.READY, part=part, limit=4)
             assert len(found) == min(4, len(bodies))

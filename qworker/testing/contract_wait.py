@@ -11,11 +11,12 @@ import contextlib
 from collections.abc import AsyncGenerator
 
 from qworker.backend import Backend
-from qworker.message import Draft, Selection, SettleAction, State
+from qworker.message import Draft, Lease, Selection, SettleAction, State
 from qworker.testing.base import Contract
 from qworker.testing.contract_reap import leases_outlive_the_clock
 from qworker.testing.harness import Case
 from qworker.testing.rules import rule
+from qworker.testing.wait_until import wait_until
 
 __all__ = ["WaitingContract"]
 
@@ -33,17 +34,18 @@ async def woken(case: Case, by: Backend | None = None) -> AsyncGenerator[None]:
     """What happens inside must wake a wait that began before it."""
     backend = by or case.backend
 
-    async def wait_for_work() -> None:
+    async def wait_for_work() -> list[Lease]:
         # A wait is a hint and may return for nothing: only a wait that gives a lease is awake.
-        while not await backend.lease(case.queue, 1, case.long, _ENDLESS):
-            await asyncio.sleep(0.001)
+        while not (leases := await backend.lease(case.queue, 1, case.long, _ENDLESS)):
+            await asyncio.sleep(0)
+        return leases
 
     async with asyncio.timeout(_DEADLINE):
         waiting = asyncio.create_task(wait_for_work())
         try:
-            await asyncio.sleep(0.05)
+            await case.until_waiting(waiting, by=backend)
             yield
-            await waiting
+            assert len(await waiting) == 1
         finally:
             waiting.cancel()
             await asyncio.wait([waiting])
@@ -139,10 +141,11 @@ class WaitingContract(Contract):
         await case.backend.create(other)
         try:
             waiting = asyncio.create_task(case.backend.wait([case.queue, other], _ENDLESS))
-            await asyncio.sleep(0.05)
+            await case.until_waiting(waiting)
             await case.backend.publish(other, [Draft(body=b"x")])
             async with asyncio.timeout(_DEADLINE):
                 await waiting
+            assert len(await case.backend.lease(other, 1, case.long)) == 1
         finally:
             await case.backend.delete(other)
 
@@ -170,11 +173,13 @@ class WaitingContract(Contract):
     async def test_a_message_that_becomes_due_ends_a_wait(self, case: Case) -> None:
         await case.publish(b"x", delay=0.5)
         waiting = asyncio.create_task(case.backend.wait([case.queue], _ENDLESS))
+
+        async def advance() -> bool:
+            await case.harness.advance(0.05)
+            return waiting.done()
+
         try:
-            async with asyncio.timeout(_DEADLINE):
-                while not waiting.done():
-                    await asyncio.sleep(0.05)
-                    await case.harness.advance(0.05)
+            await wait_until(advance, _DEADLINE)
         finally:
             waiting.cancel()
             await asyncio.wait([waiting])
@@ -192,6 +197,20 @@ class WaitingContract(Contract):
         await case.lease_one(visibility=case.tick)
         async with woken(case, by=other):
             assert await case.expire(case.tick) == 1
+
+    @rule("pause")
+    async def test_a_publish_to_a_paused_queue_ends_no_lease(self, case: Case) -> None:
+        await case.publish(b"0")
+        # A worker that has worked here knows what comes next.
+        await case.lease_one()
+        other = await case.open()
+        await case.backend.pause(case.queue)
+        await nothing_wakes_a_paused_queue(case)
+        waiting = asyncio.create_task(case.backend.lease(case.queue, 1, case.long, 0.5))
+        await case.until_waiting(waiting)
+        await other.publish(case.queue, [Draft(body=b"2")])
+        assert await waiting == []
+        assert (await case.counts())[:2] == (2, 1)
 
     @rule("pause")
     async def test_up_wakes_a_wait(self, case: Case) -> None:

@@ -14,6 +14,7 @@ from qworker.backend.registry import open_backend
 from qworker.clock import SYSTEM_CLOCK
 from qworker.message import Draft, Lease, Query, QueueStats, SettleAction, Settlement, State, StoredMessage
 from qworker.testing.clock import FakeClock
+from qworker.testing.wait_until_blocked import wait_until_blocked, waits_for
 from qworker.url import BackendURL
 
 __all__ = ["Case", "Harness"]
@@ -147,6 +148,15 @@ class Case:
         ends = [Settlement(lease=lease, action=SettleAction.FAIL_PERM, error=error) for lease in leases]
         assert await self.backend.settle(ends) == []
         return ids
+
+    async def until_waiting(self, call: asyncio.Future[Any], by: Backend | None = None) -> None:
+        """Return when a call of a backend waits for more than an answer of the store, or has ended."""
+        while await wait_until_blocked(call):
+            before = waits_for(call)
+            # A call that waited for the store alone goes on while another one goes there and back.
+            await (by or self.backend).queues()
+            if before is not None and waits_for(call) is before:
+                break
 
     async def expire(self, visibility: float, by: Backend | None = None) -> int:
         """Let a visibility pass as running workers see it, reaping before and after; the number of reaped messages."""

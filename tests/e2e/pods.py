@@ -17,7 +17,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tests.e2e.processes import PATIENCE, Process
+from tests.support.processes import Process
+from tests.support.waiting import PATIENCE, block_for
 
 _CLONE_NEWNET = 0x40000000
 
@@ -140,7 +141,7 @@ class Pod:
         deadline = time.monotonic() + self._grace
         if self._quiet:
             self.process.signal(signal.SIGTSTP)
-            time.sleep(self._quiet * self._pace)
+            block_for(self._quiet * self._pace)
         self.process.signal(signal.SIGTERM)
         try:
             self.process.popen.wait(max(0.0, deadline - time.monotonic()))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.processes import started
+from tests.support.processes import started
 
 APP = """
 import logging, sys

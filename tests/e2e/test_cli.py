@@ -22,7 +22,8 @@ from qworker.backend.registry import open_backend
 from qworker.cli.main import COMMANDS, cli, main
 from qworker.cli.output import Progress
 from qworker.message import Draft
-from tests.e2e.processes import PATIENCE, environment
+from tests.support.processes import environment
+from tests.support.waiting import PATIENCE
 
 URL = "file://./spool"
 DOCS = Path(__file__).parents[2] / "docs" / "cli.md"
@@ -409,6 +410,7 @@ def test_every_command_explains_itself_with_an_example() -> None:
 def test_every_command_and_option_is_documented() -> None:
     text = DOCS.read_text()
     sections = {part.split("\n", 1)[0].strip(" `"): part for part in text.split("\n## ")[1:]}
+    assert commands()
     for command in commands():
         section = sections.get(f"qworker {command.name}")
         assert section is not None, f"docs/cli.md has no section `qworker {command.name}`"

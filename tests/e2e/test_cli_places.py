@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from qworker.cli.main import main
-from tests.e2e.processes import PATIENCE, environment
+from tests.support.processes import environment
+from tests.support.waiting import PATIENCE
 
 # The folders of the interpreter's own modules, which a script finds after its own folder, and qworker before it.
 HERE = "file://./spool"

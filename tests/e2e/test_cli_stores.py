@@ -16,7 +16,8 @@ from qworker.cli.main import exit_status, main
 from qworker.errors import BackendUnavailable, FormatTooNew, PermissionDenied, StorageFull
 from qworker.message import Draft, SettleAction, Settlement
 from qworker.names import counted
-from tests.e2e.processes import PATIENCE, environment
+from tests.support.processes import environment
+from tests.support.waiting import PATIENCE
 
 DIRECTORIES = ["file", "fsq", "vsqs", "mq", "sq"]
 APP = """

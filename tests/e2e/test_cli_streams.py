@@ -13,7 +13,8 @@ from urllib.request import urlopen
 
 import pytest
 
-from tests.e2e.processes import PATIENCE, environment, until
+from tests.support.processes import environment
+from tests.support.waiting import PATIENCE, wait_for
 
 URL = "file://./spool"
 CLOSED = [">&-", "2>&-", "<&- >&- 2>&-"]
@@ -142,7 +143,7 @@ def test_a_server_serves_without_standard_streams(folder: Path, closed: str) -> 
     line = f"exec {sys.executable} -m qworker serve {URL} --port 0 {closed}"
     with subprocess.Popen(["bash", "-c", line], cwd=folder, env=environment()) as server:
         try:
-            port = until(lambda: _listening(server.pid), "it listens", lambda: f"status {server.poll()}")
+            port = wait_for(lambda: _listening(server.pid), "it listens", lambda: f"status {server.poll()}")
             with urlopen(f"http://127.0.0.1:{port}/inbox/messages", b"hello", timeout=PATIENCE) as answer:
                 assert answer.status == 201
             server.send_signal(signal.SIGTERM)

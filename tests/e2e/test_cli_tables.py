@@ -15,7 +15,7 @@ import pytest
 
 from qworker.cli.main import main
 from qworker.cli.output import print_table
-from tests.e2e.processes import environment
+from tests.support.processes import environment
 
 URL = "file://./spool"
 BODY = "a body that is far longer than any terminal is wide " * 4

@@ -14,7 +14,7 @@ import qworker.cli.main
 from qworker.cli.main import COMMANDS, main
 from qworker.cli.pipeline import JOBS
 from qworker.extras import EXTRAS
-from tests.e2e.processes import environment
+from tests.support.processes import environment
 
 # Runs the command line many times in one process to which nothing of an extra can be imported.
 BARE = """

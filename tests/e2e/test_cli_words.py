@@ -142,10 +142,11 @@ def test_a_variable_that_is_like_an_option_is_warned_of(
 def test_every_option_is_called_in_the_environment_as_on_the_command_line(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for _, command in walk(cli):
-        for key, option in options_of(command).items():
-            assert option.envvar == PREFIX + key.upper() or not option.allow_from_autoenv
-            assert f"--{key.replace('_', '-')}" in option.opts
+    options = [(key, option) for _, command in walk(cli) for key, option in options_of(command).items()]
+    assert options
+    for key, option in options:
+        assert option.envvar == PREFIX + key.upper() or not option.allow_from_autoenv
+        assert f"--{key.replace('_', '-')}" in option.opts
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.e2e.processes import started
+from tests.support.processes import started
 
 
 def test_the_demo_kills_a_worker_and_loses_nothing(tmp_path: Path) -> None:

@@ -31,10 +31,11 @@ from qworker.message import QueueStats
 from qworker.testing import FakeClock
 from qworker.worker.metrics import TaskCounts
 from qworker_memory import MemoryBackend
-from tests.e2e.processes import PATIENCE, PYTHON, environment
 from tests.support.golden_text import Normal, check, json_of_command
+from tests.support.processes import PYTHON, environment
 from tests.support.servers import RedisServer, free_port
 from tests.support.serving import served
+from tests.support.waiting import PATIENCE
 
 ROOT = Path(__file__).parents[2]
 URL = "file://./spool?keep_done=all&history=1"

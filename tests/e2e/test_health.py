@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from qworker.health.probe import fetch_page
-from tests.e2e.processes import PATIENCE, Process, environment, started, until
+from tests.support.processes import Process, environment, started
+from tests.support.waiting import PATIENCE, wait_for
 
 APP = """
 import time
@@ -71,30 +72,30 @@ def run(folder: Path, *options: str, env: dict[str, str] | None = None) -> objec
 def test_it_answers_while_a_handler_blocks_the_loop(folder: Path, workers: str) -> None:
     with run(folder, "-w", workers, "--stall-timeout", "1") as process:
         port = port_of(process)
-        until(lambda: page(port, "/readyz")[0] == 200, "ready", lambda: process.text)
+        wait_for(lambda: page(port, "/readyz")[0] == 200, "ready", lambda: process.text)
         assert page(port, "/livez") == (200, "ok\n")
         enqueue(folder, "block", "a")
         process.line("begin a")
-        until(lambda: page(port, "/livez")[0] == 503, "stalled", lambda: process.text)
+        wait_for(lambda: page(port, "/livez")[0] == 503, "stalled", lambda: process.text)
         assert page(port, "/metrics")[0] == 200
         assert page(port, "/stats")[0] == 200
         (folder / "free-a").touch()
         process.line("end a")
-        until(lambda: page(port, "/livez")[0] == 200, "alive again", lambda: process.text)
+        wait_for(lambda: page(port, "/livez")[0] == 200, "alive again", lambda: process.text)
         acked = 'qworker_task="block",qworker_outcome="acked"} 1'
-        until(lambda: acked in page(port, "/metrics")[1], "counted", lambda: page(port, "/metrics")[1])
+        wait_for(lambda: acked in page(port, "/metrics")[1], "counted", lambda: page(port, "/metrics")[1])
         assert process.drain() == 0, process.text
 
 
 def test_a_draining_worker_is_not_ready_and_still_alive(folder: Path) -> None:
     with run(folder, "-w", "2", env={"QWORKER_HTTP_TOKEN": "sesame"}) as process:
         port = port_of(process)
-        until(lambda: page(port, "/readyz")[0] == 200, "ready", lambda: process.text)
+        wait_for(lambda: page(port, "/readyz")[0] == 200, "ready", lambda: process.text)
         assert page(port, "/stats")[0] == 401
         enqueue(folder, "block", "a")
         process.line("begin a")
         process.signal(signal.SIGTERM)
-        until(lambda: page(port, "/readyz") == (503, "draining\n"), "not ready", lambda: process.text)
+        wait_for(lambda: page(port, "/readyz") == (503, "draining\n"), "not ready", lambda: process.text)
         assert page(port, "/livez")[0] == 200
         (folder / "free-a").touch()
         assert process.end() == 0, process.text
@@ -104,16 +105,16 @@ def test_counts_survive_a_killed_worker(folder: Path) -> None:
     with run(folder, "-w", "1:2", "-c", "1") as process:
         port = port_of(process)
         first = int(process.event("worker_process_started")["pid"])
-        until(lambda: page(port, "/readyz")[0] == 200, "ready", lambda: process.text)
+        wait_for(lambda: page(port, "/readyz")[0] == 200, "ready", lambda: process.text)
         enqueue(folder, "quick", 1)
         acked = 'qworker_task="quick",qworker_outcome="acked"} %d\n'
-        until(lambda: acked % 1 in page(port, "/metrics")[1], "counted", lambda: process.text)
+        wait_for(lambda: acked % 1 in page(port, "/metrics")[1], "counted", lambda: process.text)
         os.kill(first, signal.SIGKILL)
         process.event("worker_process_ended")
         assert acked % 1 in page(port, "/metrics")[1]
         enqueue(folder, "quick", 2)
         process.line("quick 2")
-        until(lambda: acked % 2 in page(port, "/metrics")[1], "counted on", lambda: page(port, "/metrics")[1])
+        wait_for(lambda: acked % 2 in page(port, "/metrics")[1], "counted on", lambda: page(port, "/metrics")[1])
         assert process.drain() == 0, process.text
 
 
@@ -123,7 +124,7 @@ def test_a_worker_that_replaces_itself_keeps_its_port(folder: Path) -> None:
         enqueue(folder, "quick", 1)
         process.event("worker_stopped")
         assert int(process.event("health_server_started", 2)["port"]) == port
-        until(lambda: page(port, "/readyz")[0] == 200, "ready again", lambda: process.text)
+        wait_for(lambda: page(port, "/readyz")[0] == 200, "ready again", lambda: process.text)
         assert process.drain() == 0, process.text
 
 
@@ -140,7 +141,7 @@ def test_the_command_is_an_exec_probe(folder: Path) -> None:
 
     with run(folder) as process:
         port = port_of(process)
-        until(lambda: page(port, "/readyz")[0] == 200, "ready", lambda: process.text)
+        wait_for(lambda: page(port, "/readyz")[0] == 200, "ready", lambda: process.text)
         assert (probe(f"127.0.0.1:{port}").returncode, probe(f"0.0.0.0:{port}", "--page", "readyz").stdout) == (
             0,
             "ok\n",

@@ -15,7 +15,8 @@ import pytest
 from qworker.cli.configured import options_of, walk
 from qworker.cli.main import cli
 from qworker.cli.options import Unavailable
-from tests.e2e.processes import PATIENCE, PYTHON, environment, without_extras
+from tests.support.processes import PYTHON, environment, without_extras
+from tests.support.waiting import PATIENCE
 
 # As many interpreters as there are commands.
 pytestmark = pytest.mark.timeout(300)

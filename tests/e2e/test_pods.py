@@ -16,7 +16,7 @@ import yaml
 
 from qworker import Tasks
 from tests.e2e.pods import Pod
-from tests.e2e.processes import until
+from tests.support.waiting import wait_for
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "kubernetes"
 # The manifest's seconds are long beside a handler's milliseconds.
@@ -141,7 +141,7 @@ def test_a_rolling_restart_under_load_loses_nothing_and_repeats_nothing(folder: 
         assert not pod.killed
     enqueue(folder, *(("work", number) for number in range(2 * MESSAGES, 3 * MESSAGES)))
     wanted = {str(number) for number in range(3 * MESSAGES)}
-    until(lambda: ended(folder) >= wanted, "all done", lambda: f"{len(ended(folder))} of {len(wanted)}")
+    wait_for(lambda: ended(folder) >= wanted, "all done", lambda: f"{len(ended(folder))} of {len(wanted)}")
     for pod in fresh:
         assert pod.stop() == 0, pod.process.text[-3000:]
     lines = journal(folder)
@@ -167,12 +167,14 @@ def test_pods_that_are_killed_lose_nothing(folder: Path, start: Any) -> None:
     third.wait_ready()
     # A node dies, with whatever runs there.
     enqueue(folder, *(("work", number) for number in range(MESSAGES, 2 * MESSAGES)))
-    until(lambda: any(int(number) >= MESSAGES for number, _ in journal(folder)["begin"]), "under load")
+    wait_for(lambda: any(int(number) >= MESSAGES for number, _ in journal(folder)["begin"]), "under load")
     second.kill()
     second.finish()
     enqueue(folder, *(("work", number) for number in range(2 * MESSAGES, 3 * MESSAGES)))
     wanted = {str(number) for number in range(3 * MESSAGES)}
-    until(lambda: ended(folder) >= wanted, "all done", lambda: f"{wanted - ended(folder)} {third.process.text[-2000:]}")
+    wait_for(
+        lambda: ended(folder) >= wanted, "all done", lambda: f"{wanted - ended(folder)} {third.process.text[-2000:]}"
+    )
     assert third.stop() == 0, third.process.text[-3000:]
     begun = Counter(number for number, pod in journal(folder)["begin"] if pod == "pod-2")
     assert max(begun.values()) == 1, "only what the killed pods had may run again"

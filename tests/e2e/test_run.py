@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import os
 import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.e2e.processes import Process, started, until
+from tests.support.processes import Process, started
+from tests.support.waiting import becomes_true, wait_for
 
 APP = '''
 import asyncio, gc, os, sys, threading, time
@@ -139,7 +139,7 @@ def test_a_killed_workers_message_runs_again_and_after_max_tries_lies_in_fail(fo
         second.signal(signal.SIGKILL)
         second.end()
     with worker(folder) as third:
-        until(lambda: names(folder, "fail"), "a failed message", lambda: third.text)
+        wait_for(lambda: names(folder, "fail"), "a failed message", lambda: third.text)
         assert third.drain() == 0
         assert "begin a" not in third.text
     assert "_2_hold" in names(folder, "fail")[0]
@@ -172,10 +172,9 @@ def test_sigusr1_tells_what_each_handler_is_doing(folder: Path) -> None:
         def told() -> bool:
             # Until the handlers have come to where they stay.
             process.signal(signal.SIGUSR1)
-            time.sleep(0.2)
-            return all(words in process.text for words in wanted)
+            return becomes_true(lambda: all(words in process.text for words in wanted), within=0.2)
 
-        until(told, "the report", lambda: process.text)
+        wait_for(told, "the report", lambda: process.text)
 
 
 def test_sigtstp_quiets_a_worker_that_stays(folder: Path) -> None:
@@ -236,14 +235,11 @@ def test_reload_runs_new_code_and_survives_a_broken_one(folder: Path) -> None:
 def edit_until(folder: Path, source: str, condition: Callable[[], Any], process: Process) -> None:
     """Save the source until it has an effect: when the watch on it begins is not known."""
 
-    def save_and_wait() -> Any:
+    def save_and_wait() -> bool:
         (folder / "app.py").write_text(source)
-        deadline = time.monotonic() + 2
-        while time.monotonic() < deadline and not condition():
-            time.sleep(0.02)
-        return condition()
+        return becomes_true(condition, within=2.0)
 
-    until(save_and_wait, "an effect of the new source", lambda: process.text)
+    wait_for(save_and_wait, "an effect of the new source", lambda: process.text)
 
 
 def test_a_crash_at_the_start_has_status_1_and_a_traceback(folder: Path) -> None:

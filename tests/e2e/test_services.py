@@ -13,7 +13,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.e2e.processes import PATIENCE, environment, started, until
+from tests.support.processes import environment, started
+from tests.support.waiting import PATIENCE, wait_for
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -44,7 +45,7 @@ def test_a_starlette_service_enqueues_and_works_and_drains(folder: Path) -> None
             status, answer = ask(base, "POST", f"/greetings/{name}")
             assert (status, set(answer)) == (202, {"id"})
         for name in names:
-            until(lambda n=name: ask(base, "GET", f"/greetings/{n}")[0] == 200, name, lambda: process.text)
+            wait_for(lambda n=name: ask(base, "GET", f"/greetings/{n}")[0] == 200, name, lambda: process.text)
         assert ask(base, "GET", "/greetings/guest0")[1] == {"greeting": "Hello, guest0!"}
         assert ask(base, "POST", "/greetings/..")[0] in {400, 404}
         assert ask(base, "GET", "/livez") == (200, {"worker": "working"})

@@ -11,8 +11,9 @@ import pytest
 
 from qworker.supervisor.scaling import Scaler
 from qworker.supervisor.worker_process import Slot
-from tests.e2e.processes import Process, alive, started, until
 from tests.e2e.test_run import APP, enqueue, names
+from tests.support.processes import Process, alive, started
+from tests.support.waiting import wait_for
 
 # What process id 1 is by nature, a process can make itself; the attribute (36) survives the exec.
 AS_INIT = (
@@ -97,7 +98,7 @@ def test_workers_drain_when_their_supervisor_is_killed(folder: Path) -> None:
         pids = workers(process, 2)
         process.signal(signal.SIGKILL)
         process.end()
-        until(lambda: not any(alive(pid) for pid in pids), "the workers' end", lambda: process.text)
+        wait_for(lambda: not any(alive(pid) for pid in pids), "the workers' end", lambda: process.text)
         assert len(process.events("worker_draining")) == 2
 
 

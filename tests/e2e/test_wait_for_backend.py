@@ -12,7 +12,7 @@ import pytest
 
 from qworker import Draft
 from qworker.backend.registry import open_backend
-from tests.e2e.processes import Process, started
+from tests.support.processes import Process, started
 from tests.support.servers import RedisServer
 
 APP = """

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.processes import PATIENCE, environment
+from tests.support.processes import environment
+from tests.support.waiting import PATIENCE
 
 # What shiv and pex do: the packages come from where the file has put them.
 BEGINNING = """

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 import shutil
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,8 +12,9 @@ import pytest
 
 from tests.fault import harness
 from tests.fault.harness import Books
-from tests.fault.test_power_cut import _mount, _pull_the_plug, _unmount, image
 from tests.support.depth import DEPTH
+from tests.support.power import image, mount_image, pull_the_plug, unmount
+from tests.support.waiting import block_for, wait_for
 
 __all__ = ["image"]
 
@@ -27,11 +27,11 @@ PARTS, ROWS = 3, 600
 @pytest.fixture
 def mounted(tmp_path: Path, image: Path) -> Iterator[Path]:
     mount = tmp_path / "mnt"
-    _mount(image, mount)
+    mount_image(image, mount)
     try:
         yield mount
     finally:
-        _unmount(mount)
+        unmount(mount)
 
 
 def test_power_cuts_in_a_bulk_write_lose_nothing_double_nothing_and_tear_nothing(
@@ -44,13 +44,13 @@ def test_power_cuts_in_a_bulk_write_lose_nothing_double_nothing_and_tear_nothing
         program = harness.start("bulk", url, ledger, PARTS, ROWS)
         try:
             _wait_for_staging(mounted / f"spool-{cycle}", draw.randrange(1, 2 * PARTS * ROWS + 200))
-            time.sleep(draw.uniform(0.0, 0.1))
+            block_for(draw.uniform(0.0, 0.1))
             committed = bool(Books(ledger).read("committed"))
-            _pull_the_plug(mounted)
+            pull_the_plug(mounted)
         finally:
             harness.kill(program)
-            _unmount(mounted)
-        _mount(image, mounted)
+            unmount(mounted)
+        mount_image(image, mounted)
         if committed:
             assert len(harness.stored(url)) == PARTS * ROWS, "a write that had returned was undone"
         else:
@@ -66,10 +66,10 @@ def test_power_cuts_in_a_bulk_write_lose_nothing_double_nothing_and_tear_nothing
 
 def _wait_for_staging(root: Path, files: int) -> None:
     """Until so many files have been staged, or all are published."""
-    deadline = time.monotonic() + harness.PATIENCE
-    while time.monotonic() < deadline:
+
+    def is_staged() -> bool:
         # `os.walk` passes over directories that are being removed.
         staged = sum(name.endswith("_0") for _, _, names in os.walk(root / "work/tmp") for name in names)
-        if staged >= files or any((root / "work/queue").glob("_*")):
-            return
-        time.sleep(0.005)
+        return staged >= files or any((root / "work/queue").glob("_*"))
+
+    wait_for(is_staged, f"{files} staged files")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import random
 import signal
-import time
 from pathlib import Path
 
 import pytest
 
-from tests.fault.harness import KILL, PATIENCE, Books, Launcher, check_invariant, drain, fault, strays
+from tests.fault.harness import KILL, Books, Launcher, check_invariant, drain, fault, strays
 from tests.support.depth import DEPTH
+from tests.support.waiting import wait_for
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(300)]
 
@@ -74,11 +74,9 @@ def test_200_random_deaths_lose_nothing_and_repeat_only_what_was_running(tmp_pat
 
 def _await_progress(ledger: Path, lines: int) -> None:
     """Wait until the ledger has grown by so many lines, whatever that takes on this machine."""
-    books, deadline = Books(ledger), time.monotonic() + PATIENCE
+    books = Books(ledger)
     before = _lines(books)
-    while _lines(books) < before + lines:
-        assert time.monotonic() < deadline, "no progress"
-        time.sleep(0.002)
+    wait_for(lambda: _lines(books) >= before + lines, "progress")
 
 
 def _lines(books: Books) -> int:

@@ -95,6 +95,7 @@ def small_disk(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]
         subprocess.run(["umount", "-l", str(mount)], check=True)
 
 
+@pytest.mark.serial
 async def test_full_storage_is_one_clear_error_and_everything_stored_can_be_drained(small_disk: Path) -> None:
     backend = open_backend(f"file://{small_disk}/spool")
     stored: list[str] = []

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from qworker.backend.registry import open_backend
 from tests.support.depth import DEPTH
 from tests.support.serving import Served, served
+from tests.support.waiting import wait_for
 
 STATUS = re.compile(rb"HTTP/1\.1 (\d{3}) ")
 LIMIT = 64 * 1024
@@ -280,9 +281,4 @@ def test_more_connections_than_allowed_are_closed_and_the_others_served(server: 
         for connection in opened:
             connection.close()
     # The places are free again as soon as the server has seen the ends.
-    while True:
-        answer = exchange(server, request("PUT", "/alive"))
-        if statuses(answer) == [201]:
-            break
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_for(lambda: statuses(exchange(server, request("PUT", "/alive"))) == [201], "a free place")

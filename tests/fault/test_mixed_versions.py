@@ -7,7 +7,6 @@ import random
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -18,11 +17,13 @@ import pytest
 from qworker.backend.listing import list_messages
 from qworker.backend.registry import open_backend
 from qworker.message import Query, State
+from qworker.testing.wait_until import wait_until
 from tests.fault import mixed_programs
 from tests.fault.harness import kill
 from tests.support.depth import DEPTH
 from tests.support.old_code import FIRST, unpack_commit
 from tests.support.servers import RedisServer
+from tests.support.waiting import wait_for
 from tests.support.written import FOLDER
 
 # Of each publisher; in the deep tests 2,000.
@@ -104,11 +105,11 @@ class Crowd:
         return (self._folder / "said").read_text(errors="replace")[-3000:]
 
     def until_acked(self, count: int, workers: Sequence[subprocess.Popen[bytes]]) -> None:
-        deadline = time.monotonic() + PATIENCE
-        while len(self.books.read("acked")) < count:
+        def are_acked() -> bool:
             assert [worker.poll() for worker in workers] == [None] * len(workers), self.said()
-            assert time.monotonic() < deadline, f"no progress: {self.said()}"
-            time.sleep(0.01)
+            return len(self.books.read("acked")) >= count
+
+        wait_for(are_acked, "progress", self.said, timeout=PATIENCE)
 
 
 @pytest.mark.parametrize(("publishers", "workers"), ROLES, ids=["old-to-new", "new-to-old", "both-to-both"])
@@ -146,10 +147,12 @@ def test_processes_of_31528ec_and_of_today_share_a_queue_under_kills(
 
 async def until_idle(url: str) -> None:
     backend = open_backend(url)
-    deadline = time.monotonic() + PATIENCE
-    while (stats := await backend.stats(mixed_programs.QUEUE)).ready or stats.leased or stats.delayed:
-        assert time.monotonic() < deadline, stats
-        await asyncio.sleep(0.1)
+
+    async def is_idle() -> bool:
+        stats = await backend.stats(mixed_programs.QUEUE)
+        return not (stats.ready or stats.leased or stats.delayed)
+
+    await wait_until(is_idle, PATIENCE)
     await backend.aclose()
 
 

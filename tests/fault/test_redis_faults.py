@@ -22,6 +22,7 @@ from qworker_redis.scripts import queue_key
 from tests.support.depth import DEPTH
 from tests.support.proxy import LossyProxy
 from tests.support.servers import PROGRAMS, RedisServer
+from tests.support.waiting import let_pass
 
 pytestmark = pytest.mark.fault
 
@@ -173,7 +174,8 @@ async def test_a_silent_network_is_noticed_and_left(server: RedisServer) -> None
         with pytest.raises(BackendUnavailable):
             await asyncio.to_thread(backend.extend, [lease], LONG)
         publishing = asyncio.create_task(backend.publish(QUEUE, [Draft(body=b"during")]))
-        await asyncio.sleep(0.6)
+        # Longer than a call waits for its answer.
+        await let_pass(0.6)
         proxy.silent = False
         proxy.reset_all()
         await publishing
@@ -232,7 +234,7 @@ async def test_a_restart_under_load_loses_nothing() -> None:
                 try:
                     leases = await backend.lease(QUEUE, 10, LONG, 0.2)
                 except BackendUnavailable:
-                    await asyncio.sleep(0.02)
+                    await let_pass(0.02)
                     continue
                 assert await backend.settle(acks(leases)) == []
                 finished.update(lease.message.id for lease in leases)
@@ -242,7 +244,7 @@ async def test_a_restart_under_load_loses_nothing() -> None:
             before = len(finished)
             await wait_until(lambda before=before: len(finished) > before + 50)
             server.stop(signal.SIGKILL)
-            await asyncio.sleep(0.05)
+            await let_pass(0.05)
             server.start()
         before = len(finished)
         await wait_until(lambda: len(finished) > before)
@@ -301,7 +303,7 @@ async def test_2000_cancelled_calls_lose_nothing_and_mix_nothing_up(server: Redi
         for _ in range(draw.randrange(12)):
             await asyncio.sleep(0)
         if draw.random() < 0.5:
-            await asyncio.sleep(draw.random() * 0.002)
+            await let_pass(draw.random() * 0.002)
         call.cancel()
         await asyncio.wait([call])
         if not call.cancelled():
@@ -398,7 +400,8 @@ async def test_a_stopped_server_delays_and_loses_nothing(server: RedisServer) ->
     await backend.publish(QUEUE, [Draft(body=b"0")])
     server.pause()
     publishing = asyncio.create_task(backend.publish(QUEUE, [Draft(body=b"1")]))
-    await asyncio.sleep(1)
+    # Longer than a call waits for its answer.
+    await let_pass(1)
     server.go_on()
     await publishing
     assert [lease.message.body for lease in await backend.lease(QUEUE, 5, LONG)] == [b"0", b"1"]

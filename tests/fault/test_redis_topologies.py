@@ -13,16 +13,19 @@ from typing import Any
 import pytest
 
 from qworker import bulk
+from qworker.backend import Backend
 from qworker.backend.listing import list_messages
 from qworker.backend.registry import open_backend
 from qworker.errors import BackendUnavailable, PermissionDenied, PublishUncertain
 from qworker.message import Draft, Lease, Query, SettleAction, Settlement, State
 from qworker.testing.wait_until import wait_until
+from qworker.testing.wait_until_blocked import wait_until_blocked
 from qworker.url import BackendURL
 from qworker_redis.blocking_connection import BlockingConnection
 from qworker_redis.options import Options
 from qworker_redis.topology import queue_slot
 from tests.support.servers import RedisServer, free_port
+from tests.support.waiting import let_pass
 
 pytestmark = pytest.mark.fault
 
@@ -72,15 +75,14 @@ async def test_a_fail_over_is_followed() -> None:
         await alone.aclose()
 
 
-async def _patient_lease(backend: Any) -> list[Lease]:
-    while True:
+async def _patient_lease(backend: Backend) -> list[Lease]:
+    async def lease() -> list[Lease]:
         try:
-            leases = await backend.lease(QUEUE, 1, LONG, 1)
+            return await backend.lease(QUEUE, 1, LONG, 1)
         except BackendUnavailable:
-            await asyncio.sleep(0.05)
-            continue
-        if leases:
-            return leases
+            return []
+
+    return await wait_until(lease, timeout=50)
 
 
 async def test_a_write_that_too_few_replicas_have_is_no_success() -> None:
@@ -138,7 +140,7 @@ async def test_queues_of_a_cluster_live_on_all_its_nodes(nodes: list[RedisServer
         await backend.publish(name, [Draft(body=name.encode(), priority=n % 3) for n in range(5)])
     assert await backend.queues() == sorted(names)
     waiting = asyncio.create_task(backend.wait(["queue-absent", "queue-empty"], 50))
-    await asyncio.sleep(0.05)
+    await wait_until_blocked(waiting)
     await backend.publish("queue-empty", [Draft(body=b"x")])
     await waiting
     for name in names:
@@ -164,7 +166,7 @@ async def test_a_slot_that_moves_takes_its_queue_along(nodes: list[RedisServer])
     async def produce() -> None:
         while not stop.is_set():
             accepted.extend(await backend.publish(QUEUE, [Draft(body=b"during")]))
-            await asyncio.sleep(0.005)
+            await let_pass(0.005)
 
     producing = asyncio.create_task(produce())
     await wait_until(lambda: len(accepted) > 3)

@@ -24,6 +24,7 @@ from qworker.url import BackendURL
 from qworker_redis.rfq import RfqBackend
 from tests.support.proxy import LossyProxy
 from tests.support.servers import RedisServer, free_port
+from tests.support.waiting import let_pass
 
 pytestmark = pytest.mark.fault
 
@@ -125,7 +126,7 @@ async def test_cancelled_calls_lose_nothing(direct: Backend, server: RedisServer
             other.wait([TOPIC, "other"], 1.0),
         ]
         running = [asyncio.create_task(call) for call in calls]
-        await asyncio.sleep(draw.random() * 0.002)
+        await let_pass(draw.random() * 0.002)
         for task in running[1:]:
             task.cancel()
         await asyncio.wait(running)

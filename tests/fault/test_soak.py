@@ -15,11 +15,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.processes import environment, until
-from tests.e2e.test_examples import workers_of
 from tests.fault import harness
 from tests.fault.harness import Books, drain, strays
+from tests.support.examples import workers_of
+from tests.support.processes import environment
 from tests.support.servers import RedisServer
+from tests.support.waiting import block_for, wait_for
 
 SECONDS = float(os.environ.get("QWORKER_TEST_SOAK", "4"))
 ROOT = Path(__file__).parents[2]
@@ -86,7 +87,7 @@ class Soak:
             victim = self._draw.choice(workers)
             if what == "stop":
                 os.kill(victim, signal.SIGSTOP)
-                time.sleep(self._draw.random())
+                block_for(self._draw.random())
                 os.kill(victim, signal.SIGCONT)
             else:
                 os.kill(victim, signal.SIGKILL)
@@ -122,18 +123,18 @@ def soaking(url: str, folder: Path) -> Iterator[Soak]:
 
 def test_what_dies_all_the_time_loses_nothing_and_runs_nothing_twice_beyond_its_tries(url: str, tmp_path: Path) -> None:
     with soaking(url, tmp_path) as soak:
-        until(lambda: soak.books.finished, "the first message", soak.errors)
+        wait_for(lambda: soak.books.finished, "the first message", soak.errors)
         draw, began, early = random.Random(8), time.monotonic(), None
         while time.monotonic() < began + SECONDS:
             soak.turn()
             more = len(soak.books.read("finished")) + draw.randrange(100)
-            until(lambda more=more: soak.has_finished(more), "progress", soak.errors)
+            wait_for(lambda more=more: soak.has_finished(more), "progress", soak.errors)
             if early is None and time.monotonic() > began + SECONDS / 4:
                 early = soak.size()
         late = soak.size()
-        until(lambda: soak.publisher.poll() is not None, "the last publisher")
+        wait_for(lambda: soak.publisher.poll() is not None, "the last publisher")
         for supervisor in soak.supervisors:
-            until(lambda supervisor=supervisor: workers_of(supervisor.pid), "its workers", soak.errors)
+            wait_for(lambda supervisor=supervisor: workers_of(supervisor.pid), "its workers", soak.errors)
             soak.drain(supervisor)
         soak.drain(soak.survivor)
     books = drain(url, soak.ledger)

@@ -14,6 +14,7 @@ import pytest
 
 from qworker.backend.registry import open_backend
 from qworker.message import Draft
+from qworker.testing.wait_until import wait_until
 from tests.fault import harness
 from tests.fault.harness import PATIENCE, QUEUE
 from tests.fault.programs import Ledger, publish
@@ -57,14 +58,16 @@ async def test_100_leases_that_outlived_their_holder_are_refused(tmp_path: Path)
             assert sorted(held) == sorted(ids)
             os.kill(holder.pid, signal.SIGSTOP)
             taken: list[str] = []
-            async with asyncio.timeout(PATIENCE):
-                while len(taken) < 20:
-                    await backend.reap(QUEUE)
-                    leases = await backend.lease(QUEUE, 20, 30.0)
-                    assert all(lease.message.tries == 1 for lease in leases)
-                    taken += [lease.message.id for lease in leases]
-                    assert await backend.settle([harness.ack(lease) for lease in leases]) == []
-                    await asyncio.sleep(0.02)
+
+            async def take_all(taken: list[str] = taken) -> bool:
+                await backend.reap(QUEUE)
+                leases = await backend.lease(QUEUE, 20, 30.0)
+                assert all(lease.message.tries == 1 for lease in leases)
+                taken.extend(lease.message.id for lease in leases)
+                assert await backend.settle([harness.ack(lease) for lease in leases]) == []
+                return len(taken) >= 20
+
+            await wait_until(take_all, PATIENCE)
             os.kill(holder.pid, signal.SIGCONT)
             holder.stdin.write("\n")
             holder.stdin.flush()
@@ -97,13 +100,10 @@ async def test_a_clock_that_jumps_an_hour_takes_no_live_lease(tmp_path: Path, ju
     # Another host's worker, whose clock is an hour off: it reaps every second while it looks for work.
     other = harness.start("watch", url, ledger, env=env)
     try:
-        async with asyncio.timeout(PATIENCE):
-            while len(set(harness.Books(ledger).finished)) < 5:
-                await asyncio.sleep(0.05)
-            offset.write_text(f"{jump}\n")
-            seen = len(harness.Books(ledger).read("reaps"))
-            while len(harness.Books(ledger).read("reaps")) < seen + 4:
-                await asyncio.sleep(0.05)
+        await wait_until(lambda: len(set(harness.Books(ledger).finished)) >= 5, PATIENCE)
+        offset.write_text(f"{jump}\n")
+        seen = len(harness.Books(ledger).read("reaps"))
+        await wait_until(lambda: len(harness.Books(ledger).read("reaps")) >= seen + 4, PATIENCE)
     finally:
         harness.kill(other)
     assert "held" not in harness.Books(ledger).finished

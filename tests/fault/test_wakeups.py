@@ -14,6 +14,7 @@ import pytest
 
 from qworker.backend.registry import open_backend
 from qworker.message import Draft
+from qworker.testing import wait_until_blocked
 from tests.fault import harness
 from tests.fault.harness import QUEUE
 
@@ -63,7 +64,7 @@ async def _all_delivered_through(url: str, count: int, publish_with_mv: Path) ->
     folder = publish_with_mv / QUEUE
     assert await backend.lease(QUEUE, 10, 30.0) == []
     waiting = asyncio.ensure_future(backend.wait([QUEUE], 10.0))
-    await asyncio.sleep(0)
+    await wait_until_blocked(waiting)
     for number in range(count):
         path = folder / "tmp" / f"stranger{number}"
         path.write_bytes(b"x")
@@ -80,6 +81,7 @@ async def _all_delivered_through(url: str, count: int, publish_with_mv: Path) ->
     await backend.aclose()
 
 
+@pytest.mark.serial
 async def test_an_overflow_of_inotify_delays_nothing_beyond_a_rescan(tmp_path: Path) -> None:
     limit = Path("/proc/sys/fs/inotify/max_queued_events")
     before = limit.read_text()

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.interop.fsq_release import install_fsq, interpreters
+from tests.support.fsq_release import install_fsq, interpreters
 
 
 @pytest.fixture(scope="session", params=interpreters())

@@ -11,6 +11,7 @@ from qworker.backend import Backend
 from qworker.backend.listing import list_messages
 from qworker.backend.registry import open_backend
 from qworker.message import Draft, Query, SettleAction, Settlement, State
+from qworker.testing.wait_until import wait_until
 from tests.interop.fsq_peer import PATIENCE, Fsq
 
 QUEUE = "work"
@@ -70,12 +71,14 @@ async def test_fsq_and_qworker_work_on_one_queue_and_each_item_runs_once(
     script = f"{{ cat; echo; }} >> {out}"
     scanning = asyncio.ensure_future(peer.run("scan", QUEUE, "/bin/sh", "-c", script, "sh"))
     ours: list[bytes] = []
-    async with asyncio.timeout(PATIENCE):
-        while not scanning.done():
-            leases = await backend.lease(QUEUE, 3, 30.0, 0.05)
-            ours += [lease.message.body for lease in leases]
-            assert await backend.settle([Settlement(lease=lease, action=SettleAction.ACK) for lease in leases]) == []
-            await asyncio.sleep(0.005)
+
+    async def take_some() -> bool:
+        leases = await backend.lease(QUEUE, 3, 30.0, 0.05)
+        ours.extend(lease.message.body for lease in leases)
+        assert await backend.settle([Settlement(lease=lease, action=SettleAction.ACK) for lease in leases]) == []
+        return scanning.done()
+
+    await wait_until(take_some, PATIENCE)
     status, output = await scanning
     assert status == 0, output
     theirs = out.read_bytes().split() if out.exists() else []

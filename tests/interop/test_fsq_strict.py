@@ -24,8 +24,10 @@ from qworker.backend.registry import open_backend
 from qworker.cli.main import main
 from qworker.message import Draft, Lease, Query, Selection, SettleAction, Settlement, State
 from qworker.testing.wait_until import wait_until
+from qworker.testing.wait_until_blocked import wait_until_blocked
 from tests.interop.fsq_peer import PATIENCE, Fsq
 from tests.support.archives import unpack
+from tests.support.waiting import work_for
 
 QUEUE = "work"
 FIXTURE = Path(__file__).parents[1] / "fixtures" / "fsq.tar.gz"
@@ -156,7 +158,7 @@ async def test_workers_scans_and_fsq_share_a_queue_and_each_item_runs_once(
             leases = await backend.lease(QUEUE, 3, 30.0, 0.02)
             ours.extend(lease.message.body for lease in leases)
             assert await backend.settle([Settlement(lease=lease, action=SettleAction.ACK) for lease in leases]) == []
-            await asyncio.sleep(0.002)
+            await work_for(0.002)
 
     await backend.publish(QUEUE, [Draft(body=b"q%d" % n) for n in range(300)])
     await peer.python(f"import fsq\nfor n in range(100): fsq.senqueue({QUEUE!r}, 'f%d' % n, 'a')")
@@ -290,17 +292,19 @@ async def test_a_trigger_wakes_the_other(fsq: tuple[str, Path], root: Path) -> N
     listening = asyncio.create_task(peer.python(code))
     backend = open_backend(f"fsq://{root}")
     try:
-        async with asyncio.timeout(PATIENCE):
-            while not listening.done():
-                if not names(root, "queue"):
-                    await backend.publish(QUEUE, [Draft(body=b"pulled")])
-                await asyncio.sleep(0.05)
+
+        async def publish_more() -> bool:
+            if not names(root, "queue"):
+                await backend.publish(QUEUE, [Draft(body=b"pulled")])
+            return listening.done()
+
+        await wait_until(publish_more, PATIENCE)
         assert (await listening).strip() == b"pulled"
         await backend.remove(QUEUE, Selection(state=State.READY))
         # A worker that waits is a listener: to pull the trigger is no error. It reads old pulls first.
         assert await backend.lease(QUEUE, 1, 30.0, 0.1) == []
         waiting = asyncio.create_task(backend.lease(QUEUE, 1, 30.0, PATIENCE))
-        await asyncio.sleep(0.05)
+        assert await wait_until_blocked(waiting)
         status, output = await peer.run("enqueue", "-t", QUEUE, body=b"x")
         assert (status, b"No listener" in output) == (0, False)
         (lease,) = await waiting

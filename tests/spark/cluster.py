@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pyspark
 
-from tests.e2e.processes import Process, started
 from tests.spark.java import QUICK_JAVA
 from tests.spark.killing import descendants
+from tests.support.processes import Process, started
 
 __all__ = ["Cluster", "running_cluster"]
 

@@ -6,9 +6,10 @@ import os
 import random
 import signal
 import threading
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
+
+from tests.support.waiting import block_for
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -102,7 +103,7 @@ def _is_busy(process: int) -> bool:
 
     try:
         before = used()
-        time.sleep(0.02)
+        block_for(0.02)
         return used() > before
     except (FileNotFoundError, ProcessLookupError):
         return False

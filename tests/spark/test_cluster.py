@@ -13,10 +13,11 @@ import pyarrow.dataset as arrow_dataset
 import pytest
 
 from qworker.message import SettleAction, State
-from tests.e2e.processes import environment, until
 from tests.spark.cluster import Cluster, running_cluster
 from tests.spark.java import QUICK_JAVA
 from tests.spark.stores import bodies, count, finish
+from tests.support.processes import environment
+from tests.support.waiting import wait_for
 
 # Not of the group that shares a session: the cluster is its own.
 pytestmark = pytest.mark.timeout(400)
@@ -67,11 +68,11 @@ def test_a_cluster_loads_and_archives_each_row_once_though_an_executor_is_killed
             *("--name", "pictures", "--conf", "spark.sql.files.openCostInBytes=100000000"),
         )
         staged = tmp_path / "spool" / "jobs" / "tmp" / "staged" / "pictures"
-        until(lambda: load.poll() is not None or any(staged.glob("run-*/*")), "rows are staged", patience=200.0)
+        wait_for(lambda: load.poll() is not None or any(staged.glob("run-*/*")), "rows are staged", timeout=200.0)
         assert load.poll() is None, load.communicate()[1]
         os.kill(cluster.executors()[0], signal.SIGKILL)
         assert _ended(load)["enqueued"] == ROWS
-        until(lambda: cluster.killed() == 1, "the worker has noticed the death")
+        wait_for(lambda: cluster.killed() == 1, "the worker has noticed the death")
         paths = [json.loads(body)["kwargs"]["path"] for body in bodies(url, State.READY)]
         assert sorted(paths) == sorted(f"{row}.png" for row in range(ROWS))
 

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.e2e.processes import PATIENCE, PYTHON, environment
 from tests.support.golden_text import Normal, check, json_of_command
+from tests.support.processes import PYTHON, environment
+from tests.support.waiting import PATIENCE
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

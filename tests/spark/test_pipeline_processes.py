@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.processes import environment
 from tests.spark.java import QUICK_JAVA
+from tests.support.processes import environment
 
 # Not of the group that shares a session: each starts a Spark of its own, or none.
 pytestmark = pytest.mark.timeout(300)

@@ -112,6 +112,7 @@ def test_counts_equal_those_made_by_hand(whole: Report, lives: list[Life]) -> No
 
 
 def test_percentiles_equal_those_made_by_hand(whole: Report, lives: list[Life]) -> None:
+    assert {times.queue for times in whole.tasks} == set(QUEUES)
     for times in whole.tasks:
         mine = [life for life in lives if life.queue == times.queue]
         waits = [life.wait for life in mine]

@@ -8,12 +8,11 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.test_examples import EXAMPLES, files_in, running, until, workers_of
+from tests.support.examples import EXAMPLES, files_in, running, wait_in_run, workers_of
 
 # Not of the group that shares a session: it starts Sparks of its own.
 pytestmark = pytest.mark.timeout(900)
@@ -48,12 +47,15 @@ def test_an_index_with_spark_at_both_ends_equals_a_sequential_pass(tmp_path: Pat
     kills = 0
     with running(folder, "-Q", "files", "-w", "2", "-c", "4") as (supervisor, log):
         for part in (0.2, 0.6):
-            until(lambda part=part: files_in(queue, "done") >= part * enqueued, supervisor, log, f"{part} done")
-            until(lambda: bool(workers_of(supervisor.pid)), supervisor, log, "a worker")
-            os.kill(workers_of(supervisor.pid)[0], signal.SIGKILL)
+            wait_in_run(lambda part=part: files_in(queue, "done") >= part * enqueued, supervisor, log, f"{part} done")
+            wait_in_run(lambda: bool(workers_of(supervisor.pid)), supervisor, log, "a worker")
+            victim = workers_of(supervisor.pid)[0]
+            os.kill(victim, signal.SIGKILL)
             kills += 1
-            time.sleep(0.05)
-        until(lambda: files_in(queue, "queue", "lease", "delay") == 0, supervisor, log, "an empty queue")
+            wait_in_run(
+                lambda gone=victim: gone not in workers_of(supervisor.pid), supervisor, log, "the end of a worker"
+            )
+        wait_in_run(lambda: files_in(queue, "queue", "lease", "delay") == 0, supervisor, log, "an empty queue")
     assert kills == 2
 
     # Both passes, and their comparison, are the example's own: its exit status says whether they agree.

@@ -17,7 +17,7 @@ from pathlib import Path
 import click
 
 from qworker.cli.main import cli
-from tests.e2e.processes import PYTHON
+from tests.support.processes import PYTHON
 
 __all__ = ["ROOT", "Block", "blocks", "commands", "environment", "pages", "parsed", "sessions", "shown"]
 

@@ -23,6 +23,7 @@ from qworker.backend import Backend
 from qworker.backend.registry import open_backend
 from qworker.clock import SystemClock
 from qworker.testing.harness import Harness
+from tests.support.waiting import wait_for
 
 __all__ = ["PROGRAMS", "MovedClock", "RedisHarness", "RedisServer", "free_port"]
 
@@ -195,18 +196,17 @@ class RedisServer:
         return library
 
     def _wait_until_it_serves(self) -> None:
-        deadline = time.monotonic() + _DEADLINE
-        while True:
-            assert self._process is not None
-            assert self._process.poll() is None, f"redis-server ended: {self._log()}"
-            try:
-                with self.client() as client:
-                    client.ping()
-                return
-            except RedisError as error:
-                if time.monotonic() > deadline:
-                    raise AssertionError(f"redis-server does not serve: {error}: {self._log()}") from error
-            time.sleep(0.01)
+        wait_for(self._serves, "redis-server serves", self._log, timeout=_DEADLINE)
+
+    def _serves(self) -> bool:
+        assert self._process is not None
+        assert self._process.poll() is None, f"redis-server ended: {self._log()}"
+        try:
+            with self.client() as client:
+                client.ping()
+        except RedisError:
+            return False
+        return True
 
     def _log(self) -> str:
         log = self.directory / "log"

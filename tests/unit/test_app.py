@@ -302,6 +302,7 @@ def test_the_help_of_the_package_begins_with_its_names():
 def test_every_public_field_is_described_where_editors_look(cls):
     fields = getattr(cls, "__struct_fields__", None) or [name for name in cls.__slots__ if not name.startswith("_")]
     described = inspect.cleandoc(cls.__doc__).partition("Attributes:\n")[2]
+    assert fields
     for field in fields:
         assert re.search(rf"^    {field}: ", described, re.MULTILINE), field
 

@@ -10,6 +10,7 @@ from qworker import Context, LeaseLost, State
 from qworker.message import Lease, Message
 from qworker.testing import wait_until
 from qworker.worker.delivery import Delivery
+from tests.support.waiting import block_for
 
 MODULE = """
 from qworker import Context
@@ -27,7 +28,7 @@ def until_it_is_lost(ctx: Context) -> None:
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline:
         ctx.check_lease()
-        time.sleep(0.01)
+        block_for(0.01)
 
 
 async def test_an_async_handler_that_has_blocked_the_loop_hears_that_its_lease_has_expired(app):

@@ -124,9 +124,9 @@ def test_every_option_that_is_a_duration_reads_the_same(command: click.Command, 
 
 
 def test_no_option_has_a_parser_of_its_own_for_seconds() -> None:
-    for _, command in walk(cli):
-        for param in command.params:
-            assert param.metavar != "SECONDS", f"{command.name} {param.name}"
+    params = [(command.name, param) for _, command in walk(cli) for param in command.params]
+    assert params
+    assert [(command, param.name) for command, param in params if param.metavar == "SECONDS"] == []
 
 
 def test_variables_and_settings_read_durations_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

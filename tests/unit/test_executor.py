@@ -9,6 +9,7 @@ import structlog
 
 from qworker import Backoff, Context, Draft, Fail, Message, Retry, State
 from qworker.testing.wait_until import wait_until
+from tests.support.waiting import give_turns
 
 NOW = Backoff(initial=0.0)
 
@@ -249,7 +250,7 @@ async def test_a_thread_that_outlives_its_timeout_keeps_its_consumer_and_fails_i
     async with app.working(concurrency=1) as (worker, _):
         await wait_until(lambda: worker.counts.failed == 1)
         await after.enqueue()
-        await asyncio.sleep(0.3)
+        await give_turns()
         assert (await app.store.stats("default")).ready == 1
         release.set()
         await wait_until(lambda: worker.counts.acked == 1)

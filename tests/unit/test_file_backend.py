@@ -34,6 +34,7 @@ from qworker.message import Draft, Lease, Query, Selection, SettleAction, Settle
 from qworker.names import new_id
 from qworker.testing.clock import FakeClock
 from qworker.testing.wait_until import wait_until
+from qworker.testing.wait_until_blocked import wait_until_blocked
 from qworker_file import FileBackend
 from qworker_file.names import parse_delay, parse_item, parse_lease
 from qworker_file.window import Window
@@ -400,7 +401,7 @@ async def test_a_step_of_the_clock_takes_no_living_lease(root: Path, clock: Fake
 async def test_a_foreign_move_wakes_a_wait(root: Path, backend: FileBackend) -> None:
     assert await lease(backend) == []
     waiting = asyncio.create_task(backend.wait(["q"], 600.0))
-    await asyncio.sleep(0.05)
+    assert await wait_until_blocked(waiting)
     drop(root, "dropped.csv")
     await asyncio.wait_for(waiting, 40)
     assert len(await lease(backend)) == 1
@@ -411,7 +412,7 @@ async def test_a_byte_in_the_trigger_wakes_a_wait(root: Path, backend: FileBacke
     assert backend._store is not None
     backend._store._inotify.close()
     waiting = asyncio.create_task(backend.wait(["q"], 600.0))
-    await asyncio.sleep(0.05)
+    assert await wait_until_blocked(waiting)
     drop(root, "dropped.csv")
     trigger = os.open(root / "q" / "trigger-s", os.O_WRONLY | os.O_NONBLOCK)
     os.write(trigger, b"x")
@@ -426,7 +427,7 @@ async def test_without_trigger_and_inotify_a_rescan_finds_the_work(root: Path) -
         assert backend._store is not None
         backend._store._inotify.close()
         waiting = asyncio.create_task(backend.wait(["q"], 600.0))
-        await asyncio.sleep(0.05)
+        assert await wait_until_blocked(waiting)
         drop(root, "dropped.csv")
         await asyncio.wait_for(waiting, 40)
         assert len(await lease(backend)) == 1

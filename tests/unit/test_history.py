@@ -399,6 +399,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", "-l", str(mount)], check=True)
 
 
+@pytest.mark.serial
 async def test_a_full_disk_is_told_once_and_costs_no_message(small_disk: Path, clock: FakeClock) -> None:
     history = DirectoryHistory(str(small_disk), HistoryOptions(), clock=clock)
     with structlog.testing.capture_logs() as logs:

@@ -13,6 +13,7 @@ from qworker.testing.clock import FakeClock
 from qworker.testing.wait_until import wait_until
 from qworker.worker.delivery import CancelReason, Delivery
 from qworker.worker.lease_extender import LeaseExtender
+from tests.support.waiting import wait_for
 from tests.support.worker_state import make_state
 
 
@@ -22,10 +23,8 @@ async def test_a_handler_that_blocks_the_loop_keeps_its_lease(app):
 
     @app.task
     async def block() -> None:
-        deadline = time.monotonic() + 30
         # Nothing else runs on the loop until two extensions have been seen.
-        while len(extensions) < 2 and time.monotonic() < deadline:
-            time.sleep(0.01)
+        wait_for(lambda: len(extensions) >= 2, "two extensions")
 
     await block.enqueue()
     async with app.working(visibility_timeout=3) as (worker, _):
@@ -104,11 +103,28 @@ class Store:
         return leases if self.loses else []
 
 
+class ReadClock(FakeClock):
+    """Counts its readings: after each of them the keeper does what is due."""
+
+    def __init__(self):
+        super().__init__()
+        self.readings = 0
+
+    def monotonic(self):
+        self.readings += 1
+        return super().monotonic()
+
+    async def read_again(self):
+        """Wait until the second reading from now: what was due at the first is done by then."""
+        wanted = self.readings + 2
+        await wait_until(lambda: self.readings >= wanted)
+
+
 class Held:
     """A lease extender on a clock that stands still, with one lease."""
 
     def __init__(self, store, visibility=0.6):
-        self.clock = FakeClock()
+        self.clock = ReadClock()
         now = self.clock.monotonic()
         lease = Lease(message=Message(id="a", queue="q", body=b""), token=1, expires_at=0.0)
         self.delivery = Delivery(lease, now, now + visibility)
@@ -124,7 +140,7 @@ async def test_what_cannot_be_renewed_is_cancelled_before_it_expires_by_the_mono
     try:
         held.clock.step(3600)
         held.clock.advance(0.45)
-        await asyncio.sleep(0.2)
+        await held.clock.read_again()
         assert held.delivery.cancel_reason is None
         held.clock.advance(0.1)
         await wait_until(lambda: held.delivery.cancel_reason is CancelReason.EXPIRING)
@@ -150,7 +166,7 @@ async def test_a_lease_whose_extension_is_under_way_is_not_settled_before_its_en
         # From here on no extension begins.
         store.begun.clear()
         held.clock.advance(0.3)
-        await asyncio.sleep(0.3)
+        await held.clock.read_again()
         assert not store.begun.is_set()
     finally:
         store.go.set()

@@ -45,7 +45,9 @@ def option(arguments: list[str], name: str) -> str:
 
 @pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: str(path.relative_to(EXAMPLE)))
 def test_kubernetes_schemas_accept_every_manifest(path: Path) -> None:
-    for document in documents(path):
+    found = documents(path)
+    assert found
+    for document in found:
         if document["apiVersion"].startswith("keda.sh/"):
             assert document["kind"] in {"ScaledObject", "TriggerAuthentication"}
             continue

@@ -94,7 +94,7 @@ def test_logging_survives_a_stderr_that_is_closed_or_is_none(monkeypatch):
     for stream in (None, closed):
         monkeypatch.setattr(sys, "stderr", stream)
         logs.configure()
-        structlog.get_logger().warning("an_event")
+        assert structlog.get_logger().warning("an_event") is None
 
 
 def test_a_workers_line_that_the_apps_own_logging_breaks_on_ends_nobody(capsys):

@@ -19,6 +19,7 @@ from qworker.kit.linux import boot_id
 from qworker.message import Draft, Lease, Query, SettleAction, Settlement, State
 from qworker.testing.clock import FakeClock
 from qworker.testing.wait_until import wait_until
+from qworker.testing.wait_until_blocked import wait_until_blocked
 from qworker_mq.ids import new_uuids, parse_ticks
 
 LONG = 1000.0
@@ -151,11 +152,11 @@ async def test_a_foreign_post_wakes_a_wait(backend: Backend, root: Path) -> None
 
     async def wait_for_work() -> list[Lease]:
         while not (leases := await backend.lease("q", 1, LONG, 600.0)):
-            await asyncio.sleep(0.001)
+            await asyncio.sleep(0)
         return leases
 
     waiting = asyncio.create_task(wait_for_work())
-    await asyncio.sleep(0.05)
+    assert await wait_until_blocked(waiting)
     (root / "new" / f"q:{new_uuids(1)[0]}").write_bytes(b"from outside")
     async with asyncio.timeout(40):
         assert (await waiting)[0].message.body == b"from outside"

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import asyncio
 import http.client
 import json
 import os
@@ -10,7 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,9 +16,10 @@ import pytest
 
 from qworker.backend.registry import open_backend
 from qworker.errors import InvalidURL, NotSupported, PermissionDenied, StorageFull, UsageError
-from qworker.message import Draft, SettleAction, Settlement
+from qworker.message import Draft, Lease, SettleAction, Settlement
 from qworker.server.openapi import document
 from qworker.server.server import require_token_if_public
+from qworker.testing.wait_until import wait_until
 from qworker_memory import MemoryBackend
 from qworker_mq.ids import new_uuids
 from tests.support.servers import RedisServer
@@ -112,11 +111,18 @@ def test_what_selects_nothing_or_too_much_is_refused(server: Served, call: str, 
     assert ask(server, "GET", "/q/messages")[2] == b"x"
 
 
-def test_a_long_poll_returns_with_what_comes_meanwhile(server: Served) -> None:
+def test_a_long_poll_returns_with_what_comes_meanwhile(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     answers: list[Response] = []
+    lease, polled = server.app.backend.lease, threading.Event()
+
+    async def report_and_lease(queue: str, limit: int, visibility: float, timeout: float = 0.0) -> list[Lease]:
+        polled.set()
+        return await lease(queue, limit, visibility, timeout)
+
+    monkeypatch.setattr(server.app.backend, "lease", report_and_lease)
     poll = threading.Thread(target=lambda: answers.append(ask(server, "GET", "/inbox/messages?wait=45")))
     poll.start()
-    time.sleep(0.1)
+    assert polled.wait(timeout=40)
     assert ask(server, "POST", "/inbox/messages", b"late")[0] == 201
     poll.join(timeout=40)
     assert not poll.is_alive()
@@ -333,12 +339,9 @@ async def test_mover_and_reaper_take_what_was_there_before_them(tmp_path: Path) 
     mover = spawn("mq", "mover", "--source", str(new), "--destination", str(queues), "--delay", "1ms")
     reaper = spawn("mq", "reaper", "--source", str(remove))
     try:
-        deadline = time.monotonic() + 50
         (new / f"beta:{second}").write_bytes(b"4")
         wanted = [queues / "alpha" / first, queues / "beta" / second]
-        while not (all(path.exists() for path in wanted) and not list(remove.iterdir())):
-            assert time.monotonic() < deadline
-            await asyncio.sleep(0.02)
+        await wait_until(lambda: all(path.exists() for path in wanted) and not list(remove.iterdir()), 50)
         assert [path.name for path in new.iterdir()] == ["no message"]
     finally:
         for process in (mover, reaper):

@@ -84,7 +84,7 @@ def test_no_map_breaks_the_reader(raw: list[bytes], coded: bool) -> None:
     if coded:
         raw = [BODY_BASE64.encode(), *(raw or [b""])[:1]]
     with contextlib.suppress(BackendError):
-        decode(TOPIC, "x", [0, b"", raw, b""])
+        assert decode(TOPIC, "x", [0, b"", raw, b""]).id == "x"
 
 
 @given(st.floats(0, 4e9), st.text())

@@ -190,12 +190,15 @@ async def test_a_drain_waits_for_the_last_settlement(app):
         done.set()
 
     done = asyncio.Event()
+    settles = []
+    app.store.hook = lambda call: settles.append(call) if call == "settle" else None
     app.store.broken = {"settle"}
     await work.enqueue()
     async with app.working() as (worker, running):
         await done.wait()
         worker.drain()
-        await asyncio.sleep(0.05)
+        tried = len(settles)
+        await wait_until(lambda: len(settles) >= tried + 2)
         assert not running.done()
         app.store.broken = set()
         assert await running

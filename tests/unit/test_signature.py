@@ -99,12 +99,12 @@ def test_check_agrees_with_python(work, args, kwargs):
         work(*args, **kwargs)
     except TypeError:
         if _bound_nevertheless(work, args, kwargs):
-            Signature(work, Context).check(args, kwargs)
+            assert Signature(work, Context).check(args, kwargs) is None
             return
         with pytest.raises(InvalidArguments):
             Signature(work, Context).check(args, kwargs)
     else:
-        Signature(work, Context).check(args, kwargs)
+        assert Signature(work, Context).check(args, kwargs) is None
 
 
 def _bound_nevertheless(work, args, kwargs):

@@ -12,6 +12,7 @@ from qworker.backend.registry import open_backend
 from qworker.errors import InvalidArguments, NotSupported
 from qworker.failure_text import RemoteFailure
 from qworker.testing import FakeClock, in_memory, run_until_idle
+from tests.support.waiting import work_for
 
 
 @pytest.fixture
@@ -55,9 +56,7 @@ async def test_outcomes_are_raised_as_they_were(tasks, error):
 async def test_failures_that_are_no_exceptions_of_a_handler_are_raised_too(tasks):
     @tasks.task(timeout=0.01, backoff=Backoff(initial=1000.0))
     async def slow(n: int = 0) -> None:
-        import asyncio
-
-        await asyncio.sleep(3600)
+        await work_for(3600)
 
     @tasks.task(max_tries=1)
     async def leaving() -> None:

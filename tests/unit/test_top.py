@@ -31,7 +31,7 @@ from qworker.testing.clock import FakeClock
 from qworker.testing.wait_until import wait_until
 from qworker.worker import Worker, WorkerOptions
 from qworker.worker.metrics import TaskCounts
-from tests.e2e.processes import environment
+from tests.support.processes import environment
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from qworker import Backoff, Context, Draft, Retry, State
 from qworker.errors import BackendUnavailable, UsageError
 from qworker.testing.wait_until import wait_until
 from qworker.worker import Worker, WorkerOptions
+from tests.support.waiting import work_for
 
 NOW = Backoff(initial=0.0)
 
@@ -195,7 +196,7 @@ async def test_what_is_unfinished_after_the_grace_period_is_released_with_its_tr
         try:
             await asyncio.Event().wait()
         finally:
-            await asyncio.sleep(0.01)
+            await work_for(0.01)
             cleaned.append(1)
 
     await held.enqueue()
@@ -377,7 +378,7 @@ async def test_the_last_chance_of_a_message_runs_alone_and_nothing_is_leased_bes
     @app.task(max_tries=2)
     async def suspect() -> None:
         beside.append([m.task for m in worker.running_messages()])
-        await asyncio.sleep(0.05)
+        await work_for(0.05)
         beside.append((await app.store.stats("default")).leased)
 
     await held.enqueue(1)
@@ -400,7 +401,7 @@ async def test_many_last_chances_run_one_after_the_other(app):
     async def suspect() -> None:
         most[0] += 1
         most[1] = max(most)
-        await asyncio.sleep(0.001)
+        await work_for(0.001)
         most[0] -= 1
 
     await app.store.publish("default", [Draft(body=b'{"task":"suspect"}', tries=1)] * 20)

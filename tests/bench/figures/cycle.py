@@ -9,12 +9,14 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from harness import Bench, Figure
 from harness.bench import Child
 from harness.report import median, spread
+from harness.stopwatch import Stopwatch
 
 ASKED_RATE = 12_000
 # Batch: the least share of the rate without syncs.
@@ -25,9 +27,7 @@ def measure(bench: Bench) -> list[Figure]:
     """Messages per second, and the share of it that is left with syncs; batches are both published and run at once."""
     found: list[Figure] = []
     for batch, asked in ASKED_SHARES.items():
-        rates = bench.turns(
-            [(sync, lambda sync=sync, batch=batch: _at_once(bench, sync, batch)) for sync in ("off", "full")]
-        )
+        rates = bench.turns([(sync, partial(_at_once, bench, sync, batch)) for sync in ("off", "full")])
         shares = [full / off for full, off in zip(rates["full"], rates["off"], strict=True)]
         found += [
             Figure(
@@ -174,10 +174,10 @@ def bare(given: dict[str, Any]) -> float:
 
     queue = BareQueue(Path(given["folder"]))
     body = b"x" * 100
-    began = time.perf_counter()
+    timer = Stopwatch()
     names = [queue.publish(body, durable=False) for _ in range(given["count"])]
     for first in range(0, len(names), given["batch"]):
         held = [queue.lease(name, len(body)) for name in names[first : first + given["batch"]]]
         for file, name in held:
             queue.ack(file, name)
-    return float(given["count"] / (time.perf_counter() - began))
+    return float(given["count"] / timer.seconds)

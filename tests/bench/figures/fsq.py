@@ -13,6 +13,7 @@ from harness import Bench, Figure
 from harness.bench import child_environment
 from harness.report import median
 from harness.running import until
+from harness.stopwatch import Stopwatch
 from peers import fsq as released
 
 ASKED = 3
@@ -135,14 +136,14 @@ def _scan(command: list[str], folder: Path, seconds: float, variables: dict[str,
     """Microseconds a program, of as many as a scan runs in some seconds."""
     done = folder / "bench" / "done"
     before = len(os.listdir(done))
-    began = time.perf_counter()
+    timer = Stopwatch()
     scan = subprocess.Popen([*command, "bench", "/bin/true"], env=variables, stderr=subprocess.DEVNULL)
     time.sleep(seconds)
     # On a busy machine it may have begun none.
     until(lambda: len(os.listdir(done)) > before, "a program that a scan has run")
     scan.terminate()
     scan.wait()
-    return (time.perf_counter() - began) / (len(os.listdir(done)) - before) * 1e6
+    return timer.seconds / (len(os.listdir(done)) - before) * 1e6
 
 
 def fill(given: dict[str, Any]) -> None:
@@ -161,7 +162,7 @@ def work(given: dict[str, Any]) -> float:
 
     async def run() -> float:
         took, _ = await work_off(noop_app(f"fsq://{given['folder']}"), given["count"], 100)
-        return took / given["count"] * 1e6
+        return float(took / given["count"] * 1e6)
 
     return run_loop(run())
 
@@ -188,16 +189,16 @@ def _work(given: dict[str, Any], sync: str, step: Any) -> float:
 
 
 async def _publish(backend: Any, draft: Any, count: int, batch: int) -> float:
-    began = time.perf_counter()
+    timer = Stopwatch()
     for first in range(0, count, batch):
         await backend.publish("bench", [draft] * min(batch, count - first))
-    return (time.perf_counter() - began) / count * 1e6
+    return timer.seconds / count * 1e6
 
 
 async def _drain(backend: Any, count: int) -> float:
     from qworker.message import SettleAction, Settlement
 
-    began = time.perf_counter()
+    timer = Stopwatch()
     done = 0
     while done < count:
         leases = await backend.lease("bench", _BATCH, 30.0)
@@ -205,4 +206,4 @@ async def _drain(backend: Any, count: int) -> float:
         refused = await backend.settle([Settlement(lease=lease, action=SettleAction.ACK) for lease in leases])
         assert not refused
         done += len(leases)
-    return (time.perf_counter() - began) / count * 1e6
+    return timer.seconds / count * 1e6

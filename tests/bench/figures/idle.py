@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import Any
 
 from harness import Bench, Figure
+from harness.stopwatch import Stopwatch
 
 
 def measure(bench: Bench) -> list[Figure]:
@@ -39,9 +39,9 @@ def work(given: dict[str, Any]) -> float:
         running = asyncio.create_task(worker.run())
         await watch.all.wait()
         await asyncio.sleep(1.0)
-        cpu, wall = time.process_time(), time.monotonic()
+        timer = Stopwatch()
         await asyncio.sleep(given["seconds"])
-        share = (time.process_time() - cpu) / (time.monotonic() - wall) * 100
+        share = timer.cpu_seconds / timer.seconds * 100
         worker.drain()
         await running
         return share

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import http.client
 import threading
-import time
+from functools import partial
 from typing import Any
 
 from harness import Bench, Figure
 from harness.bench import Child
 from harness.report import median, spread
 from harness.server import RedisServer, redis_server
+from harness.stopwatch import Stopwatch
 
 # At least this share of the throughput.
 ASKED_SHARE = 0.95
@@ -37,7 +38,7 @@ def _ratios(bench: Bench, name: str, history: bool, server: RedisServer | None) 
         return found["rate"]
 
     sides = {"off": (False, False), "health": (True, False), **({"all": (True, True)} if history else {})}
-    rates = bench.turns([(side, lambda side=side, on=on: rate(side, *on)) for side, on in sides.items()])
+    rates = bench.turns([(side, partial(rate, side, *on)) for side, on in sides.items()])
     everything = "all" if history else "health"
     found: list[Figure] = []
     for side in reversed(sides):
@@ -150,10 +151,10 @@ def work(given: dict[str, Any]) -> dict[str, float]:
                 chores.append(asyncio.create_task(watch.pulse.beat()))
                 chores.append(asyncio.create_task(watch.sample(backend, worker.queues)))
             await publish(tasks, count, 1000)
-            began, cpu = time.perf_counter(), time.process_time()
+            timer = Stopwatch()
             working = asyncio.create_task(worker.run())
             await finished.all.wait()
-            taken, cpu = time.perf_counter() - began, time.process_time() - cpu
+            taken, cpu = timer.seconds, timer.cpu_seconds
             worker.drain()
             await working
             for chore in chores:

@@ -16,6 +16,7 @@ from typing import Any, cast
 from harness import Bench, Figure
 from harness.bench import child_environment
 from harness.report import median
+from harness.stopwatch import Stopwatch
 
 _CONNECTIONS = 64
 _ASKED = {"POST": 1_500, "GET + DELETE": 2_500}
@@ -104,9 +105,9 @@ def load(given: dict[str, Any]) -> dict[str, float]:
         await ask(connections[0], b"PUT /bench HTTP/1.1\r\n" + head + b"Content-Length: 0\r\n\r\n", 201)
         rates: dict[str, float] = {}
         for name, work in (("POST", posts), ("GET + DELETE", pairs)):
-            began = time.perf_counter()
+            timer = Stopwatch()
             await asyncio.gather(*[work(connection) for connection in connections])
-            rates[name] = count * _CONNECTIONS / (time.perf_counter() - began)
+            rates[name] = count * _CONNECTIONS / timer.seconds
         for connection in connections:
             connection.close()
         return {**rates, "errors": errors}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
+from functools import partial
 from typing import Any
 
 from harness import Bench, Figure
@@ -32,11 +33,11 @@ def measure(bench: Bench) -> list[Figure]:
     ):
         for _ in range(times):
             enough = _begun(ledger) + bench.size(_BETWEEN, 100)
-            until(lambda enough=enough: _begun(ledger) >= enough, "messages before the kill")
+            until(partial(_has_begun, ledger, enough), "messages before the kill")
             server.kill()
             server.start()
             back = time.monotonic_ns()
-            until(lambda back=back: _begun(ledger) and ledger.begins[-1] > back, "work after the restart")
+            until(partial(_began_after, ledger, back), "work after the restart")
             gaps.append((next(at for at in ledger.begins if at > back) - back) / 1e9)
         publishing.tell()
         accepted: int = publishing.result()
@@ -75,6 +76,14 @@ def measure(bench: Bench) -> list[Figure]:
 def _begun(ledger: Ledger) -> int:
     ledger.read()
     return len(ledger.begins)
+
+
+def _has_begun(ledger: Ledger, count: int) -> bool:
+    return _begun(ledger) >= count
+
+
+def _began_after(ledger: Ledger, moment: int) -> bool:
+    return _begun(ledger) > 0 and ledger.begins[-1] > moment
 
 
 def publish(given: dict[str, Any]) -> int:

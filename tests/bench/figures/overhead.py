@@ -38,6 +38,6 @@ def work(given: dict[str, Any]) -> float:
         await work_off(tasks, warm, given["concurrency"])
         await publish(tasks, given["count"], 1000)
         _, cpu = await work_off(tasks, given["count"], given["concurrency"])
-        return cpu / given["count"] * 1e6
+        return float(cpu / given["count"] * 1e6)
 
     return run_loop(run())

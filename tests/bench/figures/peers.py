@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import time
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from figures.depth import fill
 from harness import Bench, Figure
 from harness.bench import child_environment
 from harness.report import median
+from harness.stopwatch import Stopwatch
 from peers import environment, fsq
 
 REQUIREMENTS = ["huey", "persist-queue", "litequeue", "dirq", "vsqs"]
@@ -129,13 +129,13 @@ def work(given: dict[str, Any]) -> float:
     count, batch = given["count"], given["batch"]
 
     async def put(backend: Backend, made: list[Any], messages: int) -> float:
-        began = time.perf_counter()
+        timer = Stopwatch()
         for first in range(0, messages, batch):
             await backend.publish(QUEUE, made[first : first + batch])
-        return time.perf_counter() - began
+        return timer.seconds
 
     async def take(backend: Backend, messages: int) -> float:
-        began = time.perf_counter()
+        timer = Stopwatch()
         done = 0
         while done < messages:
             leases = await backend.lease(QUEUE, batch, 30.0)
@@ -143,7 +143,7 @@ def work(given: dict[str, Any]) -> float:
             refused = await backend.settle([Settlement(lease=lease, action=SettleAction.ACK) for lease in leases])
             assert not refused
             done += len(leases)
-        return (time.perf_counter() - began) / done * messages
+        return timer.seconds / done * messages
 
     async def run() -> float:
         tasks = noop_app(given["url"])
@@ -151,6 +151,6 @@ def work(given: dict[str, Any]) -> float:
         made = drafts(tasks, max(count, batch))
         await put(backend, made, batch)
         await take(backend, batch)
-        return (await put(backend, made, count) + await take(backend, count)) / count * 1e6
+        return float((await put(backend, made, count) + await take(backend, count)) / count * 1e6)
 
     return run_loop(run())

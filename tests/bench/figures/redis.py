@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
-import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from harness import Bench, Figure
 from harness.bench import child_environment
 from harness.report import median, spread
 from harness.server import RedisServer, redis_server
+from harness.stopwatch import Stopwatch
 from peers import environment
 
 # Each with what it needs; in environments of their own, since they do not agree on one redis-py.
@@ -243,13 +244,13 @@ def enqueue(given: dict[str, Any]) -> dict[str, float]:
         noop = tasks["noop"]
         for _ in range(100):
             await noop.enqueue("x" * 60)
-        began = time.perf_counter()
+        timer = Stopwatch()
         for _ in range(given["one"]):
             await noop.enqueue("x" * 60)
-        one = given["one"] / (time.perf_counter() - began)
-        began = time.perf_counter()
+        one = given["one"] / timer.seconds
+        timer = Stopwatch()
         await tasks.enqueue_many(noop.call("x" * 60) for _ in range(given["many"]))
-        return {"one": one, "many": given["many"] / (time.perf_counter() - began)}
+        return {"one": one, "many": given["many"] / timer.seconds}
 
     return run_loop(run())
 
@@ -302,7 +303,7 @@ def _depth(bench: Bench, server: RedisServer) -> list[Figure]:
         for one, waiting in ((other, 1_000), (server, deep)):
             bench.call(depth.fill, url=one.url, depth=waiting)
         times = bench.turns(
-            [(name, lambda one=one: bench.call(depth.work, url=one.url, count=count)) for name, one in servers.items()]
+            [(name, partial(bench.call, depth.work, url=one.url, count=count)) for name, one in servers.items()]
         )
     ratios = [one / other for one, other in zip(times["deep"], times["shallow"], strict=True)]
     return [

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import time
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from harness import Bench, Figure
 from harness.bench import child_environment
 from harness.report import median, spread
 from harness.server import RedisServer, redis_server
+from harness.stopwatch import Stopwatch
 from peers import environment
 
 ASKED = 4.0
@@ -108,18 +108,18 @@ def work(given: dict[str, Any]) -> Times:
         made = [Draft(body=b"x" * 100) for _ in range(batch)]
 
         async def publish(messages: int) -> float:
-            began = time.perf_counter()
+            timer = Stopwatch()
             for _ in range(0, messages, batch):
                 await backend.publish(QUEUE, made)
-            return (time.perf_counter() - began) / messages * 1e6
+            return timer.seconds / messages * 1e6
 
         async def consume(messages: int) -> float:
-            began = time.perf_counter()
+            timer = Stopwatch()
             for _ in range(0, messages, batch):
                 leases = await backend.lease(QUEUE, batch, 30.0)
                 assert len(leases) == batch
                 assert not await backend.settle([Settlement(lease=lease, action=SettleAction.ACK) for lease in leases])
-            return (time.perf_counter() - began) / messages * 1e6
+            return timer.seconds / messages * 1e6
 
         await publish(batch)
         await consume(batch)

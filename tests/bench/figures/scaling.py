@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 from harness import Bench, Figure
@@ -21,11 +22,9 @@ _HANDLER_NS = 200_000
 def measure(bench: Bench) -> list[Figure]:
     """The ratio of the rates, and how often a worker tried to lease what another had taken."""
     lost: list[float] = []
-    on_files = _figures("file:", bench.turns([(n, lambda n=n: _rate(bench, int(n), None, lost)) for n in ("1", "2")]))
+    on_files = _figures("file:", bench.turns([(n, partial(_rate, bench, int(n), None, lost)) for n in ("1", "2")]))
     with redis_server(bench.fresh()) as server:
-        on_redis = _figures(
-            "redis:", bench.turns([(n, lambda n=n: _rate(bench, int(n), server, [])) for n in ("1", "2")])
-        )
+        on_redis = _figures("redis:", bench.turns([(n, partial(_rate, bench, int(n), server, [])) for n in ("1", "2")]))
     return [
         *on_files,
         *on_redis,
@@ -152,9 +151,8 @@ class _Claims:
         self.attempts = 0
         self.lost = 0
         self._open, self._rename, self._flock = os.open, os.rename, fcntl.flock
-        os.open = self._counted_open
-        os.rename = self._counted_rename
-        fcntl.flock = self._counted_flock
+        vars(os).update(open=self._counted_open, rename=self._counted_rename)
+        vars(fcntl).update(flock=self._counted_flock)
 
     def _counted_open(self, path: Any, flags: int, *rest: Any, **options: Any) -> int:
         try:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import resource
-import time
 from typing import Any
 
 from harness import Bench, Figure
+from harness.stopwatch import Stopwatch
 
 ASKED = 30_000
 _MASTER = "local[2]"
@@ -90,13 +90,13 @@ def archive_all(given: dict[str, Any]) -> dict[str, float]:
     spark = start_session(_MASTER, options={"spark.driver.memory": _HEAP})
     # The session's first jobs compile what all others use.
     spark.range(1000).repartition(2).write.parquet(f"{given['target']}-warm")
-    began = time.perf_counter()
+    timer = Stopwatch()
     first = archive(spark, given["url"], given["target"])
-    archive_s = time.perf_counter() - began
+    archive_s = timer.seconds
     driver_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    began = time.perf_counter()
+    timer = Stopwatch()
     second = archive(spark, given["url"], given["target"], delete=True)
-    delete_s = time.perf_counter() - began
+    delete_s = timer.seconds
     assert (first.messages, second.messages, second.removed) == (given["count"], 0, given["count"])
     spark.stop()
     return {"archive_s": archive_s, "delete_s": delete_s, "driver_kb": driver_kb}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 from harness import Bench, Figure
 from harness.report import median, spread
 from harness.server import redis_server
+from harness.stopwatch import Stopwatch
 
 ROOT = Path(__file__).parents[3]
 _TASKS = 2
@@ -109,10 +109,10 @@ def enqueue(given: dict[str, Any]) -> float:
         noop = noop_app(given["url"])["noop"]
         for _ in range(20):
             await noop.enqueue("x" * 45)
-        began = time.perf_counter()
+        timer = Stopwatch()
         for _ in range(given["count"]):
             await noop.enqueue("x" * 45)
-        return given["count"] / (time.perf_counter() - began)
+        return float(given["count"] / timer.seconds)
 
     return run_loop(run())
 
@@ -130,9 +130,9 @@ def load_rows(given: dict[str, Any]) -> float:
     app = noop_app(given["url"])
     load(spark, spark.read.parquet(given["source"]).limit(2_000), given["url"], "warm", "noop", app=app, name="warm")
     source = spark.read.parquet(given["source"])
-    began = time.perf_counter()
+    timer = Stopwatch()
     found = load(spark, source, given["url"], QUEUE, "noop", app=app, name="bench")
-    taken = time.perf_counter() - began
+    taken = timer.seconds
 
     async def count() -> int:
         backend = open_backend(given["url"])
@@ -143,7 +143,7 @@ def load_rows(given: dict[str, Any]) -> float:
     if not found.enqueued == run_loop(count()) == rows:
         raise RuntimeError(f"{found.enqueued} of {rows} rows were enqueued")
     spark.stop()
-    return rows / taken
+    return float(rows / taken)
 
 
 def bare_rows(given: dict[str, Any]) -> float:
@@ -153,7 +153,7 @@ def bare_rows(given: dict[str, Any]) -> float:
     from harness.bare import BareBulk
 
     share = given["rows"] // _TASKS
-    began = time.perf_counter()
+    timer = Stopwatch()
     bulk = BareBulk(Path(given["folder"]))
     writers = [Process(target=bulk.write, args=(part, share, b"x" * 100)) for part in range(_TASKS)]
     for writer in writers:
@@ -163,7 +163,7 @@ def bare_rows(given: dict[str, Any]) -> float:
         if writer.exitcode:
             raise RuntimeError(f"a writer ended with {writer.exitcode}")
     bulk.move()
-    return _TASKS * share / (time.perf_counter() - began)
+    return float(_TASKS * share / timer.seconds)
 
 
 def kill(given: dict[str, Any]) -> dict[str, int]:
@@ -182,9 +182,9 @@ def kill(given: dict[str, Any]) -> dict[str, int]:
     _write_source(spark, given["source"], given["rows"])
     source, app, url = spark.read.parquet(given["source"]), noop_app(given["url"]), given["url"]
     load(spark, source.limit(1_000), url, "warm", "noop", app=app, name="warm")
-    began = time.perf_counter()
+    timer = Stopwatch()
     load(spark, source, url, "warm", "noop", app=app, name="timed")
-    usual = time.perf_counter() - began
+    usual = timer.seconds
     draw, process, done = random.Random(7), jvm(spark), {"killed": 0, "aborted": 0, "jobs": 0}
     while done["killed"] < given["kills"] and done["jobs"] < 8 * given["kills"]:
         job = f"job-{done['jobs']}"

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import Any
 
 from harness import Bench, Figure
 from harness.report import median
+from harness.stopwatch import Stopwatch
 
 ASKED = 150_000
 _MASTER = "local[2]"
@@ -57,16 +57,21 @@ def body(number: int) -> bytes:
 
 def read(given: dict[str, Any]) -> list[float]:
     """Rows per second of each round, after one that does not count."""
+    from pyspark.sql import DataFrame
+
     from qworker.pipeline.session import start_session
 
     spark = start_session(_MASTER, options={"spark.driver.memory": "1g"})
     found: list[float] = []
+
+    def load() -> DataFrame:
+        return spark.read.format("qworker").options(url=given["url"], queue=_QUEUE, state="ready").load()
+
     for number in range(given["rounds"] + 1):
-        began = time.perf_counter()
-        rows = spark.read.format("qworker").options(url=given["url"], queue=_QUEUE, state="ready").load()
-        rows.write.format("noop").mode("overwrite").save()
+        timer = Stopwatch()
+        load().write.format("noop").mode("overwrite").save()
         if number:
-            found.append(given["count"] / (time.perf_counter() - began))
-    assert rows.count() == given["count"]
+            found.append(given["count"] / timer.seconds)
+    assert load().count() == given["count"]
     spark.stop()
     return found

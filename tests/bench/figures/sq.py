@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
-import time
+from functools import partial
 from typing import Any
 
 from harness import Bench, Figure
 from harness.report import median
+from harness.stopwatch import Stopwatch
 
 _BODY = 4096
 _CHANNELS = (0, 5, 10)
@@ -44,7 +45,7 @@ def _durable(bench: Bench, count: int) -> list[Figure]:
 
     found: list[Figure] = []
     for how, what, most in ((batches, "in batches of 100", None), (writers, "by 100 writers, each awaited", 0.25)):
-        times = bench.turns([(str(n), lambda how=how, n=n: took(how, n)) for n in _CHANNELS])
+        times = bench.turns([(str(n), partial(took, how, n)) for n in _CHANNELS])
         ten, none = times[str(_CHANNELS[-1])], times["0"]
         found.append(
             Figure(
@@ -85,9 +86,9 @@ def _sync_ms(folder: Any) -> float:
     taken: list[float] = []
     for _ in range(100):
         os.pwrite(fd, os.urandom(_BODY), 0)
-        began = time.perf_counter()
+        timer = Stopwatch()
         os.fdatasync(fd)
-        taken.append((time.perf_counter() - began) * 1000)
+        taken.append(timer.seconds * 1000)
     os.close(fd)
     return median(taken)
 
@@ -118,10 +119,10 @@ def batches(given: dict[str, Any]) -> float:
         await backend.open()
         made = [Draft(body=os.urandom(_BODY)) for _ in range(100)]
         await backend.publish(_TOPIC, made)
-        began = time.perf_counter()
+        timer = Stopwatch()
         for _ in range(given["count"] // 100):
             await backend.publish(_TOPIC, made)
-        took = time.perf_counter() - began
+        took = timer.seconds
         await backend.aclose()
         return took
 
@@ -144,9 +145,9 @@ def writers(given: dict[str, Any]) -> float:
                 await backend.publish(_TOPIC, made)
 
         await asyncio.gather(*[write(1) for _ in range(100)])
-        began = time.perf_counter()
+        timer = Stopwatch()
         await asyncio.gather(*[write(given["count"] // 100) for _ in range(100)])
-        took = time.perf_counter() - began
+        took = timer.seconds
         await backend.aclose()
         return took
 
@@ -171,17 +172,17 @@ def bare(given: dict[str, Any]) -> tuple[float, float]:
         store = SqStore(url.directory, SqOptions.from_url(url), SYSTEM_CLOCK)
         async with store.channel_section(_TOPIC) as channel:
             log, place = channel.topic.log, channel.end()
-        began = time.perf_counter()
+        timer = Stopwatch()
         for _ in range(given["count"] // 1_000):
             await backend.publish(_TOPIC, made)
-        appended = given["count"] / (time.perf_counter() - began)
+        appended = given["count"] / timer.seconds
         end = channel.end()
-        began, count = time.perf_counter(), 0
+        timer, count = Stopwatch(), 0
         while place < end:
             found, place = log.read(place, 1_000, end)
             count += len(found)
         assert count == given["count"]
-        read = count / (time.perf_counter() - began)
+        read = count / timer.seconds
         await store.aclose()
         await backend.aclose()
         return appended, read

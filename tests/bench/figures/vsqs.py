@@ -77,6 +77,6 @@ def drain(given: dict[str, Any]) -> float:
         for number in range(first, first + depth):
             (folder / str(number)).write_bytes(body)
         took, _ = await work_off(tasks, depth, 100)
-        return took / depth * 1e6
+        return float(took / depth * 1e6)
 
     return run_loop(run())

@@ -8,6 +8,7 @@ import time
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
+from harness.stopwatch import Stopwatch
 from qworker import Draft, Tasks
 from qworker.logs import configure
 from qworker.supervisor.event_loop import loop_factory
@@ -63,10 +64,10 @@ async def publish(tasks: Tasks, count: int, batch: int) -> float:
     """Publish `count` calls in batches; the seconds that it took, without the making of the calls."""
     backend = await tasks.backend()
     made = drafts(tasks, count)
-    began = time.perf_counter()
+    timer = Stopwatch()
     for first in range(0, count, batch):
         await backend.publish(QUEUE, made[first : first + batch])
-    return time.perf_counter() - began
+    return timer.seconds
 
 
 class Finished:
@@ -105,11 +106,11 @@ async def work_off(tasks: Tasks, count: int, concurrency: int) -> tuple[float, f
     watch = Finished(count)
     worker.observers.append(watch)
     freeze_loaded_modules()
-    wall, cpu = time.perf_counter(), time.process_time()
+    timer = Stopwatch()
     running = asyncio.create_task(worker.run())
     waiting = asyncio.create_task(watch.all.wait())
     await asyncio.wait({running, waiting}, return_when=asyncio.FIRST_COMPLETED)
-    taken = time.perf_counter() - wall, time.process_time() - cpu
+    taken = timer.seconds, timer.cpu_seconds
     waiting.cancel()
     worker.drain()
     await running

@@ -38,7 +38,7 @@ def environment(name: str, requirements: list[str]) -> Path:
 def fsq() -> tuple[str, dict[str, str]]:
     """A Python and the environment in which it has fsq 0.2.5: Python 2.7, for which it was made, where there is one."""
     sys.path.insert(0, str(_ROOT))
-    from tests.interop.fsq_release import install_fsq, interpreters
+    from tests.support.fsq_release import install_fsq, interpreters
 
     python, folder = install_fsq(interpreters()[-1])
     return python, {**os.environ, "PYTHONPATH": str(folder)}

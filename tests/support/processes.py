@@ -8,14 +8,13 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-# Seconds for anything to happen on a machine that is busy with other tests.
-PATIENCE = 50.0
+from tests.support.waiting import PATIENCE
+
 # The Python whose qworker is tried: this one, or that of another installation.
 PYTHON = os.environ.get("TEST_PYTHON") or sys.executable
 
@@ -118,17 +117,6 @@ def started(folder: Path, *arguments: str, **options: Any) -> Iterator[Process]:
         process._reader.join(PATIENCE)
         assert process.popen.stdout is not None
         process.popen.stdout.close()
-
-
-def until(
-    condition: Callable[[], Any], what: str, show: Callable[[], str] = lambda: "", patience: float = PATIENCE
-) -> Any:
-    """Wait for a condition, and return what it returned."""
-    deadline = time.monotonic() + patience
-    while not (result := condition()):
-        assert time.monotonic() < deadline, f"{what}: not within {patience} s\n{show()[-3000:]}"
-        time.sleep(0.02)
-    return result
 
 
 def alive(pid: int) -> bool:

@@ -1,0 +1,69 @@
+"""Waiting in tests, and working for a time: only what stands here may sleep, and tests/unit/test_hygiene.py checks it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+__all__ = ["PATIENCE", "becomes_true", "block_for", "give_turns", "let_pass", "wait_for", "work_for"]
+
+T = TypeVar("T")
+
+# Seconds for anything to happen on a machine that is busy with other tests.
+PATIENCE = 50.0
+_STEP = 0.01
+
+
+def wait_for(
+    condition: Callable[[], T], what: str = "", show: Callable[[], str] = lambda: "", timeout: float = PATIENCE
+) -> T:
+    """Poll a condition until its result is true, and return that result. `qworker.testing.wait_until` is the same for coroutines.
+
+    Args:
+        condition: Called every 10 ms. It may raise to end the wait.
+        what: What the test waits for.
+        show: Returns what explains a failure, such as the output of a process.
+        timeout: Seconds after which the condition has failed.
+
+    Raises:
+        AssertionError: The condition was still false after `timeout` seconds.
+    """
+    deadline = time.monotonic() + timeout
+    while not (result := condition()):
+        if time.monotonic() >= deadline:
+            raise AssertionError(f"{what or condition}: not within {timeout} s\n{show()[-3000:]}")
+        time.sleep(_STEP)
+    return result
+
+
+def becomes_true(condition: Callable[[], object], within: float) -> bool:
+    """Poll a condition for up to `within` seconds, and return whether it became true."""
+    deadline = time.monotonic() + within
+    while not condition():
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(_STEP)
+    return True
+
+
+async def give_turns(count: int = 100) -> None:
+    """Let everything on the event loop run that can run without time: what must not happen would have happened by then."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def work_for(seconds: float) -> None:
+    """Work as a handler that takes so long."""
+    await asyncio.sleep(seconds)
+
+
+def block_for(seconds: float) -> None:
+    """Block this thread: as a handler that computes, or until the moment at which a test strikes."""
+    time.sleep(seconds)
+
+
+async def let_pass(seconds: float) -> None:
+    """Let time pass which the test is about: an outage that lasts, a random moment, the pace of a publisher."""
+    await asyncio.sleep(seconds)
