@@ -46,6 +46,8 @@ def test_a_message_for_a_later_time_asks_for_a_delay(draft: dict[str, Any]) -> N
 @pytest.mark.parametrize("draft", [{"due_at": 9.0}, {"due_at": 10.0}, {"due_at": 9.0, "delay": 1.0}, {}])
 def test_a_message_for_a_time_that_has_passed_asks_for_no_delay(draft: dict[str, Any]) -> None:
     refuse_unsupported("x", {"delay": "because"}, [_draft(**draft)], now=10.0)
+    with pytest.raises(NotSupported, match="delays"):
+        refuse_unsupported("x", {"delay": "because"}, [_draft(**draft), _draft(due_at=10.5)], now=10.0)
 
 
 def _without_delays() -> list[type[Backend]]:
