@@ -9,13 +9,13 @@ import secrets
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
+from qworker.kit.directory.unchanged import unchanged
 from qworker.kit.files import CREATE, list_names
 from qworker.message import FinishedMessage, Selection, State
-from qworker_file.index import forget_index
+from qworker_file.browse import Entry, entries, matching, message_id
+from qworker_file.id_index import forget_index
 from qworker_file.layout import QueueDir
-from qworker_file.looks import Entry, entries, matching, message_id
 from qworker_file.names import parse_item, reason_name, with_tries
-from qworker_file.unchanged import unchanged
 
 __all__ = ["delete_queue", "pause", "remove", "requeue", "resume_queue"]
 

@@ -14,6 +14,7 @@ from qworker.errors import BackendUnavailable
 from qworker.history.directory import DirectoryHistory
 from qworker.kit.browse import at_most
 from qworker.kit.directory.missing import is_missing, queue_not_found
+from qworker.kit.directory.watches import Waiter
 from qworker.kit.doctor_check import Check
 from qworker.kit.files import check_writable, durability_at, store_errors
 from qworker.kit.parts import Share, shares
@@ -30,16 +31,15 @@ from qworker.message import (
 )
 from qworker.names import check_queue
 from qworker.url import BackendURL
-from qworker_file import admin, looks, parts
+from qworker_file import admin, browse, parts
+from qworker_file.bulk import FileBulkStore
 from qworker_file.deviations import DEVIATIONS
 from qworker_file.lease import Expiries, FileLease, extend
-from qworker_file.local import LocalQueue
+from qworker_file.open_queue import LocalQueue
 from qworker_file.options import FileOptions
 from qworker_file.remote_leases import RemoteFileLeases
 from qworker_file.settle import settle_all
-from qworker_file.staging import FileBulkStore
 from qworker_file.store import Store
-from qworker_file.wake import Waiter
 
 __all__ = ["FileBackend"]
 
@@ -280,7 +280,7 @@ class FileBackend(Backend):
         """Count."""
         with store_errors(f"count {queue!r}"):
             local = self._found(queue)
-            return await looks.count(
+            return await browse.count(
                 local.files, self._clock.time(), local=self._options.local_time, retention=self._options.retention
             )
 
@@ -289,7 +289,7 @@ class FileBackend(Backend):
         with store_errors(f"browse {queue!r}"):
             files, now, local = self._found(queue).files, self._clock.time(), self._options.local_time
             if query.part is None:
-                found = looks.browse(files, query, now, local=local)
+                found = browse.browse(files, query, now, local=local)
             else:
                 share = parts.read_share(files, query.state, Share.parse(query.part), now, local=local)
                 found = at_most(query.limit, share)
@@ -300,7 +300,7 @@ class FileBackend(Backend):
         """Look at messages."""
         with store_errors(f"read {queue!r}"):
             local = self._found(queue)
-            return await looks.find(local.files, ids, self._clock.time, local=self._options.local_time)
+            return await browse.find(local.files, ids, self._clock.time, local=self._options.local_time)
 
     async def parts(self, queue: str, state: State, count: int) -> list[str]:
         """Shares of the names."""

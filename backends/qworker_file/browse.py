@@ -12,13 +12,13 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 import msgspec
 
 from qworker.kit.browse import Chosen, Place, browse_rows
+from qworker.kit.directory.reasons import read_reason
 from qworker.kit.files import READ, name_slices, read_all
 from qworker.kit.find import find_each, stamp
 from qworker.message import Message, Query, QueueStats, State, StoredMessage
 from qworker_file.foreign import arguments
 from qworker_file.layout import QueueDir
 from qworker_file.names import id_of, parse_delay, parse_item, parse_lease, reason_name
-from qworker_file.reasons import read_reason
 
 __all__ = [
     "Entry",

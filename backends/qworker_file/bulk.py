@@ -29,9 +29,9 @@ from qworker.bulk.load_files import LoadFiles, incomplete_loads, remove_empty, r
 from qworker.errors import PublishUncertain
 from qworker.kit.files import DIRECTORY, list_names, store_errors
 from qworker.message import Draft
-from qworker_file.local import LocalQueue
+from qworker_file.bulk_write import BackgroundSync, write_partition
 from qworker_file.names import MAX_OWN, delay_name, size_of, stem_for
-from qworker_file.staged import BackgroundSync, write_partition
+from qworker_file.open_queue import LocalQueue
 from qworker_file.store import Store
 
 __all__ = ["FileBulkStore", "FileBulkWriter"]

@@ -6,11 +6,11 @@ import errno
 import os
 from enum import Enum, auto
 
+from qworker.kit.directory.reasons import write_reason
 from qworker.kit.files import CREATE, read_file, write_all
 from qworker.names import new_id, printable
 from qworker_file.layout import QueueDir
 from qworker_file.names import MAX_OWN, Item, alias_of, alias_target, item_name, parse_item, reason_name
-from qworker_file.reasons import write_reason
 
 __all__ = ["Claim", "arguments", "own_name", "put_aside"]
 

@@ -14,12 +14,13 @@ import threading
 from collections.abc import Callable
 
 from qworker.clock import Clock
+from qworker.kit.directory.reasons import write_reason
 from qworker.kit.files import READ, has_writer, list_names, read_all
 from qworker.message import Lease, Message, SettleAction, Settlement
 from qworker_file import foreign
 from qworker_file.foreign import Claim
 from qworker_file.holder import DETACHED
-from qworker_file.index import forget_index
+from qworker_file.id_index import forget_index
 from qworker_file.layout import QueueDir
 from qworker_file.names import (
     MAX_OWN,
@@ -33,7 +34,6 @@ from qworker_file.names import (
     size_of,
     with_tries,
 )
-from qworker_file.reasons import write_reason
 
 __all__ = ["Expiries", "FileLease", "claim", "extend", "find_lease", "give_back", "settle"]
 

@@ -8,16 +8,16 @@ import os
 import time
 
 from qworker.clock import Clock
+from qworker.kit.directory.watches import Inotify
+from qworker.kit.directory.window import Window
 from qworker.kit.files import FULL
-from qworker_file.ahead import ReadAhead
 from qworker_file.foreign import Claim
 from qworker_file.holder import DETACHED, Holder, LifeSign
 from qworker_file.layout import QueueDir
 from qworker_file.lease import Expiries, FileLease, claim, give_back
 from qworker_file.names import parse_delay
+from qworker_file.read_ahead import ReadAhead
 from qworker_file.reap import Reaper
-from qworker_file.wake import Inotify
-from qworker_file.window import Window
 
 __all__ = ["LocalQueue"]
 

@@ -9,8 +9,8 @@ from qworker.kit.browse import browse_share
 from qworker.kit.files import DIRECTORY
 from qworker.kit.parts import Share
 from qworker.message import State, StoredMessage
+from qworker_file.browse import Entry, delayed_entry, entry_id, leased_entry, look
 from qworker_file.layout import QueueDir
-from qworker_file.looks import Entry, delayed_entry, entry_id, leased_entry, look
 from qworker_file.names import parse_delay, parse_lease
 
 __all__ = ["read_share"]

@@ -17,7 +17,7 @@ from qworker.errors import NotSupported, PublishUncertain, StorageFull
 from qworker.kit.files import CREATE, DIRECTORY, READ, GroupCommit, files_at_once, link_file, list_names, write_all
 from qworker.message import Draft
 from qworker.names import check_id, new_id, new_ids
-from qworker_file.index import try_lock_index, unlock_index
+from qworker_file.id_index import try_lock_index, unlock_index
 from qworker_file.layout import QueueDir
 from qworker_file.names import (
     MAX_OWN,

@@ -18,7 +18,7 @@ from qworker.bulk.cleanup import clean_up_staged, has_staged
 from qworker.clock import SYSTEM_CLOCK, Clock
 from qworker.kit.files import list_names
 from qworker_file.holder import has_died, publisher_of
-from qworker_file.index import sweep_index
+from qworker_file.id_index import sweep_index
 from qworker_file.layout import QueueDir
 from qworker_file.lease import FileLease
 from qworker_file.names import delay_name, id_of, parse_item, parse_lease, with_tries

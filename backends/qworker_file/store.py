@@ -7,19 +7,20 @@ import os
 from collections.abc import Collection, Sequence
 
 from qworker.clock import Clock
+from qworker.kit.directory.retention import PRUNING, prune
+from qworker.kit.directory.root import most_leases, open_root, warn_of_limit
+from qworker.kit.directory.watches import Inotify, Waiter
 from qworker.kit.files import FileSystem, GroupCommit, boot_id
 from qworker.message import SettleAction, Settlement
 from qworker.names import is_queue_name
 from qworker_file.holder import Holder
 from qworker_file.layout import create_queue, is_queue, open_queue
 from qworker_file.lease import FileLease
-from qworker_file.local import LocalQueue
 from qworker_file.names import reason_name
+from qworker_file.open_queue import LocalQueue
 from qworker_file.options import FileOptions
 from qworker_file.publish import Publisher
-from qworker_file.retention import PRUNING, prune
-from qworker_file.root import most_leases, open_root, warn_of_limit
-from qworker_file.wake import Inotify, Trigger, Waiter
+from qworker_file.wait import Trigger
 
 __all__ = ["Store"]
 

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from qworker_file.fsq.backend import FsqBackend
+from qworker_fsq.backend import FsqBackend
 
 __all__ = ["FsqBackend"]

@@ -17,6 +17,7 @@ from qworker.errors import BackendUnavailable
 from qworker.history.directory import directory_history
 from qworker.kit.browse import at_most
 from qworker.kit.directory.missing import is_missing, queue_not_found
+from qworker.kit.directory.unchanged import unchanged
 from qworker.kit.doctor_check import Check
 from qworker.kit.files import check_writable, durability_at, link_file, store_errors
 from qworker.kit.find import find_each, stamp
@@ -34,17 +35,16 @@ from qworker.message import (
 )
 from qworker.names import check_queue
 from qworker.url import BackendURL
-from qworker_file.fsq.claim import reason_name
-from qworker_file.fsq.layout import place
-from qworker_file.fsq.lease import FsqLease
-from qworker_file.fsq.local import LocalQueue
-from qworker_file.fsq.looks import Entry, Look, directory_of
-from qworker_file.fsq.names import Malformed, parse, with_tries
-from qworker_file.fsq.options import FsqOptions, root_of
-from qworker_file.fsq.publish import ids
-from qworker_file.fsq.settle import settle_all
-from qworker_file.fsq.store import ABSENT_PAUSE, Store
-from qworker_file.unchanged import unchanged
+from qworker_fsq.browse import Entry, Look, directory_of
+from qworker_fsq.layout import place
+from qworker_fsq.lease import reason_name
+from qworker_fsq.lease_end import FsqLease
+from qworker_fsq.names import Malformed, parse, with_tries
+from qworker_fsq.open_queue import LocalQueue
+from qworker_fsq.options import FsqOptions, root_of
+from qworker_fsq.publish import ids
+from qworker_fsq.settle import settle_all
+from qworker_fsq.store import ABSENT_PAUSE, Store
 
 if TYPE_CHECKING:
     from qworker.backend.scan_source import ScanOptions, Source
@@ -424,7 +424,7 @@ class FsqBackend(Backend):
     @classmethod
     def open_scan(cls, url: BackendURL, queue: str, options: ScanOptions) -> Source:
         """Do what fsq's scan does, item by item, in place."""
-        from qworker_file.fsq.scan import open_scan
+        from qworker_fsq.scan import open_scan
 
         return open_scan(url, queue, options)
 

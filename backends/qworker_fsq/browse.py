@@ -12,15 +12,15 @@ from collections.abc import AsyncIterator, Mapping
 import msgspec
 
 from qworker.kit.browse import Chosen, Place, browse_rows
+from qworker.kit.directory.reasons import read_reason
 from qworker.kit.files import READ, list_names, read_all
 from qworker.kit.parts import Share, pages
 from qworker.message import Message, Query, QueueStats, State, StoredMessage
-from qworker_file.fsq.claim import due_at, read_origin, reason_name
-from qworker_file.fsq.layout import QueueDir
-from qworker_file.fsq.lease import FsqLease
-from qworker_file.fsq.locks import holders
-from qworker_file.fsq.names import Malformed, message_id, parse
-from qworker_file.reasons import read_reason
+from qworker_fsq.holder import holders
+from qworker_fsq.layout import QueueDir
+from qworker_fsq.lease import due_at, read_origin, reason_name
+from qworker_fsq.lease_end import FsqLease
+from qworker_fsq.names import Malformed, message_id, parse
 
 __all__ = ["Entry", "Look", "directory_of"]
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from qworker.backend.scan_source import Ended, ScanError
-from qworker_file.fsq.layout import QueueDir
-from qworker_file.fsq.reenqueue import link_item, opened, reenqueue
-from qworker_file.fsq.scan import FsqSource, FsqWork
+from qworker_fsq.layout import QueueDir
+from qworker_fsq.requeue_item import link_item, opened, reenqueue
+from qworker_fsq.scan import FsqSource, FsqWork
 
 __all__ = ["Distribution", "distribute"]
 

@@ -16,7 +16,7 @@ import msgspec
 
 from qworker.errors import BackendError, QueueNotFound
 from qworker.kit.files import CREATE, DIRECTORY, change_mode, make_fifo
-from qworker_file.fsq.constants import Constants, group_id, user_id
+from qworker_fsq.environment import Constants, group_id, user_id
 
 __all__ = ["Install", "QueueDir", "QueueExists", "install", "install_host", "is_queue", "open_queue", "uninstall"]
 

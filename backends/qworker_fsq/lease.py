@@ -17,10 +17,10 @@ import os
 import stat
 from enum import Enum, auto
 
+from qworker.kit.directory.reasons import write_reason
 from qworker.kit.files import READ, read_all
-from qworker_file.fsq.layout import QueueDir
-from qworker_file.fsq.names import MAX_NAME, Item, Malformed, parse, with_tries
-from qworker_file.reasons import write_reason
+from qworker_fsq.layout import QueueDir
+from qworker_fsq.names import MAX_NAME, Item, Malformed, parse, with_tries
 
 __all__ = [
     "Claimed",

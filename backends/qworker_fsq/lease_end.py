@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from qworker.message import Lease, Message, SettleAction, Settlement
-from qworker_file.fsq.claim import Claimed, exhausted, read_origin
-from qworker_file.fsq.layout import QueueDir
+from qworker_fsq.layout import QueueDir
+from qworker_fsq.lease import Claimed, exhausted, read_origin
 
 __all__ = ["FsqLease", "Limits", "settle"]
 

@@ -17,7 +17,7 @@ import msgspec
 
 from qworker.errors import NotSupported
 from qworker.names import printable
-from qworker_file.fsq.constants import Constants
+from qworker_fsq.environment import Constants
 
 __all__ = ["MAX_NAME", "Item", "Malformed", "construct", "deconstruct", "message_id", "parse", "with_tries"]
 

@@ -12,11 +12,11 @@ import time
 from collections import deque
 
 from qworker.clock import Clock
-from qworker_file.fsq.claim import Claimed, NotClaimed, claim
-from qworker_file.fsq.layout import QueueDir
-from qworker_file.fsq.lease import FsqLease, Limits, make_message
-from qworker_file.wake import Inotify
-from qworker_file.window import Window
+from qworker.kit.directory.watches import Inotify
+from qworker.kit.directory.window import Window
+from qworker_fsq.layout import QueueDir
+from qworker_fsq.lease import Claimed, NotClaimed, claim
+from qworker_fsq.lease_end import FsqLease, Limits, make_message
 
 __all__ = ["MOST_LINGERING", "LocalQueue"]
 

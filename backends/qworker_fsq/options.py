@@ -11,8 +11,8 @@ from qworker.history.store import HISTORY_OPTIONS
 from qworker.kit.retention import KEEP_ALL, KEEP_OPTIONS, Retention, keep_done, keep_failed
 from qworker.names import check_queue
 from qworker.url import BackendURL
-from qworker_file.fsq.constants import Constants
-from qworker_file.fsq.lease import Limits
+from qworker_fsq.environment import Constants
+from qworker_fsq.lease_end import Limits
 
 __all__ = ["FsqOptions", "check_host", "root_of"]
 

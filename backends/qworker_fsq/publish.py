@@ -21,10 +21,10 @@ from qworker.clock import Clock
 from qworker.errors import PublishUncertain, StorageFull
 from qworker.kit.files import CREATE, FULL, GroupCommit, files_at_once, link_file, list_names, write_all
 from qworker.message import Draft
-from qworker_file.fsq.claim import mark_due, write_origin
-from qworker_file.fsq.constants import Constants, group_id, user_id
-from qworker_file.fsq.layout import QueueDir
-from qworker_file.fsq.names import construct, message_id
+from qworker_fsq.environment import Constants, group_id, user_id
+from qworker_fsq.layout import QueueDir
+from qworker_fsq.lease import mark_due, write_origin
+from qworker_fsq.names import construct, message_id
 
 __all__ = ["Publisher", "Stamps"]
 

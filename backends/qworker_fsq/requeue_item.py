@@ -8,10 +8,10 @@ import secrets
 from qworker.errors import InvalidName, QueueNotFound
 from qworker.kit.files import CREATE, DIRECTORY, link_file, write_all
 from qworker.names import check_queue, printable
-from qworker_file.fsq.claim import Claimed
-from qworker_file.fsq.constants import Constants
-from qworker_file.fsq.layout import QueueDir, open_queue, own
-from qworker_file.fsq.names import MAX_NAME, Malformed, parse
+from qworker_fsq.environment import Constants
+from qworker_fsq.layout import QueueDir, open_queue, own
+from qworker_fsq.lease import Claimed
+from qworker_fsq.names import MAX_NAME, Malformed, parse
 
 __all__ = ["check_item", "link_item", "open_root", "opened", "reenqueue"]
 

@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import msgspec
 
 from qworker.backend.scan_source import Ended, Exits, ScanDown, ScanError, ScanOptions
+from qworker.kit.directory.reasons import read_reason
 from qworker.kit.files import DIRECTORY
 from qworker.url import BackendURL
-from qworker_file.fsq.claim import Claimed, NotClaimed, claim, exhausted, reason_name
-from qworker_file.fsq.constants import Constants
-from qworker_file.fsq.layout import QueueDir, open_queue
-from qworker_file.fsq.options import FsqOptions, check_host, root_of
-from qworker_file.reasons import read_reason
+from qworker_fsq.environment import Constants
+from qworker_fsq.layout import QueueDir, open_queue
+from qworker_fsq.lease import Claimed, NotClaimed, claim, exhausted, reason_name
+from qworker_fsq.options import FsqOptions, check_host, root_of
 
 __all__ = ["FsqSource", "open_scan"]
 

@@ -7,8 +7,8 @@ import time
 from collections.abc import Sequence
 
 from qworker.message import SettleAction, Settlement
-from qworker_file.fsq.lease import FsqLease, settle
-from qworker_file.fsq.store import Store
+from qworker_fsq.lease_end import FsqLease, settle
+from qworker_fsq.store import Store
 
 __all__ = ["settle_all"]
 

@@ -8,17 +8,17 @@ from collections.abc import Collection
 
 from qworker.clock import Clock
 from qworker.errors import BackendError
+from qworker.kit.directory.retention import PRUNING, prune
+from qworker.kit.directory.root import most_leases, open_root, warn_of_limit
+from qworker.kit.directory.watches import Inotify
 from qworker.kit.files import FileSystem, GroupCommit
 from qworker.kit.retention import Retention
 from qworker.names import is_queue_name
-from qworker_file.fsq.claim import reason_name
-from qworker_file.fsq.layout import QueueExists, install, install_host, is_queue, open_queue
-from qworker_file.fsq.local import MOST_LINGERING, LocalQueue
-from qworker_file.fsq.options import FsqOptions
-from qworker_file.fsq.publish import Publisher
-from qworker_file.retention import PRUNING, prune
-from qworker_file.root import most_leases, open_root, warn_of_limit
-from qworker_file.wake import Inotify
+from qworker_fsq.layout import QueueExists, install, install_host, is_queue, open_queue
+from qworker_fsq.lease import reason_name
+from qworker_fsq.open_queue import MOST_LINGERING, LocalQueue
+from qworker_fsq.options import FsqOptions
+from qworker_fsq.publish import Publisher
 
 __all__ = ["ABSENT_PAUSE", "Store"]
 

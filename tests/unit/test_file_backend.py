@@ -28,6 +28,7 @@ from qworker.errors import (
     PublishUncertain,
     StorageFull,
 )
+from qworker.kit.directory.window import Window
 from qworker.kit.files import GroupCommit, read_all
 from qworker.message import Draft, Lease, Query, Selection, SettleAction, Settlement, State
 from qworker.names import new_id
@@ -35,7 +36,6 @@ from qworker.testing.clock import FakeClock
 from qworker.testing.wait_until import wait_until
 from qworker_file import FileBackend
 from qworker_file.names import parse_delay, parse_item, parse_lease
-from qworker_file.window import Window
 from tests.support.archives import unpack
 
 FIXTURE = Path(__file__).parent.parent / "fixtures" / "fsq.tar.gz"
@@ -456,7 +456,7 @@ async def test_more_events_than_the_kernel_keeps_lose_nothing(
 async def test_a_window_smaller_than_the_backlog_keeps_the_order(
     root: Path, backend: FileBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("qworker_file.window.SIZE", 7)
+    monkeypatch.setattr("qworker.kit.directory.window.SIZE", 7)
     bodies = [b"%03d" % number for number in range(100)]
     await backend.publish("q", [Draft(body=body) for body in bodies[:60]])
     taken = [one.message.body for one in await lease(backend, 10)]
@@ -599,7 +599,7 @@ async def test_no_descriptors_left_costs_no_message_a_try(
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
     with monkeypatch.context() as patched:
-        patched.setattr("qworker_file.local.claim", none_left)
+        patched.setattr("qworker_file.open_queue.claim", none_left)
         with pytest.raises(BackendError):
             await lease(backend)
     assert [(one.message.body, one.message.tries) for one in await lease(backend)] == [(b"1", 0), (b"2", 0)]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from qworker_file.ahead import ReadAhead
+from qworker_file.read_ahead import ReadAhead
 
 _HOT, _COLD = 25e-6, 300e-6
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from qworker.errors import NotSupported, UsageError
 from qworker.names import check_id
-from qworker_file.fsq.constants import Constants
-from qworker_file.fsq.names import Malformed, construct, deconstruct, message_id, parse, with_tries
+from qworker_fsq.environment import Constants
+from qworker_fsq.names import Malformed, construct, deconstruct, message_id, parse, with_tries
 
 USUAL = Constants()
 # Characters that mean something in names, more often.

@@ -28,9 +28,9 @@ from qworker.backend.registry import open_backend
 from qworker.cli.main import main
 from qworker.message import Draft, Message, Query, Selection, SettleAction, Settlement, State
 from qworker.testing import FakeClock, run_until_idle, wait_until
-from qworker_file.fsq.constants import Constants
-from qworker_file.fsq.rpc.methods import Methods
-from qworker_file.fsq.rpc.server import RpcServer
+from qworker_fsq.environment import Constants
+from qworker_fsq.rpc.methods import Methods
+from qworker_fsq.rpc.server import RpcServer
 from tests.support.depth import DEPTH
 
 QUEUE = "q"
@@ -469,8 +469,8 @@ async def test_a_message_that_is_moved_here_twice_is_stored_once_and_keeps_its_o
 
 CONSUMER = """
 import asyncio, os, sys
-from qworker.message import SettleAction, Settlement
 from qworker.backend.registry import open_backend
+from qworker.message import SettleAction, Settlement
 
 async def consume(url, ledger):
     backend = open_backend(url)
@@ -544,7 +544,7 @@ async def test_no_directory_is_listed_for_each_message(
 async def test_what_is_put_off_does_not_hide_what_is_ready(
     backend: Backend, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from qworker_file import window
+    from qworker.kit.directory import window
 
     monkeypatch.setattr(window, "SIZE", 10)
     await backend.publish(QUEUE, [Draft(body=b"later", delay=600.0) for _ in range(60)])

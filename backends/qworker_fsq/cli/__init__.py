@@ -9,16 +9,16 @@ from qworker.cli.options import Group
 __all__ = ["command"]
 
 _COMMANDS = {
-    "install": "qworker_file.fsq.cli.queues:install_command",
-    "down": "qworker_file.fsq.cli.queues:down_command",
-    "up": "qworker_file.fsq.cli.queues:up_command",
-    "add-host": "qworker_file.fsq.cli.hosts:add_host_command",
-    "rm-host": "qworker_file.fsq.cli.hosts:rm_host_command",
-    "up-host": "qworker_file.fsq.cli.hosts:up_host_command",
-    "down-host": "qworker_file.fsq.cli.hosts:down_host_command",
-    "host-dist": "qworker_file.fsq.cli.hosts:host_dist_command",
-    "push": "qworker_file.fsq.cli.remote:push_command",
-    "jsonrpcd": "qworker_file.fsq.cli.remote:jsonrpcd_command",
+    "install": "qworker_fsq.cli.queues:install_command",
+    "down": "qworker_fsq.cli.queues:down_command",
+    "up": "qworker_fsq.cli.queues:up_command",
+    "add-host": "qworker_fsq.cli.hosts:add_host_command",
+    "rm-host": "qworker_fsq.cli.hosts:rm_host_command",
+    "up-host": "qworker_fsq.cli.hosts:up_host_command",
+    "down-host": "qworker_fsq.cli.hosts:down_host_command",
+    "host-dist": "qworker_fsq.cli.hosts:host_dist_command",
+    "push": "qworker_fsq.cli.remote:push_command",
+    "jsonrpcd": "qworker_fsq.cli.remote:jsonrpcd_command",
 }
 
 

@@ -15,9 +15,9 @@ from qworker.cli.options import URLCommand
 from qworker.cli.output import say
 from qworker.errors import InvalidURL, QworkerError, UsageError
 from qworker.url import BackendURL
-from qworker_file.fsq.constants import Constants
-from qworker_file.fsq.options import FsqOptions, root_of
-from qworker_file.fsq.reenqueue import open_root
+from qworker_fsq.environment import Constants
+from qworker_fsq.options import FsqOptions, root_of
+from qworker_fsq.requeue_item import open_root
 
 __all__ = ["EXIT_TEMPORARY", "EXIT_USAGE", "FsqCommand", "Place", "complain", "owner_options", "placed", "shout"]
 

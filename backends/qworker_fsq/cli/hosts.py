@@ -9,12 +9,12 @@ from qworker.cli.options import exit_code_options, item_limit_options
 from qworker.errors import QueueNotFound
 from qworker.names import check_queue
 from qworker.url import BackendURL
-from qworker_file.fsq.cli.common import FsqCommand, complain, owner_options, placed, shout
-from qworker_file.fsq.distribute import Distribution, distribute
-from qworker_file.fsq.layout import QueueExists, install_host, uninstall
-from qworker_file.fsq.options import check_host
-from qworker_file.fsq.reenqueue import opened
-from qworker_file.fsq.scan import open_scan
+from qworker_fsq.cli.common import FsqCommand, complain, owner_options, placed, shout
+from qworker_fsq.host_dist import Distribution, distribute
+from qworker_fsq.layout import QueueExists, install_host, uninstall
+from qworker_fsq.options import check_host
+from qworker_fsq.requeue_item import opened
+from qworker_fsq.scan import open_scan
 
 __all__ = ["add_host_command", "down_host_command", "host_dist_command", "rm_host_command", "up_host_command"]
 

@@ -8,10 +8,10 @@ import click
 
 from qworker.names import check_queue
 from qworker.url import BackendURL
-from qworker_file.fsq.cli.common import FsqCommand, complain, owner_options, placed
-from qworker_file.fsq.layout import Install, QueueExists, install, uninstall
-from qworker_file.fsq.options import FsqOptions, check_host, root_of
-from qworker_file.fsq.reenqueue import opened
+from qworker_fsq.cli.common import FsqCommand, complain, owner_options, placed
+from qworker_fsq.layout import Install, QueueExists, install, uninstall
+from qworker_fsq.options import FsqOptions, check_host, root_of
+from qworker_fsq.requeue_item import opened
 
 __all__ = ["down_command", "install_command", "up_command"]
 

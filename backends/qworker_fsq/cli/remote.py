@@ -10,14 +10,14 @@ import click
 
 from qworker.errors import BackendError, UsageError
 from qworker.names import check_queue
-from qworker_file.fsq.claim import Claimed, NotClaimed, claim
-from qworker_file.fsq.cli.common import EXIT_TEMPORARY, FsqCommand, complain, placed, shout
-from qworker_file.fsq.layout import QueueDir
-from qworker_file.fsq.options import check_host
-from qworker_file.fsq.reenqueue import check_item, opened
-from qworker_file.fsq.rpc.client import Remote
-from qworker_file.fsq.rpc.methods import Methods
-from qworker_file.fsq.rpc.server import RpcServer, check_exposure
+from qworker_fsq.cli.common import EXIT_TEMPORARY, FsqCommand, complain, placed, shout
+from qworker_fsq.layout import QueueDir
+from qworker_fsq.lease import Claimed, NotClaimed, claim
+from qworker_fsq.options import check_host
+from qworker_fsq.requeue_item import check_item, opened
+from qworker_fsq.rpc.client import Remote
+from qworker_fsq.rpc.methods import Methods
+from qworker_fsq.rpc.server import RpcServer, check_exposure
 
 __all__ = ["jsonrpcd_command", "push_command"]
 

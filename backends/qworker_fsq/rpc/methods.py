@@ -8,9 +8,9 @@ from typing import Any, cast
 import msgspec
 
 from qworker.errors import BackendError, QworkerError
-from qworker_file.fsq.constants import Constants
-from qworker_file.fsq.options import check_host
-from qworker_file.fsq.reenqueue import check_item, open_root, opened, reenqueue
+from qworker_fsq.environment import Constants
+from qworker_fsq.options import check_host
+from qworker_fsq.requeue_item import check_item, open_root, opened, reenqueue
 
 __all__ = ["Methods"]
 

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler
 
 from qworker.errors import UsageError
-from qworker_file.fsq.rpc.methods import Methods
+from qworker_fsq.rpc.methods import Methods
 
 __all__ = ["RpcServer", "check_exposure"]
 

@@ -9,16 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
-import errno
-import fcntl
 import os
 import random
 import struct
 from collections.abc import Callable, Sequence
 
-from qworker_file.layout import QueueDir
-
-__all__ = ["Inotify", "Trigger", "Waiter"]
+__all__ = ["Inotify", "Waiter"]
 
 _CREATE, _CLOSE_WRITE, _MOVED_TO, _DELETE, _MOVED_FROM = 0x100, 0x8, 0x80, 0x200, 0x40
 _OVERFLOW, _IGNORED, _ONLYDIR = 0x4000, 0x8000, 0x01000000
@@ -94,44 +90,6 @@ class Inotify:
             fd, self.fd = self.fd, -1
             os.close(fd)
             self._watches.clear()
-
-
-class Trigger:
-    """The right to read a queue's trigger: one idle worker has it, by a lock on the FIFO."""
-
-    __slots__ = ("_loop", "fd", "queue")
-
-    def __init__(self, files: QueueDir, pulled: Callable[[Trigger], None]) -> None:
-        self.queue = files.name
-        self.fd = files.trigger
-        self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(self.fd, pulled, self)
-
-    @classmethod
-    def acquire(cls, files: QueueDir, pulled: Callable[[Trigger], None]) -> Trigger | None:
-        """Listen; None while another worker does, or where there is no trigger."""
-        if files.trigger < 0:
-            return None
-        try:
-            fcntl.flock(files.trigger, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno in {errno.EWOULDBLOCK, errno.ENOLCK, errno.EINVAL, errno.EOPNOTSUPP}:
-                return None
-            raise
-        return cls(files, pulled)
-
-    def release(self) -> None:
-        """Let another worker listen."""
-        self._loop.remove_reader(self.fd)
-        fcntl.flock(self.fd, fcntl.LOCK_UN)
-
-    def drain(self) -> None:
-        """Read what was written; one wake-up does for all of it."""
-        try:
-            while len(os.read(self.fd, 4096)) == 4096:
-                pass
-        except BlockingIOError:
-            pass
 
 
 class Waiter:
