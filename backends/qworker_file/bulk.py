@@ -27,11 +27,12 @@ from qworker.bulk.contract import (
 )
 from qworker.bulk.load_files import LoadFiles, incomplete_loads, remove_empty, remove_tree
 from qworker.errors import PublishUncertain
+from qworker.kit.directory.opener import StoreOpener
 from qworker.kit.files import DIRECTORY, list_names, store_errors
 from qworker.message import Draft
 from qworker_file.bulk_write import BackgroundSync, write_partition
-from qworker_file.names import MAX_OWN, delay_name, size_of, stem_for
-from qworker_file.open_queue import LocalQueue
+from qworker_file.names import MAX_OWN, byte_length, delay_name, stem_for
+from qworker_file.open_queue import OpenQueue
 from qworker_file.store import Store
 
 __all__ = ["FileBulkStore", "FileBulkWriter"]
@@ -44,47 +45,45 @@ class FileBulkStore:
     """The bulk writes of a store in a directory; see `qworker.bulk.contract.BulkStore`.
 
     Args:
-        opened: Gives the open store.
-        queue: Gives a queue, or None if it does not exist. It makes no directory.
+        stores: Opens the root.
     """
 
-    def __init__(self, opened: Callable[[], Store], queue: Callable[[str], LocalQueue | None]) -> None:
-        self._opened = opened
-        self._queue = queue
+    def __init__(self, stores: StoreOpener[Store, OpenQueue]) -> None:
+        self._stores = stores
 
     def writer(self, queue: str, name: str) -> FileBulkWriter:
         """Make a writer that stages under the queue's own tmp/."""
-        return FileBulkWriter(self._opened, queue, name)
+        return FileBulkWriter(self._stores, queue, name)
 
     async def incomplete_loads(self, queue: str) -> list[IncompleteLoad]:
         """Look for seals under tmp/."""
         with store_errors(f"list the loads of {queue!r}"):
-            local = self._queue(queue)
-            return [] if local is None else incomplete_loads(local.files.tmp, local.files.names)
+            opened = self._stores.get_queue(queue)
+            return [] if opened is None else incomplete_loads(opened.files.tmp, opened.files.names)
 
 
 class FileBulkWriter(BulkWriter):
     """The writer of one load.
 
     Args:
-        opened: Gives the open store.
+        stores: Opens the root.
         queue: Where the messages go. It is created if it does not exist.
         load: The load's name.
     """
 
-    def __init__(self, opened: Callable[[], Store], queue: str, load: str) -> None:
+    def __init__(self, stores: StoreOpener[Store, OpenQueue], queue: str, load: str) -> None:
         super().__init__(queue, load)
-        self._opened = opened
+        self._stores = stores
 
     async def done(self, step: int) -> LoadDone | None:
         """Read the mark in names/."""
         with store_errors(f"find the load {self.name}"):
-            return None if self._opened().queue(self.queue) is None else self._folder().done(step)
+            return None if self._stores.open().get(self.queue) is None else self._folder().done(step)
 
     async def sealed(self, step: int) -> Manifest | None:
         """Read the seal under tmp/."""
         with store_errors(f"find the load {self.name}"):
-            return None if self._opened().queue(self.queue) is None else self._folder().sealed(step)
+            return None if self._stores.open().get(self.queue) is None else self._folder().sealed(step)
 
     # -- staging -----------------------------------------------------------------------------------------------------
 
@@ -93,8 +92,8 @@ class FileBulkWriter(BulkWriter):
     ) -> StagedPartition:
         """Write one file for each message, and call `syncfs` once."""
         with store_errors(f"stage messages for {self.queue!r}"):
-            store = self._opened()
-            files = store.made(self.queue).files
+            store = self._stores.open()
+            files = store.get_or_create(self.queue).files
             directory = self._folder().make_run(run)
             try:
                 name = f"{partition}.{attempt}"
@@ -121,7 +120,9 @@ class FileBulkWriter(BulkWriter):
 
     async def seal(self, step: int, partitions: Sequence[StagedPartition]) -> Manifest | None:
         """Link the seal to its name under tmp/."""
-        manifest = Manifest(step=step, sealed_at=self._opened().clock.time(), partitions=sort_partitions(partitions))
+        manifest = Manifest(
+            step=step, sealed_at=self._stores.open().clock.time(), partitions=sort_partitions(partitions)
+        )
         with store_errors(f"seal the load {self.name}"):
             folder = self._folder()
             if folder.sealed(step) is None and folder.done(step) is None:
@@ -133,13 +134,15 @@ class FileBulkWriter(BulkWriter):
     async def publish(self, manifest: Manifest) -> LoadDone:
         """Rename the staged files into queue/ and delay/, sync both once, and write the mark."""
         with store_errors(f"publish the load {self.name}"):
-            store, folder = self._opened(), self._folder()
-            local = store.made(self.queue)
+            store, folder = self._stores.open(), self._folder()
+            opened = store.get_or_create(self.queue)
             names = _Names(self.name, manifest, store)
             for number, partition in enumerate(manifest.partitions):
-                await _publish_partition(folder, partition, _StagedFilePublisher(store, local, names.of(number)))
+                await _publish_partition(
+                    folder, partition, _StagedFilePublisher(store, opened, names.make_names(number))
+                )
             try:
-                await store.commit({local.files.queue, local.files.delay})
+                await store.commit({opened.files.queue, opened.files.delay})
             except OSError as error:
                 raise PublishUncertain(
                     f"the disk could not store the file names of the load {self.name}: run the load again"
@@ -162,8 +165,8 @@ class FileBulkWriter(BulkWriter):
             self._folder().forget()
 
     def _folder(self) -> LoadFiles:
-        store = self._opened()
-        files = store.made(self.queue).files
+        store = self._stores.open()
+        files = store.get_or_create(self.queue).files
         return LoadFiles(files.tmp, files.names, self.name, mode=store.options.dir_mode, durable=store.options.sync)
 
 
@@ -182,7 +185,7 @@ class _Names:
             self._starts.append(start)
             start += partition.count
 
-    def of(self, number: int) -> Callable[[str], tuple[bool, str]]:
+    def make_names(self, number: int) -> Callable[[str], tuple[bool, str]]:
         """Return a function for one partition: from a staged name to whether it is due later, and its name."""
         start = self._starts[number]
         first = message_id(self._load, self._manifest.step, self._manifest.partitions[number].partition, 0)
@@ -200,7 +203,7 @@ class _Names:
                 stamp = stamps[second] = time.strftime("%Y%m%d%H%M%S", moment)
             stem = f"{stamp}_{ns:09d}_{given}{int(row)}"
             item = f"_{stem}_{rest}"
-            if size_of(item) > MAX_OWN:
+            if byte_length(item) > MAX_OWN:
                 # The task's name is only a label: the envelope has all of it.
                 item = f"_{stem}_{rest.partition('_')[0]}"
             due_ms = int(due)
@@ -214,13 +217,13 @@ class _StagedFilePublisher:
 
     Args:
         store: The store.
-        local: The queue.
+        queue: The queue.
         name: Gives, for a staged name, whether it is due later, and its name.
     """
 
-    def __init__(self, store: Store, local: LocalQueue, name: Callable[[str], tuple[bool, str]]) -> None:
+    def __init__(self, store: Store, queue: OpenQueue, name: Callable[[str], tuple[bool, str]]) -> None:
         self._store = store
-        self._local = local
+        self._queue = queue
         self._name = name
         self._ready: list[str] = []
         self._delayed: list[str] = []
@@ -230,9 +233,9 @@ class _StagedFilePublisher:
         for chunk in sorted(await list_names(partition)):
             await self._show_chunk(chunk, partition)
             if len(self._ready) >= _WAKE:
-                self._tell()
+                self._notify()
             await asyncio.sleep(0)
-        self._tell()
+        self._notify()
 
     async def _show_chunk(self, chunk: str, partition: int) -> None:
         try:
@@ -249,7 +252,7 @@ class _StagedFilePublisher:
             os.close(directory)
 
     def _rename(self, staged: list[str], directory: int) -> None:
-        queue, delay, name = self._local.files.queue, self._local.files.delay, self._name
+        queue, delay, name = self._queue.files.queue, self._queue.files.delay, self._name
         for entry in staged:
             delayed, target = name(entry)
             try:
@@ -259,10 +262,10 @@ class _StagedFilePublisher:
                 continue
             (self._delayed if delayed else self._ready).append(target)
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         if self._ready or self._delayed:
-            self._local.added(self._ready, self._delayed)
-            self._store.notify(self._local)
+            self._queue.added(self._ready, self._delayed)
+            self._store.notify(self._queue)
             self._ready, self._delayed = [], []
 
 

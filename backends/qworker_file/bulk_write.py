@@ -52,7 +52,7 @@ def write_partition(
                     _close(chunk)
                     chunk = -1
                     chunk = _make(f"{count:09d}", partition)
-                fd = os.open(names.of(draft, count), CREATE, mode, dir_fd=chunk)
+                fd = os.open(names.make_name(draft, count), CREATE, mode, dir_fd=chunk)
                 try:
                     if draft.body:
                         write_all(fd, draft.body)
@@ -88,7 +88,7 @@ class _Names:
         self._clock = clock
         self._kinds: dict[tuple[str | None, int, tuple[str, ...]], str] = {}
 
-    def of(self, draft: Draft, row: int) -> str:
+    def make_name(self, draft: Draft, row: int) -> str:
         """Return the name of one draft.
 
         Raises:

@@ -26,18 +26,18 @@ __all__ = [
     "MAX_HOLDER",
     "MAX_OWN",
     "Item",
-    "alias_of",
     "alias_target",
+    "byte_length",
     "delay_name",
-    "id_of",
     "index_name",
     "item_name",
     "lease_name",
+    "make_alias",
     "parse_delay",
+    "parse_id",
     "parse_item",
     "parse_lease",
     "reason_name",
-    "size_of",
     "stem_for",
     "with_tries",
 ]
@@ -112,7 +112,7 @@ def _parse_unusual(name: str, local: bool) -> Item | None:
     return Item(_id(stamp, entropy, pid, host), int(tries), tuple(arguments), _moment(stamp, entropy, local), own)
 
 
-def id_of(name: str) -> str | None:
+def parse_id(name: str) -> str | None:
     """The message id in an item's name; cheaper than `parse_item`, and None for what cannot be an item."""
     usual = _USUAL.match(name)
     if usual is not None and usual.end(4) <= 121:
@@ -231,7 +231,7 @@ def reason_name(item: str) -> str:
 # -- names too long for a lease, and ids chosen by their publishers ------------------------------------------------
 
 
-def alias_of(name: str, stem: str, tries: int) -> tuple[str, str]:
+def make_alias(name: str, stem: str, tries: int) -> tuple[str, str]:
     """An own name for a file whose name has no room for suffixes, and the key under which the old one is kept."""
     key = hashlib.sha256(os.fsencode(name)).hexdigest()
     return f"_{stem}_{tries}_{_ALIAS}{key}", key
@@ -244,7 +244,7 @@ def alias_target(arguments: tuple[str, ...]) -> str | None:
     return None
 
 
-def size_of(name: str) -> int:
+def byte_length(name: str) -> int:
     """Its length in bytes, as the file system counts."""
     return len(name) if name.isascii() else len(os.fsencode(name))
 

@@ -1,43 +1,42 @@
-"""One queue as one backend instance sees it: its open directories, its windows, its own leases, its life sign."""
+"""One queue as one backend instance has it open: its directories, its windows, its own leases, its liveness file."""
 
 from __future__ import annotations
 
 import asyncio
 import heapq
-import os
 import time
 
 from qworker.clock import Clock
+from qworker.kit.directory.entries import has_entry
+from qworker.kit.directory.followed_queue import FollowedQueue
 from qworker.kit.directory.watches import Inotify
 from qworker.kit.directory.window import Window
 from qworker.kit.files import FULL
-from qworker_file.foreign import Claim
-from qworker_file.holder import DETACHED, Holder, LifeSign
+from qworker_file.foreign import ClaimResult
+from qworker_file.holder import DETACHED, Holder, LivenessFile
 from qworker_file.layout import QueueDir
-from qworker_file.lease import Expiries, FileLease, claim, give_back
+from qworker_file.lease import ExpiryClock, FileLease, claim
+from qworker_file.lease_end import release
 from qworker_file.names import parse_delay
 from qworker_file.read_ahead import ReadAhead
-from qworker_file.reap import Reaper
+from qworker_file.reap import QueueReaper
 
-__all__ = ["LocalQueue"]
+__all__ = ["OpenQueue"]
 
 _TURN = 0.002
-_RESCAN_BLIND = 1.0
-# Seconds until a file that somebody works on or writes is tried again: the first time, and at most.
-_BUSY_FIRST, _BUSY_LAST = 0.02, 1.0
 
 
-class LocalQueue:
-    """See the module.
+class OpenQueue(FollowedQueue[QueueDir, FileLease]):
+    """An open queue.
 
     Args:
-        files: the open directories; closed by this object.
-        clock: the store's clock.
-        holder: the name under which this instance leases.
-        inotify: where to be told of changes.
-        local_disk: whether no other machine sees the directory.
-        local_time: whether timestamps are in local time.
-        rescan: seconds after which a window is listed again although nothing was told.
+        files: The open directories. This object closes them.
+        clock: The store's clock.
+        holder: The name under which this instance leases.
+        inotify: Reports changes.
+        local_disk: Whether no other machine sees the directory.
+        local_time: Whether timestamps are in local time.
+        rescan: Seconds after which a window is listed again although no change was reported.
     """
 
     def __init__(
@@ -51,89 +50,75 @@ class LocalQueue:
         local_time: bool,
         rescan: float,
     ) -> None:
-        self.files = files
-        self.own: dict[str, FileLease] = {}
-        self.reaper = Reaper(files, clock, local_disk=local_disk, own=self.own, holder=lambda: holder.name)
-        self._clock = clock
-        self._holder = holder
-        self._inotify = inotify
-        self._local_time = local_time
-        # Where inotify does not tell, or not of other hosts, a second is long enough.
-        self._rescan = rescan if local_disk else min(rescan, _RESCAN_BLIND)
         self._ready = Window(files.queue, local=local_disk)
         self._delayed = Window(files.delay, local=local_disk)
-        self._ahead = ReadAhead(files.queue, self._ready.following)
+        super().__init__(files, clock, inotify, (self._ready, self._delayed), local_disk=local_disk, rescan=rescan)
+        self._holder = holder
+        self._local_time = local_time
+        self._reaper = QueueReaper(files, clock, local_disk=local_disk, own=self.own, holder=lambda: holder.name)
+        self._read_ahead = ReadAhead(files.queue, self._ready.peek)
         # Due messages taken from the window of delay/: (item, name there).
         self._due: list[tuple[str, str]] = []
-        # Files that others worked on: (the loop's time of the next attempt, name), and the pause that each has reached.
-        self._busy: list[tuple[float, str]] = []
-        self._pauses: dict[str, float] = {}
-        self._watches: list[int] = []
-        self._in_use = self._watched = False
-        # Whether the queue may have been paused or resumed since the last look.
-        self._stirred = True
-        self._life_sign: LifeSign | None = None
+        # Whether the queue may have been paused or resumed since the last check.
+        self._is_stirred = True
+        self._liveness: LivenessFile | None = None
         self._leases_as = holder.name
 
-    # -- being told --------------------------------------------------------------------------------------------------
+    # -- changes -----------------------------------------------------------------------------------------------------
 
-    def use(self) -> None:
-        """Begin to follow the queue: the watches are set before the first listing, so that nothing falls between."""
-        if self._in_use:
-            return
-        self._in_use = True
+    def _watch(self) -> list[int]:
         files = self.files
-        watches = [
-            self._inotify.watch(files.queue, self._told_ready),
-            self._inotify.watch(files.delay, self._told_delayed),
-            # Wakes those who wait for the end of a pause, and tells of its beginning.
-            self._inotify.watch(files.base, self._told_base, removals=True),
+        return [
+            self._inotify.watch(files.queue, self._on_new_ready),
+            self._inotify.watch(files.delay, self._on_new_delayed),
+            # Wakes the waits for the end of a pause, and reports its beginning.
+            self._inotify.watch(files.base, self._on_base_change, removals=True),
         ]
-        self._watches = [watch for watch in watches if watch >= 0]
-        self._watched = len(self._watches) == len(watches)
-        if not self._watched:
-            self._rescan = min(self._rescan, _RESCAN_BLIND)
 
-    def _told_ready(self, name: str | None) -> None:
+    def _on_new_ready(self, name: str | None) -> None:
         if name is None:
-            self._ready.missed()
+            self._ready.mark_incomplete()
         elif name[0] != ".":
             self._ready.add(name)
 
-    def _told_base(self, _name: str | None) -> None:
-        self._stirred = True
-
-    def _told_delayed(self, name: str | None) -> None:
+    def _on_new_delayed(self, name: str | None) -> None:
         if name is None:
-            self._delayed.missed()
+            self._delayed.mark_incomplete()
         else:
             self._delayed.add(name)
 
+    def _on_base_change(self, _name: str | None) -> None:
+        self._is_stirred = True
+
+    def _offer(self, name: str) -> None:
+        self._ready.add(name)
+
     def added(self, ready: list[str], delayed: list[str], *, returned: bool = False) -> None:
-        """This instance renamed files into queue/ and delay/.
+        """Add files that this instance has renamed into queue/ and delay/.
 
         Args:
-            ready: names in queue/.
-            delayed: names in delay/.
-            returned: they may come before what the window has, so they are needed now; else inotify tells in its time.
+            ready: Names in queue/.
+            delayed: Names in delay/.
+            returned: Whether they may come before what the window has, so they are needed now. If not, inotify reports
+                them in its time.
         """
-        if self._in_use and (returned or not self._watched):
+        if self._is_followed and (returned or not self._is_watched):
             for name in ready:
                 self._ready.add(name)
             for name in delayed:
                 self._delayed.add(name)
 
-    # -- looking -----------------------------------------------------------------------------------------------------
+    # -- checking for work -------------------------------------------------------------------------------------------
 
     async def has_work(self) -> bool:
-        """Whether something may be leased.
+        """Return whether something may be leased.
 
         Raises:
-            OSError: the queue cannot be listed.
+            OSError: The queue cannot be listed.
         """
-        self.use()
-        # Before the look, not after it.
-        self._stirred = False
+        self.follow()
+        # Before the check, not after it.
+        self._is_stirred = False
         if self.files.is_down:
             return False
         self._retry_busy()
@@ -145,31 +130,10 @@ class LocalQueue:
         return bool(self._ready or self._due)
 
     def until_due(self) -> float:
-        """Seconds until the next delayed message is due; endless while paused, or where none is known."""
+        """Return the seconds until the next delayed message is due; infinite while paused, or if none is known."""
         name = self._delayed.first()
         parsed = None if name is None or self.files.is_down else parse_delay(name)
         return float("inf") if parsed is None else max(0.001, parsed[0] / 1000 - self._clock.time())
-
-    def until_look(self) -> float:
-        """Seconds until a busy file is tried again, or the directories are listed again."""
-        now = asyncio.get_running_loop().time()
-        pause = min(self._ready.listed_at, self._delayed.listed_at) + self._rescan - now
-        if self._busy:
-            pause = min(pause, self._busy[0][0] - now)
-        return max(pause, 0.001)
-
-    async def _refresh(self) -> None:
-        """Learn what was added since the last look, by a listing only where nothing else tells."""
-        self._inotify.drain()
-        oldest = asyncio.get_running_loop().time() - self._rescan
-        for window in (self._ready, self._delayed):
-            if window.exhausted:
-                await window.list()
-            elif (not self._watched or window.listed_at <= oldest) and not window:
-                if window.unchanged():
-                    window.listed_at = asyncio.get_running_loop().time()
-                else:
-                    await window.list()
 
     def _take_due(self) -> None:
         """Move what is due from the window of delay/ to the heap from which it is leased, by its item."""
@@ -183,30 +147,25 @@ class LocalQueue:
             if parsed is not None:
                 heapq.heappush(self._due, (parsed[1], name))
 
-    def _retry_busy(self) -> None:
-        if self._busy:
-            now = asyncio.get_running_loop().time()
-            while self._busy and self._busy[0][0] <= now:
-                self._ready.add(heapq.heappop(self._busy)[1])
-
     # -- leasing -----------------------------------------------------------------------------------------------------
 
-    async def lease(self, limit: int, visibility: float, expiries: Expiries, *, told: bool) -> list[FileLease]:
+    async def lease(self, limit: int, visibility: float, expiries: ExpiryClock, *, notified: bool) -> list[FileLease]:
         """Claim up to `limit` messages, oldest first; a cancelled call holds none.
 
         Args:
-            limit: how many at most.
-            visibility: seconds.
-            expiries: gives the leases' names.
-            told: it was looked into before the wait that ended just now: the watches would have told of a pause since.
+            limit: How many at most.
+            visibility: Seconds.
+            expiries: Gives the leases' names.
+            notified: Whether the queue was checked before the wait that ended just now: the watches would have reported
+                a pause since.
 
         Raises:
-            OSError: the store is in trouble; nothing is held.
+            OSError: The store failed; nothing is held.
         """
-        surely = told and self._watched and not self._stirred and bool(self._ready)
-        if limit <= 0 or not (surely or await self.has_work()):
+        has_work = notified and self._is_watched and not self._is_stirred and bool(self._ready)
+        if limit <= 0 or not (has_work or await self.has_work()):
             return []
-        self._show_life()
+        self._create_liveness()
         leases: list[FileLease] = []
         try:
             await self._lease(limit, visibility, expiries, leases)
@@ -214,12 +173,12 @@ class LocalQueue:
             now = self._clock.time()
             for lease in leases:
                 self.own.pop(lease.item, None)
-                give_back(lease, now)
+                release(lease, now)
                 self.added([lease.item], [], returned=True)
             raise
         return leases
 
-    async def _lease(self, limit: int, visibility: float, expiries: Expiries, leases: list[FileLease]) -> None:
+    async def _lease(self, limit: int, visibility: float, expiries: ExpiryClock, leases: list[FileLease]) -> None:
         clock, files = self._clock, self.files
         now = clock.time()
         expiry = expiries.next(now + visibility, now)
@@ -239,7 +198,7 @@ class LocalQueue:
             try:
                 claimed = claim(files, source, name, item, suffix, now=now, local=self._local_time)
             except OSError:
-                # Trouble of the store, not of the message: it is tried again, and what is claimed is not given back for it.
+                # The store failed, not the message: it is tried again, and what is claimed stays claimed.
                 self.added(*(([name], []) if source == files.queue else ([], [name])), returned=True)
                 if leases:
                     return
@@ -249,30 +208,26 @@ class LocalQueue:
                 leases.append(claimed)
                 self.own[claimed.item] = claimed
             elif source == files.queue:
-                self._lost(name, claimed)
+                self._skip(name, claimed)
             began, moment = moment, time.perf_counter()
-            self._ahead.claimed(moment - began)
+            self._read_ahead.claimed(moment - began)
             if moment > turn_ends:
                 await asyncio.sleep(0)
                 moment = time.perf_counter()
                 turn_ends = moment + _TURN
 
-    def _lost(self, name: str, why: Claim) -> None:
-        """A name of queue/ gave no lease."""
-        if why is Claim.BUSY:
+    def _skip(self, name: str, result: ClaimResult) -> None:
+        """Go on after a name of queue/ that gave no lease."""
+        if result is ClaimResult.BUSY:
             self._try_later(name)
-        if why is not Claim.ASIDE:
-            self._ready.lost(name, self._is_ready)
+        if result is not ClaimResult.FAILED:
+            self._ready.skip_taken(name, self._is_ready)
 
     def _is_ready(self, name: str) -> bool:
-        try:
-            os.stat(name, dir_fd=self.files.queue, follow_symlinks=False)
-        except FileNotFoundError:
-            return False
-        return True
+        return has_entry(name, self.files.queue)
 
     def _next(self) -> tuple[int, str, str] | None:
-        """The next candidate: directory, name there, item."""
+        """Take the next candidate: directory, name there, item."""
         ready = self._ready.first()
         if self._due and (ready is None or self._due[0][0] <= ready):
             item, name = heapq.heappop(self._due)
@@ -282,52 +237,44 @@ class LocalQueue:
         name = self._ready.take()
         return self.files.queue, name, name
 
-    def _try_later(self, name: str) -> None:
-        if len(self._pauses) > 10_000:
-            # Names that are gone by now, nearly all of them.
-            self._pauses.clear()
-        pause = min(self._pauses.get(name, _BUSY_FIRST / 2) * 2, _BUSY_LAST)
-        self._pauses[name] = pause
-        heapq.heappush(self._busy, (asyncio.get_running_loop().time() + pause, name))
-
-    def _show_life(self) -> None:
-        if self._life_sign is not None or self._holder.name.startswith(DETACHED):
+    def _create_liveness(self) -> None:
+        if self._liveness is not None or self._holder.name.startswith(DETACHED):
             return
         files = self.files
         try:
-            self._life_sign = LifeSign(files.tmp, files.workers, self._holder.name, files.item_mode)
+            self._liveness = LivenessFile(files.tmp, files.workers, self._holder.name, files.item_mode)
         except OSError as error:
             if error.errno not in FULL:
                 raise
-            # A full disk must be drained all the same: leases without a life sign end by time alone.
+            # A full disk must be drained all the same: leases without a liveness file end by time alone.
             self._leases_as = self._holder.detached_name
         else:
             self._leases_as = self._holder.name
 
     async def reap(self) -> int:
-        """Return the leases that are over; count them.
+        """Return the leases that are over, and their number.
 
         Raises:
-            OSError: the store is in trouble.
+            OSError: The store failed.
         """
-        returned = await self.reaper.reap()
+        returned = await self._reaper.reap()
         self.added([], returned, returned=True)
-        if self._in_use:
-            # A deep backlog is no reason to leave retries waiting: their window is looked after beside it.
+        if self._is_followed:
+            # Retries must not wait behind a deep backlog: their window is refreshed too.
             self._inotify.drain()
-            if self._delayed.exhausted:
+            if self._delayed.is_exhausted:
                 await self._delayed.list()
         self._take_due()
         return len(returned)
 
     def count_due(self) -> int:
-        """How many messages became due since the last call, as far as is known: they are ready without being moved."""
+        """Return how many messages became due since the last call, as far as is known: they are ready without being moved."""
         before = len(self._due)
         self._take_due()
         return len(self._due) - before
 
     def lose(self, items: list[str]) -> None:
-        """Messages of this instance were deleted by hand."""
+        """Drop the leases of messages that were removed."""
         for item in items:
             lease = self.own.pop(item, None)
             if lease is not None:
@@ -337,26 +284,22 @@ class LocalQueue:
     # -- the end -----------------------------------------------------------------------------------------------------
 
     def close_deleted(self) -> None:
-        """The queue was deleted: follow it no more, and let its leases find out for themselves."""
-        for watch in self._watches:
-            self._inotify.forget(watch)
-        self._watches.clear()
-        if self._life_sign is not None:
-            self._life_sign.drop()
-            self._life_sign = None
+        """Stop following a queue that was deleted; its leases find that out when they end."""
+        self._unwatch()
+        if self._liveness is not None:
+            self._liveness.close()
+            self._liveness = None
         if not self.own:
             self.files.close()
 
     def close(self) -> None:
-        """Let go of everything: leases that are held end as if the process had died. Idempotent."""
-        for watch in self._watches:
-            self._inotify.forget(watch)
-        self._watches.clear()
+        """Close everything. Leases that are held end as if the process had died. Idempotent."""
+        self._unwatch()
         for lease in self.own.values():
             lease.lost = True
             lease.close()
         self.own.clear()
-        if self._life_sign is not None:
-            self._life_sign.end()
-            self._life_sign = None
+        if self._liveness is not None:
+            self._liveness.remove()
+            self._liveness = None
         self.files.close()

@@ -18,15 +18,15 @@ class Trigger:
 
     __slots__ = ("_loop", "fd", "queue")
 
-    def __init__(self, files: QueueDir, pulled: Callable[[Trigger], None]) -> None:
+    def __init__(self, files: QueueDir, on_pull: Callable[[Trigger], None]) -> None:
         self.queue = files.name
         self.fd = files.trigger
         self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(self.fd, pulled, self)
+        self._loop.add_reader(self.fd, on_pull, self)
 
     @classmethod
-    def acquire(cls, files: QueueDir, pulled: Callable[[Trigger], None]) -> Trigger | None:
-        """Listen; None while another worker does, or where there is no trigger."""
+    def acquire(cls, files: QueueDir, on_pull: Callable[[Trigger], None]) -> Trigger | None:
+        """Listen, or return None while another worker does or if there is no trigger."""
         if files.trigger < 0:
             return None
         try:
@@ -35,7 +35,7 @@ class Trigger:
             if error.errno in {errno.EWOULDBLOCK, errno.ENOLCK, errno.EINVAL, errno.EOPNOTSUPP}:
                 return None
             raise
-        return cls(files, pulled)
+        return cls(files, on_pull)
 
     def release(self) -> None:
         """Let another worker listen."""
@@ -43,7 +43,7 @@ class Trigger:
         fcntl.flock(self.fd, fcntl.LOCK_UN)
 
     def drain(self) -> None:
-        """Read what was written; one wake-up does for all of it."""
+        """Read what was written: one wake-up is enough for all of it."""
         try:
             while len(os.read(self.fd, 4096)) == 4096:
                 pass

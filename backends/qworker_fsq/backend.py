@@ -1,50 +1,32 @@
-"""`fsq:` queues, shared live with any other implementation of the standard; docs/protocols/fsq.md describes them."""
+"""`fsq:` queues, shared with any other implementation of the standard at the same time (docs/protocols/fsq.md)."""
 
 from __future__ import annotations
 
-import asyncio
-import errno
-import os
-import secrets
-import shutil
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, Self
 
 from qworker.backend import Backend
 from qworker.backend.deviations import refuse_unsupported
 from qworker.clock import SYSTEM_CLOCK, Clock
-from qworker.errors import BackendUnavailable
 from qworker.history.directory import directory_history
-from qworker.kit.browse import at_most
-from qworker.kit.directory.missing import is_missing, queue_not_found
-from qworker.kit.directory.unchanged import unchanged
+from qworker.kit.directory.opener import StoreOpener
+from qworker.kit.directory.wait import wait_for_work
 from qworker.kit.doctor_check import Check
-from qworker.kit.files import check_writable, durability_at, link_file, store_errors
-from qworker.kit.find import find_each, stamp
+from qworker.kit.files import check_writable, durability_at, store_errors
 from qworker.kit.parts import shares
 from qworker.kit.wait import wait_for_ready
-from qworker.message import (
-    Draft,
-    Lease,
-    Query,
-    QueueStats,
-    Selection,
-    Settlement,
-    State,
-    StoredMessage,
-)
+from qworker.message import Draft, Lease, Query, QueueStats, Selection, Settlement, State, StoredMessage
 from qworker.names import check_queue
 from qworker.url import BackendURL
-from qworker_fsq.browse import Entry, Look, directory_of
-from qworker_fsq.layout import place
-from qworker_fsq.lease import reason_name
-from qworker_fsq.lease_end import FsqLease
-from qworker_fsq.names import Malformed, parse, with_tries
-from qworker_fsq.open_queue import LocalQueue
-from qworker_fsq.options import FsqOptions, root_of
-from qworker_fsq.publish import ids
+from qworker_fsq import admin
+from qworker_fsq.browse import FsqBrowser
+from qworker_fsq.lease import extend
+from qworker_fsq.open_queue import OpenQueue
+from qworker_fsq.options import FsqOptions, parse_root
+from qworker_fsq.publish import publish
+from qworker_fsq.reap import reap
 from qworker_fsq.settle import settle_all
-from qworker_fsq.store import ABSENT_PAUSE, Store
+from qworker_fsq.store import Store
 
 if TYPE_CHECKING:
     from qworker.backend.scan_source import ScanOptions, Source
@@ -53,13 +35,14 @@ __all__ = ["FsqBackend"]
 
 
 class FsqBackend(Backend):
-    """Queues of fsq(7); see the module.
+    """Queues of fsq(7).
 
     Args:
-        url: as given.
-        options: what it says.
-        clock: gives the times in names.
-        remote_holders: the holders of leases are elsewhere: leases end by time too, although this process keeps the locks.
+        url: The URL.
+        options: What it says.
+        clock: Gives the times in names.
+        remote_leases: Whether the holders of leases are outside this process. Leases then end by time too, although this
+            process keeps the locks.
     """
 
     deviations: ClassVar[Mapping[str, str]] = {
@@ -72,16 +55,20 @@ class FsqBackend(Backend):
     }
 
     def __init__(
-        self, url: BackendURL, options: FsqOptions, *, clock: Clock = SYSTEM_CLOCK, remote_holders: bool = False
+        self, url: BackendURL, options: FsqOptions, *, clock: Clock = SYSTEM_CLOCK, remote_leases: bool = False
     ) -> None:
         self._url = url
         self._options = options
-        self.directory = root_of(url, options.constants)
+        self.directory = parse_root(url, options.constants)
         self._directory = str(self.directory)
         self._clock = clock
-        self._remote_holders = remote_holders
-        self._store: Store | None = None
+        self._has_remote_holders = remote_leases
+        self._stores: StoreOpener[Store, OpenQueue] = StoreOpener(
+            self.directory, lambda: Store(self._directory, clock, options)
+        )
         self.history = directory_history(url, self._directory, default=False, clock=clock)
+
+    # -- the store -----------------------------------------------------------------------------------------------------
 
     @classmethod
     def from_url(cls, url: BackendURL, *, clock: Clock = SYSTEM_CLOCK, remote_leases: bool = False) -> Self:
@@ -89,37 +76,25 @@ class FsqBackend(Backend):
 
         `fsq:` is FSQ_ROOT.
         """
-        return cls(url, FsqOptions.from_url(url), clock=clock, remote_holders=remote_leases)
+        return cls(url, FsqOptions.from_url(url), clock=clock, remote_leases=remote_leases)
+
+    async def open(self) -> None:
+        """Open the root directory, or create it."""
+        self._stores.open()
+
+    async def aclose(self) -> None:
+        """Close every descriptor, which frees every lock."""
+        await self._stores.aclose()
+        await self.history.aclose()
 
     def describe(self) -> str:
-        """The URL."""
+        """Return the URL."""
         return self._url.at(self._directory)
 
     @property
     def durability(self) -> str:
         """`disk` with sync=full on a file system with a journal and barriers, else `process`."""
         return durability_at(self._directory, sync=self._options.sync)
-
-    async def open(self) -> None:
-        """Open the root directory, or make it."""
-        self._opened()
-
-    def _present(self) -> Store | None:
-        """The open store; None where its directory was not made yet."""
-        return self._opened() if self._store is not None or not is_missing(self.directory) else None
-
-    def _opened(self) -> Store:
-        if self._store is None:
-            with store_errors(f"open {self._directory}"):
-                self._store = Store(self._directory, self._clock, self._options)
-        return self._store
-
-    async def aclose(self) -> None:
-        """Close every descriptor, which frees every lock."""
-        store, self._store = self._store, None
-        if store is not None:
-            await store.aclose()
-        await self.history.aclose()
 
     # -- producing ---------------------------------------------------------------------------------------------------
 
@@ -129,297 +104,122 @@ class FsqBackend(Backend):
         refuse_unsupported("fsq", self.deviations, drafts)
         if not drafts:
             return []
-        store = self._opened()
+        store = self._stores.open()
         with store_errors(f"publish to {queue!r}"):
-            local = store.made(queue)
-            try:
-                names = await store.publisher.publish(local.files, drafts)
-            except FileNotFoundError:
-                # The queue was deleted under us: it is made anew. What was stored in the old one is gone with it.
-                store.drop_deleted(queue)
-                local = store.made(queue)
-                names = await store.publisher.publish(local.files, drafts)
-            local.added(names)
-            store.notify(local, trigger=True)
-        return ids(names, self._options.constants)
+            return await publish(store, queue, drafts)
 
     # -- consuming ---------------------------------------------------------------------------------------------------
 
     async def lease(self, queue: str, limit: int, visibility: float, timeout: float = 0.0) -> list[Lease]:
-        """Lock the oldest items that nobody works on."""
+        """Lock the oldest items that are not locked."""
         await wait_for_ready(self, queue, limit, timeout)
-        store = self._opened()
+        store = self._stores.open()
         with store_errors(f"lease from {queue!r}"):
-            local = store.queue(check_queue(queue))
-            return [] if local is None else list(await local.lease(min(limit, store.room()), visibility))
+            opened = store.get(check_queue(queue))
+            return [] if opened is None else list(await opened.lease(min(limit, store.room()), visibility))
 
     async def wait(self, queues: Sequence[str], timeout: float) -> None:
-        """Wait for an enqueue, a pulled trigger, a due time, the end of a pause, or an item that is locked no more."""
-        store = self._opened()
-        event = asyncio.Event()
-        store.add_waiter(event, frozenset(check_queue(name) for name in queues))
-        try:
-            with store_errors("wait for messages"):
-                await self._wait(store, queues, event, asyncio.get_running_loop().time() + timeout)
-        finally:
-            store.remove_waiter(event)
-
-    async def _wait(self, store: Store, queues: Sequence[str], event: asyncio.Event, ends: float) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            due, look = await self._next_events(store, queues)
-            rest = ends - loop.time()
-            pause = min(due, look, rest)
-            if due <= 0 or rest <= 0:
-                return
-            try:
-                async with asyncio.timeout(pause):
-                    await event.wait()
-            except TimeoutError:
-                if pause == due:
-                    return
-            else:
-                return
-
-    async def _next_events(self, store: Store, queues: Sequence[str]) -> tuple[float, float]:
-        """Seconds until a queue has work, as far as is known, and until the next look at them; work now is 0."""
-        if store.is_full():
-            # The end of a lease wakes the waiter.
-            return float("inf"), float("inf")
-        due, look = float("inf"), ABSENT_PAUSE
-        for name in queues:
-            local = store.queue(name)
-            if local is None:
-                continue
-            store.listen(local)
-            if await local.has_work():
-                return 0.0, 0.0
-            due = min(due, local.until_due())
-            look = min(look, local.until_look())
-        return due, look
+        """Wait for an enqueue, a pulled trigger, a due time, the end of a pause, or an item that is not locked any more."""
+        await wait_for_work(self._stores.open(), queues, timeout)
 
     def extend(self, leases: Sequence[Lease], visibility: float) -> list[Lease]:
-        """Look whether the items still are ours: a lock needs no extension, and a person may have moved a file."""
-        lost: list[Lease] = []
-        for lease in leases:
-            assert isinstance(lease, FsqLease)
-            try:
-                held = lease.ended is None and lease.claimed.fd >= 0 and lease.claimed.is_ours
-            except OSError as error:
-                if error.errno != errno.EBADF:
-                    raise BackendUnavailable(f"cannot read leases: {error.strerror}") from error
-                # Closed by another thread meanwhile.
-                held = False
-            if held:
-                lease.expires_at = self._clock.time() + visibility
-            else:
-                lost.append(lease)
-        return lost
+        """Check that the items are still ours: a lock needs no extension, but a person may have moved a file."""
+        return extend(leases, self._clock.time() + visibility)
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[Settlement]:
         """End leases."""
-        store = self._opened()
+        store = self._stores.open()
         with store_errors("settle"):
             return await settle_all(store, settlements)
 
     async def reap(self, queue: str) -> int:
-        """Return what is due; and, where the holders are elsewhere, what they have kept for too long."""
-        store = self._opened()
+        """Return what is due and, if the holders are outside this process, what they have kept for too long."""
+        store = self._stores.open()
         with store_errors(f"reap {queue!r}"):
-            local = store.queue(check_queue(queue))
-            if local is None:
-                return 0
-            count = local.take_due()
-            if self._remote_holders:
-                count += local.expire()
-            await store.prune(local)
-        if count:
-            store.notify(local)
-        return count
+            opened = store.get(check_queue(queue))
+            return 0 if opened is None else await reap(store, opened, expire=self._has_remote_holders)
 
-    # -- administering -----------------------------------------------------------------------------------------------
+    # -- queues --------------------------------------------------------------------------------------------------------
 
     async def queues(self) -> list[str]:
-        """The queues."""
+        """Return the names of all queues."""
         with store_errors(f"list {self._directory}"):
-            store = self._present()
-            return [] if store is None else store.names()
+            return self._stores.names()
 
     async def create(self, queue: str) -> None:
         """Install a queue."""
         with store_errors(f"create {queue!r}"):
-            local = self._opened().made(check_queue(queue))
+            opened = self._stores.open().get_or_create(check_queue(queue))
         with store_errors(f"work on {queue!r}"):
-            check_writable(local.files.queue)
+            check_writable(opened.files.queue)
 
     async def delete(self, queue: str) -> None:
         """Delete a queue; with a host, its sub-queue."""
-        where = place(queue, self._options.host, self._options.constants)
-        parent, _, last = where.rpartition("/")
-        hidden = os.path.join(parent, f".{last}{secrets.token_hex(4)}")
         with store_errors(f"delete {queue!r}"):
-            if self._queue(queue) is None:
-                return
-            store = self._opened()
-            try:
-                os.rename(where, hidden, src_dir_fd=store.root, dst_dir_fd=store.root)
-            except FileNotFoundError:
-                # Another delete was faster.
-                return
-            await asyncio.to_thread(_remove_tree, hidden, store.root)
-            await store.commit({store.root})
-            store.drop_deleted(queue)
-
-    def _queue(self, queue: str) -> LocalQueue | None:
-        """A queue that is there; no directory is made for it."""
-        name, store = check_queue(queue), self._present()
-        return None if store is None else store.queue(name)
-
-    def _found(self, queue: str) -> LocalQueue:
-        local = self._queue(queue)
-        if local is None:
-            raise queue_not_found(queue, self.directory)
-        return local
-
-    def _look(self, local: LocalQueue) -> Look:
-        return Look(local.files, local.own, self._clock.time(), self._opened().system.kind)
+            if self._stores.get_queue(queue) is not None:
+                await admin.delete_queue(self._stores.open(), queue)
 
     async def stats(self, queue: str) -> QueueStats:
-        """Count."""
+        """Count the messages of a queue."""
         with store_errors(f"count {queue!r}"):
-            kept = {
-                "done": self._options.keep_done.describe(),
-                "failed": self._options.keep_failed.describe(),
-                "unfinished": "removed after 36 hours",
-            }
-            retention = {**kept, **self.history.retention}
-            return await self._look(self._found(queue)).count(retention)
+            return await self._browser(queue).count({**self._options.retention, **self.history.retention})
+
+    async def pause(self, queue: str) -> None:
+        """Pause a queue."""
+        with store_errors(f"pause {queue!r}"):
+            opened = self._stores.require_queue(queue)
+            await admin.pause(self._stores.open(), opened)
+
+    async def resume(self, queue: str) -> None:
+        """Resume a queue."""
+        with store_errors(f"resume {queue!r}"):
+            opened = self._stores.require_queue(queue)
+            await admin.resume(self._stores.open(), opened)
+
+    # -- messages ------------------------------------------------------------------------------------------------------
 
     async def browse(self, queue: str, query: Query) -> AsyncIterator[list[StoredMessage]]:
-        """Look at messages."""
+        """Yield messages."""
         with store_errors(f"browse {queue!r}"):
-            look = self._look(self._found(queue))
-            found = (
-                look.browse(query) if query.part is None else at_most(query.limit, look.share(query.state, query.part))
-            )
-            async for page in found:
+            async for page in self._browser(queue).browse(query):
                 yield page
 
-    async def find(self, queue: str, ids: Sequence[str]) -> list[StoredMessage]:
-        """Look at messages."""
-        with store_errors(f"read {queue!r}"):
-            local = self._found(queue)
-            look, files = self._look(local), local.files
-
-            async def once(wanted: frozenset[str]) -> AsyncIterator[StoredMessage]:
-                for entry in await look.matching(wanted, *State):
-                    if (stored := look.read(entry)) is not None:
-                        yield stored
-
-            return await find_each(ids, once, lambda: stamp((files.queue, files.fail, files.done)))
-
     async def parts(self, queue: str, state: State, count: int) -> list[str]:
-        """Shares of the names."""
+        """Return shares of the names."""
         with store_errors(f"browse {queue!r}"):
-            self._found(queue)
+            self._stores.require_queue(queue)
         return shares(count)
 
-    async def _selected(self, local: LocalQueue, selection: Selection, *states: State) -> Iterable[Entry]:
-        """What is selected; by ids, in some states only."""
-        if selection.unchanged is not None:
-            directories = {state: directory_of(local.files, state) for state in (State.DONE, State.FAILED)}
-            found = unchanged(selection.unchanged, directories, lambda status: status.st_ctime)
-            return (Entry(state, name) for state, name, _ in found)
-        look = self._look(local)
-        if selection.ids is not None:
-            return await look.matching(frozenset(selection.ids), *states)
-        assert selection.state is not None
-        return await look.entries(selection.state)
+    async def find(self, queue: str, ids: Sequence[str]) -> list[StoredMessage]:
+        """Find messages by their ids."""
+        with store_errors(f"read {queue!r}"):
+            return await self._browser(queue).find(ids)
 
     async def requeue(self, queue: str, selection: Selection) -> int:
         """Make failed messages ready."""
         selection.require_failed()
         with store_errors(f"requeue in {queue!r}"):
-            local, store = self._found(queue), self._opened()
-            entries = await self._selected(local, selection, State.FAILED)
-            local.let_go()
-            moved = [name for entry in entries if (name := self._requeue(local, entry.name)) is not None]
-            await store.commit({local.files.fail, local.files.queue} if moved else set())
-        local.added(moved, returned=True)
-        if moved:
-            store.notify(local, trigger=True)
-        return len(moved)
-
-    def _requeue(self, local: LocalQueue, name: str) -> str | None:
-        files, constants = local.files, self._options.constants
-        target = name
-        try:
-            parse(name, constants)
-            target = with_tries(name, 0, constants)
-        except Malformed:
-            # It fails again, with its reason, unless somebody renames it.
-            pass
-        try:
-            # Never over another: the link tells.
-            link_file(name, target, files.fail, files.queue)
-            os.unlink(name, dir_fd=files.fail)
-            os.unlink(reason_name(name), dir_fd=files.fail)
-        except FileNotFoundError:
-            # Another requeue was faster; or it had no reason.
-            return target if _is_there(target, files.queue) else None
-        except (FileExistsError, PermissionError):
-            # Queued again already; or a directory, which is none's message.
-            return None
-        return target
+            browser = self._browser(queue)
+            return await admin.requeue(self._stores.open(), browser, selection)
 
     async def remove(self, queue: str, selection: Selection) -> int:
-        """Delete messages."""
+        """Remove messages."""
         with store_errors(f"remove from {queue!r}"):
-            local = self._found(queue)
-            return await self._delete(local, await self._selected(local, selection, *State))
+            browser = self._browser(queue)
+            return await admin.remove(self._stores.open(), browser, selection)
 
-    async def _delete(self, local: LocalQueue, entries: Iterable[Entry]) -> int:
-        files = local.files
-        gone: set[int] = set()
-        count = 0
-        for number, entry in enumerate(entries):
-            directory = directory_of(files, entry.state)
-            if not _deleted(entry.name, directory):
-                continue
-            local.lose(entry.name)
-            if entry.state is State.FAILED:
-                _deleted(reason_name(entry.name), directory)
-            count += 1
-            gone.add(directory)
-            if number % 100 == 99:
-                await asyncio.sleep(0)
-        await self._opened().commit(gone)
-        return count
+    def _browser(self, queue: str) -> FsqBrowser:
+        opened = self._stores.require_queue(queue)
+        return FsqBrowser(opened, self._clock, self._stores.open().system.kind)
 
-    async def pause(self, queue: str) -> None:
-        """Pause."""
-        with store_errors(f"pause {queue!r}"):
-            local = self._found(queue)
-            local.files.down()
-            await self._opened().commit({local.files.base})
-
-    async def resume(self, queue: str) -> None:
-        """Resume."""
-        with store_errors(f"resume {queue!r}"):
-            local, store = self._found(queue), self._opened()
-            local.files.up()
-            await store.commit({local.files.base})
-            store.notify(local, trigger=True)
-
-    # -- besides the contract (qworker/backend/offers.py) ----------------------------------------------------------------------
+    # -- besides the contract (qworker/backend/offers.py) --------------------------------------------------------------
 
     @classmethod
     async def doctor(cls, url: BackendURL) -> list[Check]:
-        """Try the directory, or FSQ_ROOT: enqueueing is a link."""
-        from qworker.kit.directory.doctor import examine_directory, try_link
+        """Check the directory, or FSQ_ROOT."""
+        from qworker_fsq.doctor import check_directory
 
-        root = root_of(url, FsqOptions.from_url(url).constants)
-        return await examine_directory(root, [("link", try_link)])
+        return await check_directory(url)
 
     @classmethod
     def open_scan(cls, url: BackendURL, queue: str, options: ScanOptions) -> Source:
@@ -427,34 +227,3 @@ class FsqBackend(Backend):
         from qworker_fsq.scan import open_scan
 
         return open_scan(url, queue, options)
-
-
-def _is_there(name: str, directory: int) -> bool:
-    try:
-        os.stat(name, dir_fd=directory, follow_symlinks=False)
-    except FileNotFoundError:
-        return False
-    return True
-
-
-def _deleted(name: str, directory: int) -> bool:
-    try:
-        os.unlink(name, dir_fd=directory)
-    except FileNotFoundError:
-        return False
-    except IsADirectoryError:
-        # A stranger's directory; no link in it is followed.
-        shutil.rmtree(name, dir_fd=directory)
-    return True
-
-
-def _remove_tree(name: str, parent: int, attempts: int = 10) -> None:
-    for left in reversed(range(attempts)):
-        try:
-            shutil.rmtree(name, dir_fd=parent)
-        except OSError as error:
-            # A publisher that has it open wrote once more meanwhile.
-            if error.errno != errno.ENOTEMPTY or not left:
-                raise
-        else:
-            return

@@ -13,7 +13,7 @@ import msgspec
 from qworker.duration import parse_duration
 from qworker.errors import UsageError
 
-__all__ = ["Constants", "group_id", "user_id"]
+__all__ = ["NO_LIMITS", "Constants", "ItemLimits", "group_id", "user_id"]
 
 _WORDS = ("root", "timefmt", "charset")
 _FILES = ("queue", "done", "fail", "tmp", "down", "trigger", "hosts", "hosts_trigger")
@@ -94,9 +94,34 @@ class Constants(msgspec.Struct, frozen=True, kw_only=True):
         return self.encode == "%" and self.timefmt == "%Y%m%d%H%M%S" and self.charset == "utf8"
 
     @property
-    def tries_of_scan(self) -> int:
+    def scan_max_tries(self) -> int:
         """`FSQ_MAX_TRIES` with the standard's default."""
         return 1 if self.max_tries is None else self.max_tries
+
+
+class ItemLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """When an item has failed, as `FSQ_MAX_TRIES` and `FSQ_TTL` say.
+
+    Attributes:
+        max_tries: The number of failed attempts; 0: any number.
+        ttl: Seconds since it was enqueued; 0: any time.
+        keep_done: Whether finished items are kept.
+    """
+
+    max_tries: int = 0
+    ttl: float = 0.0
+    keep_done: bool = True
+
+    def why_exhausted(self, tries: int, enqueued_at: float, now: float) -> str | None:
+        """Return why an item must not be worked on any more, or None if it can be."""
+        if 0 < self.max_tries <= tries:
+            return f"Max tries exceeded: {self.max_tries} ({tries})"
+        if self.ttl > 0 and now > enqueued_at + self.ttl:
+            return f"TTL Expired: {self.ttl:.10g}"
+        return None
+
+
+NO_LIMITS = ItemLimits()
 
 
 def _span(name: str, text: str) -> float:

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import os
 
-__all__ = ["holders"]
+__all__ = ["lock_holders"]
 
 # These give files another device number than the file system that keeps their locks.
 _OTHER_DEVICE = frozenset({"overlay", "btrfs"})
 
 
-def holders(directory: int, kind: str) -> dict[int, int]:
+def lock_holders(directory: int, kind: str) -> dict[int, int]:
     """The pids that hold a lock, by inode.
 
     Args:

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from qworker.backend.scan_source import Ended, ScanError
-from qworker_fsq.layout import QueueDir
-from qworker_fsq.requeue_item import link_item, opened, reenqueue
+from qworker_fsq.layout import QueueDir, require_queue
+from qworker_fsq.requeue_item import link_item, requeue_item
 from qworker_fsq.scan import FsqSource, FsqWork
 
 __all__ = ["Distribution", "distribute"]
@@ -46,14 +46,14 @@ def distribute(
         QueueNotFound: there is no such queue or sub-queue.
     """
     constants = source.constants
-    targets = [opened(root, queue, constants)]
+    targets = [require_queue(root, queue, constants)]
     try:
         base = targets[0]
         chosen = list(hosts) or base.host_names()
         if not chosen:
             say(f"{queue} has no hosts: add one with `qworker fsq add-host URL HOST {queue}`")
             return source.exits.fail_tmp
-        targets += [opened(root, queue, constants, host) for host in chosen]
+        targets += [require_queue(root, queue, constants, host) for host in chosen]
         for work in source.work(say):
             _distribute(work, targets[1:], how, say)
             if how.trigger:
@@ -76,7 +76,7 @@ def _distribute(work: FsqWork, targets: Sequence[QueueDir], how: Distribution, s
             if how.link:
                 link_item(claimed, target)
             else:
-                reenqueue(target, name, body)
+                requeue_item(target, name, body)
     except OSError as error:
         ended, reason = Ended.FAIL_TMP, f"cannot reenqueue: {error.strerror}"
     if not how.done:

@@ -1,7 +1,7 @@
-"""The directories of an fsq queue, or of one host's sub-queue: opened once, used through descriptors, installed whole.
+"""The directories of an fsq queue, or of one host's sub-queue: opened once, used by descriptors, installed whole.
 
 <root>/<queue>/{tmp,queue,done,fail}/ [down] [trigger-s]
-<root>/<queue>/hosts/<host>/{tmp,queue,done,fail}/ [down]       hosts-trigger-s beside hosts/
+<root>/<queue>/hosts/<host>/{tmp,queue,done,fail}/ [down]       hosts-trigger-s next to hosts/
 """
 
 from __future__ import annotations
@@ -15,10 +15,25 @@ import stat
 import msgspec
 
 from qworker.errors import BackendError, QueueNotFound
+from qworker.kit.directory.entries import has_entry
+from qworker.kit.directory.queue_files import QueueFiles, is_queue
 from qworker.kit.files import CREATE, DIRECTORY, change_mode, make_fifo
+from qworker.names import check_queue
 from qworker_fsq.environment import Constants, group_id, user_id
 
-__all__ = ["Install", "QueueDir", "QueueExists", "install", "install_host", "is_queue", "open_queue", "uninstall"]
+__all__ = [
+    "Install",
+    "QueueDir",
+    "QueueExists",
+    "has_queue",
+    "install",
+    "install_host",
+    "open_queue",
+    "queue_path",
+    "require_queue",
+    "set_owner",
+    "uninstall",
+]
 
 _PART = DIRECTORY | os.O_NOFOLLOW
 _PULL = os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -29,43 +44,36 @@ class QueueExists(BackendError):
     """A queue that was to be installed is there."""
 
 
-class QueueDir:
+class QueueDir(QueueFiles):
     """The open directories of one queue or sub-queue.
 
     Args:
-        name: the queue's.
-        host: whose sub-queue this is; None: the queue itself.
-        constants: what its parts are called.
-        base: a descriptor, from now on this object's.
+        name: The queue's name.
+        host: The host of the sub-queue; None: the queue itself.
+        constants: What its parts are called.
+        base: A descriptor of its directory. It belongs to this object from now on.
     """
 
-    __slots__ = ("base", "constants", "done", "fail", "host", "name", "queue", "tmp")
+    __slots__ = ("constants", "host")
 
     def __init__(self, name: str, host: str | None, constants: Constants, base: int) -> None:
-        self.name = name
+        super().__init__(name, base)
         self.host = host
         self.constants = constants
-        self.base = base
-        self.tmp = self.queue = self.done = self.fail = -1
-
-    @property
-    def exists(self) -> bool:
-        """False once it was removed."""
-        return os.fstat(self.base).st_nlink > 0
 
     @property
     def is_down(self) -> bool:
-        """Whether nobody may take items."""
-        return _is_there(self.constants.down, self.base) or (self.host is not None and self.is_down_with_queue)
+        """Whether workers must not take items."""
+        return has_entry(self.constants.down, self.base) or (self.host is not None and self.is_down_with_queue)
 
     @property
     def is_down_with_queue(self) -> bool:
         """Whether the queue itself is down: all of its sub-queues are, then."""
         down = self.constants.down
-        return _is_there(down if self.host is None else f"../../{down}", self.base)
+        return has_entry(down if self.host is None else f"../../{down}", self.base)
 
     def down(self) -> None:
-        """Let nobody take items: idempotent, but for the owner and mode."""
+        """Pause it. Idempotent, except for the owner and mode of the file."""
         constants = self.constants
         try:
             fd = os.open(constants.down, CREATE, constants.item_mode, dir_fd=self.base)
@@ -73,20 +81,20 @@ class QueueDir:
             fd = os.open(constants.down, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=self.base)
         try:
             os.fchmod(fd, constants.item_mode)
-            own(fd, constants.item_user, constants.item_group)
+            set_owner(fd, constants.item_user, constants.item_group)
         finally:
             os.close(fd)
 
     def up(self) -> None:
-        """Let items be taken. Idempotent."""
+        """Resume it. Idempotent."""
         try:
             os.unlink(self.constants.down, dir_fd=self.base)
         except FileNotFoundError:
-            # Up already.
+            # It is not paused.
             return
 
     def pull_trigger(self, trigger: str | None = None) -> bool:
-        """Write one byte to the trigger; False where nobody listens, or there is none."""
+        """Write one byte to the trigger. False: no process listens, or there is no trigger."""
         try:
             fd = os.open(self.constants.trigger if trigger is None else trigger, _PULL, dir_fd=self.base)
         except OSError as error:
@@ -98,14 +106,14 @@ class QueueDir:
                 return False
             os.write(fd, b"\0")
         except BlockingIOError:
-            # Full of pulls that nobody has read: another one says nothing new.
+            # Full of pulls that were not read: another one says nothing new.
             return True
         finally:
             os.close(fd)
         return True
 
     def open_trigger(self) -> int:
-        """The trigger to listen on; -1 where there is none."""
+        """Open the trigger to listen on; -1 if there is none."""
         if self.host is not None:
             return -1
         try:
@@ -119,7 +127,7 @@ class QueueDir:
         return -1
 
     def host_names(self) -> list[str]:
-        """The hosts that have sub-queues, sorted; none in a queue without any."""
+        """Return the hosts that have sub-queues, sorted."""
         try:
             directory = os.open(self.constants.hosts, _PART, dir_fd=self.base)
         except FileNotFoundError:
@@ -129,61 +137,40 @@ class QueueDir:
         finally:
             os.close(directory)
 
-    def close(self) -> None:
-        """Close every descriptor. Idempotent."""
-        for part in ("tmp", "queue", "done", "fail", "base"):
-            fd: int = getattr(self, part)
-            if fd >= 0:
-                setattr(self, part, -1)
-                os.close(fd)
 
-
-def own(fd: int, user: str | None, group: str | None) -> None:
-    """Give a file to whom it should belong.
+def set_owner(fd: int, user: str | None, group: str | None) -> None:
+    """Set the owner of a file.
 
     Raises:
-        OSError: this user may not.
+        OSError: This user is not allowed to.
     """
     if user is not None or group is not None:
         os.fchown(fd, user_id(user), group_id(group))
 
 
-def _is_there(name: str, directory: int) -> bool:
-    try:
-        os.stat(name, dir_fd=directory, follow_symlinks=False)
-    except FileNotFoundError:
-        return False
-    return True
-
-
 # -- opening ---------------------------------------------------------------------------------------------------------
 
 
-def place(name: str, host: str | None, constants: Constants) -> str:
-    """Where a queue or a sub-queue is, under the root."""
+def queue_path(name: str, host: str | None, constants: Constants) -> str:
+    """Return where a queue or a sub-queue is, under the root."""
     return name if host is None else f"{name}/{constants.hosts}/{host}"
 
 
-def is_queue(root: int, name: str, host: str | None, constants: Constants) -> bool:
-    """Whether there is a queue; a link to one is none."""
-    base = place(name, host, constants)
-    try:
-        found = [os.stat(path, dir_fd=root, follow_symlinks=False) for path in (base, f"{base}/{constants.queue}")]
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    return all(stat.S_ISDIR(one.st_mode) for one in found)
+def has_queue(root: int, name: str, host: str | None, constants: Constants) -> bool:
+    """Return whether there is a queue. A link to one is not."""
+    return is_queue(root, queue_path(name, host, constants), constants.queue)
 
 
 def open_queue(root: int, name: str, constants: Constants, host: str | None = None) -> QueueDir | None:
-    """Open a queue or a sub-queue; None when there is none.
+    """Open a queue or a sub-queue, or return None if it does not exist.
 
     Raises:
-        OSError: it cannot be opened.
+        OSError: It cannot be opened.
     """
-    if not is_queue(root, name, host, constants):
+    if not has_queue(root, name, host, constants):
         return None
     try:
-        opened = QueueDir(name, host, constants, os.open(place(name, host, constants), _PART, dir_fd=root))
+        opened = QueueDir(name, host, constants, os.open(queue_path(name, host, constants), _PART, dir_fd=root))
     except FileNotFoundError:
         return None
     try:
@@ -191,11 +178,25 @@ def open_queue(root: int, name: str, constants: Constants, host: str | None = No
             setattr(opened, part, os.open(getattr(constants, part), _PART, dir_fd=opened.base))
     except FileNotFoundError:
         opened.close()
-        # Removed while it was being opened; or a part is missing, and then it is no queue of the standard.
+        # Removed while it was being opened; or a part is missing, so that it is not a queue of the standard.
         return None
     except BaseException:
         opened.close()
         raise
+    return opened
+
+
+def require_queue(root: int, name: str, constants: Constants, host: str | None = None) -> QueueDir:
+    """Open a queue or a sub-queue.
+
+    Raises:
+        InvalidName: The name is not valid.
+        QueueNotFound: It does not exist.
+        OSError: It cannot be opened.
+    """
+    opened = open_queue(root, check_queue(name), constants, host)
+    if opened is None:
+        raise QueueNotFound(name if host is None else f"{name}/{constants.hosts}/{host}")
     return opened
 
 
@@ -211,11 +212,11 @@ class Install(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def install(root: int, name: str, constants: Constants, how: Install | None = None, *, durable: bool = True) -> None:
-    """Make a queue under a hidden name, then show it whole.
+    """Create a queue under a hidden name, then rename it.
 
     Raises:
-        QueueExists: it is there.
-        OSError: it cannot be made.
+        QueueExists: It exists.
+        OSError: It cannot be created.
     """
     how = Install() if how is None else how
     _install(root, name, constants, down=how.down, triggered=how.triggered or constants.use_trigger, durable=durable)
@@ -232,12 +233,12 @@ def install(root: int, name: str, constants: Constants, how: Install | None = No
 
 
 def install_host(root: int, name: str, constants: Constants, hosts: tuple[str, ...], *, down: bool = False) -> None:
-    """Make sub-queues for hosts.
+    """Create sub-queues for hosts.
 
     Raises:
-        QueueExists: one is there; those before it are made.
-        QueueNotFound: there is no such queue.
-        OSError: one cannot be made.
+        QueueExists: One exists. Those before it are created.
+        QueueNotFound: The queue does not exist.
+        OSError: One cannot be created.
     """
     base = _base(root, name)
     try:
@@ -256,20 +257,18 @@ def install_host(root: int, name: str, constants: Constants, hosts: tuple[str, .
 
 
 def uninstall(root: int, name: str, constants: Constants, host: str | None = None) -> None:
-    """Take a queue or a sub-queue down, hide it, and remove it with all that is in it.
+    """Pause a queue or a sub-queue, hide it, and remove it with all of its items.
 
     Raises:
-        QueueNotFound: there is none.
-        OSError: it cannot be removed.
+        QueueNotFound: It does not exist.
+        OSError: It cannot be removed.
     """
-    opened = open_queue(root, name, constants, host)
-    if opened is None:
-        raise QueueNotFound(name if host is None else f"{name}/{constants.hosts}/{host}")
+    opened = require_queue(root, name, constants, host)
     try:
         opened.down()
     finally:
         opened.close()
-    where = place(name, host, constants)
+    where = queue_path(name, host, constants)
     parent, _, last = where.rpartition("/")
     hidden = f"{parent}/.{last}{secrets.token_hex(4)}" if parent else f".{last}{secrets.token_hex(4)}"
     os.rename(where, hidden, src_dir_fd=root, dst_dir_fd=root)
@@ -302,7 +301,7 @@ def _install(parent: int, name: str, constants: Constants, *, down: bool, trigge
             made.close()
         os.rename(hidden, name, src_dir_fd=parent, dst_dir_fd=parent)
     except OSError as error:
-        if not _is_there(hidden, parent):
+        if not has_entry(hidden, parent):
             # The rename has happened, and only its reply was lost.
             return
         shutil.rmtree(hidden, dir_fd=parent)
@@ -317,7 +316,7 @@ def _make_directory(name: str, constants: Constants, parent: int) -> None:
     os.mkdir(name, constants.queue_mode & 0o777, dir_fd=parent)
     fd = os.open(name, _PART, dir_fd=parent)
     try:
-        own(fd, constants.queue_user, constants.queue_group)
+        set_owner(fd, constants.queue_user, constants.queue_group)
         # After the owner, whose change may clear the set-group-id bit; and whatever the umask says.
         change_mode(fd, constants.queue_mode)
     finally:

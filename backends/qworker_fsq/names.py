@@ -19,7 +19,7 @@ from qworker.errors import NotSupported
 from qworker.names import printable
 from qworker_fsq.environment import Constants
 
-__all__ = ["MAX_NAME", "Item", "Malformed", "construct", "deconstruct", "message_id", "parse", "with_tries"]
+__all__ = ["MAX_NAME", "InvalidItemName", "Item", "construct", "deconstruct", "message_id", "parse", "with_tries"]
 
 # Bytes, as file systems have it.
 MAX_NAME = 255
@@ -32,7 +32,7 @@ _TIMEFMT = "%Y%m%d%H%M%S"
 _UTF8 = frozenset({"utf8", "utf-8", "UTF-8", "UTF8"})
 
 
-class Malformed(Exception):
+class InvalidItemName(Exception):
     """A file's name that is no item's."""
 
 
@@ -102,12 +102,12 @@ def deconstruct(name: str, constants: Constants) -> list[str]:
     """The fields of a name, decoded.
 
     Raises:
-        Malformed: an escape is truncated or not hexadecimal, or the first character cannot be a delimiter.
+        InvalidItemName: an escape is truncated or not hexadecimal, or the first character cannot be a delimiter.
     """
     if not name:
-        raise Malformed("an empty name has no delimiter")
+        raise InvalidItemName("an empty name has no delimiter")
     if not name[0].isascii() or name[0] == constants.encode:
-        raise Malformed(f"{name[0]!r} cannot be a delimiter")
+        raise InvalidItemName(f"{name[0]!r} cannot be a delimiter")
     return [_decode(field, constants) for field in _split(name, constants.encode)]
 
 
@@ -147,7 +147,7 @@ def _escaped(escape: str) -> re.Pattern[str]:
 
 def _meaning(match: re.Match[str]) -> str:
     if match[1] is None:
-        raise Malformed(f"an escape in {printable(match.string)!r} is truncated or not hexadecimal")
+        raise InvalidItemName(f"an escape in {printable(match.string)!r} is truncated or not hexadecimal")
     return os.fsdecode(bytes([int(match[1], 16)]))
 
 
@@ -155,7 +155,7 @@ def parse(name: str, constants: Constants) -> Item:
     """Read an item's name.
 
     Raises:
-        Malformed: it is none.
+        InvalidItemName: it is none.
     """
     usual = _USUAL.fullmatch(name)
     if usual is not None and constants.is_usual and (second := _second(usual[2], _TIMEFMT)) is not None:
@@ -165,13 +165,13 @@ def parse(name: str, constants: Constants) -> Item:
         return Item(stem, entropy, pid, hostname, int(tries), arguments, second + fraction)
     fields = deconstruct(name, constants)
     if len(fields) < 5:
-        raise Malformed(f"a name must have at least 5 fields (got {len(fields)})")
+        raise InvalidItemName(f"a name must have at least 5 fields (got {len(fields)})")
     stamp, entropy, pid, hostname, tries = fields[:5]
     if not (tries.isascii() and tries.isdigit() and len(tries) <= 9):
-        raise Malformed(f"tries must be a number (got {tries!r})")
+        raise InvalidItemName(f"tries must be a number (got {tries!r})")
     second = _second(stamp, constants.timefmt)
     if second is None:
-        raise Malformed(f"{stamp!r} is not a time of the form {constants.timefmt}")
+        raise InvalidItemName(f"{stamp!r} is not a time of the form {constants.timefmt}")
     # What we enqueue has nanoseconds for its entropy.
     fraction = int(entropy) / 1e9 if len(entropy) == 9 and entropy.isascii() and entropy.isdigit() else 0.0
     return Item(message_id(name, constants), entropy, pid, hostname, int(tries), tuple(fields[5:]), second + fraction)

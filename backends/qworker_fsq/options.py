@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
 
 from qworker.errors import InvalidName, InvalidURL
 from qworker.history.store import HISTORY_OPTIONS
+from qworker.kit.directory.retention import describe_retention
 from qworker.kit.retention import KEEP_ALL, KEEP_OPTIONS, Retention, keep_done, keep_failed
 from qworker.names import check_queue
 from qworker.url import BackendURL
-from qworker_fsq.environment import Constants
-from qworker_fsq.lease_end import Limits
+from qworker_fsq.environment import Constants, ItemLimits
 
-__all__ = ["FsqOptions", "check_host", "root_of"]
+__all__ = ["FsqOptions", "check_host", "parse_root"]
 
 
 class FsqOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,12 +53,18 @@ class FsqOptions(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     @property
-    def limits(self) -> Limits:
-        """When a worker gives an item up: by its tasks' own limit, unless the environment or the URL has one."""
-        return Limits(self.constants.max_tries or 0, self.constants.ttl, keep_done=self.keep_done.keep)
+    def retention(self) -> Mapping[str, str]:
+        """How long finished messages are kept, as `QueueStats.retention` shows it."""
+        return describe_retention(self.keep_done, self.keep_failed)
+
+    @property
+    def limits(self) -> ItemLimits:
+        """When an item has failed: by its task's own limit, unless the environment or the URL has one."""
+        constants = self.constants
+        return ItemLimits(max_tries=constants.max_tries or 0, ttl=constants.ttl, keep_done=self.keep_done.keep)
 
 
-def root_of(url: BackendURL, constants: Constants) -> Path:
+def parse_root(url: BackendURL, constants: Constants) -> Path:
     """The directory of queues: the URL's, or FSQ_ROOT where that names none (`fsq:`).
 
     Raises:

@@ -13,14 +13,15 @@ from qworker.backend.scan_source import Ended, Exits, ScanDown, ScanError, ScanO
 from qworker.kit.directory.reasons import read_reason
 from qworker.kit.files import DIRECTORY
 from qworker.url import BackendURL
-from qworker_fsq.environment import Constants
+from qworker_fsq.environment import Constants, ItemLimits
+from qworker_fsq.item_file import reason_name
 from qworker_fsq.layout import QueueDir, open_queue
-from qworker_fsq.lease import Claimed, NotClaimed, claim, exhausted, reason_name
-from qworker_fsq.options import FsqOptions, check_host, root_of
+from qworker_fsq.lease import Claimed, SkipReason, claim
+from qworker_fsq.options import FsqOptions, check_host, parse_root
 
 __all__ = ["FsqSource", "open_scan"]
 
-# Seconds for which a finished item stays locked: see `local`.
+# Seconds for which a finished item stays locked: see `open_queue`.
 _LINGER = 0.1
 
 
@@ -39,7 +40,7 @@ def open_scan(url: BackendURL, queue: str, options: ScanOptions) -> FsqSource:
         if value is not None:
             constants = msgspec.structs.replace(constants, **{name: value})
     hosts = options.hosts or ((given.host,) if given.host is not None else ())
-    return FsqSource(str(root_of(url, constants)), queue, constants, options, hosts)
+    return FsqSource(str(parse_root(url, constants)), queue, constants, options, hosts)
 
 
 class FsqSource:
@@ -61,8 +62,9 @@ class FsqSource:
     ) -> None:
         self._queue = queue
         self.constants = constants
+        self._limits = ItemLimits(max_tries=constants.scan_max_tries, ttl=constants.ttl)
         self._ignore_down = options.ignore_down
-        self._places: list[QueueDir] = []
+        self._queues: list[QueueDir] = []
         self._lingering: deque[tuple[float, Claimed]] = deque()
         try:
             root = os.open(directory, DIRECTORY)
@@ -72,7 +74,7 @@ class FsqSource:
             if options.all_hosts:
                 hosts = self._all_hosts(root)
             for host in hosts if hosts or options.all_hosts else (None,):
-                self._places.append(self._opened(root, host))
+                self._queues.append(self._open_queue(root, host))
         except BaseException:
             self.close()
             raise
@@ -80,13 +82,13 @@ class FsqSource:
             os.close(root)
 
     def _all_hosts(self, root: int) -> list[str]:
-        base = self._opened(root, None)
+        base = self._open_queue(root, None)
         try:
             return base.host_names()
         finally:
             base.close()
 
-    def _opened(self, root: int, host: str | None) -> QueueDir:
+    def _open_queue(self, root: int, host: str | None) -> QueueDir:
         opened = open_queue(root, self._queue, self.constants, None if host is None else check_host(host))
         if opened is None:
             of_host = "" if host is None else f" of host {host}"
@@ -100,56 +102,48 @@ class FsqSource:
 
     def work(self, say: Callable[[str], None]) -> Iterator[FsqWork]:
         """Each item that is there now, can be locked, and may still be tried."""
-        names = [(name, files) for files in self._places for name in os.listdir(files.queue) if name[0] != "."]
+        names = [(name, files) for files in self._queues for name in os.listdir(files.queue) if name[0] != "."]
         names.sort(key=lambda found: found[0])
         self._check_down()
         for name, files in names:
-            if not self._may(files):
+            if not self._is_allowed(files):
                 continue
             claimed = self._claim(name, files, say)
             if claimed is not None:
                 yield FsqWork(self, claimed)
 
     def _check_down(self) -> None:
-        for files in self._places:
-            self._may(files)
+        for files in self._queues:
+            self._is_allowed(files)
 
-    def _may(self, files: QueueDir) -> bool:
-        """Whether items of a place may be taken now; another host's may, when one host is down."""
+    def _is_allowed(self, files: QueueDir) -> bool:
+        """Return whether items may be taken now. If one host is paused, those of another host may."""
         if self._ignore_down or not files.is_down:
             return True
-        if len(self._places) == 1 or files.is_down_with_queue:
+        if len(self._queues) == 1 or files.is_down_with_queue:
             raise ScanDown(f"{self._queue} is paused")
         return False
 
     def _claim(self, name: str, files: QueueDir, say: Callable[[str], None]) -> Claimed | None:
-        constants = self.constants
         try:
-            claimed = claim(
-                files,
-                name,
-                now=time.time(),
-                max_tries=constants.tries_of_scan,
-                ttl=constants.ttl,
-                lock=constants.lock,
-            )
+            claimed = claim(files, name, self._limits, now=time.time(), lock=self.constants.lock)
         except OSError as error:
             say(f"{name}: {error.strerror}")
             return None
         if isinstance(claimed, Claimed):
             return claimed
-        if claimed is NotClaimed.FAILED:
+        if claimed is SkipReason.FAILED:
             say(f"{read_reason(files.fail, reason_name(name)) or 'failed'} for item {name}; failed permanently")
-        elif claimed is NotClaimed.REFUSED:
+        elif claimed is SkipReason.REFUSED:
             say(f"{name}: Permission denied")
         return None
 
-    def exhausted(self, claimed: Claimed) -> str | None:
-        """Why one more failure of an item is its last; None when it is not."""
-        item, constants = claimed.item, self.constants
-        return exhausted(item.tries + 1, item.enqueued_at, time.time(), constants.tries_of_scan, constants.ttl)
+    def why_exhausted(self, claimed: Claimed) -> str | None:
+        """Return why one more failure of an item is its last, or None if it is not."""
+        item = claimed.item
+        return self._limits.why_exhausted(item.tries + 1, item.enqueued_at, time.time())
 
-    def linger(self, claimed: Claimed) -> None:
+    def close_later(self, claimed: Claimed) -> None:
         """Keep a finished item locked for a moment."""
         now = time.monotonic()
         self._lingering.append((now, claimed))
@@ -157,10 +151,10 @@ class FsqSource:
             self._lingering.popleft()[1].close()
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Close everything."""
         while self._lingering:
             self._lingering.popleft()[1].close()
-        for files in self._places:
+        for files in self._queues:
             files.close()
 
 
@@ -206,7 +200,7 @@ class FsqWork:
     def end(self, how: Ended, reason: str) -> str | None:
         """Rename it."""
         claimed, name = self.claimed, self.claimed.name
-        why = self._source.exhausted(claimed) if how is Ended.FAIL_TMP else None
+        why = self._source.why_exhausted(claimed) if how is Ended.FAIL_TMP else None
         if how is Ended.SUCCESS:
             ended = claimed.finish(keep=True)
         elif how is Ended.FAIL_TMP and why is None:
@@ -216,11 +210,11 @@ class FsqWork:
         if how is Ended.FAIL_TMP and why is None:
             claimed.close()
         else:
-            self._source.linger(claimed)
+            self._source.close_later(claimed)
         if not ended:
             return f"{name}: another process has moved it: it is left as it is"
         return None if why is None else f"{why} for item {name}; failed permanently"
 
     def leave(self) -> None:
-        """Let go of the file; whoever has it on standard input keeps the lock."""
+        """Close the file. A program that has it on standard input keeps the lock."""
         self.claimed.abandon()

@@ -1,4 +1,4 @@
-"""Ending leases in batches: every one is a rename on the loop, and one commit carries them all."""
+"""Ending leases in batches: each end is a rename on the loop, and one commit carries them all."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import time
 from collections.abc import Sequence
 
 from qworker.message import SettleAction, Settlement
-from qworker_fsq.lease_end import FsqLease, settle
+from qworker_fsq.lease import FsqLease
+from qworker_fsq.lease_end import end_lease
 from qworker_fsq.store import Store
 
 __all__ = ["settle_all"]
@@ -16,10 +17,10 @@ _TURN = 0.002
 
 
 async def settle_all(store: Store, settlements: Sequence[Settlement]) -> list[Settlement]:
-    """End leases of any queues; the settlements that were refused.
+    """End leases of any queues and return the refused settlements.
 
     Raises:
-        OSError: some have ended; a repetition of the same settlements completes it.
+        OSError: Some have ended. A repetition of the same settlements completes it.
     """
     refused: list[Settlement] = []
     changed: set[int] = set()
@@ -45,17 +46,17 @@ def _settle_one(store: Store, settlement: Settlement, now: float) -> frozenset[i
     assert isinstance(lease, FsqLease)
     claimed, before = lease.claimed, lease.ended
     name = claimed.name
-    local = store.known(lease.message.queue)
-    if local is None or local.files is not claimed.files:
+    queue = store.get_open(lease.message.queue)
+    if queue is None or queue.files is not claimed.files:
         # The queue was deleted.
         claimed.close()
         return None
-    directories = settle(settlement, lease, now, store.limits)
+    directories = end_lease(settlement, lease, now, store.limits)
     if before is None:
         stays = directories is not None and settlement.action in {SettleAction.RELEASE, SettleAction.FAIL_TMP}
         due = now + settlement.delay if settlement.delay > 0 else None
-        local.ended(lease, name, stays=stays, due=due)
-        store.make_room()
+        queue.on_lease_end(lease, name, stays=stays, due=due)
+        store.on_room()
         if stays:
-            store.notify(local)
+            store.notify(queue)
     return directories

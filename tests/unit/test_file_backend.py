@@ -407,8 +407,8 @@ async def test_a_foreign_move_wakes_a_wait(root: Path, backend: FileBackend) -> 
 
 async def test_a_byte_in_the_trigger_wakes_a_wait(root: Path, backend: FileBackend) -> None:
     """What fsq does after an enqueue; on a store whose inotify is used up."""
-    assert backend._store is not None
-    backend._store._inotify.close()
+    assert backend._stores.store is not None
+    backend._stores.store._inotify.close()
     waiting = asyncio.create_task(backend.wait(["q"], 600.0))
     await asyncio.sleep(0.05)
     drop(root, "dropped.csv")
@@ -422,8 +422,8 @@ async def test_a_byte_in_the_trigger_wakes_a_wait(root: Path, backend: FileBacke
 async def test_without_trigger_and_inotify_a_rescan_finds_the_work(root: Path) -> None:
     async with opened(root, "?sync=off&poll_interval=1") as backend:
         await backend.create("q")
-        assert backend._store is not None
-        backend._store._inotify.close()
+        assert backend._stores.store is not None
+        backend._stores.store._inotify.close()
         waiting = asyncio.create_task(backend.wait(["q"], 600.0))
         await asyncio.sleep(0.05)
         drop(root, "dropped.csv")
@@ -443,11 +443,11 @@ async def test_more_events_than_the_kernel_keeps_lose_nothing(
     backend: FileBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert await lease(backend) == []
-    assert backend._store is not None
+    assert backend._stores.store is not None
     await backend.publish("q", [Draft(body=b"%d" % number) for number in range(20)])
     # As the kernel does: the events are gone, and one says so.
-    os.read(backend._store._inotify.fd, 1 << 16)
-    for tell in tuple(backend._store._inotify._watches.values()):
+    os.read(backend._stores.store._inotify.fd, 1 << 16)
+    for tell in tuple(backend._stores.store._inotify._watches.values()):
         tell(None)
     leases = await lease(backend, 100)
     assert [one.message.body for one in leases] == [b"%d" % number for number in range(20)]

@@ -14,12 +14,21 @@ from qworker.backend.scan_source import ScanError
 from qworker.cli.options import URLCommand
 from qworker.cli.output import say
 from qworker.errors import InvalidURL, QworkerError, UsageError
+from qworker.kit.files import DIRECTORY
 from qworker.url import BackendURL
 from qworker_fsq.environment import Constants
-from qworker_fsq.options import FsqOptions, root_of
-from qworker_fsq.requeue_item import open_root
+from qworker_fsq.options import FsqOptions, parse_root
 
-__all__ = ["EXIT_TEMPORARY", "EXIT_USAGE", "FsqCommand", "Place", "complain", "owner_options", "placed", "shout"]
+__all__ = [
+    "EXIT_TEMPORARY",
+    "EXIT_USAGE",
+    "FsqCommand",
+    "FsqRoot",
+    "open_fsq_root",
+    "owner_options",
+    "print_if",
+    "print_warning",
+]
 
 EXIT_TEMPORARY, EXIT_USAGE = 111, 100
 
@@ -39,7 +48,7 @@ class FsqCommand(URLCommand):
             error.show()
             raise click.exceptions.Exit(EXIT_USAGE) from error
         except UsageError as error:
-            shout(f"qworker: {error}")
+            print_warning(f"qworker: {error}")
             raise click.exceptions.Exit(EXIT_USAGE) from error
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -47,58 +56,63 @@ class FsqCommand(URLCommand):
         try:
             return super().invoke(ctx)
         except UsageError as error:
-            shout(f"qworker: {error}")
+            print_warning(f"qworker: {error}")
             return EXIT_USAGE
         except (QworkerError, ScanError) as error:
-            shout(f"qworker: {error}")
+            print_warning(f"qworker: {error}")
         except OSError as error:
             name = "" if error.filename is None else f"{error.filename}: "
-            shout(f"qworker: {name}{error.strerror}")
+            print_warning(f"qworker: {name}{error.strerror}")
         return EXIT_TEMPORARY
 
 
-class Place(msgspec.Struct, frozen=True):
-    """Where the queues are, and what their parts are called."""
+class FsqRoot(msgspec.Struct, frozen=True):
+    """Where the queues are, and what their parts are called.
+
+    Attributes:
+        directory: The path of the root.
+        constants: The standard's constants.
+        fd: Open on the root.
+    """
 
     directory: str
     constants: Constants
-    # An open descriptor.
-    root: int
+    fd: int
 
 
-def complain(verbose: bool) -> Callable[[str], None]:
-    """Prints a line if `verbose`."""
-    return shout if verbose else lambda _text: None
+def print_if(verbose: bool) -> Callable[[str], None]:
+    """Return a function that prints a line if `verbose`."""
+    return print_warning if verbose else lambda _text: None
 
 
-def shout(text: str) -> None:
+def print_warning(text: str) -> None:
     """Print a line on standard error."""
     say(text, err=True)
 
 
 @contextmanager
-def placed(url: str, **constants: str | None) -> Generator[Place]:
-    """The root of an `fsq:` URL.
+def open_fsq_root(url: str, **constants: str | None) -> Generator[FsqRoot]:
+    """Open the root of an `fsq:` URL.
 
     Args:
-        url: as given.
-        constants: over what the environment says; None: what that says.
+        url: The URL.
+        constants: Values that replace those of the environment, except for None.
 
     Raises:
-        InvalidURL: it is none.
-        OSError: there is no such directory.
+        InvalidURL: It is not an `fsq:` URL.
+        OSError: The directory does not exist.
     """
     parsed = BackendURL.parse(url)
     if parsed.scheme != "fsq":
         raise InvalidURL(f"{parsed.masked}: this is for queues of fsq: write fsq:///var/fsq")
     given = {name: value for name, value in constants.items() if value is not None}
     known = FsqOptions.from_url(parsed).constants.changed(**given)
-    directory = str(root_of(parsed, known))
-    root = open_root(directory)
+    directory = str(parse_root(parsed, known))
+    fd = os.open(directory, DIRECTORY)
     try:
-        yield Place(directory, known, root)
+        yield FsqRoot(directory, known, fd)
     finally:
-        os.close(root)
+        os.close(fd)
 
 
 def owner_options(function: F) -> F:

@@ -9,11 +9,10 @@ from qworker.cli.options import exit_code_options, item_limit_options
 from qworker.errors import QueueNotFound
 from qworker.names import check_queue
 from qworker.url import BackendURL
-from qworker_fsq.cli.common import FsqCommand, complain, owner_options, placed, shout
+from qworker_fsq.cli.common import FsqCommand, open_fsq_root, owner_options, print_if, print_warning
 from qworker_fsq.host_dist import Distribution, distribute
-from qworker_fsq.layout import QueueExists, install_host, uninstall
+from qworker_fsq.layout import QueueExists, install_host, require_queue, uninstall
 from qworker_fsq.options import check_host
-from qworker_fsq.requeue_item import opened
 from qworker_fsq.scan import open_scan
 
 __all__ = ["add_host_command", "down_host_command", "host_dist_command", "rm_host_command", "up_host_command"]
@@ -50,19 +49,19 @@ def add_host_command(
     Example:
       qworker fsq add-host fsq:///var/fsq web1 thumbs
     """
-    chirp = complain(verbose)
+    report = print_if(verbose)
     owners = {"item_user": owner, "queue_user": owner, "item_group": group, "queue_group": group}
-    with placed(url, **owners, item_mode=mode, queue_mode=mode) as place:
+    with open_fsq_root(url, **owners, item_mode=mode, queue_mode=mode) as root:
         for queue in queues:
-            chirp(f"installing host {host} to {queue}")
+            report(f"installing host {host} to {queue}")
             try:
-                install_host(place.root, queue, place.constants, (host,))
+                install_host(root.fd, queue, root.constants, (host,))
             except QueueExists:
                 if force:
-                    uninstall(place.root, queue, place.constants, host)
-                    install_host(place.root, queue, place.constants, (host,))
+                    uninstall(root.fd, queue, root.constants, host)
+                    install_host(root.fd, queue, root.constants, (host,))
                 elif ignore_exists:
-                    chirp(f"skipping {queue}; already installed")
+                    report(f"skipping {queue}; already installed")
                 else:
                     raise
 
@@ -80,12 +79,12 @@ def rm_host_command(url: str, host: str, queues: tuple[str, ...], force: bool, v
     Example:
       qworker fsq rm-host fsq:///var/fsq web1 thumbs
     """
-    chirp = complain(verbose)
-    with placed(url) as place:
+    report = print_if(verbose)
+    with open_fsq_root(url) as root:
         for queue in queues:
-            chirp(f"removing host {host} for queue {queue}")
+            report(f"removing host {host} for queue {queue}")
             try:
-                uninstall(place.root, queue, place.constants, host)
+                uninstall(root.fd, queue, root.constants, host)
             except QueueNotFound:
                 if not force:
                     raise
@@ -114,10 +113,10 @@ def down_host_command(
     Example:
       qworker fsq down-host fsq:///var/fsq web1 thumbs
     """
-    with placed(url, item_user=owner, item_group=group, item_mode=mode) as place:
+    with open_fsq_root(url, item_user=owner, item_group=group, item_mode=mode) as root:
         for queue in queues:
-            complain(verbose)(f"downing host {host} for queue {queue}")
-            files = opened(place.root, queue, place.constants, host)
+            print_if(verbose)(f"downing host {host} for queue {queue}")
+            files = require_queue(root.fd, queue, root.constants, host)
             try:
                 files.down()
             finally:
@@ -136,10 +135,10 @@ def up_host_command(url: str, host: str, queues: tuple[str, ...], verbose: bool)
     Example:
       qworker fsq up-host fsq:///var/fsq web1 thumbs
     """
-    with placed(url) as place:
+    with open_fsq_root(url) as root:
         for queue in queues:
-            complain(verbose)(f"upping host {host} for queue {queue}")
-            files = opened(place.root, queue, place.constants, host)
+            print_if(verbose)(f"upping host {host} for queue {queue}")
+            files = require_queue(root.fd, queue, root.constants, host)
             try:
                 files.up()
             finally:
@@ -197,10 +196,10 @@ def host_dist_command(
         fail_tmp=fail_tmp_code,
         fail_perm=fail_perm_code,
     )
-    with placed(url) as place:
+    with open_fsq_root(url) as root:
         source = open_scan(BackendURL.parse(url), queue, options)
         try:
             how = Distribution(link=link, trigger=trigger, verbose=verbose, done=not no_done)
-            return distribute(place.root, queue, hosts, source, how, shout)
+            return distribute(root.fd, queue, hosts, source, how, print_warning)
         finally:
             source.close()

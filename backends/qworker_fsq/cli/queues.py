@@ -8,10 +8,9 @@ import click
 
 from qworker.names import check_queue
 from qworker.url import BackendURL
-from qworker_fsq.cli.common import FsqCommand, complain, owner_options, placed
-from qworker_fsq.layout import Install, QueueExists, install, uninstall
-from qworker_fsq.options import FsqOptions, check_host, root_of
-from qworker_fsq.requeue_item import opened
+from qworker_fsq.cli.common import FsqCommand, open_fsq_root, owner_options, print_if
+from qworker_fsq.layout import Install, QueueExists, install, require_queue, uninstall
+from qworker_fsq.options import FsqOptions, check_host, parse_root
 
 __all__ = ["down_command", "install_command", "up_command"]
 
@@ -52,21 +51,21 @@ def install_command(
     Example:
       qworker fsq install -t -a web1 -a web2 fsq:///var/fsq thumbs
     """
-    chirp = complain(verbose)
+    report = print_if(verbose)
     how = Install(down=down, triggered=triggered, hosts=tuple(check_host(host) for host in hosts))
     owners = {"item_user": owner, "queue_user": owner, "item_group": group, "queue_group": group}
     _make_root(url)
-    with placed(url, **owners, item_mode=mode, queue_mode=mode) as place:
+    with open_fsq_root(url, **owners, item_mode=mode, queue_mode=mode) as root:
         for queue in queues:
-            chirp(f"installing {queue}")
+            report(f"installing {queue}")
             try:
-                install(place.root, queue, place.constants, how)
+                install(root.fd, queue, root.constants, how)
             except QueueExists:
                 if force:
-                    uninstall(place.root, queue, place.constants)
-                    install(place.root, queue, place.constants, how)
+                    uninstall(root.fd, queue, root.constants)
+                    install(root.fd, queue, root.constants, how)
                 elif ignore_exists:
-                    chirp(f"skipping {queue}; already installed")
+                    report(f"skipping {queue}; already installed")
                 else:
                     raise
 
@@ -74,7 +73,7 @@ def install_command(
 def _make_root(url: str) -> None:
     parsed = BackendURL.parse(url)
     if parsed.scheme == "fsq":
-        os.makedirs(root_of(parsed, FsqOptions.from_url(parsed).constants), 0o775, exist_ok=True)
+        os.makedirs(parse_root(parsed, FsqOptions.from_url(parsed).constants), 0o775, exist_ok=True)
 
 
 @click.command("down", cls=FsqCommand)
@@ -93,10 +92,10 @@ def down_command(
     Example:
       qworker fsq down fsq:///var/fsq thumbs
     """
-    with placed(url, item_user=owner, item_group=group, item_mode=mode) as place:
+    with open_fsq_root(url, item_user=owner, item_group=group, item_mode=mode) as root:
         for queue in queues:
-            complain(verbose)(f"downing {queue}")
-            files = opened(place.root, queue, place.constants)
+            print_if(verbose)(f"downing {queue}")
+            files = require_queue(root.fd, queue, root.constants)
             try:
                 files.down()
             finally:
@@ -114,10 +113,10 @@ def up_command(url: str, queues: tuple[str, ...], verbose: bool) -> None:
     Example:
       qworker fsq up fsq:///var/fsq thumbs
     """
-    with placed(url) as place:
+    with open_fsq_root(url) as root:
         for queue in queues:
-            complain(verbose)(f"upping {queue}")
-            files = opened(place.root, queue, place.constants)
+            print_if(verbose)(f"upping {queue}")
+            files = require_queue(root.fd, queue, root.constants)
             try:
                 files.up()
                 files.pull_trigger()

@@ -10,13 +10,14 @@ import click
 
 from qworker.errors import BackendError, UsageError
 from qworker.names import check_queue
-from qworker_fsq.cli.common import EXIT_TEMPORARY, FsqCommand, complain, placed, shout
-from qworker_fsq.layout import QueueDir
-from qworker_fsq.lease import Claimed, NotClaimed, claim
+from qworker_fsq.cli.common import EXIT_TEMPORARY, FsqCommand, open_fsq_root, print_if, print_warning
+from qworker_fsq.environment import NO_LIMITS
+from qworker_fsq.layout import QueueDir, require_queue
+from qworker_fsq.lease import Claimed, SkipReason, claim
 from qworker_fsq.options import check_host
-from qworker_fsq.requeue_item import check_item, opened
-from qworker_fsq.rpc.client import Remote
-from qworker_fsq.rpc.methods import Methods
+from qworker_fsq.requeue_item import check_item
+from qworker_fsq.rpc.client import RemoteHost
+from qworker_fsq.rpc.methods import RpcMethods
 from qworker_fsq.rpc.server import RpcServer, check_exposure
 
 __all__ = ["jsonrpcd_command", "push_command"]
@@ -61,26 +62,24 @@ def push_command(
       qworker scan -A web1 fsq:///var/fsq thumbs sh -c 'qworker fsq push -L fsq:///var/fsq http://web1:8080 thumbs thumbs "$FSQ_ITEM_HOST" "$FSQ_ITEM_ID"'
     """
     del protocol
-    there = Remote(remote)
-    with placed(url) as place:
-        files = opened(place.root, source, place.constants, None if host == "-" else check_host(host))
+    there = RemoteHost(remote)
+    with open_fsq_root(url) as root:
+        files = require_queue(root.fd, source, root.constants, None if host == "-" else check_host(host))
         try:
             for item in items:
-                complain(verbose)(f"pushing item {item} of {source} to {target} at {there.address}")
-                _push(
-                    files, check_item(item, place.constants), target, there, lock=place.constants.lock and not no_lock
-                )
+                print_if(verbose)(f"pushing item {item} of {source} to {target} at {there.address}")
+                _push(files, check_item(item, root.constants), target, there, lock=root.constants.lock and not no_lock)
                 if trigger:
-                    there.pull_trigger(target, place.constants.trigger, ignore_listener=ignore_listener)
+                    there.pull_trigger(target, root.constants.trigger, ignore_listener=ignore_listener)
         finally:
             files.close()
     return 0
 
 
-def _push(files: QueueDir, item: str, target: str, there: Remote, *, lock: bool) -> None:
-    claimed = claim(files, item, now=float("inf"), max_tries=0, ttl=0, lock=lock)
+def _push(files: QueueDir, item: str, target: str, there: RemoteHost, *, lock: bool) -> None:
+    claimed = claim(files, item, NO_LIMITS, now=float("inf"), lock=lock)
     if not isinstance(claimed, Claimed):
-        why = "another process is working on it" if claimed is NotClaimed.BUSY else "there is no such item"
+        why = "another process is working on it" if claimed is SkipReason.BUSY else "there is no such item"
         raise BackendError(f"{item}: {why}")
     try:
         there.enqueue(item, target, claimed.read(), files.constants.charset)
@@ -127,8 +126,8 @@ def jsonrpcd_command(
     if token is not None and len(token) < 8:
         raise UsageError("QWORKER_HTTP_TOKEN must have at least 8 printable ASCII characters")
     check_exposure(host, token, insecure=insecure)
-    with placed(url) as place:
-        methods = Methods(place.directory, place.constants)
+    with open_fsq_root(url) as root:
+        methods = RpcMethods(root.directory, root.constants)
         try:
             server = RpcServer(
                 (host, port),
@@ -136,17 +135,17 @@ def jsonrpcd_command(
                 workers=workers,
                 body_limit=max_body_size,
                 token=token,
-                say=shout if verbose else None,
+                say=print_warning if verbose else None,
             )
         except OSError as error:
-            shout(f"qworker: cannot listen on {host}:{port}: {error.strerror}")
+            print_warning(f"qworker: cannot listen on {host}:{port}: {error.strerror}")
             return EXIT_TEMPORARY
     for number in (signal.SIGTERM, signal.SIGINT):
         # Another thread, for this one is in the loop that ends.
         signal.signal(number, lambda _number, _frame: threading.Thread(target=server.shutdown).start())
     # fsq's server starts its children anew: there are none here.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    shout(f"starting jsonrpcd server on: {host}:{server.server_address[1]}")
+    print_warning(f"starting jsonrpcd server on: {host}:{server.server_address[1]}")
     try:
         server.serve_forever(poll_interval=0.2)
     finally:

@@ -14,7 +14,7 @@ import msgspec
 from qworker.errors import BackendError, BackendUnavailable, InvalidURL, NotSupported
 from qworker.url import mask
 
-__all__ = ["Remote"]
+__all__ = ["RemoteHost"]
 
 _TIMEOUT = 60.0
 
@@ -30,7 +30,7 @@ class _UnixConnection(http.client.HTTPConnection):
         self.sock.connect(self._path)
 
 
-class Remote:
+class RemoteHost:
     """Another host's queues.
 
     Args:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import msgspec
 
 from qworker.errors import BackendError, QworkerError
+from qworker.kit.files import DIRECTORY
 from qworker_fsq.environment import Constants
+from qworker_fsq.layout import require_queue
 from qworker_fsq.options import check_host
-from qworker_fsq.requeue_item import check_item, open_root, opened, reenqueue
+from qworker_fsq.requeue_item import check_item, requeue_item
 
-__all__ = ["Methods"]
+__all__ = ["RpcMethods"]
 
 _PARSE, _INVALID, _UNKNOWN, _PARAMETERS, _SERVER = -32700, -32600, -32601, -32602, -32603
 _API_VERSION = "1.0"
@@ -27,13 +30,13 @@ _HELP = {
 }
 
 
-class _Fault(Exception):
+class RpcError(Exception):
     def __init__(self, code: int, message: str) -> None:
         super().__init__(message)
         self.code = code
 
 
-class Methods:
+class RpcMethods:
     """The methods of one root. Safe to call from several threads.
 
     Args:
@@ -45,7 +48,7 @@ class Methods:
     """
 
     def __init__(self, directory: str, constants: Constants) -> None:
-        self._root = open_root(directory)
+        self._root = os.open(directory, DIRECTORY)
         self._constants = constants
         self._methods: Mapping[str, Callable[..., Any]] = {
             "enqueue": self._enqueue,
@@ -62,7 +65,7 @@ class Methods:
         try:
             request: object = msgspec.json.decode(body)
         except (ValueError, RecursionError) as error:
-            return msgspec.json.encode(_failure(None, _Fault(_PARSE, f"Request invalid: {error}"), modern=True))
+            return msgspec.json.encode(_failure(None, RpcError(_PARSE, f"Request invalid: {error}"), modern=True))
         if not isinstance(request, list):
             reply = self._answer_one(request)
             return b"" if reply is None else msgspec.json.encode(reply)
@@ -72,16 +75,16 @@ class Methods:
 
     def _answer_one(self, request: object) -> dict[str, Any] | None:
         if not isinstance(request, dict):
-            return _failure(None, _Fault(_INVALID, "Request must be an object"), modern=True)
+            return _failure(None, RpcError(_INVALID, "Request must be an object"), modern=True)
         given = cast("dict[str, Any]", request)
         modern, called = "jsonrpc" in given, given.get("id")
         try:
             result = self._call(given.get("method"), given.get("params", []))
-        except _Fault as fault:
+        except RpcError as fault:
             return _failure(called, fault, modern=modern)
         except (QworkerError, OSError) as error:
             text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-            return _failure(called, _Fault(_SERVER, f"Server error: {text}"), modern=modern)
+            return _failure(called, RpcError(_SERVER, f"Server error: {text}"), modern=modern)
         if called is None:
             return None
         if modern:
@@ -90,31 +93,31 @@ class Methods:
 
     def _call(self, method: object, params: object) -> Any:
         if not isinstance(method, str) or not isinstance(params, list | dict):
-            raise _Fault(_INVALID, "Invalid request parameters or method.")
+            raise RpcError(_INVALID, "Invalid request parameters or method.")
         function = self._methods.get(method)
         if function is None:
-            raise _Fault(_UNKNOWN, f"Method {method[:80]} not supported.")
+            raise RpcError(_UNKNOWN, f"Method {method[:80]} not supported.")
         try:
             if isinstance(params, dict):
                 return function(**cast("dict[str, Any]", params))
             return function(*cast("Sequence[Any]", params))
         except TypeError as error:
-            raise _Fault(_PARAMETERS, f"Invalid parameters: {_HELP[method]}") from error
+            raise RpcError(_PARAMETERS, f"Invalid parameters: {_HELP[method]}") from error
 
     # -- the methods -------------------------------------------------------------------------------------------------
 
     def _enqueue(self, fsq_id: object, trg_queue: object, data: object) -> str:
         if not (isinstance(fsq_id, str) and isinstance(trg_queue, str) and isinstance(data, str)):
-            raise _Fault(_PARAMETERS, "Invalid parameters: all are text")
+            raise RpcError(_PARAMETERS, "Invalid parameters: all are text")
         charset = self._constants.charset
         try:
             name = fsq_id.encode(charset).decode(errors="surrogateescape")
             body = data.encode(charset)
         except UnicodeEncodeError as error:
-            raise _Fault(_PARAMETERS, f"Invalid parameters: cannot encode with charset {charset}") from error
-        files = opened(self._root, trg_queue, self._constants)
+            raise RpcError(_PARAMETERS, f"Invalid parameters: cannot encode with charset {charset}") from error
+        files = require_queue(self._root, trg_queue, self._constants)
         try:
-            reenqueue(files, check_item(name, self._constants), body)
+            requeue_item(files, check_item(name, self._constants), body)
         finally:
             files.close()
         return fsq_id
@@ -123,8 +126,8 @@ class Methods:
         constants = self._constants
         trigger = constants.trigger if trigger is None else trigger
         if trigger not in {constants.trigger, constants.hosts_trigger}:
-            raise _Fault(_PARAMETERS, "Invalid parameters: no such trigger")
-        files = opened(self._root, queue, constants)
+            raise RpcError(_PARAMETERS, "Invalid parameters: no such trigger")
+        files = require_queue(self._root, queue, constants)
         try:
             if not files.pull_trigger(trigger) and not ignore_listener:
                 raise BackendError(f"No listener for: {queue}/{trigger}")
@@ -132,7 +135,7 @@ class Methods:
             files.close()
 
     def _is_down(self, queue: str, host: str | None = None) -> bool:
-        files = opened(self._root, queue, self._constants, None if host is None else check_host(host))
+        files = require_queue(self._root, queue, self._constants, None if host is None else check_host(host))
         try:
             return files.is_down
         finally:
@@ -147,7 +150,7 @@ def _signature(_name: object) -> str:
     return "signatures not supported"
 
 
-def _failure(called: object, fault: _Fault, *, modern: bool) -> dict[str, Any]:
+def _failure(called: object, fault: RpcError, *, modern: bool) -> dict[str, Any]:
     error = {"code": fault.code, "message": str(fault)}
     if modern:
         return {"jsonrpc": "2.0", "id": called, "error": error}

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler
 
 from qworker.errors import UsageError
-from qworker_fsq.rpc.methods import Methods
+from qworker_fsq.rpc.methods import RpcMethods
 
 __all__ = ["RpcServer", "check_exposure"]
 
@@ -67,7 +67,7 @@ class RpcServer(socketserver.TCPServer):
     def __init__(
         self,
         address: tuple[str, int],
-        methods: Methods,
+        methods: RpcMethods,
         *,
         workers: int,
         body_limit: int,
@@ -99,7 +99,7 @@ class RpcServer(socketserver.TCPServer):
             self.shutdown_request(request)
             self._room.release()
 
-    def may(self, header: str | None) -> bool:
+    def is_allowed(self, header: str | None) -> bool:
         """Whether a client with this Authorization may call."""
         if self._token is None:
             return True
@@ -137,7 +137,7 @@ class _Handler(BaseHTTPRequestHandler):
         if self.path.partition("?")[0] not in _PATHS:
             self._reply(404, b"")
             return
-        if not self._rpc.may(self.headers.get("Authorization")):
+        if not self._rpc.is_allowed(self.headers.get("Authorization")):
             self._reply(401, b"")
             return
         length = self.headers.get("Content-Length", "")

@@ -1,4 +1,4 @@
-"""Why a message failed: a hidden file beside it in fail/, under a name that each protocol chooses."""
+"""Why a message failed: a hidden file next to it in fail/, under a name that each protocol chooses."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ _WRITE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def write_reason(fail: int, name: str, reason: str, *, mode: int) -> int:
-    """Keep a reason.
+    """Store a reason.
 
     Args:
-        fail: the open directory.
-        name: of the hidden file.
-        reason: any text.
-        mode: of the file.
+        fail: The open directory.
+        name: The name of the hidden file.
+        reason: Any text.
+        mode: The mode of the file.
 
     Returns:
         The open descriptor, for a sync.
 
     Raises:
-        OSError: and nothing of it is left.
+        OSError: It is not stored, and nothing of it is left.
     """
     fd = os.open(name, _WRITE, mode, dir_fd=fail)
     try:
@@ -38,7 +38,7 @@ def write_reason(fail: int, name: str, reason: str, *, mode: int) -> int:
 
 
 def read_reason(fail: int, name: str) -> str | None:
-    """A reason that was kept, by anybody; None where nobody said."""
+    """Return a reason that any program stored, or None."""
     raw = read_file(name, fail)
     if raw is None:
         return None

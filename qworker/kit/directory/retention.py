@@ -9,9 +9,9 @@ from collections.abc import Callable
 from qworker.kit.files import list_names
 from qworker.kit.retention import Retention
 
-__all__ = ["PRUNING", "prune"]
+__all__ = ["PRUNING", "describe_retention", "prune"]
 
-# Seconds between two looks at a queue's finished messages: each one lists them all.
+# Seconds between two checks of a queue's finished messages: each one lists them all.
 PRUNING = 60.0
 
 
@@ -31,7 +31,7 @@ async def prune(
         keep: What is kept.
         now: Unix seconds.
         finished_at: When a file's message finished.
-        reason_of: The name of the file beside a failed message that has its reason.
+        reason_of: Gives the name of the file with the reason of a failed message.
         hidden: Whether names that begin with a dot are messages too.
 
     Raises:
@@ -57,11 +57,16 @@ async def prune(
     return count
 
 
+def describe_retention(done: Retention, failed: Retention) -> dict[str, str]:
+    """Return how long finished messages are kept, as `QueueStats.retention` shows it."""
+    return {"done": done.describe(), "failed": failed.describe(), "unfinished": "removed after 36 hours"}
+
+
 def _remove(name: str, directory: int, reason_of: Callable[[str], str] | None) -> bool:
     try:
         os.unlink(name, dir_fd=directory)
     except (FileNotFoundError, IsADirectoryError):
-        # Removed meanwhile; or a foreign directory that was set aside, which people remove.
+        # Removed meanwhile; or a directory of another program in fail/, which people remove.
         return False
     if reason_of is not None:
         try:

@@ -1,4 +1,4 @@
-"""A root directory, and how many leases a process may have: what the stores of `file:` and `fsq:` begin with."""
+"""A root directory, and how many leases a process may have."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from qworker.kit.files import DIRECTORY, raise_file_limit
 
 __all__ = ["most_leases", "open_root", "warn_of_limit"]
 
-# Files that a worker has open beside its leases, at least.
+# Files that a worker has open besides its leases, at least.
 _OTHERS = 40
 
 
 def open_root(directory: str, mode: int) -> int:
-    """Open a directory, which is made with `mode` if it is absent.
+    """Open a directory, which is created with `mode` if it does not exist.
 
     Raises:
-        OSError: it cannot be opened.
+        OSError: It cannot be opened.
     """
     try:
         return os.open(directory, DIRECTORY)
@@ -29,7 +29,7 @@ def open_root(directory: str, mode: int) -> int:
 
 
 def most_leases() -> int:
-    """How many leases this process may have, each of which holds a file open: half of all files are left for everything else."""
+    """Return how many leases this process may have. Each holds a file open; half of all files are left for the rest."""
     limit = raise_file_limit()
     return max(1, min(limit // 2, limit - _OTHERS))
 

@@ -1,4 +1,4 @@
-"""A sorted look at the oldest messages of a queue, so that no directory is listed per message.
+"""A sorted window of the oldest names of a queue, so that no directory is listed per message.
 
 A listing keeps the smallest names only: memory does not depend on the backlog. The window is `complete` when nothing was left out
 and every later change is known, by inotify or by our own doing; otherwise it is listed again once it is used up.
@@ -32,12 +32,13 @@ class Window:
     """The smallest names of a directory, in order.
 
     Args:
-        directory: its descriptor.
-        local: whether this machine's kernel gives the directory its times.
-        skip: names that a listing leaves out; looked at by each.
+        directory: Its descriptor.
+        local: Whether this machine's kernel gives the directory its times.
+        skip: Names that each listing leaves out.
     """
 
     __slots__ = (
+        "_added_meanwhile",
         "_directory",
         "_head",
         "_listing",
@@ -46,7 +47,6 @@ class Window:
         "_names",
         "_run",
         "_skip",
-        "_told",
         "bound",
         "listed_at",
         "seen_mtime",
@@ -69,25 +69,25 @@ class Window:
         self.listed_at = float("-inf")
         self.seen_mtime = 0
         self._listing = asyncio.Lock()
-        # While a listing runs: what was added meanwhile, and whether more was than was told.
-        self._told: list[str] | None = None
+        # While a listing runs: what was added meanwhile, and whether more was added than was reported.
+        self._added_meanwhile: list[str] | None = None
         self._missed = False
 
     def __len__(self) -> int:
         return len(self._names) - self._head + len(self._run)
 
     def first(self) -> str | None:
-        """The next name, which stays."""
+        """Return the next name, which stays."""
         if self._run:
             return self._run[-1]
         return self._names[self._head] if self._head < len(self._names) else None
 
-    def following(self, count: int) -> list[str]:
-        """Names that are probably taken next, which stay."""
+    def peek(self, count: int) -> list[str]:
+        """Return the names that are probably taken next, which stay."""
         return self._run[: -count - 1 : -1] if self._run else self._names[self._head : self._head + count]
 
     def take(self) -> str:
-        """The next name, which goes: the oldest, or the next of a run that keeps apart from others' (`lost`)."""
+        """Take the next name: the oldest, or the next of a run that keeps apart from those of others (`skip_taken`)."""
         if self._run:
             return self._run.pop()
         name = self._names[self._head]
@@ -97,28 +97,28 @@ class Window:
             self._head = 0
         return name
 
-    def lost(self, name: str, is_there: Callable[[str], bool]) -> None:
-        """Somebody else had taken `name`: find out how far they are, and take a run of names some way apart.
+    def skip_taken(self, name: str, is_there: Callable[[str], bool]) -> None:
+        """Find out how far another worker is that had taken `name`, and take a run of names some way apart.
 
         A peer takes names in their order too, so what it has taken is one stretch: its end is found in a few probes instead of by one
         lost attempt for each name. What is passed over unseen, and is still there, is found by the next listing.
 
         Args:
-            name: the last one that `take` gave.
-            is_there: whether a file is still in the directory.
+            name: The last one that `take` gave.
+            is_there: Whether a file is still in the directory.
         """
         names = self._names
         del names[: self._head]
         self._head = 0
         if self._run:
-            # The run met somebody else's: what is left of it goes back to its place.
+            # The run met another worker's: what is left of it goes back to its place.
             rest = self._run[::-1]
             self._run = []
             at = bisect_left(names, rest[0])
             names[at:at] = rest
         at = bisect_left(names, name)
         if at >= len(names) or is_there(names[at]):
-            # One file, as somebody may have removed: no stretch.
+            # One file only, which may have been removed: not a stretch.
             return
         step = 1
         while at + step < len(names) and not is_there(names[at + step]):
@@ -141,16 +141,16 @@ class Window:
         del names[start : start + _RUN]
 
     def add(self, name: str) -> None:
-        """A file was renamed into the directory."""
-        if self._told is not None:
-            self._told.append(name)
+        """Add a file that was renamed into the directory."""
+        if self._added_meanwhile is not None:
+            self._added_meanwhile.append(name)
             return
         if self.stale or (self.bound is not None and name > self.bound):
             # The next listing shows it; until then what is known is the oldest.
             return
         names = self._names
         if len(self) >= 2 * SIZE:
-            # Told of more than a window holds: forget the newer half, and list when it is needed.
+            # More was reported than a window holds: drop the newer half, and list when it is needed.
             del names[self._head + SIZE :]
             self.bound = names[-1]
             if name > self.bound:
@@ -162,8 +162,8 @@ class Window:
         if at >= len(names) or names[at] != name:
             insort(names, name, self._head)
 
-    def missed(self) -> None:
-        """More was added than was told: nothing is known beyond the names that are here."""
+    def mark_incomplete(self) -> None:
+        """Note that more was added than was reported: nothing is known beyond the names that are here."""
         self._missed = True
         if self._head < len(self._names):
             self.bound = self._names[-1]
@@ -171,19 +171,19 @@ class Window:
             self.stale = True
 
     @property
-    def exhausted(self) -> bool:
+    def is_exhausted(self) -> bool:
         """Whether a listing may show more than is left."""
         return not self and (self.stale or self.bound is not None)
 
-    def unchanged(self) -> bool:
-        """Whether the directory provably has not changed since its last listing."""
+    def is_unchanged(self) -> bool:
+        """Return whether the directory provably has not changed since its last listing."""
         return self.seen_mtime != 0 and os.fstat(self._directory).st_mtime_ns == self.seen_mtime
 
     async def list(self) -> None:
         """List the directory; concurrent calls share one listing.
 
         Raises:
-            OSError: it cannot be listed.
+            OSError: It cannot be listed.
         """
         if self._listing.locked():
             async with self._listing:
@@ -197,16 +197,16 @@ class Window:
             mtime = os.fstat(fd).st_mtime_ns
             settled = self._local and time.time_ns() - mtime > _TICK_NS
             # What is added while this listing runs may be missing in it.
-            self._told, self._missed = [], False
+            self._added_meanwhile, self._missed = [], False
             try:
                 found, bound = await _smallest(fd, self._skip)
             finally:
-                told, self._told = self._told, None
+                added, self._added_meanwhile = self._added_meanwhile, None
             self._names, self._head, self._run, self.bound, self.stale = found, 0, [], bound, False
-            for name in told:
+            for name in added:
                 self.add(name)
             if self._missed:
-                self.missed()
+                self.mark_incomplete()
             self.listed_at = asyncio.get_running_loop().time()
             self.seen_mtime = mtime if settled else 0
         finally:
@@ -214,7 +214,7 @@ class Window:
 
 
 async def _smallest(directory: int, skip: Container[str]) -> tuple[list[str], str | None]:
-    """The smallest names, sorted, and the largest of them when there are more. Hidden ones are somebody's unfinished business."""
+    """The smallest names, sorted, and the largest of them when there are more. Hidden ones are files of others that are not finished."""
     found: list[str] = []
     bound: str | None = None
     with os.scandir(directory) as entries:
