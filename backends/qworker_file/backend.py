@@ -70,9 +70,9 @@ class FileBackend(Backend):
 
     @classmethod
     def from_url(cls, url: BackendURL, *, clock: Clock = SYSTEM_CLOCK, remote_leases: bool = False) -> Self:
-        """`?sync=full|off`, `?keep_done=`, `?keep_failed=`, `?timezone=utc|local`, `?poll_interval=DURATION`, `?dir_mode=0700|0750|0770|02770`.
+        """`?sync=full|off`, `?keep_done=`, `?keep_failed=`, `?timezone=utc|local`, `?poll_interval=DURATION`.
 
-        And of the history `?history=0|1`, `?keep_history=7d,512M`.
+        And `?dir_mode=0700|0750|0770|02770`; and of the history `?history=0|1`, `?keep_history=7d,512M`.
         """
         return cls(str(url.directory), clock=clock, options=FileOptions.from_url(url), remote_leases=remote_leases)
 

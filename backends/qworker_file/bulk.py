@@ -56,7 +56,7 @@ class FileBulkStore:
         return FileBulkWriter(self._stores, queue, name)
 
     async def incomplete_loads(self, queue: str) -> list[IncompleteLoad]:
-        """Look for seals under tmp/."""
+        """Find seals under tmp/."""
         with store_errors(f"list the loads of {queue!r}"):
             opened = self._stores.get_queue(queue)
             return [] if opened is None else incomplete_loads(opened.files.tmp, opened.files.names)

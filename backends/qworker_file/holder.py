@@ -1,7 +1,7 @@
 """The liveness file of a worker, which it keeps locked as long as it lives.
 
-The kernel frees the lock when the last process that has the descriptor dies, so a free lock is a dead holder, at once. A held
-lock proves nothing: a child that a worker forked may have kept it. So it never vetoes an expiry.
+The kernel frees the lock when the last process that has the descriptor dies, so a free lock is a dead holder, at once.
+A held lock proves nothing: a child that a worker forked may have kept it. So it never vetoes an expiry.
 """
 
 from __future__ import annotations

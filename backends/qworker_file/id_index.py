@@ -1,7 +1,7 @@
-"""The ids that publishers chose: each stored message with such an id has a second link in names/, called by the id alone.
+"""The ids that publishers chose: a message with such an id has a second link in names/, named by the id alone.
 
-`link` never overwrites, so of two publishes of one id one makes the link. The number of links says whether the message is
-still stored in any state: a link that is the last one is free. Only a process with the lock of names/ removes a last
+`link` never overwrites, so of two publishes of one id one makes the link. The number of links says whether the message
+is still stored in any state: a link that is the last one is free. Only a process with the lock of names/ removes a last
 link, because between reading the number and the removal another publish could have taken the id.
 """
 
@@ -182,7 +182,7 @@ def _is_locked(files: QueueDir, name: str) -> bool:
     try:
         fd = os.open(name, READ, dir_fd=files.tmp)
     except FileNotFoundError:
-        # Renamed this moment: look again.
+        # It was renamed at this moment: check again.
         return True
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -1,4 +1,4 @@
-"""The directories of a queue: created whole, opened once, and used by descriptors: no path can be swapped under them."""
+"""The directories of a queue: created whole, opened once, and used by descriptors."""
 
 from __future__ import annotations
 
@@ -189,5 +189,6 @@ def _check_format(opened: QueueDir) -> None:
         )
     if int(version) > FORMAT:
         raise FormatTooNew(
-            f"the queue {opened.name!r} has format {int(version)}, but this release knows only {FORMAT}: upgrade qworker"
+            f"the queue {opened.name!r} has format {int(version)}, but this release knows only {FORMAT}: "
+            "upgrade qworker"
         )

@@ -1,8 +1,8 @@
 """From queue/ and delay/ to lease/, and extending leases: each transition is one rename of one name.
 
-A lease is the file `lease/<item>.<expiry>.<holder>`. A call that ends or extends it names all three, so a stale holder's
-call finds no file. The descriptor stays open, with its flock, until the lease is settled: fsq programs work under that
-lock, in place.
+A lease is the file `lease/<item>.<expiry>.<holder>`. A call that ends or extends it names all three, so a stale
+holder's call finds no file. The descriptor stays open, with its flock, until the lease is settled: fsq programs work
+under that lock, in place.
 """
 
 from __future__ import annotations
@@ -134,7 +134,8 @@ def _claim_open(
     # A name of our own is given to one file only; any other may be given to the next one.
     is_own = parsed is not None and parsed.is_own
     if source == files.queue:
-        # Only there does an fsq program work on items; what is elsewhere may still be locked by a holder that was given up.
+        # Only there does an fsq program work on items; what is elsewhere may still be locked by a holder that was given
+        # up.
         if not locked:
             return ClaimResult.BUSY
         if not is_own and has_writer(fd):

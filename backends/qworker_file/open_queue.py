@@ -268,7 +268,7 @@ class OpenQueue(FollowedQueue[QueueDir, FileLease]):
         return len(returned)
 
     def count_due(self) -> int:
-        """Return how many messages became due since the last call, as far as is known: they are ready without being moved."""
+        """Return how many messages became due since the last call, as far as is known. They are ready as they are."""
         before = len(self._due)
         self._take_due()
         return len(self._due) - before

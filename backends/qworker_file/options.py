@@ -36,7 +36,7 @@ class FileOptions(msgspec.Struct, frozen=True, kw_only=True):
         """Read a URL's options.
 
         Raises:
-            InvalidURL: one is unknown or makes no sense.
+            InvalidURL: One is unknown or not valid.
         """
         url.only({"sync", "timezone", "poll_interval", "dir_mode", *KEEP_OPTIONS, *HISTORY_OPTIONS})
         return cls(

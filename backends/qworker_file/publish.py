@@ -1,6 +1,6 @@
-"""Publishing: write into tmp/, put the data on the disk, rename to where it is visible, put the directories on the disk.
+"""Publishing: write into tmp/, put the data on the disk, rename the files to where they are visible.
 
-Only then the call returns.
+Then the directories are put on the disk, and only then the call returns.
 """
 
 from __future__ import annotations

@@ -110,8 +110,8 @@ class Planner:
     def _new_stems(self, count: int, now: float) -> list[str]:
         if self._clock is SYSTEM_CLOCK and not self._local:
             return new_ids(count)
-        # A sequence of its own, so the names need a serial of their own: another planner of this process may be at the same
-        # nanosecond.
+        # A sequence of its own, so the names need a serial of their own: another planner of this process may be at the
+        # same nanosecond.
         first = max(int(now * 1e9), self._last_ns + 1)
         self._last_ns = first + count - 1
         pid, host = new_id().split("_")[2:]

@@ -1,6 +1,7 @@
-"""Reading ahead: a backlog that is older than the page cache is read by the disk side by side, not one message after another.
+"""Reading ahead: the disk reads many messages of a backlog at once that is older than the page cache.
 
-A lease reads each body on the loop. From the cache that costs microseconds; from a disk it holds up the loop for each of them.
+A lease reads each body on the loop. From the cache that costs microseconds; from a disk it holds up the loop for each
+of them.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ __all__ = ["ReadAhead"]
 
 # Files asked for at once.
 _MANY = 128
-# A claim that takes so many times what the fastest took has waited for the disk, when others beside it have, too.
+# A claim that takes so many times what the fastest took has waited for the disk, if its neighbours have, too.
 _TIMES, _IN_A_ROW = 2.5, 3
-# What was asked for must be claimed this much faster. If not, the machine is slow and not the disk: next time so many times more claims
-# in a row must have waited, and at most so many.
+# What was asked for must be claimed this much faster. If not, the machine is slow and not the disk: next time so many
+# times more claims in a row must have waited, and at most so many.
 _WORTH, _DOUBT, _MOST_DOUBT = 2.0, 4, 4096
 # How fast the memory of the fastest claim fades, for machines whose speed changes.
 _FADING = 1.0005
@@ -28,8 +29,8 @@ class ReadAhead:
     """Notices claims that wait for the disk.
 
     Args:
-        directory: the descriptor of the directory whose files are claimed.
-        following: the names that are claimed next.
+        directory: The descriptor of the directory whose files are claimed.
+        following: Gives the names that are claimed next.
     """
 
     __slots__ = ("_asked", "_directory", "_fastest", "_following", "_needed", "_slow", "_taken", "_waited")
@@ -47,7 +48,7 @@ class ReadAhead:
         self._taken = 0.0
 
     def claimed(self, seconds: float) -> None:
-        """A claim took so long."""
+        """Note how long a claim took."""
         fastest = self._fastest * _FADING
         self._fastest = seconds if seconds < fastest else fastest
         if self._asked:
@@ -66,7 +67,7 @@ class ReadAhead:
                 self._ask()
 
     def _judge(self) -> None:
-        """Whether asking was of use."""
+        """Find out whether asking was of use."""
         if self._taken / _MANY * _WORTH <= self._waited / self._slow:
             self._needed = _IN_A_ROW
         else:

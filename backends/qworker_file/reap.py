@@ -1,8 +1,8 @@
 """Leases that their holder did not end: its liveness file is gone, or the time is over.
 
-Time is measured by this process's monotonic clock from the first time that it sees a lease's name. Every extension makes
-another name, so a name that has not changed for the length of its lease is over. No step of a wall clock takes a living
-lease early.
+Time is measured by this process's monotonic clock from the first time that it sees a lease's name. Every extension
+makes another name, so a name that has not changed for the length of its lease is over. No step of a wall clock takes a
+living lease early.
 """
 
 from __future__ import annotations
@@ -132,7 +132,8 @@ class QueueReaper:
             made_at = os.stat(name, dir_fd=self._files.lease, follow_symlinks=False).st_ctime
         except FileNotFoundError:
             return None
-        # The kernel's time of the rename is comparable with the system's clock only. Another clock gives what is left of it.
+        # The kernel's time of the rename is comparable with the system's clock only. Another clock gives what is left
+        # of it.
         return expiry - (made_at if self._clock is SYSTEM_CLOCK else self._clock.time())
 
     def _return(self, name: str, item: str) -> str | None:
@@ -188,8 +189,8 @@ class QueueReaper:
                 # Published meanwhile.
                 continue
         if has_staged(self._files.tmp):
-            # It takes long if a load died: whole directories of messages. The thread has a descriptor of its own, because it
-            # may outlive a close.
+            # It takes long if a load died: whole directories of messages. The thread has a descriptor of its own,
+            # because it may outlive a close.
             await asyncio.to_thread(_clean_up_staged, os.dup(self._files.tmp), oldest)
 
 

@@ -106,7 +106,8 @@ class Store(DirectoryStore[OpenQueue]):
             notified, queue = False, self.get(check_queue(name))
         if queue is None:
             return []
-        # After the settlements that came before it, whose commit may go on: a crash repeats none of them with new leases.
+        # After the settlements that came before it, whose commit may go on: a crash repeats none of them with new
+        # leases.
         await self.wait_for_settlements()
         leases: Sequence[Lease] = await queue.lease(
             min(limit, self.room()), visibility, self.expiries, notified=notified

@@ -1,4 +1,4 @@
-"""`fsq:///root[?...]`: queues of the fsq(7) standard, worked on in place, beside any other implementation of it."""
+"""`fsq:///root[?...]`: queues of the fsq(7) standard, worked on in place, together with other implementations of it."""
 
 from __future__ import annotations
 

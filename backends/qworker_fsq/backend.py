@@ -41,8 +41,8 @@ class FsqBackend(Backend):
         url: The URL.
         options: What it says.
         clock: Gives the times in names.
-        remote_leases: Whether the holders of leases are outside this process. Leases then end by time too, although this
-            process keeps the locks.
+        remote_leases: Whether the holders of leases are outside this process. Leases then end by time too, although
+            this process keeps the locks.
     """
 
     deviations: ClassVar[Mapping[str, str]] = {
@@ -51,7 +51,8 @@ class FsqBackend(Backend):
         "given_ids": "an id is the time, the process and the host of its making",
         "fields": "an item has a name and its contents",
         "retry_errors": "an item has a name and its contents: the history keeps the error",
-        "expiry": "a lease is a lock on the item, which the kernel frees when its holder lets go or dies: visibility has no meaning",
+        "expiry": "a lease is a lock on the item, which the kernel frees when its holder lets go or dies: "
+        "visibility has no meaning",
     }
 
     def __init__(
@@ -72,9 +73,9 @@ class FsqBackend(Backend):
 
     @classmethod
     def from_url(cls, url: BackendURL, *, clock: Clock = SYSTEM_CLOCK, remote_leases: bool = False) -> Self:
-        """`fsq:///root[?host=NAME&max_tries=N&ttl=DURATION&keep_done=all|none|AGE|N-messages&sync=full|off]`, and so on.
+        """`fsq:///root[?host=NAME&max_tries=N&ttl=DURATION&sync=full|off&keep_done=all|none|AGE|N-messages]`.
 
-        `fsq:` is FSQ_ROOT.
+        And the other options of `FsqOptions`. `fsq:` is FSQ_ROOT.
         """
         return cls(url, FsqOptions.from_url(url), clock=clock, remote_leases=remote_leases)
 
@@ -119,7 +120,7 @@ class FsqBackend(Backend):
             return [] if opened is None else list(await opened.lease(min(limit, store.room()), visibility))
 
     async def wait(self, queues: Sequence[str], timeout: float) -> None:
-        """Wait for an enqueue, a pulled trigger, a due time, the end of a pause, or an item that is not locked any more."""
+        """Wait for an enqueue, a pulled trigger, a due time, the end of a pause, or the end of a lock."""
         await wait_for_work(self._stores.open(), queues, timeout)
 
     def extend(self, leases: Sequence[Lease], visibility: float) -> list[Lease]:

@@ -24,7 +24,7 @@ _FLAGS = ("use_trigger", "lock")
 
 
 class Constants(msgspec.Struct, frozen=True, kw_only=True):
-    """What every program of the standard can be told by its environment; the defaults are the standard's."""
+    """What the environment can set for every program of the standard. The defaults are the standard's."""
 
     root: str = "/var/fsq"
     # Names of the parts of a queue.
@@ -41,7 +41,7 @@ class Constants(msgspec.Struct, frozen=True, kw_only=True):
     encode: str = "%"
     charset: str = "utf8"
     timefmt: str = "%Y%m%d%H%M%S"
-    # Owners, by name or number; None: whoever makes it.
+    # Owners, by name or number; None: the user that creates it.
     item_user: str | None = None
     item_group: str | None = None
     queue_user: str | None = None
@@ -55,7 +55,7 @@ class Constants(msgspec.Struct, frozen=True, kw_only=True):
     # Whether install makes triggers.
     use_trigger: bool = False
     lock: bool = True
-    # 0: never too many; None: not said, which `fsq scan` takes for 1, and a worker for its tasks' own.
+    # 0: any number; None: not set. Then a scan takes 1, and a worker the limit of its tasks.
     max_tries: int | None = None
     # Seconds; 0: for ever.
     ttl: float = 0.0
@@ -65,7 +65,7 @@ class Constants(msgspec.Struct, frozen=True, kw_only=True):
         """Read `FSQ_*`.
 
         Raises:
-            UsageError: one of them makes no sense.
+            UsageError: One of them is not valid.
         """
         given = {
             name: environment[f"FSQ_{name.upper()}"]
@@ -75,12 +75,14 @@ class Constants(msgspec.Struct, frozen=True, kw_only=True):
         return cls().changed(**given)
 
     def changed(self, **given: str) -> Constants:
-        """The same with some values, given as the environment would.
+        """Return the same with some values, given as in the environment.
 
         Raises:
-            UsageError: one of them makes no sense.
+            UsageError: One of them is not valid.
         """
-        values = {name: _span(name, text) if name == "ttl" else _value(name, text) for name, text in given.items()}
+        values = {
+            name: _parse_duration(name, text) if name == "ttl" else _value(name, text) for name, text in given.items()
+        }
         made = msgspec.structs.replace(self, **values)
         if made.delimiter == made.encode:
             raise UsageError(f"FSQ_DELIMITER and FSQ_ENCODE are both {made.encode!r}: choose two characters")
@@ -124,7 +126,7 @@ class ItemLimits(msgspec.Struct, frozen=True, kw_only=True):
 NO_LIMITS = ItemLimits()
 
 
-def _span(name: str, text: str) -> float:
+def _parse_duration(name: str, text: str) -> float:
     try:
         return parse_duration(text)
     except UsageError as error:
@@ -174,10 +176,10 @@ def _word(variable: str, text: str) -> str:
 
 
 def user_id(user: str | None) -> int:
-    """The number of a user given by name or number; -1, which changes nothing, for None.
+    """Return the number of a user given by name or number; -1, which changes nothing, for None.
 
     Raises:
-        UsageError: there is none of that name.
+        UsageError: There is no user of that name.
     """
     if user is None:
         return -1
@@ -190,10 +192,10 @@ def user_id(user: str | None) -> int:
 
 
 def group_id(group: str | None) -> int:
-    """The number of a group given by name or number; -1, which changes nothing, for None.
+    """Return the number of a group given by name or number; -1, which changes nothing, for None.
 
     Raises:
-        UsageError: there is none of that name.
+        UsageError: There is no group of that name.
     """
     if group is None:
         return -1

@@ -1,6 +1,6 @@
-"""Who has which file locked, as the kernel tells it: nobody is disturbed by the question, as a tried lock would.
+"""Which process holds the lock on which file, as the kernel shows it. Trying a lock would disturb other processes.
 
-Locks of processes in other PID namespaces, and of other hosts, are not shown: what they work on looks ready.
+Locks of processes in other PID namespaces, and of other hosts, are not shown: what they work on is listed as ready.
 """
 
 from __future__ import annotations
@@ -9,16 +9,16 @@ import os
 
 __all__ = ["lock_holders"]
 
-# These give files another device number than the file system that keeps their locks.
+# These give files another device number than the file system that has their locks.
 _OTHER_DEVICE = frozenset({"overlay", "btrfs"})
 
 
 def lock_holders(directory: int, kind: str) -> dict[int, int]:
-    """The pids that hold a lock, by inode.
+    """Return the pids of the processes that hold a lock, by inode.
 
     Args:
-        directory: of the file system that is asked about.
-        kind: the file system's name.
+        directory: A descriptor on the file system.
+        kind: The name of the file system.
     """
     device = os.fstat(directory).st_dev
     wanted = f"{os.major(device):02x}:{os.minor(device):02x}"
@@ -27,7 +27,7 @@ def lock_holders(directory: int, kind: str) -> dict[int, int]:
         with open("/proc/locks", encoding="ascii") as lines:
             for line in lines:
                 fields = line.split()
-                # Somebody who waits for a lock has an arrow before the kind.
+                # For a process that waits for a lock, an arrow comes before the kind.
                 if len(fields) < 6 or fields[1] not in {"FLOCK", "POSIX"}:
                     continue
                 place, _, inode = fields[5].rpartition(":")

@@ -1,4 +1,4 @@
-"""`host-dist`: every item of a queue is enqueued again for each host, and is done with that."""
+"""`host-dist`: every item of a queue is enqueued again for each host, and then it is done."""
 
 from __future__ import annotations
 
@@ -15,35 +15,38 @@ __all__ = ["Distribution", "distribute"]
 
 
 class Distribution(msgspec.Struct, frozen=True, kw_only=True):
-    """How items are distributed."""
+    """How items are distributed.
 
-    # Make the same file known in every sub-queue, instead of a copy.
+    Attributes:
+        link: Link the same file into every sub-queue, instead of a copy.
+        trigger: Pull the trigger of the hosts after each item.
+        verbose: Also print what succeeds.
+        done: Each item leaves the queue.
+    """
+
     link: bool = False
-    # Pull the hosts' trigger after each item.
     trigger: bool = False
-    # Also say what succeeds.
     verbose: bool = False
-    # Each item leaves the queue.
     done: bool = True
 
 
 def distribute(
     root: int, queue: str, hosts: Sequence[str], source: FsqSource, how: Distribution, say: Callable[[str], None]
 ) -> int:
-    """Enqueue each item for every host; the exit status.
+    """Enqueue each item for every host and return the exit status.
 
-    An item is done when all hosts have it. Killed in between, a host that has it already is passed over by the next run.
+    An item is done when all hosts have it. If the process is killed before, the next run skips the hosts that have it.
 
     Args:
-        root: the root's descriptor.
-        queue: the queue's name.
-        hosts: whom to; none: all that the queue has.
-        source: of the items.
-        how: see there.
-        say: prints a line.
+        root: The root's descriptor.
+        queue: The queue's name.
+        hosts: The hosts; none: all hosts of the queue.
+        source: Gives the items.
+        how: How they are distributed.
+        say: Prints a line.
 
     Raises:
-        QueueNotFound: there is no such queue or sub-queue.
+        QueueNotFound: The queue or a sub-queue does not exist.
     """
     constants = source.constants
     targets = [require_queue(root, queue, constants)]

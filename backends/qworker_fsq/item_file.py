@@ -1,4 +1,4 @@
-"""What an item's file carries besides its contents, and how it is renamed: due time, original id, reason of a failure."""
+"""What an item's file has besides its contents: due time, original id, reason of a failure; and how it is renamed."""
 
 from __future__ import annotations
 

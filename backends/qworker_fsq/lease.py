@@ -4,8 +4,8 @@
     queue/<name>, flock(LOCK_EX) leased; the kernel frees the lock when the worker dies
     done/<name>, fail/<name>     finished
 
-The file is looked up by its name once more under the lock: between the open and the lock another worker may have finished
-it, and renamed what is open here.
+The file is looked up by its name once more under the lock: between the open and the lock another worker may have
+finished it, and renamed what is open here.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class Claimed:
         return self._rename(self.name, self.files.done)
 
     def fail(self, reason: str | None = None) -> bool:
-        """Fail the item and return whether it was still ours. The reason comes first: a failure is never seen without it."""
+        """Fail the item and return whether it was still ours. A failure is never seen without its reason."""
         if not self.is_ours:
             return False
         return fail_item(self.files, self.name, reason)

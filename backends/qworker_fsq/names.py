@@ -1,7 +1,7 @@
 """Item names of fsq(7): `D<timestamp>D<entropy>D<pid>D<hostname>D<tries>[D<argument>]...`. Nothing here touches a disk.
 
-D is the first character of the name. The delimiter, the escape character and `/` are written as the escape character and two
-hexadecimal digits. Names are what `os.fsdecode` gives: bytes that are no text come along as surrogates.
+D is the first character of the name. The delimiter, the escape character and `/` are written as the escape character
+and two hexadecimal digits. Names are what `os.fsdecode` gives: bytes that are not text are surrogates.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _UTF8 = frozenset({"utf8", "utf-8", "UTF-8", "UTF8"})
 
 
 class InvalidItemName(Exception):
-    """A file's name that is no item's."""
+    """A file name that is not the name of an item."""
 
 
 class Item(msgspec.Struct, frozen=True, gc=False):
@@ -54,10 +54,10 @@ class Item(msgspec.Struct, frozen=True, gc=False):
 
 
 def construct(fields: Sequence[str], constants: Constants) -> str:
-    """The name that has these fields.
+    """Return the name that has these fields.
 
     Raises:
-        NotSupported: no file can have it.
+        NotSupported: No file can have it.
     """
     delimiter, escape = constants.delimiter, constants.encode
     name = "".join([delimiter + _encode(field, delimiter, escape, constants.charset) for field in fields])
@@ -88,7 +88,7 @@ def _escapes(delimiter: str, escape: str) -> dict[int, str]:
 
 
 def with_tries(name: str, tries: int, constants: Constants) -> str:
-    """The same item with another number of failed attempts."""
+    """Return the name of the same item with another number of failed attempts."""
     delimiter = name[0]
     raw = _split(name, constants.encode)
     raw[4] = _encode(str(tries), delimiter, constants.encode, constants.charset)
@@ -99,10 +99,10 @@ def with_tries(name: str, tries: int, constants: Constants) -> str:
 
 
 def deconstruct(name: str, constants: Constants) -> list[str]:
-    """The fields of a name, decoded.
+    """Return the fields of a name, decoded.
 
     Raises:
-        InvalidItemName: an escape is truncated or not hexadecimal, or the first character cannot be a delimiter.
+        InvalidItemName: An escape is truncated or not hexadecimal, or the first character cannot be a delimiter.
     """
     if not name:
         raise InvalidItemName("an empty name has no delimiter")
@@ -134,7 +134,7 @@ def _decode(field: str, constants: Constants) -> str:
     escape = constants.encode
     if escape in field:
         # Bytes that were escaped one by one may be a character together.
-        field = os.fsdecode(os.fsencode(_escaped(escape).sub(_meaning, field)))
+        field = os.fsdecode(os.fsencode(_escaped(escape).sub(_unescape, field)))
     if field.isascii() or constants.charset in _UTF8:
         return field
     return os.fsencode(field).decode(constants.charset, "surrogateescape")
@@ -145,17 +145,17 @@ def _escaped(escape: str) -> re.Pattern[str]:
     return re.compile(f"{re.escape(escape)}([0-9a-fA-F]{{2}})?")
 
 
-def _meaning(match: re.Match[str]) -> str:
+def _unescape(match: re.Match[str]) -> str:
     if match[1] is None:
         raise InvalidItemName(f"an escape in {printable(match.string)!r} is truncated or not hexadecimal")
     return os.fsdecode(bytes([int(match[1], 16)]))
 
 
 def parse(name: str, constants: Constants) -> Item:
-    """Read an item's name.
+    """Read the name of an item.
 
     Raises:
-        InvalidItemName: it is none.
+        InvalidItemName: It is not valid.
     """
     usual = _USUAL.fullmatch(name)
     if usual is not None and constants.is_usual and (second := _second(usual[2], _TIMEFMT)) is not None:
@@ -186,7 +186,7 @@ def _second(stamp: str, timefmt: str) -> float | None:
 
 
 def message_id(name: str, constants: Constants) -> str:
-    """The id of the message in any file: what stays of an item's name at every try, or a digest of a stranger's."""
+    """Return the id of the message in a file: the fixed part of an item's name, or a digest of another name."""
     if name and name[0] != constants.encode:
         fields = _split(name, constants.encode)
         if len(fields) >= 5:

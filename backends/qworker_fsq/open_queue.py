@@ -1,6 +1,7 @@
 """One queue as one backend instance has it open: its directories, its window, its own leases.
 
-Nothing reports that a lock was released, so what another process works on is tried again after a pause of at most a second.
+Nothing reports that a lock was released, so what another process works on is tried again after a pause of at most a
+second.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _LINGER, MOST_LINGERING = 0.1, 2000
 
 
 class _Tokens:
-    """Numbers that rise with every delivery, whichever worker has the lock next: the time, or one more than the last."""
+    """Numbers that rise with every delivery, whichever worker has the lock: the time, or one more than the last."""
 
     last = 0
 

@@ -22,7 +22,7 @@ class FsqOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The options of a URL."""
 
     constants: Constants
-    # Work on the sub-queues of this host; None: on the queues themselves.
+    # The host whose sub-queues are used; None: the queues themselves.
     host: str | None = None
     # Publishes and settlements survive a power cut when they return.
     sync: bool = True
@@ -34,8 +34,8 @@ class FsqOptions(msgspec.Struct, frozen=True, kw_only=True):
         """Read a URL's options.
 
         Raises:
-            InvalidURL: one is unknown or makes no sense.
-            UsageError: an FSQ_* variable makes no sense.
+            InvalidURL: An option is unknown or not valid.
+            UsageError: An FSQ_* variable is not valid.
         """
         url.only({"host", "sync", "max_tries", "ttl", *KEEP_OPTIONS, *HISTORY_OPTIONS})
         constants = Constants.from_environment()
@@ -65,10 +65,10 @@ class FsqOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parse_root(url: BackendURL, constants: Constants) -> Path:
-    """The directory of queues: the URL's, or FSQ_ROOT where that names none (`fsq:`).
+    """Return the directory of queues: that of the URL, or FSQ_ROOT if it names none (`fsq:`).
 
     Raises:
-        InvalidURL: it names a host.
+        InvalidURL: It names a host.
     """
     if not url.authority and not url.path:
         return Path(constants.root)
@@ -76,10 +76,10 @@ def parse_root(url: BackendURL, constants: Constants) -> Path:
 
 
 def check_host(host: str) -> str:
-    """Return `host` if it can be a host's.
+    """Return `host` if it can be the name of a host.
 
     Raises:
-        InvalidURL: it cannot.
+        InvalidURL: It cannot.
     """
     try:
         return check_queue(host)

@@ -1,7 +1,7 @@
 """Enqueueing as fsq(7) says: create the item in tmp/, put it on the disk, link it into queue/, and unlink it in tmp/.
 
-A batch is put on the disk together, and its names are durable when the call returns. A link never replaces anything: if a
-name is taken, the item gets another.
+A batch is put on the disk together, and its names are durable when the call returns. A link never replaces anything: if
+a name is taken, the item gets another.
 """
 
 from __future__ import annotations

@@ -95,7 +95,7 @@ class Planner:
         return Plan(draft, ns, self._name(draft, ns), due=due if due > now else None)
 
     def _given_ns(self, moment: float) -> int:
-        """Return a given time, to the microsecond, that differs from others: an id is a time, and the order is that of ids."""
+        """Return a given time, to the microsecond, that differs from others: it becomes the id and the order."""
         base = round(moment * 1e6) * 1000
         if base <= self._last_given_ns < base + _SAME_TIME_NS:
             self._last_given_ns += 1

@@ -29,9 +29,9 @@ def open_scan(url: BackendURL, queue: str, options: ScanOptions) -> FsqSource:
     """Open the source of a queue's items.
 
     Raises:
-        InvalidURL: an option of the URL is not known.
-        UsageError: an FSQ_* variable makes no sense.
-        ScanError: there is no such queue.
+        InvalidURL: An option of the URL is not known.
+        UsageError: An FSQ_* variable is not valid.
+        ScanError: The queue does not exist.
     """
     given = FsqOptions.from_url(url)
     constants = given.constants
@@ -47,14 +47,14 @@ class FsqSource:
     """The items of a queue, or of its hosts' sub-queues, sorted by their names at the beginning.
 
     Args:
-        directory: the root.
-        queue: the queue's name, checked.
-        constants: the standard's.
-        options: of the scan.
-        hosts: whose sub-queues; none: the queue's own items, unless the options say all hosts'.
+        directory: The root.
+        queue: The queue's name, checked.
+        constants: The standard's constants.
+        options: The options of the scan.
+        hosts: The hosts of the sub-queues; none: the queue's own items, unless the options say all hosts.
 
     Raises:
-        ScanError: there is no such queue.
+        ScanError: The queue does not exist.
     """
 
     def __init__(
@@ -162,8 +162,8 @@ class FsqWork:
     """One locked item; see `Work`.
 
     Args:
-        source: where it is from.
-        claimed: the item.
+        source: Its source.
+        claimed: The item.
     """
 
     def __init__(self, source: FsqSource, claimed: Claimed) -> None:

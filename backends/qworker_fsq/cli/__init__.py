@@ -26,7 +26,8 @@ _COMMANDS = {
 def command() -> None:
     r"""Run fsq's programs on the queues of a directory.
 
-    URL is fsq:///DIRECTORY; fsq: alone is FSQ_ROOT. Exit status: 0 for success, 100 for wrong usage, 111 for every other failure.
+    URL is fsq:///DIRECTORY; fsq: alone is FSQ_ROOT. Exit status: 0 for success, 100 for wrong usage, 111 for every
+    other failure.
 
     \b
     Examples:

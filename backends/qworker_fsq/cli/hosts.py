@@ -1,4 +1,4 @@
-"""`qworker fsq add-host`, `rm-host`, `up-host`, `down-host` and `host-dist`: a queue's sub-queues, one for each host."""
+"""`qworker fsq add-host`, `rm-host`, `up-host`, `down-host` and `host-dist`: the sub-queues of hosts."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from qworker_fsq.options import check_host
 from qworker_fsq.requeue_item import check_item
 from qworker_fsq.rpc.client import RemoteHost
 from qworker_fsq.rpc.methods import RpcMethods
-from qworker_fsq.rpc.server import RpcServer, check_exposure
+from qworker_fsq.rpc.server import RpcServer, require_token_if_public
 
 __all__ = ["jsonrpcd_command", "push_command"]
 
@@ -52,9 +52,9 @@ def push_command(
 ) -> int:
     r"""Push items to a queue of another host.
 
-    Each ITEM of the sub-queue of HOST in SOURCE is enqueued in the queue TARGET of another host, through its jsonrpcd at
-    REMOTE: http://HOST:PORT, with x:TOKEN@ before HOST if it needs a token, or unix:///PATH. HOST is - for the items of
-    SOURCE itself. The items stay where they are: run push under a scan, which acts on its exit status.
+    Each ITEM of the sub-queue of HOST in SOURCE is enqueued in the queue TARGET of another host, through its jsonrpcd
+    at REMOTE: http://HOST:PORT, with x:TOKEN@ before HOST if it needs a token, or unix:///PATH. HOST is - for the items
+    of SOURCE itself. The items stay where they are: run push under a scan, which acts on its exit status.
 
     \b
     Example:
@@ -115,8 +115,9 @@ def jsonrpcd_command(
 ) -> int:
     r"""Let other hosts push items to the queues here.
 
-    HOST and PORT are the address to listen on. Clients, fsq's push or qworker's, must send the token in QWORKER_HTTP_TOKEN as
-    the password of http://x:TOKEN@HOST:PORT. Without a token, only this machine is served, unless --insecure is given.
+    HOST and PORT are the address to listen on. Clients, fsq's push or qworker's, must send the token in
+    QWORKER_HTTP_TOKEN as the password of http://x:TOKEN@HOST:PORT. Without a token, only this machine is served, unless
+    --insecure is given.
 
     \b
     Example:
@@ -125,7 +126,7 @@ def jsonrpcd_command(
     token = os.environ.get("QWORKER_HTTP_TOKEN") or None
     if token is not None and len(token) < 8:
         raise UsageError("QWORKER_HTTP_TOKEN must have at least 8 printable ASCII characters")
-    check_exposure(host, token, insecure=insecure)
+    require_token_if_public(host, token, insecure=insecure)
     with open_fsq_root(url) as root:
         methods = RpcMethods(root.directory, root.constants)
         try:
@@ -141,9 +142,9 @@ def jsonrpcd_command(
             print_warning(f"qworker: cannot listen on {host}:{port}: {error.strerror}")
             return EXIT_TEMPORARY
     for number in (signal.SIGTERM, signal.SIGINT):
-        # Another thread, for this one is in the loop that ends.
+        # In another thread, because this one is in the loop that ends.
         signal.signal(number, lambda _number, _frame: threading.Thread(target=server.shutdown).start())
-    # fsq's server starts its children anew: there are none here.
+    # fsq's server restarts its children. There are none here.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     print_warning(f"starting jsonrpcd server on: {host}:{server.server_address[1]}")
     try:

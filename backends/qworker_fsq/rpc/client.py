@@ -37,7 +37,7 @@ class RemoteHost:
         address: `http://[user:token@]host:port[/path]`, `https://...` or `unix:///path`.
 
     Raises:
-        InvalidURL: it is none of these.
+        InvalidURL: It is none of these.
     """
 
     def __init__(self, address: str) -> None:
@@ -62,9 +62,9 @@ class RemoteHost:
         """Store an item there, durably.
 
         Raises:
-            NotSupported: the protocol carries text, and this is none.
-            BackendUnavailable: nobody answers; perhaps it is stored.
-            BackendError: it was refused.
+            NotSupported: The protocol carries only text, and this is not text.
+            BackendUnavailable: There is no answer; perhaps it is stored.
+            BackendError: It was refused.
         """
         try:
             text, item = body.decode(charset), name.encode(errors="surrogateescape").decode(charset)
@@ -78,13 +78,13 @@ class RemoteHost:
         """Pull the trigger of a queue there.
 
         Raises:
-            BackendUnavailable: nobody answers.
-            BackendError: nobody listens, or there is none.
+            BackendUnavailable: There is no answer.
+            BackendError: No process listens, or there is no trigger.
         """
         self.call("trigger_pull", {"queue": queue, "ignore_listener": ignore_listener, "trigger": trigger})
 
     def call(self, method: str, params: list[Any] | dict[str, Any]) -> Any:
-        """Call a method; its result."""
+        """Call a method and return its result."""
         request = {"jsonrpc": "2.0", "id": "1", "method": method, "params": params}
         raw = self._post(msgspec.json.encode(request))
         try:

@@ -1,4 +1,4 @@
-"""What jsonrpcd does when it is called: a request's bytes in, a reply's bytes out. Nothing here knows HTTP."""
+"""The methods of jsonrpcd: a request's bytes in, a reply's bytes out. Nothing here knows HTTP."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ class RpcMethods:
     """The methods of one root. Safe to call from several threads.
 
     Args:
-        directory: the root.
-        constants: the standard's.
+        directory: The root.
+        constants: The standard's constants.
 
     Raises:
-        OSError: the root cannot be opened.
+        OSError: The root cannot be opened.
     """
 
     def __init__(self, directory: str, constants: Constants) -> None:
@@ -61,7 +61,7 @@ class RpcMethods:
         }
 
     def answer(self, body: bytes) -> bytes:
-        """The reply to a request or to a batch of them; empty for notifications."""
+        """Return the reply to a request or to a batch of them; empty for notifications."""
         try:
             request: object = msgspec.json.decode(body)
         except (ValueError, RecursionError) as error:

@@ -15,7 +15,7 @@ from http.server import BaseHTTPRequestHandler
 from qworker.errors import UsageError
 from qworker_fsq.rpc.methods import RpcMethods
 
-__all__ = ["RpcServer", "check_exposure"]
+__all__ = ["RpcServer", "require_token_if_public"]
 
 # Where other implementations post to.
 _PATHS = frozenset({"", "/", "/RPC2"})
@@ -23,11 +23,11 @@ _PATHS = frozenset({"", "/", "/RPC2"})
 _PATIENCE = 30.0
 
 
-def check_exposure(host: str, token: str | None, *, insecure: bool) -> None:
-    """Refuse to listen beyond this machine without a token, unless that is said.
+def require_token_if_public(host: str, token: str | None, *, insecure: bool) -> None:
+    """Refuse to listen beyond this machine without a token, unless `insecure` is given.
 
     Raises:
-        UsageError: `host` is no loopback address.
+        UsageError: `host` is not a loopback address.
     """
     if token or insecure or _is_loopback(host):
         return
@@ -50,15 +50,15 @@ class RpcServer(socketserver.TCPServer):
     """A jsonrpcd.
 
     Args:
-        address: host and port; port 0 takes a free one.
-        methods: what it does.
-        workers: requests at once.
-        body_limit: bytes of a request.
-        token: which clients must send; None: none.
-        say: told of each request, or None.
+        address: Host and port. Port 0 takes a free one.
+        methods: The methods.
+        workers: The number of requests at once.
+        body_limit: The largest request in bytes.
+        token: The token that clients must send; None: none.
+        say: Prints a line for each request; None: nothing is printed.
 
     Raises:
-        OSError: the address cannot be listened on.
+        OSError: It cannot listen on the address.
     """
 
     allow_reuse_address = True
@@ -93,14 +93,14 @@ class RpcServer(socketserver.TCPServer):
         try:
             self.finish_request(request, client_address)
         except OSError:
-            # The client is gone, or too slow: it will have noticed.
+            # The client is gone, or too slow, and knows it.
             pass
         finally:
             self.shutdown_request(request)
             self._room.release()
 
     def is_allowed(self, header: str | None) -> bool:
-        """Whether a client with this Authorization may call."""
+        """Return whether a client with this Authorization may call."""
         if self._token is None:
             return True
         kind, _, value = (header or "").partition(" ")
@@ -123,7 +123,7 @@ class _Handler(BaseHTTPRequestHandler):
     sys_version = ""
 
     def setup(self) -> None:
-        """Do not wait for ever."""
+        """Set a timeout."""
         self.request.settimeout(_PATIENCE)
         super().setup()
 
@@ -161,6 +161,6 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's name
-        """Tell of a request, if that was asked for."""
+        """Print a request, if that was asked for."""
         if self._rpc.say is not None:
             self._rpc.say(f"{self.client_address[0]} {format % args}")

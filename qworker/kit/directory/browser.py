@@ -1,4 +1,4 @@
-"""Reading the messages of a queue that is a directory, without claiming any: counts, pages, and messages by their ids."""
+"""Reading the messages of a queue that is a directory: counts, pages, and messages by their ids."""
 
 from __future__ import annotations
 

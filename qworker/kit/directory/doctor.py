@@ -1,4 +1,4 @@
-"""What `qworker doctor` tries on the file system that holds the queues of a directory: each operation that its protocol lives on."""
+"""What `qworker doctor` checks on the file system of a directory: each operation that the queues need."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from qworker.kit.mounts import MOUNTINFO
 
 __all__ = ["Attempt", "examine_directory", "try_fifo", "try_link"]
 
-# Raises OSError, or says what is wrong.
+# Returns what was found, or raises OSError.
 Attempt = Callable[[str], Check]
 
-# Seconds between this host's clock and the file server's that leases can bear without a thought.
+# Seconds between this host's clock and the file server's that do no harm.
 _CLOCK_TOLERANCE_S = 2.0
 _LOW_SPACE_BYTES = 100_000_000
 _LOW_INODES = 10_000
@@ -35,18 +35,18 @@ _ELSEWHERE = "put the queues on another file system"
 
 
 async def examine_directory(path: str | os.PathLike[str], more: Iterable[tuple[str, Attempt]] = ()) -> list[Check]:
-    """Try a directory; in a thread, since a sick file system may take its time.
+    """Check a directory, in a thread, because a broken file system may be slow.
 
     Args:
-        path: absolute; it may be absent.
-        more: what is to be tried beside what every directory must be able to do.
+        path: An absolute path, which may not exist.
+        more: Checks besides those for every directory.
     """
-    return await asyncio.to_thread(_examine, os.fspath(path), [*_ATTEMPTS, *more])
+    return await asyncio.to_thread(_run_checks, os.fspath(path), [*_ATTEMPTS, *more])
 
 
-def _examine(root: str, attempts: list[tuple[str, Attempt]]) -> list[Check]:
+def _run_checks(root: str, attempts: list[tuple[str, Attempt]]) -> list[Check]:
     try:
-        place, status = _nearest(root)
+        place, status = _nearest_existing(root)
     except OSError as error:
         return [_broken("directory", error, f"use {root}")]
     if not stat.S_ISDIR(status.st_mode):
@@ -64,15 +64,15 @@ def _examine(root: str, attempts: list[tuple[str, Attempt]]) -> list[Check]:
         # A new directory is its owner's alone, where there are modes.
         keeps_modes = not stat.S_IMODE(os.stat(probe).st_mode) & 0o077
         checks.insert(0, _permissions(root, place, status, keeps_modes=keeps_modes))
-        checks += [_tried(name, attempt, probe) for name, attempt in attempts]
+        checks += [_run_check(name, attempt, probe) for name, attempt in attempts]
         shutil.rmtree(probe)
     except OSError as error:
         checks.append(_broken("writing", error, f"remove {probe}"))
     return checks
 
 
-def _nearest(path: str) -> tuple[str, os.stat_result]:
-    """`path`, or the closest ancestor that is there: where it would be made."""
+def _nearest_existing(path: str) -> tuple[str, os.stat_result]:
+    """Return `path`, or its closest ancestor that exists, where it would be created."""
     while True:
         try:
             return path, os.stat(path)
@@ -84,7 +84,7 @@ def _broken(name: str, error: OSError, doing: str) -> Check:
     return Check(name, Health.BROKEN, str(store_error(error, doing)))
 
 
-def _tried(name: str, attempt: Attempt, probe: str) -> Check:
+def _run_check(name: str, attempt: Attempt, probe: str) -> Check:
     try:
         return attempt(probe)
     except OSError as error:
@@ -190,7 +190,7 @@ def _try_rename(probe: str) -> Check:
 
 
 def try_link(probe: str) -> Check:
-    """Whether there are hard links."""
+    """Check that there are hard links."""
     directory = os.open(probe, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         _make(os.path.join(probe, "link-a"), b"")
@@ -205,7 +205,7 @@ def try_link(probe: str) -> Check:
 
 
 def try_fifo(probe: str) -> Check:
-    """Whether there are named pipes."""
+    """Check that there are named pipes."""
     directory = os.open(probe, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         make_fifo("fifo", 0o600, directory)

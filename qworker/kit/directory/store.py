@@ -1,4 +1,4 @@
-"""A root directory as one backend instance has it open, and what its queues share: commits, wake-ups, the limit of leases."""
+"""A root directory as one backend instance has it open: its queues, commits, wake-ups, and the limit of leases."""
 
 from __future__ import annotations
 

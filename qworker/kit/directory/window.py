@@ -1,7 +1,8 @@
 """A sorted window of the oldest names of a queue, so that no directory is listed per message.
 
-A listing keeps the smallest names only: memory does not depend on the backlog. The window is `complete` when nothing was left out
-and every later change is known, by inotify or by our own doing; otherwise it is listed again once it is used up.
+A listing keeps the smallest names only: memory does not depend on the backlog. The window is `complete` when nothing
+was left out and every later change is known, by inotify or by our own doing; otherwise it is listed again once it is
+used up.
 """
 
 from __future__ import annotations
@@ -100,8 +101,9 @@ class Window:
     def skip_taken(self, name: str, is_there: Callable[[str], bool]) -> None:
         """Find out how far another worker is that had taken `name`, and take a run of names some way apart.
 
-        A peer takes names in their order too, so what it has taken is one stretch: its end is found in a few probes instead of by one
-        lost attempt for each name. What is passed over unseen, and is still there, is found by the next listing.
+        A peer takes names in their order too, so what it has taken is one stretch: its end is found in a few probes
+        instead of by one lost attempt for each name. What is passed over unseen, and is still there, is found by the
+        next listing.
 
         Args:
             name: The last one that `take` gave.
@@ -214,7 +216,10 @@ class Window:
 
 
 async def _smallest(directory: int, skip: Container[str]) -> tuple[list[str], str | None]:
-    """The smallest names, sorted, and the largest of them when there are more. Hidden ones are files of others that are not finished."""
+    """Return the smallest names, sorted, and the largest of them if there are more.
+
+    Hidden names are left out: they are unfinished files of other programs.
+    """
     found: list[str] = []
     bound: str | None = None
     with os.scandir(directory) as entries:
