@@ -34,7 +34,7 @@ def give_own_name(files: QueueDir, name: str, parsed: Item | None) -> tuple[str,
     Raises:
         OSError: It cannot be stored.
     """
-    stem, tries = _stem_of(name, parsed)
+    stem, tries = _choose_stem(name, parsed)
     short = item_name(stem, tries, (name,))
     if parsed is None and len(os.fsencode(short)) <= MAX_OWN:
         item = short
@@ -46,7 +46,7 @@ def give_own_name(files: QueueDir, name: str, parsed: Item | None) -> tuple[str,
     return item, own
 
 
-def _stem_of(name: str, parsed: Item | None) -> tuple[str, int]:
+def _choose_stem(name: str, parsed: Item | None) -> tuple[str, int]:
     if parsed is not None and name[0] == "_":
         stem = "_".join(name[1:].split("_", 4)[:4])
         if len(os.fsencode(stem)) < MAX_OWN - 80:

@@ -26,7 +26,7 @@ from qworker_fsq.item_file import fail_item, mark_due, read_due, read_original_i
 from qworker_fsq.layout import QueueDir
 from qworker_fsq.names import MAX_NAME, InvalidItemName, Item, parse, with_tries
 
-__all__ = ["Claimed", "FsqLease", "SkipReason", "claim", "extend", "make_message"]
+__all__ = ["ClaimedItem", "FsqLease", "SkipReason", "claim", "extend", "make_message"]
 
 
 class SkipReason(Enum):
@@ -43,7 +43,7 @@ class SkipReason(Enum):
 
 
 # What this process has locked: a forked child would keep the locks after its parent's death.
-_open: set[Claimed] = set()
+_open: set[ClaimedItem] = set()
 
 
 def _close_in_child() -> None:
@@ -56,7 +56,7 @@ def _close_in_child() -> None:
 os.register_at_fork(after_in_child=_close_in_child)
 
 
-class Claimed:
+class ClaimedItem:
     """An item that is locked.
 
     Args:
@@ -166,7 +166,7 @@ class Claimed:
 
 def claim(
     files: QueueDir, name: str, limits: ItemLimits, *, now: float, lock: bool = True
-) -> Claimed | SkipReason | float:
+) -> ClaimedItem | SkipReason | float:
     """Claim one item of queue/; a number is when it is due, in Unix seconds.
 
     Args:
@@ -194,14 +194,14 @@ def claim(
     except BaseException:
         os.close(fd)
         raise
-    if not isinstance(claimed, Claimed):
+    if not isinstance(claimed, ClaimedItem):
         os.close(fd)
     return claimed
 
 
 def _claim(
     files: QueueDir, name: str, limits: ItemLimits, fd: int, now: float, *, lock: bool
-) -> Claimed | SkipReason | float:
+) -> ClaimedItem | SkipReason | float:
     if lock:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -222,7 +222,7 @@ def _claim(
     reason = limits.why_exhausted(item.tries, item.enqueued_at, now)
     if reason is not None:
         return _fail(files, name, reason)
-    return Claimed(files, name, item, fd, status)
+    return ClaimedItem(files, name, item, fd, status)
 
 
 def _fail(files: QueueDir, name: str, reason: str) -> SkipReason:
@@ -235,12 +235,12 @@ def _fail(files: QueueDir, name: str, reason: str) -> SkipReason:
 class FsqLease(Lease, kw_only=True, eq=False):
     """A locked item."""
 
-    claimed: Claimed
+    claimed: ClaimedItem
     # How it ended; None while it is held.
     ended: Settlement | None = None
 
 
-def make_message(files: QueueDir, claimed: Claimed, body: bytes) -> Message:
+def make_message(files: QueueDir, claimed: ClaimedItem, body: bytes) -> Message:
     """Make the message of an item."""
     item = claimed.item
     return Message(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from qworker.message import SettleAction, Settlement
 from qworker_fsq.environment import ItemLimits
-from qworker_fsq.lease import Claimed, FsqLease
+from qworker_fsq.lease import ClaimedItem, FsqLease
 
 __all__ = ["end_lease"]
 
@@ -27,7 +27,7 @@ def end_lease(settlement: Settlement, lease: FsqLease, now: float, limits: ItemL
     return changed
 
 
-def _end(settlement: Settlement, claimed: Claimed, now: float, limits: ItemLimits) -> frozenset[int] | None:
+def _end(settlement: Settlement, claimed: ClaimedItem, now: float, limits: ItemLimits) -> frozenset[int] | None:
     files = claimed.files
     due = now + settlement.delay if settlement.delay > 0 else None
     if settlement.action is SettleAction.ACK:

@@ -19,7 +19,7 @@ from qworker.kit.directory.watches import Inotify
 from qworker.kit.directory.window import Window
 from qworker_fsq.environment import ItemLimits
 from qworker_fsq.layout import QueueDir
-from qworker_fsq.lease import Claimed, FsqLease, SkipReason, claim, make_message
+from qworker_fsq.lease import ClaimedItem, FsqLease, SkipReason, claim, make_message
 
 __all__ = ["MOST_LINGERING", "OpenQueue"]
 
@@ -74,7 +74,7 @@ class OpenQueue(FollowedQueue[QueueDir, FsqLease]):
         self._limits = limits
         self._most_lingering = most_lingering
         # Finished, and still locked: (the loop's time of the end, item).
-        self._lingering: deque[tuple[float, Claimed]] = deque()
+        self._lingering: deque[tuple[float, ClaimedItem]] = deque()
         self._timer: asyncio.TimerHandle | None = None
 
     # -- changes -----------------------------------------------------------------------------------------------------
@@ -201,7 +201,7 @@ class OpenQueue(FollowedQueue[QueueDir, FsqLease]):
     def _lease_one(self, name: str, visibility: float) -> FsqLease | None:
         now = self._clock.time()
         claimed = claim(self.files, name, self._limits, now=now)
-        if isinstance(claimed, Claimed):
+        if isinstance(claimed, ClaimedItem):
             self._pauses.pop(name, None)
             return self._make_lease(claimed, now, visibility)
         if isinstance(claimed, float):
@@ -215,7 +215,7 @@ class OpenQueue(FollowedQueue[QueueDir, FsqLease]):
             self._try_later(name)
         return None
 
-    def _make_lease(self, claimed: Claimed, now: float, visibility: float) -> FsqLease:
+    def _make_lease(self, claimed: ClaimedItem, now: float, visibility: float) -> FsqLease:
         try:
             body = claimed.read()
         except BaseException:
@@ -260,7 +260,7 @@ class OpenQueue(FollowedQueue[QueueDir, FsqLease]):
             self._put_off.add(claimed.name)
             heapq.heappush(self._due, (due, claimed.name))
 
-    def _close_later(self, claimed: Claimed) -> None:
+    def _close_later(self, claimed: ClaimedItem) -> None:
         loop = asyncio.get_running_loop()
         self._lingering.append((loop.time(), claimed))
         while len(self._lingering) > self._most_lingering:

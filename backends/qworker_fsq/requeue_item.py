@@ -10,7 +10,7 @@ from qworker.kit.files import CREATE, link_file, write_all
 from qworker.names import printable
 from qworker_fsq.environment import Constants
 from qworker_fsq.layout import QueueDir, set_owner
-from qworker_fsq.lease import Claimed
+from qworker_fsq.lease import ClaimedItem
 from qworker_fsq.names import MAX_NAME, InvalidItemName, parse
 
 __all__ = ["check_item", "link_item", "requeue_item"]
@@ -55,7 +55,7 @@ def requeue_item(files: QueueDir, name: str, body: bytes) -> bool:
     return added
 
 
-def link_item(claimed: Claimed, target: QueueDir) -> bool:
+def link_item(claimed: ClaimedItem, target: QueueDir) -> bool:
     """Store an item in another queue by a link to the same file. False: that queue has it already.
 
     Raises:

@@ -16,7 +16,7 @@ from qworker.url import BackendURL
 from qworker_fsq.environment import Constants, ItemLimits
 from qworker_fsq.item_file import reason_name
 from qworker_fsq.layout import QueueDir, open_queue
-from qworker_fsq.lease import Claimed, SkipReason, claim
+from qworker_fsq.lease import ClaimedItem, SkipReason, claim
 from qworker_fsq.options import FsqOptions, check_host, parse_root
 
 __all__ = ["FsqSource", "open_scan"]
@@ -65,7 +65,7 @@ class FsqSource:
         self._limits = ItemLimits(max_tries=constants.scan_max_tries, ttl=constants.ttl)
         self._ignore_down = options.ignore_down
         self._queues: list[QueueDir] = []
-        self._lingering: deque[tuple[float, Claimed]] = deque()
+        self._lingering: deque[tuple[float, ClaimedItem]] = deque()
         try:
             root = os.open(directory, DIRECTORY)
         except OSError as error:
@@ -124,13 +124,13 @@ class FsqSource:
             raise ScanDown(f"{self._queue} is paused")
         return False
 
-    def _claim(self, name: str, files: QueueDir, say: Callable[[str], None]) -> Claimed | None:
+    def _claim(self, name: str, files: QueueDir, say: Callable[[str], None]) -> ClaimedItem | None:
         try:
             claimed = claim(files, name, self._limits, now=time.time(), lock=self.constants.lock)
         except OSError as error:
             say(f"{name}: {error.strerror}")
             return None
-        if isinstance(claimed, Claimed):
+        if isinstance(claimed, ClaimedItem):
             return claimed
         if claimed is SkipReason.FAILED:
             say(f"{read_reason(files.fail, reason_name(name)) or 'failed'} for item {name}; failed permanently")
@@ -138,12 +138,12 @@ class FsqSource:
             say(f"{name}: Permission denied")
         return None
 
-    def why_exhausted(self, claimed: Claimed) -> str | None:
+    def why_exhausted(self, claimed: ClaimedItem) -> str | None:
         """Return why one more failure of an item is its last, or None if it is not."""
         item = claimed.item
         return self._limits.why_exhausted(item.tries + 1, item.enqueued_at, time.time())
 
-    def close_later(self, claimed: Claimed) -> None:
+    def close_later(self, claimed: ClaimedItem) -> None:
         """Keep a finished item locked for a moment."""
         now = time.monotonic()
         self._lingering.append((now, claimed))
@@ -166,7 +166,7 @@ class FsqWork:
         claimed: The item.
     """
 
-    def __init__(self, source: FsqSource, claimed: Claimed) -> None:
+    def __init__(self, source: FsqSource, claimed: ClaimedItem) -> None:
         self._source = source
         self.claimed = claimed
 

@@ -13,7 +13,7 @@ from qworker.names import check_queue
 from qworker_fsq.cli.common import EXIT_TEMPORARY, FsqCommand, open_fsq_root, print_if, print_warning
 from qworker_fsq.environment import NO_LIMITS
 from qworker_fsq.layout import QueueDir, require_queue
-from qworker_fsq.lease import Claimed, SkipReason, claim
+from qworker_fsq.lease import ClaimedItem, SkipReason, claim
 from qworker_fsq.options import check_host
 from qworker_fsq.requeue_item import check_item
 from qworker_fsq.rpc.client import RemoteHost
@@ -78,7 +78,7 @@ def push_command(
 
 def _push(files: QueueDir, item: str, target: str, there: RemoteHost, *, lock: bool) -> None:
     claimed = claim(files, item, NO_LIMITS, now=float("inf"), lock=lock)
-    if not isinstance(claimed, Claimed):
+    if not isinstance(claimed, ClaimedItem):
         why = "another process is working on it" if claimed is SkipReason.BUSY else "there is no such item"
         raise BackendError(f"{item}: {why}")
     try:
