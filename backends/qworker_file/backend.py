@@ -1,8 +1,7 @@
-"""`file:///abs/dir` and `file://./rel`: queues in directories that fsq programs share; docs/file-format.md describes them."""
+"""`file:///abs/dir` and `file://./rel`: queues in directories that fsq programs share (docs/file-format.md)."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar, Self
@@ -10,49 +9,41 @@ from typing import ClassVar, Self
 from qworker.backend import Backend
 from qworker.backend.deviations import refuse_unsupported
 from qworker.clock import SYSTEM_CLOCK, Clock
-from qworker.errors import BackendUnavailable
 from qworker.history.directory import DirectoryHistory
-from qworker.kit.browse import at_most
-from qworker.kit.directory.missing import is_missing, queue_not_found
+from qworker.kit.directory.opener import StoreOpener
+from qworker.kit.directory.wait import wait_for_work
 from qworker.kit.doctor_check import Check
 from qworker.kit.file_system import durability_at
 from qworker.kit.files import check_writable
-from qworker.kit.parts import HashShare, make_shares
+from qworker.kit.parts import make_shares
 from qworker.kit.store_errors import store_errors
 from qworker.kit.wait import check_limit
-from qworker.message import (
-    Draft,
-    Lease,
-    Query,
-    QueueStats,
-    Selection,
-    Settlement,
-    State,
-    StoredMessage,
-)
+from qworker.message import Draft, Lease, Query, QueueStats, Selection, Settlement, State, StoredMessage
 from qworker.names import check_queue
 from qworker.url import BackendURL
-from qworker_file import admin, looks, parts
+from qworker_file import admin
+from qworker_file.browse import FileBrowser
+from qworker_file.bulk import FileBulkStore
 from qworker_file.deviations import DEVIATIONS
-from qworker_file.lease import Expiries, FileLease, extend
-from qworker_file.local import LocalQueue
+from qworker_file.lease import extend
+from qworker_file.open_queue import OpenQueue
 from qworker_file.options import FileOptions
+from qworker_file.publish import publish
 from qworker_file.remote_leases import RemoteFileLeases
 from qworker_file.settle import settle_all
-from qworker_file.staging import FileBulkStore
 from qworker_file.store import Store
-from qworker_file.wake import Waiter
 
 __all__ = ["FileBackend"]
 
 
 class FileBackend(Backend):
-    """Queues in directories; see the module.
+    """Queues in directories.
 
     Args:
-        directory: the root, which is made if it is absent.
-        clock: gives the times in names.
-        options: what the URL says.
+        directory: The root. It is created if it does not exist.
+        clock: Gives the times in names.
+        options: What the URL says.
+        remote_leases: Whether the holders of leases are outside this process.
     """
 
     deviations: ClassVar[Mapping[str, str]] = DEVIATIONS
@@ -65,56 +56,45 @@ class FileBackend(Backend):
         options: FileOptions | None = None,
         remote_leases: bool = False,
     ) -> None:
+        given = FileOptions() if options is None else options
         self._directory = directory
         self.directory = Path(directory)
         self._clock = clock
-        self._options = FileOptions() if options is None else options
-        self._expiries = Expiries()
-        self.remote_leases = RemoteFileLeases(self._opened, clock) if remote_leases else None
-        self.bulk = FileBulkStore(self._opened, self._queue)
-        self._store: Store | None = None
-        shared = bool(self._options.dir_mode & 0o020)
-        self.history = DirectoryHistory(directory, self._options.history, clock=clock, shared=shared)
+        self._options = given
+        self._stores: StoreOpener[Store, OpenQueue] = StoreOpener(
+            self.directory, lambda: Store(directory, clock, given, detached=remote_leases)
+        )
+        self.remote_leases = RemoteFileLeases(self._stores, clock) if remote_leases else None
+        self.bulk = FileBulkStore(self._stores)
+        self.history = DirectoryHistory(directory, given.history, clock=clock, shared=bool(given.dir_mode & 0o020))
+
+    # -- the store -----------------------------------------------------------------------------------------------------
 
     @classmethod
     def from_url(cls, url: BackendURL, *, clock: Clock = SYSTEM_CLOCK, remote_leases: bool = False) -> Self:
-        """`?sync=full|off`, `?keep_done=`, `?keep_failed=`, `?timezone=utc|local`, `?poll_interval=DURATION`, `?dir_mode=0700|0750|0770|02770`.
+        """`?sync=full|off`, `?keep_done=`, `?keep_failed=`, `?timezone=utc|local`, `?poll_interval=DURATION`.
 
-        And of the history `?history=0|1`, `?keep_history=7d,512M`.
+        And `?dir_mode=0700|0750|0770|02770`; and of the history `?history=0|1`, `?keep_history=7d,512M`.
         """
         return cls(str(url.directory), clock=clock, options=FileOptions.from_url(url), remote_leases=remote_leases)
 
+    async def open(self) -> None:
+        """Open the root directory, or create it."""
+        self._stores.open()
+
+    async def aclose(self) -> None:
+        """Close every descriptor, and end the thread that syncs."""
+        await self._stores.aclose()
+        await self.history.aclose()
+
     def describe(self) -> str:
-        """The URL."""
-        return f"file://{self._directory}{self._options.words}"
+        """Return the URL."""
+        return f"file://{self._directory}{self._options.query}"
 
     @property
     def durability(self) -> str:
         """`disk` with sync=full on a file system with a journal and barriers, else `process`."""
         return durability_at(self._directory, sync=self._options.sync)
-
-    async def open(self) -> None:
-        """Open the root directory, or make it."""
-        self._opened()
-
-    def _present(self) -> Store | None:
-        """The open store; None where its directory was not made yet."""
-        return self._opened() if self._store is not None or not is_missing(self.directory) else None
-
-    def _opened(self) -> Store:
-        if self._store is None:
-            with store_errors(f"open {self._directory}"):
-                self._store = Store(
-                    self._directory, self._clock, self._options, detached=self.remote_leases is not None
-                )
-        return self._store
-
-    async def aclose(self) -> None:
-        """Close every descriptor, and end the thread that syncs."""
-        store, self._store = self._store, None
-        if store is not None:
-            await store.aclose()
-        await self.history.aclose()
 
     # -- producing ---------------------------------------------------------------------------------------------------
 
@@ -122,235 +102,119 @@ class FileBackend(Backend):
         """Store messages."""
         check_queue(queue)
         refuse_unsupported("file", DEVIATIONS, drafts)
-        store = self._opened()
+        store = self._stores.open()
         with store_errors(f"publish to {queue!r}"):
-            # One that was deleted is found out by the first step.
-            local = store.known(queue) or store.made(queue)
-            try:
-                stored = await store.publisher.publish(local.files, drafts)
-            except FileNotFoundError:
-                # The queue was deleted under us: it is made anew. What was stored in the old one is gone with it.
-                store.drop_deleted(queue)
-                local = store.made(queue)
-                stored = await store.publisher.publish(local.files, drafts)
-        local.added(stored.ready, stored.delayed)
-        if stored.ready or stored.delayed:
-            store.notify(local)
-        return stored.ids
+            return await publish(store, queue, drafts)
 
     # -- consuming ---------------------------------------------------------------------------------------------------
 
     async def lease(self, queue: str, limit: int, visibility: float, timeout: float = 0.0) -> list[Lease]:
-        """After a wait, what was reported is claimed without checking again that the queue exists and is not paused."""
+        """Lease messages. After a wait, it is not checked again that the queue exists and is not paused."""
         check_limit(limit)
-        store = self._opened()
-        told = timeout > 0 and await self._await(store, [queue], timeout)
+        store = self._stores.open()
+        notified = timeout > 0 and await wait_for_work(store, [queue], timeout)
         with store_errors(f"lease from {queue!r}"):
-            local = store.known(queue) if told else None
-            if local is None:
-                told, local = False, store.queue(check_queue(queue))
-            if local is None:
-                return []
-            return await self._claim(store, local, limit, visibility, told=told)
-
-    async def _claim(
-        self, store: Store, local: LocalQueue, limit: int, visibility: float, *, told: bool
-    ) -> list[Lease]:
-        # After the ends that were asked for before it, whose commit may go on: a crash repeats none of them beside new ones.
-        await store.settled()
-        leases = await local.lease(min(limit, store.room()), visibility, self._expiries, told=told)
-        if len(leases) >= limit:
-            store.be_busy()
-        return list(leases)
+            return await store.lease(queue, limit, visibility, notified=notified)
 
     async def wait(self, queues: Sequence[str], timeout: float) -> None:
-        """Wait for a publish, a return to ready, a due time, the end of a pause, or a rescan that finds something."""
-        await self._await(self._opened(), queues, timeout)
-
-    async def _await(self, store: Store, queues: Sequence[str], timeout: float) -> bool:
-        """Whether something was told."""
-        waiter = Waiter(queues)
-        store.add_waiter(waiter)
-        try:
-            with store_errors("wait for messages"):
-                return await self._rest(store, waiter, asyncio.get_running_loop().time() + timeout)
-        finally:
-            store.remove_waiter(waiter)
-
-    async def _rest(self, store: Store, waiter: Waiter, ends: float) -> bool:
-        loop = asyncio.get_running_loop()
-        while True:
-            due, look = await self._next_events(store, waiter)
-            rest = ends - loop.time()
-            if due <= 0 or rest <= 0:
-                return False
-            pause = min(due, look, rest)
-            # Whatever was told, the lease that follows looks for itself: a look here would only come before it.
-            if await waiter.rest(pause):
-                return True
-            if pause == due:
-                return False
-
-    async def _next_events(self, store: Store, waiter: Waiter) -> tuple[float, float]:
-        """Seconds until a queue has work, as far as is known, and until the next look at them; work now is 0."""
-        if store.is_full():
-            # The end of a lease wakes the waiter.
-            return float("inf"), float("inf")
-        due, look = float("inf"), store.absent_pause
-        for name in waiter.queues:
-            local = store.queue(check_queue(name))
-            if local is None:
-                continue
-            store.listen(local)
-            if await local.has_work():
-                return 0.0, 0.0
-            due = min(due, local.until_due())
-            look = min(look, local.until_look())
-        return due, look
+        """Wait for a publish, a return to ready, a due time, the end of a pause, or a listing that finds something."""
+        await wait_for_work(self._stores.open(), queues, timeout)
 
     def extend(self, leases: Sequence[Lease], visibility: float) -> list[Lease]:
         """Extend leases, in the caller's thread."""
-        store = self._store
-        lost: list[Lease] = []
-        for lease in leases:
-            assert isinstance(lease, FileLease)
-            try:
-                if store is None or not extend(lease, visibility, self._expiries, self._clock):
-                    lease.lost = True
-                    lost.append(lease)
-            except OSError as error:
-                raise BackendUnavailable(f"cannot extend leases: {error.strerror}") from error
-        return lost
+        store = self._stores.store
+        return extend(leases, visibility, None if store is None else store.expiries, self._clock)
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[Settlement]:
         """End leases."""
-        store = self._opened()
+        store = self._stores.open()
         with store_errors("settle"):
             return await settle_all(store, settlements)
 
     async def reap(self, queue: str) -> int:
-        """Return what is over."""
-        store = self._opened()
+        """Return leases that are over, and prune finished messages."""
+        store = self._stores.open()
         with store_errors(f"reap {queue!r}"):
-            local = store.queue(check_queue(queue))
-            if local is None:
-                return 0
-            due = local.count_due()
-            returned = await local.reap()
-            await store.prune(local)
-        if returned or due:
-            store.notify(local)
-        return returned + due
+            opened = store.get(check_queue(queue))
+            return 0 if opened is None else await store.reap(opened)
 
-    # -- administering -----------------------------------------------------------------------------------------------
+    # -- queues --------------------------------------------------------------------------------------------------------
 
     async def queues(self) -> list[str]:
-        """The queues."""
+        """Return the names of all queues."""
         with store_errors(f"list {self._directory}"):
-            store = self._present()
-            return [] if store is None else store.names()
+            return self._stores.names()
 
     async def create(self, queue: str) -> None:
-        """Make a queue."""
+        """Create a queue."""
         with store_errors(f"create {queue!r}"):
-            local = self._opened().made(check_queue(queue))
+            opened = self._stores.open().get_or_create(check_queue(queue))
         with store_errors(f"work on {queue!r}"):
-            check_writable(local.files.queue)
+            check_writable(opened.files.queue)
 
     async def delete(self, queue: str) -> None:
         """Delete a queue."""
         with store_errors(f"delete {queue!r}"):
-            local = self._queue(queue)
-            if local is not None:
-                store = self._opened()
-                await admin.delete_queue(store.root, queue, local.files)
-                await store.commit({store.root})
-                store.drop_deleted(queue)
-
-    def _queue(self, queue: str) -> LocalQueue | None:
-        """A queue that is there; no directory is made for it."""
-        name, store = check_queue(queue), self._present()
-        return None if store is None else store.queue(name)
-
-    def _found(self, queue: str) -> LocalQueue:
-        local = self._queue(queue)
-        if local is None:
-            raise queue_not_found(queue, self.directory)
-        return local
+            if self._stores.get_queue(queue) is not None:
+                await admin.delete_queue(self._stores.open(), queue)
 
     async def stats(self, queue: str) -> QueueStats:
-        """Count."""
+        """Count the messages of a queue."""
         with store_errors(f"count {queue!r}"):
-            local = self._found(queue)
-            return await looks.count(
-                local.files, self._clock.time(), local=self._options.local_time, retention=self._options.retention
-            )
+            return await self._browser(queue).count(self._options.retention)
+
+    async def pause(self, queue: str) -> None:
+        """Pause a queue."""
+        with store_errors(f"pause {queue!r}"):
+            opened = self._stores.require_queue(queue)
+            await admin.pause(self._stores.open(), opened)
+
+    async def resume(self, queue: str) -> None:
+        """Resume a queue."""
+        with store_errors(f"resume {queue!r}"):
+            opened = self._stores.require_queue(queue)
+            await admin.resume(self._stores.open(), opened)
+
+    # -- messages ------------------------------------------------------------------------------------------------------
 
     async def browse(self, queue: str, query: Query) -> AsyncIterator[list[StoredMessage]]:
-        """Look at messages."""
+        """Yield messages."""
         with store_errors(f"browse {queue!r}"):
-            files, now, local = self._found(queue).files, self._clock.time(), self._options.local_time
-            if query.part is None:
-                found = looks.browse(files, query, now, local=local)
-            else:
-                share = parts.read_share(files, query.state, HashShare.parse(query.part), now, local=local)
-                found = at_most(query.limit, share)
-            async for page in found:
+            async for page in self._browser(queue).browse(query):
                 yield page
 
-    async def find(self, queue: str, ids: Sequence[str]) -> list[StoredMessage]:
-        """Look at messages."""
-        with store_errors(f"read {queue!r}"):
-            local = self._found(queue)
-            return await looks.find(local.files, ids, self._clock.time, local=self._options.local_time)
-
     async def parts(self, queue: str, state: State, count: int) -> list[str]:
-        """Shares of the names."""
+        """Return make_shares of the names."""
         with store_errors(f"browse {queue!r}"):
-            self._found(queue)
+            self._stores.require_queue(queue)
         return make_shares(count)
+
+    async def find(self, queue: str, ids: Sequence[str]) -> list[StoredMessage]:
+        """Find messages by their ids."""
+        with store_errors(f"read {queue!r}"):
+            return await self._browser(queue).find(ids)
 
     async def requeue(self, queue: str, selection: Selection) -> int:
         """Make failed messages ready."""
         selection.require_failed()
         with store_errors(f"requeue in {queue!r}"):
-            local, store = self._found(queue), self._opened()
-            moved = await admin.requeue(local.files, selection, self._clock.time())
-            await store.commit({local.files.fail, local.files.queue} if moved else set())
-        local.added(moved, [], returned=True)
-        if moved:
-            store.notify(local)
-        return len(moved)
+            browser = self._browser(queue)
+            return await admin.requeue(self._stores.open(), browser, selection)
 
     async def remove(self, queue: str, selection: Selection) -> int:
-        """Delete messages."""
+        """Remove messages."""
         with store_errors(f"remove from {queue!r}"):
-            local, store = self._found(queue), self._opened()
-            gone = await admin.remove(local.files, selection, self._clock.time)
-            local.lose([entry.item for entry in gone if entry.state is State.LEASED])
-            await store.commit({entry.directory for entry in gone})
-        return len(gone)
+            browser = self._browser(queue)
+            return await admin.remove(self._stores.open(), browser, selection)
 
-    async def pause(self, queue: str) -> None:
-        """Pause."""
-        with store_errors(f"pause {queue!r}"):
-            local = self._found(queue)
-            admin.pause(local.files)
-            await self._opened().commit({local.files.base})
+    def _browser(self, queue: str) -> FileBrowser:
+        return FileBrowser(self._stores.require_queue(queue), self._clock, local_time=self._options.local_time)
 
-    async def resume(self, queue: str) -> None:
-        """Resume."""
-        with store_errors(f"resume {queue!r}"):
-            local, store = self._found(queue), self._opened()
-            admin.resume_queue(local.files)
-            await store.commit({local.files.base})
-        store.notify(local)
-
-    # -- besides the contract (qworker/backend/offers.py) ----------------------------------------------------------------------
+    # -- besides the contract (qworker/backend/offers.py) --------------------------------------------------------------
 
     @classmethod
     async def doctor(cls, url: BackendURL) -> list[Check]:
-        """Try the directory: a given id is a second link, and a pipe wakes idle workers."""
-        from qworker.kit.directory.doctor import examine_directory, try_fifo, try_link
+        """Check the directory."""
+        from qworker_file.doctor import check_directory
 
-        return await examine_directory(url.directory, [("link", try_link), ("fifo", try_fifo)])
+        return await check_directory(url)

@@ -1,4 +1,4 @@
-"""What `file:` does otherwise than the contract."""
+"""The deviations of `file:` from the contract."""
 
 from __future__ import annotations
 

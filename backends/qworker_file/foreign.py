@@ -1,4 +1,4 @@
-"""Files that no qworker wrote: other programs' items, strangers' files of any name and kind, names too long for a suffix."""
+"""Files that other programs wrote: items of fsq, files of any name and kind, names too long for a suffix."""
 
 from __future__ import annotations
 
@@ -6,47 +6,47 @@ import errno
 import os
 from enum import Enum, auto
 
+from qworker.kit.directory.reasons import write_reason
 from qworker.kit.files import CREATE, read_file, write_all
 from qworker.names import new_id, printable
 from qworker_file.layout import QueueDir
-from qworker_file.names import MAX_OWN, Item, alias_of, alias_target, item_name, parse_item, reason_name
-from qworker_file.reasons import write_reason
+from qworker_file.names import MAX_OWN, Item, alias_target, item_name, make_alias, parse_item, reason_name
 
-__all__ = ["Claim", "arguments", "own_name", "put_aside"]
+__all__ = ["ClaimResult", "give_own_name", "move_to_failed", "read_arguments"]
 
 
-class Claim(Enum):
+class ClaimResult(Enum):
     """Why a file was not leased."""
 
-    # Somebody else has it.
+    # Another worker has it.
     GONE = auto()
-    # Somebody is working on it or writing it: try later.
+    # A program works on it or writes it: try later.
     BUSY = auto()
-    # It can never be a message, and is in fail/ by now.
-    ASIDE = auto()
+    # It cannot be a message, and is in fail/ now.
+    FAILED = auto()
 
 
-def own_name(files: QueueDir, name: str, parsed: Item | None) -> tuple[str, Item]:
-    """A unique fsq name for a file whose own is none, or leaves no room for the suffix of a lease.
+def give_own_name(files: QueueDir, name: str, parsed: Item | None) -> tuple[str, Item]:
+    """Return a unique fsq name for a file whose own is not one, or leaves no room for the suffix of a lease.
 
-    The old name becomes the only argument, or is kept in names/ where it is too long for that.
+    The old name becomes the only argument, or is stored in names/ if it is too long for that.
 
     Raises:
-        OSError: it cannot be kept.
+        OSError: It cannot be stored.
     """
-    stem, tries = _stem_of(name, parsed)
+    stem, tries = _choose_stem(name, parsed)
     short = item_name(stem, tries, (name,))
     if parsed is None and len(os.fsencode(short)) <= MAX_OWN:
         item = short
     else:
-        item, key = alias_of(name, stem, tries)
+        item, key = make_alias(name, stem, tries)
         _keep_name(files, key, name)
     own = parse_item(item)
     assert own is not None, item
     return item, own
 
 
-def _stem_of(name: str, parsed: Item | None) -> tuple[str, int]:
+def _choose_stem(name: str, parsed: Item | None) -> tuple[str, int]:
     if parsed is not None and name[0] == "_":
         stem = "_".join(name[1:].split("_", 4)[:4])
         if len(os.fsencode(stem)) < MAX_OWN - 80:
@@ -55,13 +55,13 @@ def _stem_of(name: str, parsed: Item | None) -> tuple[str, int]:
 
 
 def _keep_name(files: QueueDir, key: str, name: str) -> None:
-    """Write a name down, on the disk, before anything is called by its key."""
+    """Store a name, on the disk, before any file is called by its key."""
     try:
         fd = os.open(key, CREATE, files.item_mode, dir_fd=files.names)
     except FileExistsError:
         fd = os.open(key, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=files.names)
     try:
-        # The same bytes whoever writes them, and however often.
+        # Every process writes the same bytes, however often.
         write_all(fd, os.fsencode(name))
         os.fsync(fd)
     finally:
@@ -69,33 +69,33 @@ def _keep_name(files: QueueDir, key: str, name: str) -> None:
     os.fsync(files.names)
 
 
-def arguments(files: QueueDir, item: Item) -> tuple[str, ...]:
-    """The arguments that a message was enqueued with, or a stranger's old name."""
+def read_arguments(files: QueueDir, item: Item) -> tuple[str, ...]:
+    """Return the arguments that a message was enqueued with, or the old name of another program's file."""
     key = alias_target(item.arguments)
     if key is None:
         return item.arguments
     kept = read_file(key, files.names)
     if kept is None:
-        # Somebody cleared names/: the message is still one.
+        # names/ was cleared: it is still a message.
         return item.arguments
     name = os.fsdecode(kept)
     original = parse_item(name)
     return (name,) if original is None else original.arguments
 
 
-def put_aside(files: QueueDir, source: int, name: str, why: str) -> Claim:
-    """Move to fail/, with its reason, what can never be a message.
+def move_to_failed(files: QueueDir, source: int, name: str, reason: str) -> ClaimResult:
+    """Move to fail/, with its reason, what cannot be a message.
 
     Raises:
-        OSError: it cannot be moved.
+        OSError: It cannot be moved.
     """
-    item, _ = own_name(files, name, None)
-    os.close(write_reason(files.fail, reason_name(item), f"{printable(name)}: {why}\n", mode=files.item_mode))
+    item, _ = give_own_name(files, name, None)
+    os.close(write_reason(files.fail, reason_name(item), f"{printable(name)}: {reason}\n", mode=files.item_mode))
     try:
         os.rename(name, item, src_dir_fd=source, dst_dir_fd=files.fail)
     except OSError as error:
         os.unlink(reason_name(item), dir_fd=files.fail)
         if error.errno == errno.ENOENT:
-            return Claim.GONE
+            return ClaimResult.GONE
         raise
-    return Claim.ASIDE
+    return ClaimResult.FAILED

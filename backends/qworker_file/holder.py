@@ -1,7 +1,7 @@
-"""The life sign of a worker: one file that it keeps locked as long as it lives.
+"""The liveness file of a worker, which it keeps locked as long as it lives.
 
-The kernel lets go of the lock when the last process that has the descriptor dies, so a free lock is a dead holder, at once. A held
-lock proves nothing: a child that a worker forked may have kept it. So it never vetoes an expiry.
+The kernel frees the lock when the last process that has the descriptor dies, so a free lock is a dead holder, at once.
+A held lock proves nothing: a child that a worker forked may have kept it. So it never vetoes an expiry.
 """
 
 from __future__ import annotations
@@ -14,16 +14,17 @@ import secrets
 import socket
 import weakref
 
+from qworker.kit.directory.entries import has_entry, try_unlink
 from qworker.kit.files import CREATE, READ, read_all, write_all
 from qworker.kit.linux import boot_id
 from qworker.names import new_id
 
-__all__ = ["DETACHED", "Holder", "LifeSign", "has_died", "publisher_of"]
+__all__ = ["DETACHED", "Holder", "LivenessFile", "has_died", "parse_publisher"]
 
 # A holder that ends by time alone.
 DETACHED = "detached-"
 
-_open_files: weakref.WeakSet[LifeSign] = weakref.WeakSet()
+_open_files: weakref.WeakSet[LivenessFile] = weakref.WeakSet()
 
 
 class Holder:
@@ -40,19 +41,19 @@ class Holder:
         self.name = self.detached_name if detached else f"{host}-{os.getpid()}-{nonce}-{own}"
 
 
-def publisher_of(holder: str) -> str:
-    """The nonce that the files in tmp/ of a holder's process carry."""
+def parse_publisher(holder: str) -> str:
+    """Return the nonce that the files in tmp/ of a holder's process have in their names."""
     return holder.rsplit("-", 2)[-2] if holder.count("-") >= 2 else ""
 
 
-class LifeSign:
-    """A locked file in workers/, made before the first lease.
+class LivenessFile:
+    """A locked file in workers/, created before the first lease.
 
     Args:
-        tmp: the queue's tmp/.
-        workers: the queue's workers/.
-        holder: the file's name.
-        mode: of the file.
+        tmp: The queue's tmp/.
+        workers: The queue's workers/.
+        holder: The file's name.
+        mode: The file's mode.
     """
 
     def __init__(self, tmp: int, workers: int, holder: str, mode: int) -> None:
@@ -62,11 +63,11 @@ class LifeSign:
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             write_all(self._fd, f"{boot_id()}\n{os.getpid()}\n".encode())
-            # Locked before it is seen: nobody ever sees a living holder's file unlocked.
+            # Locked before it is visible: no process ever sees the file of a living holder unlocked.
             self._show(tmp)
         except BaseException:
             # The name is this instance's alone, and free for its next attempt.
-            _remove(holder, tmp)
+            try_unlink(holder, tmp)
             os.close(self._fd)
             raise
         _open_files.add(self)
@@ -75,46 +76,41 @@ class LifeSign:
         try:
             os.rename(self._holder, self._holder, src_dir_fd=tmp, dst_dir_fd=self._workers)
         except OSError:
-            # A lost reply: the file is there all the same.
-            try:
-                os.stat(self._holder, dir_fd=self._workers, follow_symlinks=False)
-            except FileNotFoundError:
-                pass
-            else:
-                return
-            raise
+            # If only the reply was lost, the file is there.
+            if not has_entry(self._holder, self._workers):
+                raise
 
-    def end(self) -> None:
-        """Say that the holder is gone. Idempotent."""
+    def remove(self) -> None:
+        """Remove the file: the holder is gone. Idempotent."""
         if self._fd >= 0:
-            _remove(self._holder, self._workers)
-            self.drop()
+            try_unlink(self._holder, self._workers)
+            self.close()
 
-    def drop(self) -> None:
-        """Close the descriptor without a word; in a forked child the parent's lock stays."""
+    def close(self) -> None:
+        """Close the descriptor only. In a forked child the parent's lock stays."""
         if self._fd >= 0:
             fd, self._fd = self._fd, -1
             os.close(fd)
 
 
 def has_died(workers: int, holder: str, *, local: bool) -> bool:
-    """Whether a holder is known to be dead.
+    """Return whether a holder is known to be dead.
 
     Args:
-        workers: the queue's workers/.
-        holder: whose lease it is.
-        local: whether no other machine can see the directory.
+        workers: The queue's workers/.
+        holder: The holder of the lease.
+        local: Whether no other machine can see the directory.
     """
     if holder.startswith(DETACHED):
         return False
     try:
         fd = os.open(holder, READ, dir_fd=workers)
     except FileNotFoundError:
-        # It said so itself, or was found dead before: the file is made before the first lease.
+        # It has ended, or was found dead before: the file is created before the first lease.
         return True
     except OSError as error:
         if error.errno in {errno.ELOOP, errno.EACCES, errno.ENXIO}:
-            # Not a file of ours: nothing is known, and the lease ends by time.
+            # Not a liveness file: nothing is known, and the lease ends by time.
             return False
         raise
     try:
@@ -131,17 +127,9 @@ def has_died(workers: int, holder: str, *, local: bool) -> bool:
         os.close(fd)
 
 
-def _remove(name: str, directory: int) -> None:
-    try:
-        os.unlink(name, dir_fd=directory)
-    except FileNotFoundError:
-        # Moved on, or the queue was deleted.
-        pass
+def _close_in_child() -> None:
+    for file in tuple(_open_files):
+        file.close()
 
 
-def _forget_in_child() -> None:
-    for sign in tuple(_open_files):
-        sign.drop()
-
-
-os.register_at_fork(after_in_child=_forget_in_child)
+os.register_at_fork(after_in_child=_close_in_child)

@@ -1,4 +1,4 @@
-"""The directories of a queue: made whole, opened once, and used through descriptors, so that no path can be swapped under them."""
+"""The directories of a queue: created whole, opened once, and used by descriptors."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ import os
 import secrets
 import shutil
 import stat
+from typing import ClassVar
 
 from qworker.errors import BackendError, FormatTooNew
+from qworker.kit.directory.entries import has_entry
+from qworker.kit.directory.queue_files import QueueFiles, is_queue
 from qworker.kit.files import CREATE, DIRECTORY, change_mode, make_fifo, read_file, write_all
 
-__all__ = ["FORMAT", "QueueDir", "create_queue", "fsync_directory", "is_queue", "open_queue"]
+__all__ = ["FORMAT", "QueueDir", "create_queue", "open_queue"]
 
 FORMAT = 1
 
@@ -20,52 +23,33 @@ _TRIGGER = "trigger-s"
 _FORMAT_FILE = "format"
 
 
-class QueueDir:
+class QueueDir(QueueFiles):
     """The open directories of one queue."""
 
-    __slots__ = (
-        "base",
-        "delay",
-        "device",
-        "done",
-        "fail",
-        "item_mode",
-        "lease",
-        "name",
-        "names",
-        "queue",
-        "tmp",
-        "trigger",
-        "workers",
-    )
+    __slots__ = ("delay", "item_mode", "lease", "names", "trigger", "workers")
+
+    parts: ClassVar[tuple[str, ...]] = (*_PARTS, "base", "trigger")
 
     def __init__(self, name: str, base: int) -> None:
-        self.name = name
-        self.base = base
-        self.tmp = self.queue = self.lease = self.delay = self.done = self.fail = self.names = self.workers = -1
-        # Opened for reading and writing: so a write is kept until somebody reads it, and never fails for want of a reader.
+        super().__init__(name, base)
+        self.lease = self.delay = self.names = self.workers = -1
+        # Opened for reading and writing: so a write is kept until it is read, and does not fail if there is no reader.
         self.trigger = -1
-        status = os.fstat(base)
-        self.device = status.st_dev
-        # Who may enter the directory may read its items.
-        self.item_mode = 0o660 if status.st_mode & stat.S_IWGRP else 0o600
-
-    @property
-    def exists(self) -> bool:
-        """False once the queue was deleted."""
-        return os.fstat(self.base).st_nlink > 0
+        # Users that can enter the directory can read its items.
+        self.item_mode = 0o660 if os.fstat(base).st_mode & stat.S_IWGRP else 0o600
 
     @property
     def is_down(self) -> bool:
-        """Whether the queue is paused."""
-        try:
-            os.stat("down", dir_fd=self.base, follow_symlinks=False)
-        except FileNotFoundError:
-            return False
-        return True
+        """Whether the file `down` is there."""
+        return has_entry("down", self.base)
+
+    @property
+    def message_directories(self) -> tuple[int, ...]:
+        """The descriptors of the directories in which messages are."""
+        return self.queue, self.delay, self.lease, self.fail, self.done
 
     def pull_trigger(self) -> None:
-        """Wake one idle worker: one byte, and none if the pipe is full of unread ones."""
+        """Wake one idle worker: write one byte, or none if the pipe is full of unread ones."""
         if self.trigger >= 0:
             try:
                 os.write(self.trigger, b"x")
@@ -73,30 +57,12 @@ class QueueDir:
                 # Thousands of wake-ups are unread: another one says nothing new.
                 pass
 
-    def close(self) -> None:
-        """Close every descriptor. Idempotent."""
-        for part in (*_PARTS, "base", "trigger"):
-            fd: int = getattr(self, part)
-            if fd >= 0:
-                setattr(self, part, -1)
-                os.close(fd)
-
-
-def is_queue(root: int, name: str) -> bool:
-    """Whether `root` has a queue of this name; a link to one is none."""
-    try:
-        base = os.stat(name, dir_fd=root, follow_symlinks=False)
-        queue = os.stat(f"{name}/queue", dir_fd=root, follow_symlinks=False)
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    return stat.S_ISDIR(base.st_mode) and stat.S_ISDIR(queue.st_mode)
-
 
 def create_queue(root: int, name: str, mode: int, *, durable: bool) -> None:
-    """Make a queue under a hidden name, then show it whole. One that exists is left as it is.
+    """Create a queue under a hidden name, then rename it. One that exists is left as it is.
 
     Raises:
-        OSError: it cannot be made.
+        OSError: It cannot be created.
     """
     if is_queue(root, name):
         return
@@ -114,7 +80,7 @@ def create_queue(root: int, name: str, mode: int, *, durable: bool) -> None:
             os.rename(hidden, name, src_dir_fd=root, dst_dir_fd=root)
         except OSError as error:
             # A hidden name that is gone is a lost reply: the queue is there, whole.
-            if not _is_gone(hidden, root):
+            if has_entry(hidden, root):
                 shutil.rmtree(hidden, dir_fd=root)
                 if error.errno not in {errno.ENOTEMPTY, errno.EEXIST} or not is_queue(root, name):
                     raise
@@ -125,11 +91,11 @@ def create_queue(root: int, name: str, mode: int, *, durable: bool) -> None:
 
 
 def open_queue(root: int, name: str) -> QueueDir | None:
-    """Open a queue, adding what an fsq program that made it does not know of; None when there is none.
+    """Open a queue, or return None if it does not exist. What an fsq program has not created is added.
 
     Raises:
-        FormatTooNew: a newer release wrote it.
-        OSError: it cannot be opened.
+        FormatTooNew: A newer release wrote it.
+        OSError: It cannot be opened.
     """
     if not is_queue(root, name):
         return None
@@ -151,15 +117,6 @@ def open_queue(root: int, name: str) -> QueueDir | None:
         opened.close()
         raise
     return opened
-
-
-def fsync_directory(directory: int) -> None:
-    """Put a directory's entries on the disk, in the caller's thread: for what happens once in a queue's life.
-
-    Raises:
-        OSError: the outcome is unknown.
-    """
-    os.fsync(directory)
 
 
 def _make_directory(name: str, mode: int, parent: int) -> None:
@@ -193,7 +150,7 @@ def _make_trigger(base: int, mode: int) -> None:
 
 
 def _open_trigger(base: int, mode: int) -> int:
-    """The trigger for reading and writing; -1 when something else has its name."""
+    """Open the trigger for reading and writing; -1 if something else has its name."""
     flags = os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         found = os.stat(_TRIGGER, dir_fd=base, follow_symlinks=False)
@@ -205,7 +162,7 @@ def _open_trigger(base: int, mode: int) -> int:
     try:
         return os.open(_TRIGGER, flags, dir_fd=base)
     except PermissionError:
-        # A trigger of somebody else's: rescans and inotify do without.
+        # A trigger of another user: rescans and inotify do without it.
         return -1
 
 
@@ -214,18 +171,10 @@ def _write_format(base: int, mode: int, *, durable: bool) -> None:
     try:
         write_all(fd, b"qworker directory %d\n" % FORMAT)
         if durable:
-            # Without it a power cut leaves a queue whose format is an empty file, which nobody opens.
+            # Without it a power cut leaves a queue whose format is an empty file, which no program opens.
             os.fsync(fd)
     finally:
         os.close(fd)
-
-
-def _is_gone(name: str, directory: int) -> bool:
-    try:
-        os.stat(name, dir_fd=directory, follow_symlinks=False)
-    except FileNotFoundError:
-        return True
-    return False
 
 
 def _check_format(opened: QueueDir) -> None:
@@ -240,5 +189,6 @@ def _check_format(opened: QueueDir) -> None:
         )
     if int(version) > FORMAT:
         raise FormatTooNew(
-            f"the queue {opened.name!r} has format {int(version)}, but this release knows only {FORMAT}: upgrade qworker"
+            f"the queue {opened.name!r} has format {int(version)}, but this release knows only {FORMAT}: "
+            "upgrade qworker"
         )

@@ -1,11 +1,11 @@
 """The names of files, which are the whole state of a message. Nothing here touches a disk.
 
-    item     _<timestamp>_<entropy>_<pid>_<host>_<tries>[_<argument>]...      in queue/, done/ and fail/: a valid fsq item
+    item     _<timestamp>_<entropy>_<pid>_<host>_<tries>[_<argument>]...      in queue/, done/ and fail/: an fsq item
     lease    <item>.<expiry, ms>.<holder>                                     in lease/
     delay    <due, ms>.<item>                                                 in delay/
 
-The first character of an item is its delimiter. The first four fields are the message's id; an id of another form, chosen by its
-publisher, stands in the host field behind a `~`.
+The first character of an item is its delimiter. The first four fields are the message's id; an id of another form,
+chosen by its publisher, stands in the host field behind a `~`.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ __all__ = [
     "MAX_HOLDER",
     "MAX_OWN",
     "Item",
-    "alias_of",
     "alias_target",
+    "byte_length",
     "delay_name",
-    "id_of",
     "index_name",
     "item_name",
     "lease_name",
+    "make_alias",
     "parse_delay",
+    "parse_id",
     "parse_item",
     "parse_lease",
     "reason_name",
-    "size_of",
     "stem_for",
     "with_tries",
 ]
@@ -70,16 +70,16 @@ class Item(msgspec.Struct, frozen=True, gc=False):
 
 
 def item_name(stem: str, tries: int, arguments: Iterable[str] = ()) -> str:
-    """The name of an item of ours: its first four fields, its tries, its arguments."""
+    """Return the name of an item: its first four fields, its tries, its arguments."""
     return f"_{stem}_{tries}" + "".join([f"_{_encode(argument)}" for argument in arguments])
 
 
 def parse_item(name: str, *, local: bool = False) -> Item | None:
-    """Read an item's name, by whomever it was given; None when it is not one.
+    """Read the name of an item, whatever program gave it, or return None if it is not one.
 
     Args:
-        name: the file's name.
-        local: whether timestamps are in this host's local time.
+        name: The file's name.
+        local: Whether timestamps are in this host's local time.
     """
     usual = _USUAL.match(name)
     if usual is not None and (rest := name[usual.end() :]).find("%") < 0 and usual.end(4) <= 121:
@@ -112,8 +112,8 @@ def _parse_unusual(name: str, local: bool) -> Item | None:
     return Item(_id(stamp, entropy, pid, host), int(tries), tuple(arguments), _moment(stamp, entropy, local), own)
 
 
-def id_of(name: str) -> str | None:
-    """The message id in an item's name; cheaper than `parse_item`, and None for what cannot be an item."""
+def parse_id(name: str) -> str | None:
+    """Return the message id in an item's name, or None for what cannot be an item. Cheaper than `parse_item`."""
     usual = _USUAL.match(name)
     if usual is not None and usual.end(4) <= 121:
         return name[1 : usual.end(4)]
@@ -124,7 +124,7 @@ def id_of(name: str) -> str | None:
 
 
 def with_tries(name: str, tries: int) -> str:
-    """The same item with another number of failed attempts."""
+    """Return the name of the same item with another number of failed attempts."""
     delimiter = name[0]
     fields = name[1:].split(delimiter, 5)
     fields[4] = str(tries)
@@ -132,13 +132,14 @@ def with_tries(name: str, tries: int) -> str:
 
 
 def stem_for(message_id: str, fresh: str) -> str:
-    """The first four fields for an id that its publisher chose.
+    """Return the first four fields for an id that its publisher chose.
 
-    An id of our own form is treated as any other: its time is not that of this publish, and would break the order.
+    An id of the form of qworker's own ids is treated as any other: its time is not that of this publish, and would
+    break the order.
 
     Args:
-        message_id: the id; checked here once more, for it becomes part of a path.
-        fresh: a new stem, whose time the message gets.
+        message_id: The id. It is checked here once more, because it becomes part of a path.
+        fresh: A new stem, whose time the message gets.
     """
     check_id(message_id)
     stamp, entropy, _ = fresh.split("_", 2)
@@ -154,7 +155,7 @@ def _id(stamp: str, entropy: str, pid: str, host: str) -> str:
     plain = f"{stamp}_{entropy}_{pid}_{host}"
     if _PLAIN_ID.fullmatch(plain):
         return plain
-    # A host name that no id may hold: the message still needs one name that is the same in all its states.
+    # A host name that no id can have: the message still needs one name that is the same in all its states.
     return "x-" + hashlib.sha256(os.fsencode(plain)).hexdigest()[:40]
 
 
@@ -185,7 +186,7 @@ def _encode(argument: str) -> str:
 
 
 def _decode(field: str) -> str | None:
-    """What an encoded field means; None when an escape is truncated or not hexadecimal."""
+    """Decode a field, or return None if an escape is truncated or not hexadecimal."""
     if "%" not in field:
         return field
     raw = os.fsencode(field)
@@ -198,12 +199,12 @@ def _decode(field: str) -> str | None:
 
 
 def lease_name(item: str, expiry_ms: int, holder: str) -> str:
-    """Where a leased item is; the whole name is the key of a compare-and-swap."""
+    """Return the name of a leased item. The whole name is the key of a compare-and-swap."""
     return f"{item}.{expiry_ms}.{holder}"
 
 
 def parse_lease(name: str) -> tuple[str, int, str] | None:
-    """Item, expiry in milliseconds and holder; None for a file that is no lease."""
+    """Return item, expiry in milliseconds and holder, or None for a file that is not a lease."""
     parts = name.rsplit(".", 2)
     if len(parts) != 3 or not _number(parts[1]) or not parts[0] or not parts[2]:
         return None
@@ -211,12 +212,12 @@ def parse_lease(name: str) -> tuple[str, int, str] | None:
 
 
 def delay_name(item: str, due_ms: int) -> str:
-    """Where an item waits until it is due; sorts by that."""
+    """Return the name of an item that waits until it is due. Names sort by that."""
     return f"{due_ms:013d}.{item}"
 
 
 def parse_delay(name: str) -> tuple[int, str] | None:
-    """Due time in milliseconds, and item; None for a file that is neither."""
+    """Return due time in milliseconds and item, or None for a file without a due time."""
     due, dot, item = name.partition(".")
     if not dot or not item or not _number(due):
         return None
@@ -224,31 +225,31 @@ def parse_delay(name: str) -> tuple[int, str] | None:
 
 
 def reason_name(item: str) -> str:
-    """Where, beside a failed item, its reason is kept."""
+    """Return the name of the file with the reason of a failed item."""
     return f".{item}.reason"
 
 
 # -- names too long for a lease, and ids chosen by their publishers ------------------------------------------------
 
 
-def alias_of(name: str, stem: str, tries: int) -> tuple[str, str]:
-    """An own name for a file whose name has no room for suffixes, and the key under which the old one is kept."""
+def make_alias(name: str, stem: str, tries: int) -> tuple[str, str]:
+    """Return an own name for a file whose name has no room for suffixes, and the key of the old one."""
     key = hashlib.sha256(os.fsencode(name)).hexdigest()
     return f"_{stem}_{tries}_{_ALIAS}{key}", key
 
 
 def alias_target(arguments: tuple[str, ...]) -> str | None:
-    """The key of the name that an item stands for; None when it stands for itself."""
+    """Return the key of the name that an item replaces, or None if it replaces none."""
     if len(arguments) == 1 and len(arguments[0]) == 65 and arguments[0][0] == _ALIAS:
         return arguments[0][1:]
     return None
 
 
-def size_of(name: str) -> int:
-    """Its length in bytes, as the file system counts."""
+def byte_length(name: str) -> int:
+    """Return the length of a name in bytes, as the file system counts."""
     return len(name) if name.isascii() else len(os.fsencode(name))
 
 
 def index_name(message_id: str) -> str:
-    """Where, in names/, a message whose id was chosen by its publisher has its second link."""
+    """Return the name in names/ of the second link of a message whose publisher chose its id."""
     return "id-" + hashlib.sha256(message_id.encode()).hexdigest()

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import msgspec
 
 from qworker.history.store import HISTORY_OPTIONS, HistoryOptions
+from qworker.kit.directory.retention import describe_retention
 from qworker.kit.retention import KEEP_ALL, KEEP_NONE, KEEP_OPTIONS, RetentionPolicy, keep_done, keep_failed
 from qworker.url import BackendURL
 
@@ -24,9 +25,9 @@ class FileOptions(msgspec.Struct, frozen=True, kw_only=True):
     keep_failed: RetentionPolicy = KEEP_ALL
     # Timestamps in names are in this host's local time, as fsq writes them.
     local_time: bool = False
-    # Seconds between two listings that nothing asked for; None: as the means of being told suggest.
+    # Seconds between two listings if no change was reported; None: it depends on what reports changes.
     poll_interval: float | None = None
-    # Of directories that are made.
+    # The mode of directories that are created.
     dir_mode: int = 0o700
     history: HistoryOptions = HistoryOptions()
 
@@ -35,7 +36,7 @@ class FileOptions(msgspec.Struct, frozen=True, kw_only=True):
         """Read a URL's options.
 
         Raises:
-            InvalidURL: one is unknown or makes no sense.
+            InvalidURL: One is unknown or not valid.
         """
         url.only({"sync", "timezone", "poll_interval", "dir_mode", *KEEP_OPTIONS, *HISTORY_OPTIONS})
         return cls(
@@ -49,7 +50,7 @@ class FileOptions(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     @property
-    def words(self) -> str:
+    def query(self) -> str:
         """What differs from the defaults, as a URL's query."""
         given = [
             "" if self.sync else "sync=off",
@@ -63,10 +64,6 @@ class FileOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def retention(self) -> Mapping[str, str]:
-        """How long what is finished is kept, in words."""
-        return {
-            "done": self.keep_done.describe(),
-            "failed": self.keep_failed.describe(),
-            "unfinished": "removed after 36 hours",
-            "history": self.history.describe_retention(),
-        }
+        """How long finished messages are kept, as `QueueStats.retention` shows it."""
+        kept = describe_retention(self.keep_done, self.keep_failed)
+        return {**kept, "history": self.history.describe_retention()}

@@ -1,7 +1,8 @@
-"""Leases that ended without their holder's word: its life sign is gone, or its time is over.
+"""Leases that their holder did not end: its liveness file is gone, or the time is over.
 
-Time is measured by this process's monotonic clock from its first sight of a lease's name: every extension makes another name, so one
-that has not changed for the length of its lease is over, and no step of any wall clock takes a living lease early.
+Time is measured by this process's monotonic clock from the first time that it sees a lease's name. Every extension
+makes another name, so a name that has not changed for the length of its lease is over. No step of a wall clock takes a
+living lease early.
 """
 
 from __future__ import annotations
@@ -16,40 +17,41 @@ import msgspec
 
 from qworker.bulk.cleanup import clean_up_staged, has_staged
 from qworker.clock import SYSTEM_CLOCK, Clock
+from qworker.kit.directory.entries import try_unlink
 from qworker.kit.files import list_names
-from qworker_file.holder import has_died, publisher_of
-from qworker_file.index import sweep_index
+from qworker_file.holder import has_died, parse_publisher
+from qworker_file.id_index import clean_up_index
 from qworker_file.layout import QueueDir
 from qworker_file.lease import FileLease
-from qworker_file.names import delay_name, id_of, parse_item, parse_lease, with_tries
+from qworker_file.names import delay_name, parse_id, parse_item, parse_lease, with_tries
 
-__all__ = ["Reaper", "return_lease"]
+__all__ = ["QueueReaper"]
 
 _TURN = 0.002
-# Seconds between two looks at things that hurry nobody.
-_HOUSEKEEPING = 10.0
-_STRAY_LOOKS = 600.0
-# Seconds after which an unfinished file in tmp/ is nobody's.
+# Seconds between two clean-ups of what is not urgent, and of tmp/.
+_CLEAN_UP = 10.0
+_CLEAN_UP_TMP = 600.0
+# Seconds after which an unfinished file in tmp/ is removed.
 _STRAY = 36 * 3600.0
 
 
-class _Seen(msgspec.Struct, gc=False):
+class _ObservedLease(msgspec.Struct, gc=False):
     """A lease of another holder."""
 
-    # Monotonic seconds of the first sight, and how long the lease was then known to last.
+    # Monotonic seconds when it was first seen, and how long it was then known to last.
     since: float
     lasts: float
 
 
-class Reaper:
+class QueueReaper:
     """Reaps one queue.
 
     Args:
-        files: the queue.
-        clock: the store's clock.
-        local_disk: whether no other machine can see the directory.
-        own: this instance's leases, by item.
-        holder: this instance's own name.
+        files: The queue.
+        clock: The store's clock.
+        local_disk: Whether no other machine can see the directory.
+        own: This instance's leases, by item.
+        holder: Gives this instance's own name.
     """
 
     def __init__(
@@ -60,19 +62,19 @@ class Reaper:
         self._local_disk = local_disk
         self._own = own
         self._holder = holder
-        self._seen: dict[str, _Seen] = {}
-        self._swept_at = self._tmp_swept_at = float("-inf")
+        self._seen: dict[str, _ObservedLease] = {}
+        self._cleaned_at = self._tmp_cleaned_at = float("-inf")
 
     async def reap(self) -> list[str]:
-        """Return leases that are over to delay/, due now and with one more try; their names there.
+        """Return leases that are over to delay/, due now and with one more try. The result is their names there.
 
         Raises:
-            OSError: the store is in trouble; what was returned is returned.
+            OSError: The store failed; what was returned is returned.
         """
         names = await list_names(self._files.lease)
         now = self._clock.monotonic()
         dead: dict[str, bool] = {}
-        seen: dict[str, _Seen] = {}
+        seen: dict[str, _ObservedLease] = {}
         returned: list[str] = []
         turn_ends = time.perf_counter() + _TURN
         for name in names:
@@ -89,9 +91,9 @@ class Reaper:
                 await asyncio.sleep(0)
                 turn_ends = time.perf_counter() + _TURN
         self._seen = seen
-        if now - self._swept_at >= _HOUSEKEEPING:
-            self._swept_at = now
-            await self._sweep()
+        if now - self._cleaned_at >= _CLEAN_UP:
+            self._cleaned_at = now
+            await self._clean_up()
         return returned
 
     def _is_over(
@@ -102,7 +104,7 @@ class Reaper:
         holder: str,
         *,
         dead: dict[str, bool],
-        seen: dict[str, _Seen],
+        seen: dict[str, _ObservedLease],
         now: float,
     ) -> bool:
         if holder == self._holder():
@@ -120,44 +122,45 @@ class Reaper:
             lasts = self._lasts(name, expiry)
             if lasts is None:
                 return False
-            known = _Seen(now, lasts)
+            known = _ObservedLease(now, lasts)
         seen[name] = known
         return now - known.since >= known.lasts
 
     def _lasts(self, name: str, expiry: float) -> float | None:
-        """How long a lease lasts from its making; None when it is gone."""
+        """Return the seconds that a lease lasts from its making, or None if it is gone."""
         try:
             made_at = os.stat(name, dir_fd=self._files.lease, follow_symlinks=False).st_ctime
         except FileNotFoundError:
             return None
-        # The kernel's time of the rename is comparable with the system's clock only; another clock gives what is left of the lease.
+        # The kernel's time of the rename is comparable with the system's clock only. Another clock gives what is left
+        # of it.
         return expiry - (made_at if self._clock is SYSTEM_CLOCK else self._clock.time())
 
     def _return(self, name: str, item: str) -> str | None:
         mine = self._own.get(item)
-        moved = return_lease(self._files, name, item, self._clock.time())
+        moved = _return_lease(self._files, name, item, self._clock.time())
         if mine is not None and mine.path == name:
-            # Ours, and over: its handler is told so by its next extension or its end.
+            # A lease of this instance that is over: its next extension or its end reports that.
             mine.lost = True
             mine.close()
             del self._own[item]
         return moved
 
-    # -- housekeeping ------------------------------------------------------------------------------------------------
+    # -- leftovers ---------------------------------------------------------------------------------------------------
 
-    async def _sweep(self) -> None:
-        """Remove the files of dead holders, and what nobody will finish."""
+    async def _clean_up(self) -> None:
+        """Remove the files of dead holders, and files that will not be finished."""
         dead = await self._dead_holders()
         now = self._clock.monotonic()
-        if dead or now - self._tmp_swept_at >= _STRAY_LOOKS:
-            self._tmp_swept_at = now
-            await self._sweep_tmp({publisher_of(holder) for holder in dead})
-            await sweep_index(self._files)
+        if dead or now - self._tmp_cleaned_at >= _CLEAN_UP_TMP:
+            self._tmp_cleaned_at = now
+            await self._clean_up_tmp({parse_publisher(holder) for holder in dead})
+            await clean_up_index(self._files)
         for holder in dead:
             _unlink(holder, self._files.workers)
 
     async def _dead_holders(self) -> list[str]:
-        """Holders that left their file and no lease."""
+        """Find the dead holders that left their file but no lease."""
         workers = await list_names(self._files.workers)
         if all(worker == self._holder() for worker in workers):
             return []
@@ -172,10 +175,10 @@ class Reaper:
             and has_died(self._files.workers, worker, local=self._local_disk)
         ]
 
-    async def _sweep_tmp(self, publishers: set[str]) -> None:
+    async def _clean_up_tmp(self, publishers: set[str]) -> None:
         oldest = time.time() - _STRAY
         for name in await list_names(self._files.tmp):
-            message_id = id_of(name) or ""
+            message_id = parse_id(name) or ""
             if message_id.rpartition("-")[2] in publishers:
                 _unlink(name, self._files.tmp)
                 continue
@@ -183,26 +186,23 @@ class Reaper:
                 if os.stat(name, dir_fd=self._files.tmp, follow_symlinks=False).st_mtime < oldest:
                     _unlink(name, self._files.tmp)
             except FileNotFoundError:
-                # Renamed into sight meanwhile.
+                # Published meanwhile.
                 continue
         if has_staged(self._files.tmp):
-            # Long, where a job died: whole directories of messages. With a descriptor of its own, for it outlives a close.
-            await asyncio.to_thread(_sweep_staged, os.dup(self._files.tmp), oldest)
+            # It takes long if a load died: whole directories of messages. The thread has a descriptor of its own,
+            # because it may outlive a close.
+            await asyncio.to_thread(_clean_up_staged, os.dup(self._files.tmp), oldest)
 
 
-def _sweep_staged(tmp: int, oldest: float) -> None:
+def _clean_up_staged(tmp: int, oldest: float) -> None:
     try:
         clean_up_staged(tmp, oldest)
     finally:
         os.close(tmp)
 
 
-def return_lease(files: QueueDir, name: str, item: str, now: float) -> str | None:
-    """Return one lease, whoever holds it, with one more try; its name in delay/, or None when it is gone.
-
-    Raises:
-        OSError: it is leased as before.
-    """
+def _return_lease(files: QueueDir, name: str, item: str, now: float) -> str | None:
+    """Return a lease with one more try; the result is its name in delay/, or None if it is gone."""
     parsed = parse_item(item)
     moved = delay_name(item if parsed is None else with_tries(item, parsed.tries + 1), int(now * 1000))
     try:
@@ -214,10 +214,7 @@ def return_lease(files: QueueDir, name: str, item: str, now: float) -> str | Non
 
 def _unlink(name: str, directory: int) -> None:
     try:
-        os.unlink(name, dir_fd=directory)
-    except FileNotFoundError:
-        # Another reaper was faster.
-        pass
+        try_unlink(name, directory)
     except OSError as error:
         if error.errno not in {errno.EISDIR, errno.EPERM}:
             raise

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
 
 from qworker.clock import Clock
+from qworker.kit.directory.opener import StoreOpener
+from qworker.kit.files import READ, list_names, read_all
 from qworker.kit.store_errors import store_errors
 from qworker.message import Lease
 from qworker.names import check_queue
-from qworker_file.lease import find_lease
+from qworker_file.holder import DETACHED
+from qworker_file.layout import QueueDir
+from qworker_file.lease import FileLease, make_lease
+from qworker_file.names import parse_id, parse_item, parse_lease
+from qworker_file.open_queue import OpenQueue
 from qworker_file.store import Store
 
 __all__ = ["RemoteFileLeases"]
@@ -18,17 +24,58 @@ class RemoteFileLeases:
     """See `qworker.backend.RemoteLeases`.
 
     Args:
-        opened: gives the open root.
-        clock: says when a lease that was found ends.
+        stores: Opens the root.
+        clock: Says when a lease that was found ends.
     """
 
-    def __init__(self, opened: Callable[[], Store], clock: Clock) -> None:
-        self._opened = opened
+    def __init__(self, stores: StoreOpener[Store, OpenQueue], clock: Clock) -> None:
+        self._stores = stores
         self._clock = clock
 
     async def find(self, queue: str, message_id: str, token: int) -> Lease | None:
         """Find the lease that has this token."""
-        store = self._opened()
+        store = self._stores.open()
         with store_errors(f"find a lease of {queue!r}"):
-            local = store.queue(check_queue(queue))
-            return None if local is None else await find_lease(local.files, local.own, message_id, token, self._clock)
+            opened = store.get(check_queue(queue))
+            if opened is None:
+                return None
+            return await _find_lease(opened.files, opened.own, message_id, token, self._clock)
+
+
+async def _find_lease(
+    files: QueueDir, own: dict[str, FileLease], message_id: str, token: int, clock: Clock
+) -> FileLease | None:
+    """Find the lease of a message by its token: of this instance, or of one whose leases end by time alone."""
+    for lease in own.values():
+        if lease.message.id == message_id and lease.token == token:
+            return lease
+    for name in await list_names(files.lease):
+        parsed = parse_lease(name)
+        if parsed is None or not parsed[2].startswith(DETACHED) or parse_id(parsed[0]) != message_id:
+            continue
+        found = _reopen(files, name, parsed[0], token)
+        if found is not None:
+            found.expires_at = parsed[1] / 1000
+            found.deadline = clock.monotonic() + max(0.0, found.expires_at - clock.time())
+            return found
+    return None
+
+
+def _reopen(files: QueueDir, path: str, item: str, token: int) -> FileLease | None:
+    parsed = parse_item(item)
+    if parsed is None:
+        return None
+    try:
+        fd = os.open(path, READ, dir_fd=files.lease)
+    except FileNotFoundError:
+        return None
+    try:
+        status = os.fstat(fd)
+        if status.st_mtime_ns == token:
+            lease = make_lease(files, fd, status, item, parsed, path, token, read_all(fd, status.st_size))
+            fd = -1
+            return lease
+        return None
+    finally:
+        if fd >= 0:
+            os.close(fd)

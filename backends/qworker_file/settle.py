@@ -1,4 +1,4 @@
-"""Ending leases in batches: every one is a rename or an unlink on the loop, and one commit carries them all."""
+"""Ending leases in batches: each end is a rename or an unlink on the loop, and one commit carries them all."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from collections.abc import Sequence
 
 from qworker.kit.files import close_all
 from qworker.message import Settlement
-from qworker_file.lease import FileLease, settle
+from qworker_file.lease import FileLease
+from qworker_file.lease_end import end_lease
 from qworker_file.store import Store
 
 __all__ = ["settle_all"]
@@ -18,10 +19,10 @@ _TURN = 0.002
 
 
 async def settle_all(store: Store, settlements: Sequence[Settlement]) -> list[Settlement]:
-    """End leases of any queues; the settlements that were refused.
+    """End leases of any queues and return the refused settlements.
 
     Raises:
-        OSError: some have ended; a repetition of the same settlements completes it.
+        OSError: Some have ended. A repetition of the same settlements completes it.
     """
     refused: list[Settlement] = []
     changed: set[int] = set()
@@ -52,7 +53,7 @@ async def _settle(
         for settlement in settlements:
             lease = settlement.lease
             assert isinstance(lease, FileLease)
-            directories = settle(settlement, lease, now, finished, keep_done=keep_done)
+            directories = end_lease(settlement, lease, now, finished, keep_done=keep_done)
             if directories is None:
                 refused.append(settlement)
             else:
@@ -60,7 +61,7 @@ async def _settle(
                 if lease.reason_fd >= 0:
                     reasons.append(lease.reason_fd)
                     lease.reason_fd = -1
-            store.ended(settlement)
+            store.on_lease_end(settlement)
             if time.perf_counter() > turn_ends:
                 close_all(finished)
                 await asyncio.sleep(0)

@@ -26,7 +26,7 @@ from qworker.health.worker_report import WorkerReport
 from qworker.message import Lease, Message, QueueStats
 from qworker.worker.delivery import Delivery, WorkerCounts
 from qworker.worker.metrics import TaskCounts
-from qworker_file.fsq.constants import Constants
+from qworker_fsq.environment import Constants
 
 __all__ = [
     "ROOT",

@@ -19,7 +19,7 @@ from qworker.bulk import BulkWriter, StagedPartition, check_load, message_id
 from qworker.bulk.spool import BATCH, SpooledBulkWriter
 from qworker.errors import BackendError, BackendUnavailable, InvalidName, NotSupported, UsageError
 from qworker.message import Draft, Query, SettleAction, Settlement, State
-from qworker_file.staging import FileBulkWriter
+from qworker_file.bulk import FileBulkWriter
 from qworker_redis.bulk import RedisBulkWriter
 from tests.support.servers import RedisServer
 

@@ -16,7 +16,7 @@ from qworker.cli.run import command as run_command
 from qworker.duration import LONGEST, format_duration, parse_duration
 from qworker.errors import InvalidURL, UsageError
 from qworker.pipeline.source.options import ReadOptions
-from qworker_file.fsq.constants import Constants
+from qworker_fsq.environment import Constants
 
 
 @pytest.mark.parametrize(

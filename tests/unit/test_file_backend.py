@@ -28,6 +28,7 @@ from qworker.errors import (
     PublishUncertain,
     StorageFull,
 )
+from qworker.kit.directory.window import Window
 from qworker.kit.files import read_all
 from qworker.kit.group_commit import GroupCommit
 from qworker.message import Draft, Lease, Query, Selection, SettleAction, Settlement, State
@@ -37,7 +38,6 @@ from qworker.testing.wait_until import wait_until
 from qworker.testing.wait_until_blocked import wait_until_blocked
 from qworker_file import FileBackend
 from qworker_file.names import parse_delay, parse_item, parse_lease
-from qworker_file.window import Window
 from tests.support.archives import unpack
 
 FIXTURE = Path(__file__).parent.parent / "fixtures" / "fsq.tar.gz"
@@ -409,8 +409,8 @@ async def test_a_foreign_move_wakes_a_wait(root: Path, backend: FileBackend) -> 
 
 async def test_a_byte_in_the_trigger_wakes_a_wait(root: Path, backend: FileBackend) -> None:
     """What fsq does after an enqueue; on a store whose inotify is used up."""
-    assert backend._store is not None
-    backend._store._inotify.close()
+    assert backend._stores.store is not None
+    backend._stores.store._inotify.close()
     waiting = asyncio.create_task(backend.wait(["q"], 600.0))
     assert await wait_until_blocked(waiting)
     drop(root, "dropped.csv")
@@ -424,8 +424,8 @@ async def test_a_byte_in_the_trigger_wakes_a_wait(root: Path, backend: FileBacke
 async def test_without_trigger_and_inotify_a_rescan_finds_the_work(root: Path) -> None:
     async with opened(root, "?sync=off&poll_interval=1") as backend:
         await backend.create("q")
-        assert backend._store is not None
-        backend._store._inotify.close()
+        assert backend._stores.store is not None
+        backend._stores.store._inotify.close()
         waiting = asyncio.create_task(backend.wait(["q"], 600.0))
         assert await wait_until_blocked(waiting)
         drop(root, "dropped.csv")
@@ -445,11 +445,11 @@ async def test_more_events_than_the_kernel_keeps_lose_nothing(
     backend: FileBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert await lease(backend) == []
-    assert backend._store is not None
+    assert backend._stores.store is not None
     await backend.publish("q", [Draft(body=b"%d" % number) for number in range(20)])
     # As the kernel does: the events are gone, and one says so.
-    os.read(backend._store._inotify.fd, 1 << 16)
-    for tell in tuple(backend._store._inotify._watches.values()):
+    os.read(backend._stores.store._inotify.fd, 1 << 16)
+    for tell in tuple(backend._stores.store._inotify._watches.values()):
         tell(None)
     leases = await lease(backend, 100)
     assert [one.message.body for one in leases] == [b"%d" % number for number in range(20)]
@@ -458,7 +458,7 @@ async def test_more_events_than_the_kernel_keeps_lose_nothing(
 async def test_a_window_smaller_than_the_backlog_keeps_the_order(
     root: Path, backend: FileBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("qworker_file.window.SIZE", 7)
+    monkeypatch.setattr("qworker.kit.directory.window.SIZE", 7)
     bodies = [b"%03d" % number for number in range(100)]
     await backend.publish("q", [Draft(body=body) for body in bodies[:60]])
     taken = [one.message.body for one in await lease(backend, 10)]
@@ -601,7 +601,7 @@ async def test_no_descriptors_left_costs_no_message_a_try(
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
     with monkeypatch.context() as patched:
-        patched.setattr("qworker_file.local.claim", none_left)
+        patched.setattr("qworker_file.open_queue.claim", none_left)
         with pytest.raises(BackendError):
             await lease(backend)
     assert [(one.message.body, one.message.tries) for one in await lease(backend)] == [(b"1", 0), (b"2", 0)]

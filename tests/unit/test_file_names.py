@@ -12,14 +12,14 @@ from qworker.errors import InvalidName
 from qworker.names import check_id, new_id
 from qworker_file.names import (
     MAX_OWN,
-    alias_of,
     alias_target,
     delay_name,
-    id_of,
     index_name,
     item_name,
     lease_name,
+    make_alias,
     parse_delay,
+    parse_id,
     parse_item,
     parse_lease,
     stem_for,
@@ -42,7 +42,7 @@ def test_an_item_is_read_as_it_was_named(arguments: list[str], tries: int) -> No
     item = parse_item(name)
     assert item is not None
     assert (item.id, item.tries, list(item.arguments)) == (message_id, tries, arguments)
-    assert id_of(name) == message_id
+    assert parse_id(name) == message_id
 
 
 @given(IDS, ARGUMENTS)
@@ -50,7 +50,7 @@ def test_a_chosen_id_is_read_back(message_id: str, arguments: list[str]) -> None
     name = item_name(stem_for(message_id, new_id()), 3, arguments)
     item = parse_item(name)
     assert item is not None
-    assert item.id == id_of(name) == message_id
+    assert item.id == parse_id(name) == message_id
     assert item.tries == 3
     assert item.is_own
 
@@ -70,7 +70,7 @@ def test_a_hostile_id_becomes_no_name(hostile: str) -> None:
 @given(FILE_NAMES)
 def test_any_name_is_an_item_with_an_allowed_id_or_none(name: str) -> None:
     item = parse_item(name)
-    assert item is None or (check_id(item.id), id_of(name)) == (item.id, item.id)
+    assert item is None or (check_id(item.id), parse_id(name)) == (item.id, item.id)
     if item is not None:
         again = parse_item(with_tries(name, item.tries + 1))
         assert again is not None
@@ -101,7 +101,7 @@ def test_delayed_messages_sort_by_their_due_time(due: list[int]) -> None:
 
 @given(FILE_NAMES)
 def test_an_alias_is_short_and_leads_to_its_name(name: str) -> None:
-    alias, key = alias_of(name, new_id(), 2)
+    alias, key = make_alias(name, new_id(), 2)
     assert len(os.fsencode(alias)) <= MAX_OWN
     item = parse_item(alias)
     assert item is not None

@@ -10,7 +10,7 @@ import pytest
 from qworker.backend.registry import open_backend
 from qworker.kit.find import find_each, stamp
 from qworker.message import Draft, Message, State, StoredMessage
-from qworker_file import looks
+from qworker_file.browse import FileBrowser
 
 
 def stored(name: str) -> StoredMessage:
@@ -62,11 +62,13 @@ async def test_many_ids_cost_one_listing(tmp_path: Path, monkeypatch: pytest.Mon
     backend = open_backend(f"file://{tmp_path / 'spool'}")
     listed: list[State] = []
 
-    async def counted(files: object, state: State, now: float, *, real=looks.entries) -> object:
-        listed.append(state)
-        return await real(files, state, now)
+    async def counted(browser: FileBrowser, *states: State, real=FileBrowser.slices) -> AsyncIterator[object]:
+        for state in states:
+            listed.append(state)
+            async for files in real(browser, state):
+                yield files
 
-    monkeypatch.setattr(looks, "entries", counted)
+    monkeypatch.setattr(FileBrowser, "slices", counted)
     try:
         ids = await backend.publish("q", [Draft(body=b"%d" % number) for number in range(100)])
         assert len(await backend.find("q", ids)) == 100

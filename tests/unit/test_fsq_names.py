@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from qworker.errors import NotSupported, UsageError
 from qworker.names import check_id
-from qworker_file.fsq.constants import Constants
-from qworker_file.fsq.names import Malformed, construct, deconstruct, message_id, parse, with_tries
+from qworker_fsq.environment import Constants
+from qworker_fsq.names import InvalidItemName, construct, deconstruct, message_id, parse, with_tries
 
 USUAL = Constants()
 # Characters that mean something in names, more often.
@@ -72,7 +72,7 @@ def test_any_file_has_an_id_and_is_an_item_or_malformed(name: str, known: Consta
     check_id(message_id(name, known))
     try:
         item = parse(name, known)
-    except Malformed:
+    except InvalidItemName:
         return
     assert item.id == message_id(name, known)
     assert parse(with_tries(name, item.tries + 1, known), known).id == item.id
@@ -113,7 +113,7 @@ def test_names_are_taken_apart_as_the_standard_says(name: str, fields: list[str]
     ],
 )
 def test_a_malformed_name_is_none(name: str) -> None:
-    with pytest.raises(Malformed):
+    with pytest.raises(InvalidItemName):
         parse(name, USUAL)
 
 

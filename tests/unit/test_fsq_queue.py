@@ -28,9 +28,9 @@ from qworker.backend.registry import open_backend
 from qworker.cli.main import main
 from qworker.message import Draft, Message, Query, Selection, SettleAction, Settlement, State
 from qworker.testing import FakeClock, run_until_idle, wait_until
-from qworker_file.fsq.constants import Constants
-from qworker_file.fsq.rpc.methods import Methods
-from qworker_file.fsq.rpc.server import RpcServer
+from qworker_fsq.environment import Constants
+from qworker_fsq.rpc.methods import RpcMethods
+from qworker_fsq.rpc.server import RpcServer
 from tests.support.depth import DEPTH
 
 QUEUE = "q"
@@ -312,13 +312,13 @@ def test_any_program_is_a_handler_on_any_backend(
 
 
 @pytest.fixture
-def methods(root: Path) -> Methods:
+def methods(root: Path) -> RpcMethods:
     for part in ("tmp", "queue", "done", "fail"):
         (root / QUEUE / part).mkdir(parents=True)
-    return Methods(str(root), Constants())
+    return RpcMethods(str(root), Constants())
 
 
-def ask(methods: Methods, method: str, *params: object) -> dict[str, Any]:
+def ask(methods: RpcMethods, method: str, *params: object) -> dict[str, Any]:
     request = {"jsonrpc": "2.0", "id": 1, "method": method, "params": list(params)}
     found: dict[str, Any] = json.loads(methods.answer(json.dumps(request).encode()))
     return found
@@ -349,7 +349,7 @@ METHODS = st.sampled_from(
 )
 
 
-def test_hostile_pushes_reach_nothing(methods: Methods, root: Path, tmp_path: Path) -> None:
+def test_hostile_pushes_reach_nothing(methods: RpcMethods, root: Path, tmp_path: Path) -> None:
     (tmp_path / "x").mkdir()
     before = outside(tmp_path)
     for name in HOSTILE:
@@ -363,7 +363,7 @@ def test_hostile_pushes_reach_nothing(methods: Methods, root: Path, tmp_path: Pa
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150 * DEPTH)
 @given(request=st.one_of(st.binary(), JSON, st.fixed_dictionaries({"method": METHODS, "params": JSON, "id": JSON})))
-def test_any_request_has_an_answer(methods: Methods, root: Path, request: object) -> None:
+def test_any_request_has_an_answer(methods: RpcMethods, root: Path, request: object) -> None:
     body = request if isinstance(request, bytes) else json.dumps(request).encode()
     answer = methods.answer(body)
     if answer:
@@ -371,7 +371,7 @@ def test_any_request_has_an_answer(methods: Methods, root: Path, request: object
     assert sorted(os.listdir(root)) == [QUEUE]
 
 
-def test_an_item_that_is_pushed_twice_is_there_once(methods: Methods, root: Path) -> None:
+def test_an_item_that_is_pushed_twice_is_there_once(methods: RpcMethods, root: Path) -> None:
     for _ in range(2):
         assert ask(methods, "enqueue", f"{ITEM}_é", QUEUE, "dätä")["result"] == f"{ITEM}_é"
     (name,) = os.listdir(root / QUEUE / "queue")
@@ -382,11 +382,11 @@ def test_an_item_that_is_pushed_twice_is_there_once(methods: Methods, root: Path
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b'"\xff"', b"[" * 100_000], ids=["empty", "torn", "not text", "deep"])
-def test_a_request_that_is_no_json_is_answered(methods: Methods, body: bytes) -> None:
+def test_a_request_that_is_no_json_is_answered(methods: RpcMethods, body: bytes) -> None:
     assert json.loads(methods.answer(body))["error"]["code"] == -32700
 
 
-def test_batches_notifications_and_the_older_form_are_understood(methods: Methods) -> None:
+def test_batches_notifications_and_the_older_form_are_understood(methods: RpcMethods) -> None:
     old = json.loads(methods.answer(b'{"id": 5, "method": "api_version", "params": []}'))
     assert old == {"id": 5, "result": "1.0", "error": None}
     assert methods.answer(b'{"jsonrpc": "2.0", "method": "api_version"}') == b""
@@ -399,7 +399,7 @@ def test_batches_notifications_and_the_older_form_are_understood(methods: Method
 
 
 @pytest.fixture
-def served(methods: Methods) -> Iterator[Callable[..., tuple[int, bytes]]]:
+def served(methods: RpcMethods) -> Iterator[Callable[..., tuple[int, bytes]]]:
     server = RpcServer(("127.0.0.1", 0), methods, workers=2, body_limit=200, token="a-long-token", say=None)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
@@ -469,8 +469,8 @@ async def test_a_message_that_is_moved_here_twice_is_stored_once_and_keeps_its_o
 
 CONSUMER = """
 import asyncio, os, sys
-from qworker.message import SettleAction, Settlement
 from qworker.backend.registry import open_backend
+from qworker.message import SettleAction, Settlement
 
 async def consume(url, ledger):
     backend = open_backend(url)
@@ -544,7 +544,7 @@ async def test_no_directory_is_listed_for_each_message(
 async def test_what_is_put_off_does_not_hide_what_is_ready(
     backend: Backend, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from qworker_file import window
+    from qworker.kit.directory import window
 
     monkeypatch.setattr(window, "SIZE", 10)
     await backend.publish(QUEUE, [Draft(body=b"later", delay=600.0) for _ in range(60)])

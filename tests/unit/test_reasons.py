@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from qworker_file.reasons import read_reason, write_reason
+from qworker.kit.directory.reasons import read_reason, write_reason
 
 
 @pytest.fixture

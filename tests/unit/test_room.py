@@ -29,7 +29,7 @@ async def backend(request, tmp_path: Path) -> AsyncIterator[Backend]:
 
 @pytest.mark.parametrize("how", [SettleAction.ACK, SettleAction.FAIL_PERM, SettleAction.RELEASE])
 async def test_a_full_store_waits_until_a_lease_ends(backend, how):
-    backend._store.most_held = 2
+    backend._stores.store.most_held = 2
     held = await backend.lease("q", 10, 30.0)
     assert len(held) == 2
     # Longer than the test may take: only the end of a lease ends it.
@@ -65,7 +65,7 @@ async def test_a_store_that_says_it_has_something_and_gives_nothing_does_not_kee
 
 
 async def test_a_store_without_room_says_so_once_and_cancels_a_lease_that_waits_for_room(backend):
-    backend._store.most_held = 2
+    backend._stores.store.most_held = 2
     with structlog.testing.capture_logs() as logs:
         held = [*await backend.lease("q", 1, 30.0), *await backend.lease("q", 1, 30.0)]
         assert logs == []

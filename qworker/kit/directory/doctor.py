@@ -1,4 +1,4 @@
-"""What `qworker doctor` tries on the file system that holds the queues of a directory: each operation that its protocol lives on."""
+"""What `qworker doctor` checks on the file system of a directory: each operation that the queues need."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from qworker.kit.store_errors import FULL, store_error
 
 __all__ = ["Attempt", "examine_directory", "try_fifo", "try_link"]
 
-# Raises OSError, or says what is wrong.
+# Returns what was found, or raises OSError.
 Attempt = Callable[[str], Check]
 
-# Seconds between this host's clock and the file server's that leases can bear without a thought.
+# Seconds between this host's clock and the file server's that do no harm.
 _CLOCK_TOLERANCE_S = 2.0
 _LOW_SPACE_BYTES = 100_000_000
 _LOW_INODES = 10_000
@@ -34,11 +34,11 @@ _ELSEWHERE = "put the queues on another file system"
 
 
 async def examine_directory(path: str | os.PathLike[str], more: Iterable[tuple[str, Attempt]] = ()) -> list[Check]:
-    """Try a directory; in a thread, since a sick file system may take its time.
+    """Check a directory, in a thread, because a broken file system may be slow.
 
     Args:
-        path: absolute; it may be absent.
-        more: what is to be tried beside what every directory must be able to do.
+        path: An absolute path, which may not exist.
+        more: Checks besides those for every directory.
     """
     return await asyncio.to_thread(_run_checks, os.fspath(path), [*_ATTEMPTS, *more])
 
@@ -71,7 +71,7 @@ def _run_checks(root: str, attempts: list[tuple[str, Attempt]]) -> list[Check]:
 
 
 def _nearest_existing(path: str) -> tuple[str, os.stat_result]:
-    """`path`, or the closest ancestor that is there: where it would be made."""
+    """Return `path`, or its closest ancestor that exists, where it would be created."""
     while True:
         try:
             return path, os.stat(path)
@@ -190,7 +190,7 @@ def _try_rename(probe: str) -> Check:
 
 
 def try_link(probe: str) -> Check:
-    """Whether there are hard links."""
+    """Check that there are hard links."""
     directory = os.open(probe, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         _make(os.path.join(probe, "link-a"), b"")
@@ -205,7 +205,7 @@ def try_link(probe: str) -> Check:
 
 
 def try_fifo(probe: str) -> Check:
-    """Whether there are named pipes."""
+    """Check that there are named pipes."""
     directory = os.open(probe, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         make_fifo("fifo", 0o600, directory)

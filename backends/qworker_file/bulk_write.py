@@ -1,0 +1,158 @@
+"""The first half of a bulk write: the messages of one attempt are written as files and synced."""
+
+from __future__ import annotations
+
+import os
+import stat
+import threading
+from collections.abc import Iterable, Sequence
+
+from qworker.backend.deviations import refuse_unsupported
+from qworker.clock import Clock
+from qworker.errors import PublishUncertain
+from qworker.kit.files import CREATE, DIRECTORY, write_all
+from qworker.kit.linux import sync_file_system
+from qworker.message import Draft
+from qworker_file.deviations import DEVIATIONS
+from qworker_file.names import item_name
+
+__all__ = ["BackgroundSync", "write_partition"]
+
+# Files of one directory: as many as fit into its first block, where the kernel finds and changes names quickly.
+_CHUNK = 128
+# After so many files a sync starts in the background.
+_FLUSH = 10_000
+# Suffixes of names that are cached.
+_KINDS = 200
+
+
+def write_partition(
+    run: int, name: str, batches: Iterable[Sequence[Draft]], *, mode: int, clock: Clock, flusher: BackgroundSync | None
+) -> tuple[int, int]:
+    """Write an attempt's directory.
+
+    Args:
+        run: The open directory of the run.
+        name: The name of the attempt's directory.
+        batches: What to write.
+        mode: The mode of the files.
+        clock: The store's clock.
+        flusher: Syncs the files in the background.
+
+    Returns:
+        The number of messages, and the bytes of their bodies.
+    """
+    partition = _make(name, run)
+    count = size = 0
+    names = _Names(clock)
+    chunk = -1
+    try:
+        for drafts in batches:
+            for draft in drafts:
+                if count % _CHUNK == 0:
+                    _close(chunk)
+                    chunk = -1
+                    chunk = _make(f"{count:09d}", partition)
+                fd = os.open(names.make_name(draft, count), CREATE, mode, dir_fd=chunk)
+                try:
+                    if draft.body:
+                        write_all(fd, draft.body)
+                finally:
+                    os.close(fd)
+                count += 1
+                size += len(draft.body)
+                if flusher is not None and count % _FLUSH == 0:
+                    flusher.start()
+    finally:
+        _close(chunk)
+        os.close(partition)
+    return count, size
+
+
+def _make(name: str, parent: int) -> int:
+    shared = stat.S_IMODE(os.fstat(parent).st_mode)
+    os.mkdir(name, shared, dir_fd=parent)
+    # The umask must not change the mode.
+    os.chmod(name, shared, dir_fd=parent)
+    return os.open(name, DIRECTORY | os.O_NOFOLLOW, dir_fd=parent)
+
+
+def _close(fd: int) -> None:
+    if fd >= 0:
+        os.close(fd)
+
+
+class _Names:
+    """Names of staged files: `<row>.<due, ms>_<tries>[_<task>]`."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._kinds: dict[tuple[str | None, int, tuple[str, ...]], str] = {}
+
+    def make_name(self, draft: Draft, row: int) -> str:
+        """Return the name of one draft.
+
+        Raises:
+            NotSupported: A directory cannot keep a field of the draft.
+        """
+        if draft.priority or draft.unique_key is not None or draft.fields:
+            refuse_unsupported("file", DEVIATIONS, [draft])
+        kind = (draft.task, draft.tries, draft.argv)
+        suffix = self._kinds.get(kind)
+        if suffix is None:
+            suffix = _suffix(draft)
+            if len(self._kinds) < _KINDS:
+                self._kinds[kind] = suffix
+        due = _due_ms(draft, self._clock) if draft.due_at is not None or draft.delay > 0 else 0
+        return f"{row:09d}.{due}{suffix}"
+
+
+def _suffix(draft: Draft) -> str:
+    """Return what follows the id in the item's name."""
+    words = draft.argv if draft.task is None else (draft.task, *draft.argv)
+    return item_name("", draft.tries, words)[1:]
+
+
+def _due_ms(draft: Draft, clock: Clock) -> int:
+    due = clock.time() + draft.delay if draft.due_at is None else draft.due_at
+    return max(0, int(due * 1000))
+
+
+class BackgroundSync:
+    """Syncs files in a thread while a task writes more, so that the task waits only shortly at its end.
+
+    Args:
+        fd: A descriptor on the file system, opened before the first file: the kernel reports each error once, to
+            descriptors that were open when it occurred.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._thread: threading.Thread | None = None
+        self._error: OSError | None = None
+
+    def start(self) -> None:
+        """Start a sync, unless one is running."""
+        if self._thread is None or not self._thread.is_alive():
+            self._thread = threading.Thread(target=self._run, name="qworker-flush", daemon=True)
+            self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            sync_file_system(self._fd)
+        except OSError as error:
+            self._error = self._error or error
+
+    def finish(self) -> None:
+        """Sync the rest. It blocks.
+
+        Raises:
+            PublishUncertain: Something is not on the disk. It is not synced again: another attempt writes other files.
+        """
+        if self._thread is not None:
+            self._thread.join()
+        self._run()
+        if self._error is not None:
+            raise PublishUncertain(
+                f"the disk could not store the staged messages: {self._error.strerror}"
+            ) from self._error

@@ -1,0 +1,14 @@
+"""What `qworker doctor` checks for a `file:` URL."""
+
+from __future__ import annotations
+
+from qworker.kit.directory.doctor import examine_directory, try_fifo, try_link
+from qworker.kit.doctor_check import Check
+from qworker.url import BackendURL
+
+__all__ = ["check_directory"]
+
+
+async def check_directory(url: BackendURL) -> list[Check]:
+    """Check the directory: a given id is a second link, and a pipe wakes idle workers."""
+    return await examine_directory(url.directory, [("link", try_link), ("fifo", try_fifo)])

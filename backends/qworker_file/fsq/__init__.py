@@ -1,7 +1,0 @@
-"""`fsq:///root[?...]`: queues of the fsq(7) standard, worked on in place, beside any other implementation of it."""
-
-from __future__ import annotations
-
-from qworker_file.fsq.backend import FsqBackend
-
-__all__ = ["FsqBackend"]

@@ -1,0 +1,130 @@
+"""From lease/ to where a message goes when its lease ends: each end is one rename or unlink of one name."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from qworker.kit.directory.entries import has_entry, try_unlink
+from qworker.kit.directory.reasons import write_reason
+from qworker.message import SettleAction, Settlement
+from qworker_file.id_index import remove_id
+from qworker_file.lease import FileLease, try_rename
+from qworker_file.names import delay_name, reason_name, with_tries
+
+__all__ = ["end_lease", "release"]
+
+
+def end_lease(
+    settlement: Settlement, lease: FileLease, now: float, finished: list[int], *, keep_done: bool
+) -> frozenset[int] | None:
+    """End a lease and return the descriptors of the directories that changed, or None if it is lost.
+
+    Args:
+        settlement: How it ends.
+        lease: The lease.
+        now: Unix seconds, by the store's clock.
+        finished: Gets the descriptors of acked files, which the caller closes (`close_all`): no process waits for their
+            locks.
+        keep_done: Whether acked files are kept in done/.
+
+    Raises:
+        OSError: It is held as before, or has ended. A repetition finds out which.
+    """
+    if lease.ended is not None:
+        # Ended before by the same call, or acked twice: perhaps not yet on the disk.
+        same = lease.ended is settlement or lease.ended.action is settlement.action is SettleAction.ACK
+        return frozenset({lease.files.lease}) if same else None
+    if lease.lost:
+        return None
+    step = _STEPS[settlement.action]
+    changed = step(settlement, lease, now) if settlement.action is not SettleAction.ACK or keep_done else _unlink(lease)
+    if changed is None:
+        lease.lost = True
+    else:
+        lease.ended = settlement
+        if settlement.action is SettleAction.ACK and lease.fd >= 0:
+            finished.append(lease.fd)
+            lease.fd = -1
+    lease.close()
+    return changed
+
+
+def _unlink(lease: FileLease) -> frozenset[int] | None:
+    files = lease.files
+    if not try_unlink(lease.path, files.lease):
+        return None
+    if lease.indexed:
+        remove_id(files, lease.message.id)
+    return frozenset({files.lease})
+
+
+def _ack(_settlement: Settlement, lease: FileLease, now: float) -> frozenset[int] | None:
+    return _finish(lease, lease.files.done, now)
+
+
+def _fail(settlement: Settlement, lease: FileLease, now: float) -> frozenset[int] | None:
+    files = lease.files
+    # The reason first: a failed message is never seen without it. A stale holder leaves no reason of its own behind.
+    if settlement.error is not None:
+        if not has_entry(lease.path, files.lease):
+            return None
+        lease.reason_fd = write_reason(files.fail, reason_name(lease.item), settlement.error, mode=files.item_mode)
+    changed = _finish(lease, files.fail, now)
+    if changed is None and settlement.error is not None and not has_entry(lease.item, files.fail):
+        try_unlink(reason_name(lease.item), files.fail)
+    return changed
+
+
+def _finish(lease: FileLease, target: int, now: float) -> frozenset[int] | None:
+    if not try_rename(lease.path, lease.item, lease.files.lease, target, lease.fd):
+        return None
+    # When it was finished; never before its token.
+    moment = max(int(now * 1e9), lease.token)
+    try:
+        os.utime(lease.fd, ns=(moment, moment))
+    except PermissionError:
+        # Another user's file: it is shown with the time it has.
+        pass
+    return frozenset({lease.files.lease, target})
+
+
+def _retry(settlement: Settlement, lease: FileLease, now: float) -> frozenset[int] | None:
+    item = with_tries(lease.item, lease.message.tries + 1)
+    return _delay(lease, item, now + max(settlement.delay, 0.0))
+
+
+def _release(settlement: Settlement, lease: FileLease, now: float) -> frozenset[int] | None:
+    if settlement.delay > 0:
+        return _delay(lease, lease.item, now + settlement.delay)
+    if not lease.locked:
+        # An fsq program could take it from queue/ while this process does not have the lock, but not from delay/.
+        return _delay(lease, lease.item, now)
+    files = lease.files
+    if not try_rename(lease.path, lease.item, files.lease, files.queue, lease.fd):
+        return None
+    lease.released_as, lease.is_in_queue = lease.item, True
+    return frozenset({files.lease, files.queue})
+
+
+def _delay(lease: FileLease, item: str, due: float) -> frozenset[int] | None:
+    files = lease.files
+    name = delay_name(item, int(due * 1000))
+    if not try_rename(lease.path, name, files.lease, files.delay, lease.fd):
+        return None
+    lease.released_as = name
+    return frozenset({files.lease, files.delay})
+
+
+_Step = Callable[[Settlement, FileLease, float], "frozenset[int] | None"]
+_STEPS: dict[SettleAction, _Step] = {
+    SettleAction.ACK: _ack,
+    SettleAction.FAIL_PERM: _fail,
+    SettleAction.FAIL_TMP: _retry,
+    SettleAction.RELEASE: _release,
+}
+
+
+def release(lease: FileLease, now: float) -> None:
+    """Undo a claim that no caller has seen."""
+    end_lease(Settlement(lease=lease, action=SettleAction.RELEASE), lease, now, [], keep_done=True)

@@ -1,0 +1,307 @@
+"""One queue as one backend instance has it open: its directories, its windows, its own leases, its liveness file."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import time
+
+from qworker.clock import Clock
+from qworker.kit.directory.entries import has_entry
+from qworker.kit.directory.followed_queue import FollowedQueue
+from qworker.kit.directory.watches import Inotify
+from qworker.kit.directory.window import Window
+from qworker.kit.store_errors import FULL
+from qworker_file.foreign import ClaimResult
+from qworker_file.holder import DETACHED, Holder, LivenessFile
+from qworker_file.layout import QueueDir
+from qworker_file.lease import ExpiryClock, FileLease, claim
+from qworker_file.lease_end import release
+from qworker_file.names import parse_delay
+from qworker_file.read_ahead import ReadAhead
+from qworker_file.reap import QueueReaper
+
+__all__ = ["OpenQueue"]
+
+_TURN = 0.002
+
+
+class OpenQueue(FollowedQueue[QueueDir, FileLease]):
+    """An open queue.
+
+    Args:
+        files: The open directories. This object closes them.
+        clock: The store's clock.
+        holder: The name under which this instance leases.
+        inotify: Reports changes.
+        local_disk: Whether no other machine sees the directory.
+        local_time: Whether timestamps are in local time.
+        rescan: Seconds after which a window is listed again although no change was reported.
+    """
+
+    def __init__(
+        self,
+        files: QueueDir,
+        clock: Clock,
+        holder: Holder,
+        inotify: Inotify,
+        *,
+        local_disk: bool,
+        local_time: bool,
+        rescan: float,
+    ) -> None:
+        self._ready = Window(files.queue, local=local_disk)
+        self._delayed = Window(files.delay, local=local_disk)
+        super().__init__(files, clock, inotify, (self._ready, self._delayed), local_disk=local_disk, rescan=rescan)
+        self._holder = holder
+        self._local_time = local_time
+        self._reaper = QueueReaper(files, clock, local_disk=local_disk, own=self.own, holder=lambda: holder.name)
+        self._read_ahead = ReadAhead(files.queue, self._ready.peek)
+        # Due messages taken from the window of delay/: (item, name there).
+        self._due: list[tuple[str, str]] = []
+        # Whether the queue may have been paused or resumed since the last check.
+        self._is_stirred = True
+        self._liveness: LivenessFile | None = None
+        self._leases_as = holder.name
+
+    # -- changes -----------------------------------------------------------------------------------------------------
+
+    def _watch(self) -> list[int]:
+        files = self.files
+        return [
+            self._inotify.watch(files.queue, self._on_new_ready),
+            self._inotify.watch(files.delay, self._on_new_delayed),
+            # Wakes the waits for the end of a pause, and reports its beginning.
+            self._inotify.watch(files.base, self._on_base_change, removals=True),
+        ]
+
+    def _on_new_ready(self, name: str | None) -> None:
+        if name is None:
+            self._ready.mark_incomplete()
+        elif name[0] != ".":
+            self._ready.add(name)
+
+    def _on_new_delayed(self, name: str | None) -> None:
+        if name is None:
+            self._delayed.mark_incomplete()
+        else:
+            self._delayed.add(name)
+
+    def _on_base_change(self, _name: str | None) -> None:
+        self._is_stirred = True
+
+    def _offer(self, name: str) -> None:
+        self._ready.add(name)
+
+    def added(self, ready: list[str], delayed: list[str], *, returned: bool = False) -> None:
+        """Add files that this instance has renamed into queue/ and delay/.
+
+        Args:
+            ready: Names in queue/.
+            delayed: Names in delay/.
+            returned: Whether they may come before what the window has, so they are needed now. If not, inotify reports
+                them in its time.
+        """
+        if self._is_followed and (returned or not self._is_watched):
+            for name in ready:
+                self._ready.add(name)
+            for name in delayed:
+                self._delayed.add(name)
+
+    # -- checking for work -------------------------------------------------------------------------------------------
+
+    async def has_work(self) -> bool:
+        """Return whether something may be leased.
+
+        Raises:
+            OSError: The queue cannot be listed.
+        """
+        self.follow()
+        # Before the check, not after it.
+        self._is_stirred = False
+        if self.files.is_down:
+            # A wait on a paused queue can end for any reason: the lease that follows checks the queue again.
+            self._is_stirred = True
+            return False
+        self._retry_busy()
+        self._take_due()
+        if self._ready or self._due:
+            return True
+        await self._refresh()
+        self._take_due()
+        return bool(self._ready or self._due)
+
+    def until_due(self) -> float:
+        """Return the seconds until the next delayed message is due; infinite while paused, or if none is known."""
+        name = self._delayed.first()
+        parsed = None if name is None or self.files.is_down else parse_delay(name)
+        return float("inf") if parsed is None else max(0.001, parsed[0] / 1000 - self._clock.time())
+
+    def _take_due(self) -> None:
+        """Move what is due from the window of delay/ to the heap from which it is leased, by its item."""
+        window = self._delayed
+        now_ms = self._clock.time() * 1000
+        while (name := window.first()) is not None:
+            parsed = parse_delay(name)
+            if parsed is not None and parsed[0] > now_ms:
+                return
+            window.take()
+            if parsed is not None:
+                heapq.heappush(self._due, (parsed[1], name))
+
+    # -- leasing -----------------------------------------------------------------------------------------------------
+
+    async def lease(self, limit: int, visibility: float, expiries: ExpiryClock, *, notified: bool) -> list[FileLease]:
+        """Claim up to `limit` messages, oldest first; a cancelled call holds none.
+
+        Args:
+            limit: How many at most.
+            visibility: Seconds.
+            expiries: Gives the leases' names.
+            notified: Whether the queue was checked before the wait that ended just now: the watches would have reported
+                a pause since.
+
+        Raises:
+            OSError: The store failed; nothing is held.
+        """
+        has_work = notified and self._is_watched and not self._is_stirred and bool(self._ready)
+        if limit <= 0 or not (has_work or await self.has_work()):
+            return []
+        self._create_liveness()
+        leases: list[FileLease] = []
+        try:
+            await self._lease(limit, visibility, expiries, leases)
+        except BaseException:
+            now = self._clock.time()
+            for lease in leases:
+                self.own.pop(lease.item, None)
+                release(lease, now)
+                self.added([lease.item], [], returned=True)
+            raise
+        return leases
+
+    async def _lease(self, limit: int, visibility: float, expiries: ExpiryClock, leases: list[FileLease]) -> None:
+        clock, files = self._clock, self.files
+        now = clock.time()
+        expiry = expiries.next(now + visibility, now)
+        suffix = f".{expiry}.{self._leases_as}"
+        expires_at, deadline = expiry / 1000, clock.monotonic() + visibility
+        moment = time.perf_counter()
+        turn_ends = moment + _TURN
+        while len(leases) < limit:
+            found = self._next()
+            if found is None:
+                await self._refresh()
+                self._take_due()
+                if not (self._ready or self._due):
+                    return
+                continue
+            source, name, item = found
+            try:
+                claimed = claim(files, source, name, item, suffix, now=now, local=self._local_time)
+            except OSError:
+                # The store failed, not the message: it is tried again, and what is claimed stays claimed.
+                self.added(*(([name], []) if source == files.queue else ([], [name])), returned=True)
+                if leases:
+                    return
+                raise
+            if isinstance(claimed, FileLease):
+                claimed.expires_at, claimed.deadline = expires_at, deadline
+                leases.append(claimed)
+                self.own[claimed.item] = claimed
+            elif source == files.queue:
+                self._skip(name, claimed)
+            began, moment = moment, time.perf_counter()
+            self._read_ahead.claimed(moment - began)
+            if moment > turn_ends:
+                await asyncio.sleep(0)
+                moment = time.perf_counter()
+                turn_ends = moment + _TURN
+
+    def _skip(self, name: str, result: ClaimResult) -> None:
+        """Go on after a name of queue/ that gave no lease."""
+        if result is ClaimResult.BUSY:
+            self._try_later(name)
+        if result is not ClaimResult.FAILED:
+            self._ready.skip_taken(name, self._is_ready)
+
+    def _is_ready(self, name: str) -> bool:
+        return has_entry(name, self.files.queue)
+
+    def _next(self) -> tuple[int, str, str] | None:
+        """Take the next candidate: directory, name there, item."""
+        ready = self._ready.first()
+        if self._due and (ready is None or self._due[0][0] <= ready):
+            item, name = heapq.heappop(self._due)
+            return self.files.delay, name, item
+        if ready is None:
+            return None
+        name = self._ready.take()
+        return self.files.queue, name, name
+
+    def _create_liveness(self) -> None:
+        if self._liveness is not None or self._holder.name.startswith(DETACHED):
+            return
+        files = self.files
+        try:
+            self._liveness = LivenessFile(files.tmp, files.workers, self._holder.name, files.item_mode)
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
+            # A full disk must be drained all the same: leases without a liveness file end by time alone.
+            self._leases_as = self._holder.detached_name
+        else:
+            self._leases_as = self._holder.name
+
+    async def reap(self) -> int:
+        """Return the leases that are over, and their number.
+
+        Raises:
+            OSError: The store failed.
+        """
+        returned = await self._reaper.reap()
+        self.added([], returned, returned=True)
+        if self._is_followed:
+            # Retries must not wait behind a deep backlog: their window is refreshed too.
+            self._inotify.drain()
+            if self._delayed.is_exhausted:
+                await self._delayed.list()
+        self._take_due()
+        return len(returned)
+
+    def count_due(self) -> int:
+        """Return how many messages became due since the last call, as far as is known. They are ready as they are."""
+        before = len(self._due)
+        self._take_due()
+        return len(self._due) - before
+
+    def lose(self, items: list[str]) -> None:
+        """Drop the leases of messages that were removed."""
+        for item in items:
+            lease = self.own.pop(item, None)
+            if lease is not None:
+                lease.lost = True
+                lease.close()
+
+    # -- the end -----------------------------------------------------------------------------------------------------
+
+    def close_deleted(self) -> None:
+        """Stop following a queue that was deleted; its leases find that out when they end."""
+        self._unwatch()
+        if self._liveness is not None:
+            self._liveness.close()
+            self._liveness = None
+        if not self.own:
+            self.files.close()
+
+    def close(self) -> None:
+        """Close everything. Leases that are held end as if the process had died. Idempotent."""
+        self._unwatch()
+        for lease in self.own.values():
+            lease.lost = True
+            lease.close()
+        self.own.clear()
+        if self._liveness is not None:
+            self._liveness.remove()
+            self._liveness = None
+        self.files.close()

@@ -1,0 +1,135 @@
+"""The names of messages that are published."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Sequence
+
+import msgspec
+
+from qworker.clock import SYSTEM_CLOCK, Clock
+from qworker.errors import NotSupported
+from qworker.message import Draft
+from qworker.names import check_id, new_id, new_ids
+from qworker_file.names import MAX_OWN, byte_length, delay_name, item_name, stem_for
+
+__all__ = ["Plan", "Planner"]
+
+# Messages that were enqueued this near to one another in another store.
+_SAME_TIME_NS = 1_000_000
+
+_serial = itertools.count(1)
+
+
+class Plan(msgspec.Struct, gc=False):
+    """How one message is stored.
+
+    Attributes:
+        body: What is written.
+        temporary: The file's name in tmp/.
+        name: Its name in queue/ or delay/.
+        delayed: Whether it goes to delay/.
+        given_id: The id, if its publisher chose it.
+        fd: Open on the file. -1: not opened yet. -2: closed.
+    """
+
+    body: bytes
+    temporary: str
+    name: str
+    delayed: bool
+    given_id: str | None
+    fd: int = -1
+
+
+class Planner:
+    """Names the messages of one store.
+
+    Args:
+        clock: The store's clock.
+        local_time: Whether timestamps are in local time.
+    """
+
+    def __init__(self, clock: Clock, *, local_time: bool) -> None:
+        self._clock = clock
+        self._local = local_time
+        self._last_ns = 0
+        self._last_given_ns = 0
+        self._own_serial = next(_serial)
+
+    def plan(self, drafts: Sequence[Draft], ids: list[str]) -> list[Plan]:
+        """Plan how messages are stored; a draft whose id came before it is left out.
+
+        Args:
+            drafts: The messages.
+            ids: Gets the ids of all drafts, in order.
+
+        Raises:
+            NotSupported, InvalidName: A draft cannot be stored.
+        """
+        now = self._clock.time()
+        fresh = self._new_stems(len(drafts), now)
+        plans: list[Plan] = []
+        seen: set[str] = set()
+        for draft, stem in zip(drafts, fresh, strict=True):
+            if draft.id is not None:
+                ids.append(check_id(draft.id))
+                if draft.id in seen:
+                    continue
+                seen.add(draft.id)
+            plans.append(self._plan_one(draft, stem, now, ids))
+        return plans
+
+    def _plan_one(self, draft: Draft, stem: str, now: float, ids: list[str]) -> Plan:
+        dated = stem if draft.enqueued_at is None else self._stem_at(draft.enqueued_at)
+        own = dated
+        if draft.id is None:
+            ids.append(own)
+        else:
+            own = stem_for(draft.id, dated)
+        name = self._name(own, draft)
+        due = now + draft.delay if draft.due_at is None else draft.due_at
+        delayed = due > now
+        if delayed:
+            name = delay_name(name, int(due * 1000))
+        return Plan(draft.body, f"_{stem}_0", name, delayed, draft.id)
+
+    @staticmethod
+    def _name(stem: str, draft: Draft) -> str:
+        if draft.task is None and not draft.argv:
+            return f"_{stem}_{draft.tries}"
+        words = draft.argv if draft.task is None else (draft.task, *draft.argv)
+        name = item_name(stem, draft.tries, words)
+        if byte_length(name) <= MAX_OWN:
+            return name
+        if draft.argv:
+            raise NotSupported("file: argv must fit into the name of a file: put long texts into the body")
+        # A label only: the envelope in the body has the task's whole name.
+        return item_name(stem, draft.tries)
+
+    def _new_stems(self, count: int, now: float) -> list[str]:
+        if self._clock is SYSTEM_CLOCK and not self._local:
+            return new_ids(count)
+        # A sequence of its own, so the names need a serial of their own: another planner of this process may be at the
+        # same nanosecond.
+        first = max(int(now * 1e9), self._last_ns + 1)
+        self._last_ns = first + count - 1
+        pid, host = new_id().split("_")[2:]
+        suffix = f"{pid}_{self._own_serial}.{host}"
+        return [f"{self._stamp(ns)}_{suffix}" for ns in range(first, first + count)]
+
+    def _stem_at(self, moment: float) -> str:
+        """Make a stem of an earlier time, unique by a serial number, because others may have had the same moment."""
+        ns = round(moment * 1e6) * 1000
+        if ns <= self._last_given_ns < ns + _SAME_TIME_NS:
+            # They keep the order in which they come, which is that of their names.
+            ns = self._last_given_ns + 1
+        self._last_given_ns = ns
+        stamp = self._stamp(ns)
+        pid, host = new_id().split("_")[2:]
+        return f"{stamp}_{pid}_{next(_serial)}.{host}"
+
+    def _stamp(self, ns: int) -> str:
+        second, rest = divmod(ns, 1_000_000_000)
+        moment = time.localtime(second) if self._local else time.gmtime(second)
+        return f"{time.strftime('%Y%m%d%H%M%S', moment)}_{rest:09d}"

@@ -1,0 +1,232 @@
+"""`fsq:` queues, shared with any other implementation of the standard at the same time (docs/protocols/fsq.md)."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import TYPE_CHECKING, ClassVar, Self
+
+from qworker.backend import Backend
+from qworker.backend.deviations import refuse_unsupported
+from qworker.clock import SYSTEM_CLOCK, Clock
+from qworker.history.directory import directory_history
+from qworker.kit.directory.opener import StoreOpener
+from qworker.kit.directory.wait import wait_for_work
+from qworker.kit.doctor_check import Check
+from qworker.kit.file_system import durability_at
+from qworker.kit.files import check_writable
+from qworker.kit.parts import make_shares
+from qworker.kit.store_errors import store_errors
+from qworker.kit.wait import wait_for_ready
+from qworker.message import Draft, Lease, Query, QueueStats, Selection, Settlement, State, StoredMessage
+from qworker.names import check_queue
+from qworker.url import BackendURL
+from qworker_fsq import admin
+from qworker_fsq.browse import FsqBrowser
+from qworker_fsq.lease import extend
+from qworker_fsq.open_queue import OpenQueue
+from qworker_fsq.options import FsqOptions, parse_root
+from qworker_fsq.publish import publish
+from qworker_fsq.reap import reap
+from qworker_fsq.settle import settle_all
+from qworker_fsq.store import Store
+
+if TYPE_CHECKING:
+    from qworker.backend.scan_source import ScanOptions, ScanSource
+
+__all__ = ["FsqBackend"]
+
+
+class FsqBackend(Backend):
+    """Queues of fsq(7).
+
+    Args:
+        url: The URL.
+        options: What it says.
+        clock: Gives the times in names.
+        remote_leases: Whether the holders of leases are outside this process. Leases then end by time too, although
+            this process keeps the locks.
+    """
+
+    deviations: ClassVar[Mapping[str, str]] = {
+        "priority": "items are taken in the order of their names",
+        "unique_key": "the standard has no keys",
+        "given_ids": "an id is the time, the process and the host of its making",
+        "fields": "an item has a name and its contents",
+        "retry_errors": "an item has a name and its contents: the history keeps the error",
+        "expiry": "a lease is a lock on the item, which the kernel frees when its holder lets go or dies: "
+        "visibility has no meaning",
+    }
+
+    def __init__(
+        self, url: BackendURL, options: FsqOptions, *, clock: Clock = SYSTEM_CLOCK, remote_leases: bool = False
+    ) -> None:
+        self._url = url
+        self._options = options
+        self.directory = parse_root(url, options.constants)
+        self._directory = str(self.directory)
+        self._clock = clock
+        self._has_remote_holders = remote_leases
+        self._stores: StoreOpener[Store, OpenQueue] = StoreOpener(
+            self.directory, lambda: Store(self._directory, clock, options)
+        )
+        self.history = directory_history(url, self._directory, default=False, clock=clock)
+
+    # -- the store -----------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def from_url(cls, url: BackendURL, *, clock: Clock = SYSTEM_CLOCK, remote_leases: bool = False) -> Self:
+        """`fsq:///root[?host=NAME&max_tries=N&ttl=DURATION&sync=full|off&keep_done=all|none|AGE|N-messages]`.
+
+        And the other options of `FsqOptions`. `fsq:` is FSQ_ROOT.
+        """
+        return cls(url, FsqOptions.from_url(url), clock=clock, remote_leases=remote_leases)
+
+    async def open(self) -> None:
+        """Open the root directory, or create it."""
+        self._stores.open()
+
+    async def aclose(self) -> None:
+        """Close every descriptor, which frees every lock."""
+        await self._stores.aclose()
+        await self.history.aclose()
+
+    def describe(self) -> str:
+        """Return the URL."""
+        return self._url.at(self._directory)
+
+    @property
+    def durability(self) -> str:
+        """`disk` with sync=full on a file system with a journal and barriers, else `process`."""
+        return durability_at(self._directory, sync=self._options.sync)
+
+    # -- producing ---------------------------------------------------------------------------------------------------
+
+    async def publish(self, queue: str, drafts: Sequence[Draft]) -> list[str]:
+        """Store messages."""
+        check_queue(queue)
+        refuse_unsupported("fsq", self.deviations, drafts)
+        if not drafts:
+            return []
+        store = self._stores.open()
+        with store_errors(f"publish to {queue!r}"):
+            return await publish(store, queue, drafts)
+
+    # -- consuming ---------------------------------------------------------------------------------------------------
+
+    async def lease(self, queue: str, limit: int, visibility: float, timeout: float = 0.0) -> list[Lease]:
+        """Lock the oldest items that are not locked."""
+        await wait_for_ready(self, queue, limit, timeout)
+        store = self._stores.open()
+        with store_errors(f"lease from {queue!r}"):
+            opened = store.get(check_queue(queue))
+            return [] if opened is None else list(await opened.lease(min(limit, store.room()), visibility))
+
+    async def wait(self, queues: Sequence[str], timeout: float) -> None:
+        """Wait for an enqueue, a pulled trigger, a due time, the end of a pause, or the end of a lock."""
+        await wait_for_work(self._stores.open(), queues, timeout)
+
+    def extend(self, leases: Sequence[Lease], visibility: float) -> list[Lease]:
+        """Check that the items are still ours: a lock needs no extension, but a person may have moved a file."""
+        return extend(leases, self._clock.time() + visibility)
+
+    async def settle(self, settlements: Sequence[Settlement]) -> list[Settlement]:
+        """End leases."""
+        store = self._stores.open()
+        with store_errors("settle"):
+            return await settle_all(store, settlements)
+
+    async def reap(self, queue: str) -> int:
+        """Return what is due and, if the holders are outside this process, what they have kept for too long."""
+        store = self._stores.open()
+        with store_errors(f"reap {queue!r}"):
+            opened = store.get(check_queue(queue))
+            return 0 if opened is None else await reap(store, opened, expire=self._has_remote_holders)
+
+    # -- queues --------------------------------------------------------------------------------------------------------
+
+    async def queues(self) -> list[str]:
+        """Return the names of all queues."""
+        with store_errors(f"list {self._directory}"):
+            return self._stores.names()
+
+    async def create(self, queue: str) -> None:
+        """Install a queue."""
+        with store_errors(f"create {queue!r}"):
+            opened = self._stores.open().get_or_create(check_queue(queue))
+        with store_errors(f"work on {queue!r}"):
+            check_writable(opened.files.queue)
+
+    async def delete(self, queue: str) -> None:
+        """Delete a queue; with a host, its sub-queue."""
+        with store_errors(f"delete {queue!r}"):
+            if self._stores.get_queue(queue) is not None:
+                await admin.delete_queue(self._stores.open(), queue)
+
+    async def stats(self, queue: str) -> QueueStats:
+        """Count the messages of a queue."""
+        with store_errors(f"count {queue!r}"):
+            return await self._browser(queue).count({**self._options.retention, **self.history.retention})
+
+    async def pause(self, queue: str) -> None:
+        """Pause a queue."""
+        with store_errors(f"pause {queue!r}"):
+            opened = self._stores.require_queue(queue)
+            await admin.pause(self._stores.open(), opened)
+
+    async def resume(self, queue: str) -> None:
+        """Resume a queue."""
+        with store_errors(f"resume {queue!r}"):
+            opened = self._stores.require_queue(queue)
+            await admin.resume(self._stores.open(), opened)
+
+    # -- messages ------------------------------------------------------------------------------------------------------
+
+    async def browse(self, queue: str, query: Query) -> AsyncIterator[list[StoredMessage]]:
+        """Yield messages."""
+        with store_errors(f"browse {queue!r}"):
+            async for page in self._browser(queue).browse(query):
+                yield page
+
+    async def parts(self, queue: str, state: State, count: int) -> list[str]:
+        """Return make_shares of the names."""
+        with store_errors(f"browse {queue!r}"):
+            self._stores.require_queue(queue)
+        return make_shares(count)
+
+    async def find(self, queue: str, ids: Sequence[str]) -> list[StoredMessage]:
+        """Find messages by their ids."""
+        with store_errors(f"read {queue!r}"):
+            return await self._browser(queue).find(ids)
+
+    async def requeue(self, queue: str, selection: Selection) -> int:
+        """Make failed messages ready."""
+        selection.require_failed()
+        with store_errors(f"requeue in {queue!r}"):
+            browser = self._browser(queue)
+            return await admin.requeue(self._stores.open(), browser, selection)
+
+    async def remove(self, queue: str, selection: Selection) -> int:
+        """Remove messages."""
+        with store_errors(f"remove from {queue!r}"):
+            browser = self._browser(queue)
+            return await admin.remove(self._stores.open(), browser, selection)
+
+    def _browser(self, queue: str) -> FsqBrowser:
+        opened = self._stores.require_queue(queue)
+        return FsqBrowser(opened, self._clock, self._stores.open().system.kind)
+
+    # -- besides the contract (qworker/backend/offers.py) --------------------------------------------------------------
+
+    @classmethod
+    async def doctor(cls, url: BackendURL) -> list[Check]:
+        """Check the directory, or FSQ_ROOT."""
+        from qworker_fsq.doctor import check_directory
+
+        return await check_directory(url)
+
+    @classmethod
+    def open_scan(cls, url: BackendURL, queue: str, options: ScanOptions) -> ScanSource:
+        """Do what fsq's scan does, item by item, in place."""
+        from qworker_fsq.scan import open_scan
+
+        return open_scan(url, queue, options)

@@ -1,0 +1,16 @@
+"""What `qworker doctor` checks for an `fsq:` URL."""
+
+from __future__ import annotations
+
+from qworker.kit.directory.doctor import examine_directory, try_link
+from qworker.kit.doctor_check import Check
+from qworker.url import BackendURL
+from qworker_fsq.options import FsqOptions, parse_root
+
+__all__ = ["check_directory"]
+
+
+async def check_directory(url: BackendURL) -> list[Check]:
+    """Check the directory, or FSQ_ROOT: enqueueing is a link."""
+    root = parse_root(url, FsqOptions.from_url(url).constants)
+    return await examine_directory(root, [("link", try_link)])

@@ -1,0 +1,333 @@
+"""The directories of an fsq queue, or of one host's sub-queue: opened once, used by descriptors, installed whole.
+
+<root>/<queue>/{tmp,queue,done,fail}/ [down] [trigger-s]
+<root>/<queue>/hosts/<host>/{tmp,queue,done,fail}/ [down]       hosts-trigger-s next to hosts/
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import shutil
+import stat
+
+import msgspec
+
+from qworker.errors import BackendError, QueueNotFound
+from qworker.kit.directory.entries import has_entry
+from qworker.kit.directory.queue_files import QueueFiles, is_queue
+from qworker.kit.files import CREATE, DIRECTORY, change_mode, make_fifo
+from qworker.names import check_queue
+from qworker_fsq.environment import Constants, group_id, user_id
+
+__all__ = [
+    "Install",
+    "QueueDir",
+    "QueueExists",
+    "has_queue",
+    "install",
+    "install_host",
+    "open_queue",
+    "queue_path",
+    "require_queue",
+    "set_owner",
+    "uninstall",
+]
+
+_PART = DIRECTORY | os.O_NOFOLLOW
+_PULL = os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+_LISTEN = os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class QueueExists(BackendError):
+    """A queue that was to be installed is there."""
+
+
+class QueueDir(QueueFiles):
+    """The open directories of one queue or sub-queue.
+
+    Args:
+        name: The queue's name.
+        host: The host of the sub-queue; None: the queue itself.
+        constants: What its parts are called.
+        base: A descriptor of its directory. It belongs to this object from now on.
+    """
+
+    __slots__ = ("constants", "host")
+
+    def __init__(self, name: str, host: str | None, constants: Constants, base: int) -> None:
+        super().__init__(name, base)
+        self.host = host
+        self.constants = constants
+
+    @property
+    def is_down(self) -> bool:
+        """Whether workers must not take items."""
+        return has_entry(self.constants.down, self.base) or (self.host is not None and self.is_down_with_queue)
+
+    @property
+    def is_down_with_queue(self) -> bool:
+        """Whether the queue itself is down: all of its sub-queues are, then."""
+        down = self.constants.down
+        return has_entry(down if self.host is None else f"../../{down}", self.base)
+
+    def down(self) -> None:
+        """Pause it. Idempotent, except for the owner and mode of the file."""
+        constants = self.constants
+        try:
+            fd = os.open(constants.down, CREATE, constants.item_mode, dir_fd=self.base)
+        except FileExistsError:
+            fd = os.open(constants.down, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=self.base)
+        try:
+            os.fchmod(fd, constants.item_mode)
+            set_owner(fd, constants.item_user, constants.item_group)
+        finally:
+            os.close(fd)
+
+    def up(self) -> None:
+        """Resume it. Idempotent."""
+        try:
+            os.unlink(self.constants.down, dir_fd=self.base)
+        except FileNotFoundError:
+            # It is not paused.
+            return
+
+    def pull_trigger(self, trigger: str | None = None) -> bool:
+        """Write one byte to the trigger. False: no process listens, or there is no trigger."""
+        try:
+            fd = os.open(self.constants.trigger if trigger is None else trigger, _PULL, dir_fd=self.base)
+        except OSError as error:
+            if error.errno in {errno.ENOENT, errno.ENXIO, errno.ELOOP, errno.EACCES}:
+                return False
+            raise
+        try:
+            if not stat.S_ISFIFO(os.fstat(fd).st_mode):
+                return False
+            os.write(fd, b"\0")
+        except BlockingIOError:
+            # Full of pulls that were not read: another one says nothing new.
+            return True
+        finally:
+            os.close(fd)
+        return True
+
+    def open_trigger(self) -> int:
+        """Open the trigger to listen on; -1 if there is none."""
+        if self.host is not None:
+            return -1
+        try:
+            fd = os.open(self.constants.trigger, _LISTEN, dir_fd=self.base)
+        except OSError:
+            # It is optional: inotify and rescans do without.
+            return -1
+        if stat.S_ISFIFO(os.fstat(fd).st_mode):
+            return fd
+        os.close(fd)
+        return -1
+
+    def host_names(self) -> list[str]:
+        """Return the hosts that have sub-queues, sorted."""
+        try:
+            directory = os.open(self.constants.hosts, _PART, dir_fd=self.base)
+        except FileNotFoundError:
+            return []
+        try:
+            return sorted(name for name in os.listdir(directory) if name[0] != ".")
+        finally:
+            os.close(directory)
+
+
+def set_owner(fd: int, user: str | None, group: str | None) -> None:
+    """Set the owner of a file.
+
+    Raises:
+        OSError: This user is not allowed to.
+    """
+    if user is not None or group is not None:
+        os.fchown(fd, user_id(user), group_id(group))
+
+
+# -- opening ---------------------------------------------------------------------------------------------------------
+
+
+def queue_path(name: str, host: str | None, constants: Constants) -> str:
+    """Return where a queue or a sub-queue is, under the root."""
+    return name if host is None else f"{name}/{constants.hosts}/{host}"
+
+
+def has_queue(root: int, name: str, host: str | None, constants: Constants) -> bool:
+    """Return whether there is a queue. A link to one is not."""
+    return is_queue(root, queue_path(name, host, constants), constants.queue)
+
+
+def open_queue(root: int, name: str, constants: Constants, host: str | None = None) -> QueueDir | None:
+    """Open a queue or a sub-queue, or return None if it does not exist.
+
+    Raises:
+        OSError: It cannot be opened.
+    """
+    if not has_queue(root, name, host, constants):
+        return None
+    try:
+        opened = QueueDir(name, host, constants, os.open(queue_path(name, host, constants), _PART, dir_fd=root))
+    except FileNotFoundError:
+        return None
+    try:
+        for part in ("tmp", "queue", "done", "fail"):
+            setattr(opened, part, os.open(getattr(constants, part), _PART, dir_fd=opened.base))
+    except FileNotFoundError:
+        opened.close()
+        # Removed while it was being opened; or a part is missing, so that it is not a queue of the standard.
+        return None
+    except BaseException:
+        opened.close()
+        raise
+    return opened
+
+
+def require_queue(root: int, name: str, constants: Constants, host: str | None = None) -> QueueDir:
+    """Open a queue or a sub-queue.
+
+    Raises:
+        InvalidName: The name is not valid.
+        QueueNotFound: It does not exist.
+        OSError: It cannot be opened.
+    """
+    opened = open_queue(root, check_queue(name), constants, host)
+    if opened is None:
+        raise QueueNotFound(name if host is None else f"{name}/{constants.hosts}/{host}")
+    return opened
+
+
+# -- installing ------------------------------------------------------------------------------------------------------
+
+
+class Install(msgspec.Struct, frozen=True, kw_only=True):
+    """How a queue is installed."""
+
+    down: bool = False
+    triggered: bool = False
+    hosts: tuple[str, ...] = ()
+
+
+def install(root: int, name: str, constants: Constants, how: Install | None = None, *, durable: bool = True) -> None:
+    """Create a queue under a hidden name, then rename it.
+
+    Raises:
+        QueueExists: It exists.
+        OSError: It cannot be created.
+    """
+    how = Install() if how is None else how
+    _install(root, name, constants, down=how.down, triggered=how.triggered or constants.use_trigger, durable=durable)
+    if how.hosts:
+        install_host(root, name, constants, how.hosts, down=how.down)
+        if how.triggered:
+            base = os.open(name, _PART, dir_fd=root)
+            try:
+                # With the queue's owner and mode, which is what others give it.
+                owner = (constants.queue_user, constants.queue_group)
+                _make_trigger(base, constants.hosts_trigger, constants.queue_mode, owner)
+            finally:
+                os.close(base)
+
+
+def install_host(root: int, name: str, constants: Constants, hosts: tuple[str, ...], *, down: bool = False) -> None:
+    """Create sub-queues for hosts.
+
+    Raises:
+        QueueExists: One exists. Those before it are created.
+        QueueNotFound: The queue does not exist.
+        OSError: One cannot be created.
+    """
+    base = _base(root, name)
+    try:
+        try:
+            _make_directory(constants.hosts, constants, base)
+        except FileExistsError:
+            pass
+        parent = os.open(constants.hosts, _PART, dir_fd=base)
+    finally:
+        os.close(base)
+    try:
+        for host in hosts:
+            _install(parent, host, constants, down=down, triggered=False, durable=True)
+    finally:
+        os.close(parent)
+
+
+def uninstall(root: int, name: str, constants: Constants, host: str | None = None) -> None:
+    """Pause a queue or a sub-queue, hide it, and remove it with all of its items.
+
+    Raises:
+        QueueNotFound: It does not exist.
+        OSError: It cannot be removed.
+    """
+    opened = require_queue(root, name, constants, host)
+    try:
+        opened.down()
+    finally:
+        opened.close()
+    where = queue_path(name, host, constants)
+    parent, _, last = where.rpartition("/")
+    hidden = f"{parent}/.{last}{secrets.token_hex(4)}" if parent else f".{last}{secrets.token_hex(4)}"
+    os.rename(where, hidden, src_dir_fd=root, dst_dir_fd=root)
+    shutil.rmtree(hidden, dir_fd=root)
+
+
+def _base(root: int, name: str) -> int:
+    try:
+        return os.open(name, _PART, dir_fd=root)
+    except FileNotFoundError:
+        raise QueueNotFound(name) from None
+
+
+def _install(parent: int, name: str, constants: Constants, *, down: bool, triggered: bool, durable: bool) -> None:
+    hidden = f".{name}{secrets.token_hex(4)}"
+    _make_directory(hidden, constants, parent)
+    try:
+        made = QueueDir(name, None, constants, os.open(hidden, _PART, dir_fd=parent))
+        try:
+            for part in (constants.tmp, constants.queue, constants.done, constants.fail):
+                _make_directory(part, constants, made.base)
+            if down:
+                made.down()
+            if triggered:
+                owner = (constants.item_user, constants.item_group)
+                _make_trigger(made.base, constants.trigger, constants.item_mode, owner)
+            if durable:
+                os.fsync(made.base)
+        finally:
+            made.close()
+        os.rename(hidden, name, src_dir_fd=parent, dst_dir_fd=parent)
+    except OSError as error:
+        if not has_entry(hidden, parent):
+            # The rename has happened, and only its reply was lost.
+            return
+        shutil.rmtree(hidden, dir_fd=parent)
+        if error.errno in {errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR}:
+            raise QueueExists(f"queue exists: {name}") from error
+        raise
+    if durable:
+        os.fsync(parent)
+
+
+def _make_directory(name: str, constants: Constants, parent: int) -> None:
+    os.mkdir(name, constants.queue_mode & 0o777, dir_fd=parent)
+    fd = os.open(name, _PART, dir_fd=parent)
+    try:
+        set_owner(fd, constants.queue_user, constants.queue_group)
+        # After the owner, whose change may clear the set-group-id bit; and whatever the umask says.
+        change_mode(fd, constants.queue_mode)
+    finally:
+        os.close(fd)
+
+
+def _make_trigger(base: int, name: str, mode: int, owner: tuple[str | None, str | None]) -> None:
+    try:
+        make_fifo(name, mode & 0o777, base)
+    except FileExistsError:
+        return
+    if owner != (None, None):
+        os.chown(name, user_id(owner[0]), group_id(owner[1]), dir_fd=base, follow_symlinks=False)
+    os.chmod(name, mode, dir_fd=base)

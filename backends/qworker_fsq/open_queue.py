@@ -1,0 +1,307 @@
+"""One queue as one backend instance has it open: its directories, its window, its own leases.
+
+Nothing reports that a lock was released, so what another process works on is tried again after a pause of at most a
+second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import os
+import time
+from collections import deque
+
+from qworker.clock import Clock
+from qworker.kit.directory.entries import has_entry
+from qworker.kit.directory.followed_queue import FollowedQueue
+from qworker.kit.directory.watches import Inotify
+from qworker.kit.directory.window import Window
+from qworker_fsq.environment import ItemLimits
+from qworker_fsq.layout import QueueDir
+from qworker_fsq.lease import ClaimedItem, FsqLease, SkipReason, claim, make_message
+
+__all__ = ["MOST_LINGERING", "OpenQueue"]
+
+_TURN = 0.002
+# Seconds between two listings if inotify reports changes.
+_RESCAN = 30.0
+# Seconds for which a finished item stays locked, and how many at most: an fsq program that opened it before it was
+# finished, and locks it only now, would work on it once more.
+_LINGER, MOST_LINGERING = 0.1, 2000
+
+
+class _Tokens:
+    """Numbers that rise with every delivery, whichever worker has the lock: the time, or one more than the last."""
+
+    last = 0
+
+    @classmethod
+    def next(cls, now: float) -> int:
+        cls.last = max(int(now * 1e9), cls.last + 1)
+        return cls.last
+
+
+class OpenQueue(FollowedQueue[QueueDir, FsqLease]):
+    """An open queue. Its own leases are kept by their names in queue/.
+
+    Args:
+        files: The open directories. This object closes them.
+        clock: The store's clock.
+        limits: When an item has failed.
+        inotify: Reports changes.
+        local_disk: Whether no other machine sees the directory.
+        most_lingering: How many finished items may stay open for a moment.
+    """
+
+    def __init__(
+        self,
+        files: QueueDir,
+        clock: Clock,
+        limits: ItemLimits,
+        inotify: Inotify,
+        *,
+        local_disk: bool,
+        most_lingering: int,
+    ) -> None:
+        # Names that are delayed: (Unix seconds, name). These, the busy ones and those of our own leases, as a set.
+        self._due: list[tuple[float, str]] = []
+        self._put_off: set[str] = set()
+        # However many are put off, a listing shows the others.
+        self._window = Window(files.queue, local=local_disk, skip=self._put_off)
+        super().__init__(files, clock, inotify, (self._window,), local_disk=local_disk, rescan=_RESCAN)
+        self.trigger = files.open_trigger()
+        self._limits = limits
+        self._most_lingering = most_lingering
+        # Finished, and still locked: (the loop's time of the end, item).
+        self._lingering: deque[tuple[float, ClaimedItem]] = deque()
+        self._timer: asyncio.TimerHandle | None = None
+
+    # -- changes -----------------------------------------------------------------------------------------------------
+
+    def _watch(self) -> list[int]:
+        return [
+            self._inotify.watch(self.files.queue, self._on_new_item),
+            # Only to wake the waits for the end of a pause.
+            self._inotify.watch(self.files.base, lambda _name: None, removals=True),
+        ]
+
+    def _on_new_item(self, name: str | None) -> None:
+        if name is None:
+            self._window.mark_incomplete()
+        elif name[0] != "." and name not in self.own:
+            self._window.add(name)
+
+    def _offer(self, name: str) -> None:
+        self._put_off.discard(name)
+        self._window.add(name)
+
+    def added(self, names: list[str], *, returned: bool = False) -> None:
+        """Add items that this instance has put into queue/.
+
+        Args:
+            names: The names of the items.
+            returned: Whether they may come before what the window has, so they are needed now. If not, inotify reports
+                them in its time.
+        """
+        if self._is_followed and (returned or not self._is_watched):
+            for name in names:
+                self._window.add(name)
+
+    # -- checking for work -------------------------------------------------------------------------------------------
+
+    async def has_work(self) -> bool:
+        """Return whether something may be leased.
+
+        Raises:
+            OSError: The queue cannot be listed.
+        """
+        self.follow()
+        if self.files.is_down:
+            return False
+        self.take_due()
+        if self._first() is not None:
+            return True
+        await self._refresh()
+        return self._first() is not None
+
+    def until_due(self) -> float:
+        """Return the seconds until the next delayed item is due; infinite while paused, or if none is known."""
+        if not self._due or self.files.is_down:
+            return float("inf")
+        return max(0.001, self._due[0][0] - self._clock.time())
+
+    def _first(self) -> str | None:
+        """Return the oldest name that may be tried, which stays."""
+        window = self._window
+        while (name := window.first()) is not None and name in self._put_off:
+            window.take()
+        return name
+
+    def take_due(self) -> int:
+        """Offer items whose time has come and return how many were due by their delay."""
+        count, now = 0, self._clock.time()
+        while self._due and self._due[0][0] <= now:
+            self._offer(heapq.heappop(self._due)[1])
+            count += 1
+        self._retry_busy()
+        return count
+
+    # -- leasing -----------------------------------------------------------------------------------------------------
+
+    async def lease(self, limit: int, visibility: float) -> list[FsqLease]:
+        """Claim up to `limit` messages, oldest first; a cancelled call holds none.
+
+        Raises:
+            OSError: The store failed; nothing is held.
+        """
+        leases: list[FsqLease] = []
+        if limit <= 0 or not await self.has_work():
+            return leases
+        try:
+            await self._lease(limit, visibility, leases)
+        except BaseException:
+            for lease in leases:
+                self._drop(lease)
+            raise
+        return leases
+
+    def _drop(self, lease: FsqLease) -> None:
+        name = lease.claimed.name
+        self.own.pop(name, None)
+        lease.claimed.close()
+        self._offer(name)
+
+    async def _lease(self, limit: int, visibility: float, leases: list[FsqLease]) -> None:
+        turn_ends = time.perf_counter() + _TURN
+        while len(leases) < limit:
+            name = self._first()
+            if name is None:
+                await self._refresh()
+                if self._first() is None:
+                    return
+                continue
+            if self.files.is_down:
+                return
+            self._window.take()
+            try:
+                lease = self._lease_one(name, visibility)
+            except OSError:
+                # The store failed, not the item: it is tried again, and what is claimed stays claimed.
+                self._window.add(name)
+                if leases:
+                    return
+                raise
+            if lease is not None:
+                leases.append(lease)
+            if time.perf_counter() > turn_ends:
+                await asyncio.sleep(0)
+                turn_ends = time.perf_counter() + _TURN
+
+    def _lease_one(self, name: str, visibility: float) -> FsqLease | None:
+        now = self._clock.time()
+        claimed = claim(self.files, name, self._limits, now=now)
+        if isinstance(claimed, ClaimedItem):
+            self._pauses.pop(name, None)
+            return self._make_lease(claimed, now, visibility)
+        if isinstance(claimed, float):
+            self._put_off.add(name)
+            heapq.heappush(self._due, (claimed, name))
+        elif claimed is SkipReason.GONE:
+            self._pauses.pop(name, None)
+            self._window.skip_taken(name, self._is_ready)
+        elif claimed is not SkipReason.FAILED:
+            self._put_off.add(name)
+            self._try_later(name)
+        return None
+
+    def _make_lease(self, claimed: ClaimedItem, now: float, visibility: float) -> FsqLease:
+        try:
+            body = claimed.read()
+        except BaseException:
+            claimed.close()
+            raise
+        lease = FsqLease(
+            message=make_message(self.files, claimed, body),
+            token=_Tokens.next(now),
+            expires_at=now + visibility,
+            claimed=claimed,
+        )
+        self.own[claimed.name] = lease
+        self._put_off.add(claimed.name)
+        return lease
+
+    def _is_ready(self, name: str) -> bool:
+        return has_entry(name, self.files.queue)
+
+    # -- ending ------------------------------------------------------------------------------------------------------
+
+    def on_lease_end(self, lease: FsqLease, name: str, *, stays: bool, due: float | None = None) -> None:
+        """Release what a lease has held.
+
+        Args:
+            lease: The lease.
+            name: The name that the item had while it was held.
+            stays: Whether it is still in queue/.
+            due: When it may be tried again, in Unix seconds; None: now.
+        """
+        if self.own.get(name) is lease:
+            del self.own[name]
+            self._put_off.discard(name)
+        claimed = lease.claimed
+        if not stays:
+            if claimed.fd >= 0:
+                self._close_later(claimed)
+            return
+        claimed.close()
+        if due is None:
+            self._window.add(claimed.name)
+        elif claimed.name not in self._put_off:
+            self._put_off.add(claimed.name)
+            heapq.heappush(self._due, (due, claimed.name))
+
+    def _close_later(self, claimed: ClaimedItem) -> None:
+        loop = asyncio.get_running_loop()
+        self._lingering.append((loop.time(), claimed))
+        while len(self._lingering) > self._most_lingering:
+            self._lingering.popleft()[1].close(gone=True)
+        if self._timer is None:
+            self._timer = loop.call_later(_LINGER, self._close_lingering)
+
+    def _close_lingering(self) -> None:
+        self._timer = None
+        loop = asyncio.get_running_loop()
+        oldest = loop.time() - _LINGER
+        while self._lingering and self._lingering[0][0] <= oldest:
+            self._lingering.popleft()[1].close(gone=True)
+        if self._lingering:
+            self._timer = loop.call_later(self._lingering[0][0] - oldest, self._close_lingering)
+
+    def release_finished(self) -> None:
+        """Release the locks of finished items now: they are wanted again."""
+        while self._lingering:
+            self._lingering.popleft()[1].close()
+
+    def lose(self, name: str) -> None:
+        """Drop the lease of an item that was removed."""
+        lease = self.own.pop(name, None)
+        if lease is not None:
+            self._put_off.discard(name)
+            lease.claimed.close()
+
+    # -- the end -----------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Close everything. Leases that are held end as if the process had died. Idempotent."""
+        self._unwatch()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self.release_finished()
+        for lease in self.own.values():
+            lease.claimed.close()
+        self.own.clear()
+        if self.trigger >= 0:
+            trigger, self.trigger = self.trigger, -1
+            os.close(trigger)
+        self.files.close()

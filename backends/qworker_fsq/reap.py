@@ -1,0 +1,62 @@
+"""Returning what is due, and pruning what is finished."""
+
+from __future__ import annotations
+
+import os
+
+from qworker.kit.directory.retention import prune
+from qworker.kit.retention import RetentionPolicy
+from qworker_fsq.item_file import reason_name
+from qworker_fsq.open_queue import OpenQueue
+from qworker_fsq.store import Store
+
+__all__ = ["reap"]
+
+# How long an unfinished file may be in tmp/.
+_UNFINISHED = RetentionPolicy(age=36 * 3600.0)
+
+
+async def reap(store: Store, queue: OpenQueue, *, expire: bool) -> int:
+    """Make items ready that are due or whose lease is over, and return their number.
+
+    Args:
+        store: The store.
+        queue: The queue.
+        expire: Whether leases end by time, because the holders are outside this process.
+
+    Raises:
+        OSError: The store failed.
+    """
+    count = queue.take_due()
+    if expire:
+        count += _expire(queue, store.clock.time())
+    if queue.is_pruning_due():
+        await _prune(store, queue)
+    if count:
+        store.notify(queue)
+    return count
+
+
+def _expire(queue: OpenQueue, now: float) -> int:
+    """End the leases of this instance whose time has passed, with one more try, and return their number."""
+    count = 0
+    for name, lease in tuple(queue.own.items()):
+        if lease.expires_at <= now:
+            if lease.claimed.retry():
+                count += 1
+            queue.on_lease_end(lease, name, stays=True)
+    return count
+
+
+async def _prune(store: Store, queue: OpenQueue) -> None:
+    files, options, now = queue.files, store.options, store.clock.time()
+    await prune(files.tmp, _UNFINISHED, now, finished_at=_changed_at, hidden=True)
+    if options.keep_done.limits:
+        await prune(files.done, options.keep_done, now, finished_at=_changed_at)
+    if options.keep_failed.limits:
+        await prune(files.fail, options.keep_failed, now, finished_at=_changed_at, reason_of=reason_name)
+
+
+def _changed_at(status: os.stat_result) -> float:
+    """Return when a file was changed last: it was renamed when its item finished. Its mtime is its producer's."""
+    return status.st_ctime

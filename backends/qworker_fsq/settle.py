@@ -1,0 +1,62 @@
+"""Ending leases in batches: each end is a rename on the loop, and one commit carries them all."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+
+from qworker.message import SettleAction, Settlement
+from qworker_fsq.lease import FsqLease
+from qworker_fsq.lease_end import end_lease
+from qworker_fsq.store import Store
+
+__all__ = ["settle_all"]
+
+_TURN = 0.002
+
+
+async def settle_all(store: Store, settlements: Sequence[Settlement]) -> list[Settlement]:
+    """End leases of any queues and return the refused settlements.
+
+    Raises:
+        OSError: Some have ended. A repetition of the same settlements completes it.
+    """
+    refused: list[Settlement] = []
+    changed: set[int] = set()
+    # One batch after another: of two that end the same leases, one ends them all.
+    async with store.settling:
+        turn_ends = time.perf_counter() + _TURN
+        now = store.clock.time()
+        for settlement in settlements:
+            directories = _settle_one(store, settlement, now)
+            if directories is None:
+                refused.append(settlement)
+            else:
+                changed |= directories
+            if time.perf_counter() > turn_ends:
+                await asyncio.sleep(0)
+                turn_ends = time.perf_counter() + _TURN
+    await store.commit(changed)
+    return refused
+
+
+def _settle_one(store: Store, settlement: Settlement, now: float) -> frozenset[int] | None:
+    lease = settlement.lease
+    assert isinstance(lease, FsqLease)
+    claimed, before = lease.claimed, lease.ended
+    name = claimed.name
+    queue = store.get_open(lease.message.queue)
+    if queue is None or queue.files is not claimed.files:
+        # The queue was deleted.
+        claimed.close()
+        return None
+    directories = end_lease(settlement, lease, now, store.limits)
+    if before is None:
+        stays = directories is not None and settlement.action in {SettleAction.RELEASE, SettleAction.FAIL_TMP}
+        due = now + settlement.delay if settlement.delay > 0 else None
+        queue.on_lease_end(lease, name, stays=stays, due=due)
+        store.on_room()
+        if stays:
+            store.notify(queue)
+    return directories

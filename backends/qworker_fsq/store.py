@@ -1,0 +1,140 @@
+"""The root directory as one backend instance has it open, and what its queues share."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+
+from qworker.clock import Clock
+from qworker.errors import BackendError
+from qworker.kit.directory.store import DirectoryStore
+from qworker.kit.directory.waiter import Waiter
+from qworker.kit.files import files_at_once
+from qworker_fsq.environment import group_id, user_id
+from qworker_fsq.layout import QueueExists, has_queue, install, install_host, open_queue
+from qworker_fsq.open_queue import MOST_LINGERING, OpenQueue
+from qworker_fsq.options import FsqOptions
+from qworker_fsq.publish_plan import Planner
+
+__all__ = ["Store"]
+
+# A queue that others delete and create all the time is created so many times.
+_ATTEMPTS = 10
+
+
+class Store(DirectoryStore[OpenQueue]):
+    """An open root.
+
+    Args:
+        directory: Its path. It is created if it does not exist.
+        clock: The store's clock.
+        options: What the URL says.
+
+    Raises:
+        OSError: It cannot be opened.
+    """
+
+    def __init__(self, directory: str, clock: Clock, options: FsqOptions) -> None:
+        super().__init__(directory, clock, mode=0o775, sync=options.sync)
+        constants = options.constants
+        self.options = options
+        self.limits = options.limits
+        self.planner = Planner(constants)
+        self.files_at_once = files_at_once()
+        # The owner of new items.
+        self.owner = (user_id(constants.item_user), group_id(constants.item_group))
+        self._listening: set[int] = set()
+
+    # -- queues ------------------------------------------------------------------------------------------------------
+
+    def _has_queue(self, name: str) -> bool:
+        return has_queue(self.root, name, self.options.host, self.options.constants)
+
+    def _open_queue(self, name: str) -> OpenQueue | None:
+        files = open_queue(self.root, name, self.options.constants, self.options.host)
+        if files is None:
+            return None
+        return OpenQueue(
+            files,
+            self.clock,
+            self.limits,
+            self._inotify,
+            local_disk=self.system.is_local,
+            most_lingering=min(MOST_LINGERING, self.most_held // 4),
+        )
+
+    def get_or_create(self, name: str) -> OpenQueue:
+        """Return an open queue, which is created if it does not exist.
+
+        Raises:
+            OSError: It cannot be created or opened.
+            BackendError: A part of it is missing.
+        """
+        queue = self.get(name)
+        for _ in range(_ATTEMPTS):
+            if queue is not None:
+                return queue
+            self._create(name)
+            queue = self.get(name)
+        if queue is None:
+            constants = self.options.constants
+            parts = " ".join((constants.tmp, constants.queue, constants.done, constants.fail))
+            raise BackendError(
+                f"the queue {name!r} is incomplete: create its missing directory ({parts}), or delete the queue"
+            )
+        return queue
+
+    def _create(self, name: str) -> None:
+        options = self.options
+        try:
+            if not has_queue(self.root, name, None, options.constants):
+                install(self.root, name, options.constants, durable=options.sync)
+            if options.host is not None:
+                install_host(self.root, name, options.constants, (options.host,))
+        except QueueExists:
+            # Another process was faster; or what is there is not a queue, and then this raises.
+            if not self._has_queue(name):
+                raise
+
+    # -- wake-ups ----------------------------------------------------------------------------------------------------
+
+    def notify(self, queue: OpenQueue, *, trigger: bool = False) -> None:
+        """Wake the waiters of a queue that may have work.
+
+        Args:
+            queue: The queue.
+            trigger: Whether the processes that listen on its trigger are woken too.
+        """
+        self.wake_waiters(queue.files.name)
+        if trigger:
+            queue.files.pull_trigger()
+
+    def listen(self, queue: OpenQueue) -> None:
+        """Listen to a queue's trigger, if it has one, until there is no wait any more."""
+        if queue.trigger >= 0 and queue.trigger not in self._listening:
+            self._listening.add(queue.trigger)
+            asyncio.get_running_loop().add_reader(queue.trigger, self._on_trigger, queue)
+
+    def remove_waiter(self, waiter: Waiter) -> None:
+        """Stop listening for a wait. With the last one, triggers are left to others."""
+        super().remove_waiter(waiter)
+        if not self._waiters:
+            for trigger in tuple(self._listening):
+                self._leave_trigger(trigger)
+
+    def _stop_listening(self, queue: OpenQueue) -> None:
+        self._leave_trigger(queue.trigger)
+
+    def _leave_trigger(self, trigger: int) -> None:
+        if trigger in self._listening:
+            self._listening.discard(trigger)
+            asyncio.get_running_loop().remove_reader(trigger)
+
+    def _on_trigger(self, queue: OpenQueue) -> None:
+        try:
+            # As much as a FIFO holds: one wake-up is enough for all of it.
+            os.read(queue.trigger, 1 << 16)
+        except BlockingIOError:
+            # Another listener read it.
+            return
+        self.notify(queue)

@@ -1,0 +1,269 @@
+"""Reading the messages of a queue that is a directory: counts, pages, and messages by their ids."""
+
+from __future__ import annotations
+
+import abc
+import errno
+import os
+import stat
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from typing import Generic, TypeVar
+
+import msgspec
+
+from qworker.clock import Clock
+from qworker.kit.browse import Chosen, Place, at_most, browse_rows, browse_share
+from qworker.kit.directory.queue_files import QueueFiles
+from qworker.kit.directory.reasons import read_reason
+from qworker.kit.files import READ, list_names, read_all
+from qworker.kit.find import find_each, stamp
+from qworker.kit.parts import HashShare
+from qworker.message import FinishedMessage, Message, Query, QueueStats, Selection, State, StoredMessage
+
+__all__ = ["MessageFile", "QueueBrowser"]
+
+Files = TypeVar("Files", bound=QueueFiles)
+
+_UNREADABLE = frozenset({errno.ELOOP, errno.ENXIO, errno.EACCES, errno.ENODEV, errno.EIO})
+_FINISHED = frozenset({State.DONE, State.FAILED})
+# The states in the order in which messages go through them: what moves on while it is looked for is found in the next.
+_IN_ORDER = (State.READY, State.DELAYED, State.LEASED, State.FAILED, State.DONE)
+
+
+class MessageFile(msgspec.Struct, gc=False):
+    """A file of a queue, as its name and perhaps its status describe it.
+
+    Attributes:
+        state: The state of its message.
+        directory: The descriptor of its directory.
+        name: Its name there.
+        item: Its name without what the state adds to it.
+        at: Unix seconds: when it is due, expires or has finished; 0 if that is not known, or for ready messages.
+        holder: The holder of its lease.
+        links: The number of its links; 0 if that is not known.
+    """
+
+    state: State
+    directory: int
+    name: str
+    item: str
+    at: float = 0.0
+    holder: str | None = None
+    links: int = 0
+
+
+class QueueBrowser(abc.ABC, Generic[Files]):
+    """Reads one queue.
+
+    Args:
+        files: The queue.
+        clock: The store's clock.
+    """
+
+    def __init__(self, files: Files, clock: Clock) -> None:
+        self.files = files
+        self._clock = clock
+
+    # -- what a protocol says ----------------------------------------------------------------------------------------
+
+    @abc.abstractmethod
+    def slices(self, *states: State) -> AsyncIterator[list[MessageFile]]:
+        """Yield the files of some states, in lists of one state each. Delayed messages that are due are ready."""
+
+    @abc.abstractmethod
+    async def list_share(self, state: State, share: HashShare) -> list[MessageFile]:
+        """Return the files of a state and a share."""
+
+    @abc.abstractmethod
+    def message_id(self, file: MessageFile) -> str:
+        """Return the id of a file's message: the same whenever it is read, also for a file of another program."""
+
+    @abc.abstractmethod
+    def finished_at(self, status: os.stat_result) -> float:
+        """Return the time in Unix seconds at which a file's message finished."""
+
+    @abc.abstractmethod
+    def reason_name(self, item: str) -> str:
+        """Return the name of the file with the reason of a failed message."""
+
+    @abc.abstractmethod
+    def _make_message(self, file: MessageFile, status: os.stat_result, body: bytes, original_id: str | None) -> Message:
+        """Make the message of a file."""
+
+    @abc.abstractmethod
+    def _enqueued_at(self, item: str) -> float | None:
+        """Return when an item was enqueued, in Unix seconds, or None if its name does not say it."""
+
+    def _read_original_id(self, fd: int) -> str | None:
+        """Return the id that a message had in the store that it was moved from."""
+        return None
+
+    def _place(self, file: MessageFile) -> Place:
+        return (0 if file.state is State.READY else file.at), file.item
+
+    # -- listing -----------------------------------------------------------------------------------------------------
+
+    async def list_files(self, state: State) -> list[MessageFile]:
+        """Return the files of a state, unsorted.
+
+        Raises:
+            OSError: It cannot be listed.
+        """
+        found: list[MessageFile] = []
+        async for files in self.slices(state):
+            found += files
+        return found
+
+    async def matching(self, ids: frozenset[str], *states: State) -> AsyncIterator[MessageFile]:
+        """Yield the files of some ids, state after state; without states, in all of them."""
+        async for files in self.slices(*(states or _IN_ORDER)):
+            for file in files:
+                if self.message_id(file) in ids:
+                    yield file
+
+    async def select(self, selection: Selection, *states: State) -> Iterable[MessageFile]:
+        """Return the selected files; those that are selected by their ids in some states only."""
+        if selection.unchanged is not None:
+            return self._unchanged(selection.unchanged)
+        if selection.ids is not None:
+            return [file async for file in self.matching(frozenset(selection.ids), *states)]
+        assert selection.state is not None
+        return await self.list_files(selection.state)
+
+    def _unchanged(self, found: Iterable[FinishedMessage]) -> Iterator[MessageFile]:
+        """Yield those that are still where and as they were found; each is checked when it is asked for.
+
+        A requeue renames the file away, and a file of the same name that finished later has another time.
+        """
+        directories = {State.DONE: self.files.done, State.FAILED: self.files.fail}
+        for one in found:
+            name, directory = one.location, directories.get(one.state)
+            # The location has been in a table that other programs may write to.
+            if directory is None or not name or name[0] == "." or "/" in name or "\0" in name:
+                continue
+            try:
+                status = os.stat(name, dir_fd=directory, follow_symlinks=False)
+            except FileNotFoundError:
+                continue
+            if one.has_finished_at(self.finished_at(status)):
+                yield MessageFile(one.state, directory, name, name, links=status.st_nlink)
+
+    # -- answers -----------------------------------------------------------------------------------------------------
+
+    async def count(self, retention: Mapping[str, str]) -> QueueStats:
+        """Count every state.
+
+        Raises:
+            OSError: It cannot be listed.
+        """
+        now = self._clock.time()
+        counts = dict.fromkeys(State, 0)
+        oldest: str | None = None
+        async for files in self.slices(State.READY, State.DELAYED, State.LEASED):
+            if files:
+                counts[files[0].state] += len(files)
+                if files[0].state is State.READY:
+                    first = min([file.item for file in files])
+                    oldest = first if oldest is None else min(first, oldest)
+        for state, directory in ((State.DONE, self.files.done), (State.FAILED, self.files.fail)):
+            counts[state] = sum([name[0] != "." for name in await list_names(directory)])
+        enqueued_at = None if oldest is None else self._enqueued_at(oldest)
+        return QueueStats(
+            queue=self.files.name,
+            ready=counts[State.READY],
+            leased=counts[State.LEASED],
+            delayed=counts[State.DELAYED],
+            done=counts[State.DONE],
+            failed=counts[State.FAILED],
+            oldest_age_s=None if oldest is None else 0.0 if enqueued_at is None else max(0.0, now - enqueued_at),
+            paused=self.files.is_down,
+            retention=retention,
+        )
+
+    def browse(self, query: Query) -> AsyncIterator[list[StoredMessage]]:
+        """Answer a query: names are listed, and only the wanted files are opened.
+
+        Raises:
+            OSError: The state cannot be listed, or a file cannot be read.
+            UsageError: `after` is not a position, or `part` is not a part.
+        """
+        # Extending a lease gives it another name or another expiry.
+        identity = self.message_id if query.state is State.LEASED else None
+        if query.part is None:
+
+            async def choose(after: Place | None, limit: int | None) -> list[MessageFile]:
+                chosen = Chosen(self._place, after, limit, newest=query.newest)
+                async for files in self.slices(query.state):
+                    if query.state in _FINISHED:
+                        self._set_times(files)
+                    chosen.add(files)
+                return chosen.rows()
+
+            return browse_rows(query, choose, self._place, self.read, identity=identity)
+        share = HashShare.parse(query.part)
+
+        async def list_share() -> list[MessageFile]:
+            return await self.list_share(query.state, share)
+
+        return at_most(query.limit, browse_share(list_share, self.read, identity=identity))
+
+    def _set_times(self, files: Iterable[MessageFile]) -> None:
+        for file in files:
+            try:
+                file.at = self.finished_at(os.stat(file.name, dir_fd=file.directory, follow_symlinks=False))
+            except FileNotFoundError:
+                # Removed meanwhile: reading it finds that out.
+                continue
+
+    async def find(self, ids: Sequence[str]) -> list[StoredMessage]:
+        """Find messages in any state by their ids.
+
+        Raises:
+            OSError: A directory cannot be listed.
+        """
+
+        async def once(wanted: frozenset[str]) -> AsyncIterator[StoredMessage]:
+            left = set(wanted)
+            async for file in self.matching(wanted):
+                if (stored := self.read(file)) is not None:
+                    yield stored
+                    left.discard(stored.message.id)
+                    if not left:
+                        return
+
+        return await find_each(ids, once, lambda: stamp(self.files.message_directories))
+
+    def read(self, file: MessageFile) -> StoredMessage | None:
+        """Read one file; None if it is gone."""
+        try:
+            status, body, original_id = self._read_file(file)
+        except FileNotFoundError:
+            return None
+        state, finished = file.state, file.state in _FINISHED
+        error = read_reason(self.files.fail, self.reason_name(file.item)) if state is State.FAILED else None
+        return StoredMessage(
+            message=self._make_message(file, status, body, original_id),
+            state=state,
+            due_at=file.at if state is State.DELAYED else None,
+            expires_at=file.at or None if state is State.LEASED else None,
+            finished_at=self.finished_at(status) if finished else None,
+            holder=file.holder,
+            error=error,
+            location=file.name if finished else None,
+        )
+
+    def _read_file(self, file: MessageFile) -> tuple[os.stat_result, bytes, str | None]:
+        """Read a file's status, contents and original id; what is not a readable regular file has no contents."""
+        try:
+            fd = os.open(file.name, READ, dir_fd=file.directory)
+        except OSError as error:
+            if error.errno not in _UNREADABLE:
+                raise
+            return os.stat(file.name, dir_fd=file.directory, follow_symlinks=False), b"", None
+        try:
+            status = os.fstat(fd)
+            if not stat.S_ISREG(status.st_mode):
+                return status, b"", None
+            return status, read_all(fd, status.st_size), self._read_original_id(fd)
+        finally:
+            os.close(fd)

@@ -1,0 +1,72 @@
+"""Opening the store of a backend instance when it is needed, and its queues."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from qworker.kit.directory.followed_queue import FollowedQueue
+from qworker.kit.directory.missing import is_missing, queue_not_found
+from qworker.kit.directory.store import DirectoryStore
+from qworker.kit.store_errors import store_errors
+from qworker.names import check_queue
+
+__all__ = ["StoreOpener"]
+
+Store = TypeVar("Store", bound=DirectoryStore[Any])
+Queue = TypeVar("Queue", bound=FollowedQueue[Any, Any])
+
+
+class StoreOpener(Generic[Store, Queue]):
+    """Opens one store, and no other directory for what only reads.
+
+    Args:
+        directory: The root.
+        make: Opens the root, which is created if it does not exist.
+
+    Attributes:
+        store: The store, or None while it is not open.
+    """
+
+    def __init__(self, directory: Path, make: Callable[[], Store]) -> None:
+        self._directory = directory
+        self._make = make
+        self.store: Store | None = None
+
+    def open(self) -> Store:
+        """Return the open store."""
+        if self.store is None:
+            with store_errors(f"open {self._directory}"):
+                self.store = self._make()
+        return self.store
+
+    def names(self) -> list[str]:
+        """Return the names of all queues, sorted."""
+        store = self._open_existing()
+        return [] if store is None else store.names()
+
+    def get_queue(self, queue: str) -> Queue | None:
+        """Return an open queue, or None if it does not exist."""
+        name, store = check_queue(queue), self._open_existing()
+        return None if store is None else store.get(name)
+
+    def require_queue(self, queue: str) -> Queue:
+        """Return an open queue.
+
+        Raises:
+            QueueNotFound: It does not exist.
+        """
+        opened = self.get_queue(queue)
+        if opened is None:
+            raise queue_not_found(queue, self._directory)
+        return opened
+
+    def _open_existing(self) -> Store | None:
+        return self.open() if self.store is not None or not is_missing(self._directory) else None
+
+    async def aclose(self) -> None:
+        """Close the store. Idempotent."""
+        store, self.store = self.store, None
+        if store is not None:
+            await store.aclose()

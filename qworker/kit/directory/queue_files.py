@@ -1,0 +1,69 @@
+"""The open directories of one queue, and whether a directory is a queue."""
+
+from __future__ import annotations
+
+import os
+import stat
+from typing import ClassVar
+
+__all__ = ["QueueFiles", "is_queue"]
+
+
+class QueueFiles:
+    """The open directories of one queue.
+
+    Args:
+        name: The queue's name.
+        base: A descriptor of the queue's directory. It belongs to this object from now on.
+
+    Attributes:
+        parts: The attributes that hold the descriptors of its directories; -1 while one is not open.
+    """
+
+    __slots__ = ("base", "done", "fail", "name", "queue", "tmp")
+
+    parts: ClassVar[tuple[str, ...]] = ("tmp", "queue", "done", "fail", "base")
+
+    def __init__(self, name: str, base: int) -> None:
+        self.name = name
+        self.tmp = self.queue = self.done = self.fail = -1
+        self.base = base
+
+    @property
+    def exists(self) -> bool:
+        """False once the queue was deleted."""
+        return os.fstat(self.base).st_nlink > 0
+
+    @property
+    def is_down(self) -> bool:
+        """Whether the queue is paused."""
+        raise NotImplementedError
+
+    @property
+    def message_directories(self) -> tuple[int, ...]:
+        """The descriptors of the directories in which messages are."""
+        return self.queue, self.fail, self.done
+
+    def close(self) -> None:
+        """Close every descriptor. Idempotent."""
+        for part in self.parts:
+            fd: int = getattr(self, part)
+            if fd >= 0:
+                setattr(self, part, -1)
+                os.close(fd)
+
+
+def is_queue(root: int, path: str, ready: str = "queue") -> bool:
+    """Return whether a path under the root is a queue. A link to one is not.
+
+    Args:
+        root: The descriptor of the root.
+        path: Where the queue may be.
+        ready: The name of its directory of ready messages.
+    """
+    try:
+        base = os.stat(path, dir_fd=root, follow_symlinks=False)
+        queue = os.stat(f"{path}/{ready}", dir_fd=root, follow_symlinks=False)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return stat.S_ISDIR(base.st_mode) and stat.S_ISDIR(queue.st_mode)

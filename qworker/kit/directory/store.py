@@ -1,0 +1,209 @@
+"""A root directory as one backend instance has it open: its queues, commits, wake-ups, and the limit of leases."""
+
+from __future__ import annotations
+
+import abc
+import asyncio
+import os
+from collections.abc import Collection, Sequence
+from typing import Any, Generic, TypeVar
+
+from qworker.clock import Clock
+from qworker.kit.directory.followed_queue import FollowedQueue
+from qworker.kit.directory.root import most_leases, open_root, warn_of_limit
+from qworker.kit.directory.waiter import Waiter
+from qworker.kit.directory.watches import Inotify
+from qworker.kit.file_system import FileSystem
+from qworker.kit.group_commit import GroupCommit
+from qworker.names import is_queue_name
+
+__all__ = ["DirectoryStore"]
+
+Queue = TypeVar("Queue", bound=FollowedQueue[Any, Any])
+
+
+class DirectoryStore(abc.ABC, Generic[Queue]):
+    """An open root.
+
+    Args:
+        directory: Its path. It is created if it does not exist.
+        clock: The store's clock.
+        mode: The mode of a root that is created.
+        sync: Whether changes are put on the disk.
+
+    Raises:
+        OSError: It cannot be opened.
+    """
+
+    def __init__(self, directory: str, clock: Clock, *, mode: int, sync: bool) -> None:
+        self.clock = clock
+        self.root = open_root(directory, mode)
+        self.system = FileSystem(self.root)
+        # None: what is stored survives the process, and no more.
+        self.group_commit = GroupCommit(self.root, self.system) if sync else None
+        self.most_held = most_leases()
+        self.settling = asyncio.Lock()
+        self._inotify = Inotify()
+        # Whether the loop reads inotify.
+        self._is_reading = False
+        self._queues: dict[str, Queue] = {}
+        # Deleted queues of which leases are held: their descriptors stay, so that an end finds nothing.
+        self._deleted: list[Queue] = []
+        self._waiters: set[Waiter] = set()
+        # Whether a wait waits for the end of a lease.
+        self._waits_for_room = False
+        # Whether the log has the limit of leases.
+        self._has_warned = False
+
+    # -- the limit of leases -----------------------------------------------------------------------------------------
+
+    def room(self) -> int:
+        """Return how many more leases may hold a file open. Log it once when none may."""
+        room = max(0, self.most_held - sum([len(queue.own) for queue in self._queues.values()]))
+        if room == 0 and not self._has_warned:
+            self._has_warned = True
+            warn_of_limit(self.most_held)
+        return room
+
+    def is_full(self) -> bool:
+        """Return whether there is no room for a lease; if so, the end of one wakes the waiters."""
+        self._waits_for_room = self.room() <= 0
+        return self._waits_for_room
+
+    def on_room(self) -> None:
+        """Wake the waiters that wait for the end of a lease."""
+        if self._waits_for_room:
+            self._waits_for_room = False
+            for waiter in self._waiters:
+                waiter.wake()
+
+    # -- queues ------------------------------------------------------------------------------------------------------
+
+    def names(self) -> list[str]:
+        """Return the names of all queues, sorted."""
+        return sorted(name for name in os.listdir(self.root) if is_queue_name(name) and self._has_queue(name))
+
+    @abc.abstractmethod
+    def _has_queue(self, name: str) -> bool:
+        """Return whether a queue exists."""
+
+    @abc.abstractmethod
+    def _open_queue(self, name: str) -> Queue | None:
+        """Open a queue, or return None if it does not exist."""
+
+    @abc.abstractmethod
+    def get_or_create(self, name: str) -> Queue:
+        """Return an open queue, which is created if it does not exist.
+
+        Raises:
+            OSError: It cannot be created or opened.
+        """
+
+    def get_open(self, name: str) -> Queue | None:
+        """Return a queue if it is open, perhaps although another process has deleted it."""
+        return self._queues.get(name)
+
+    def get(self, name: str) -> Queue | None:
+        """Return an open queue, or None if it does not exist.
+
+        Raises:
+            OSError: It cannot be opened.
+        """
+        queue = self._queues.get(name)
+        if queue is not None:
+            if queue.files.exists:
+                return queue
+            self.drop_deleted(name)
+        queue = self._open_queue(name)
+        if queue is not None:
+            self._queues[name] = queue
+        return queue
+
+    def drop_deleted(self, name: str) -> None:
+        """Close a queue that was deleted; its leases are found lost when they end."""
+        queue = self._queues.get(name)
+        if queue is not None and not queue.files.exists:
+            del self._queues[name]
+            # Its descriptors are about to be closed.
+            self._stop_listening(queue)
+            self.wake_waiters(name)
+            queue.close_deleted()
+            if queue.own:
+                self._deleted.append(queue)
+
+    # -- durability --------------------------------------------------------------------------------------------------
+
+    async def commit(self, directories: Collection[int], files: Sequence[int] = ()) -> None:
+        """Put changes on the disk, if this store does.
+
+        Raises:
+            OSError: The outcome is unknown.
+        """
+        if self.group_commit is not None and (directories or files):
+            await self.group_commit.both(files, directories)
+
+    # -- wake-ups ----------------------------------------------------------------------------------------------------
+
+    @abc.abstractmethod
+    def listen(self, queue: Queue) -> None:
+        """Listen to a queue's trigger."""
+
+    @abc.abstractmethod
+    def _stop_listening(self, queue: Queue) -> None:
+        """Leave a queue's trigger to others."""
+
+    @abc.abstractmethod
+    def notify(self, queue: Queue) -> None:
+        """Wake the waiters of a queue that may have work, or other workers."""
+
+    def wake_waiters(self, name: str) -> bool:
+        """End the waits for a queue and return whether there were any."""
+        waiters = [waiter for waiter in self._waiters if name in waiter.queues]
+        for waiter in waiters:
+            waiter.wake()
+        return bool(waiters)
+
+    def add_waiter(self, waiter: Waiter) -> None:
+        """Begin to listen for a wait."""
+        if not self._is_reading and self._inotify.fd >= 0:
+            asyncio.get_running_loop().add_reader(self._inotify.fd, self._on_inotify)
+            self._is_reading = True
+        self._waiters.add(waiter)
+
+    def remove_waiter(self, waiter: Waiter) -> None:
+        """Stop listening for a wait. Idempotent."""
+        waiter.close()
+        self._waiters.discard(waiter)
+
+    def _on_inotify(self) -> None:
+        if not self._waiters:
+            # Most waits follow one another: the reader is kept between them, and taken away when something comes
+            # while there is no wait. What it would have reported is read by the next lease.
+            self._stop_reading()
+            return
+        self._inotify.drain()
+        for waiter in self._waiters:
+            self._wake_by_inotify(waiter)
+
+    def _wake_by_inotify(self, waiter: Waiter) -> None:
+        waiter.wake()
+
+    def _stop_reading(self) -> None:
+        if self._is_reading:
+            self._is_reading = False
+            asyncio.get_running_loop().remove_reader(self._inotify.fd)
+
+    async def aclose(self) -> None:
+        """Close everything, after the commits that are under way."""
+        for waiter in tuple(self._waiters):
+            waiter.wake()
+            self.remove_waiter(waiter)
+        for queue in self._queues.values():
+            self._stop_listening(queue)
+        self._stop_reading()
+        if self.group_commit is not None:
+            await self.group_commit.aclose()
+        for queue in (*self._queues.values(), *self._deleted):
+            queue.close()
+        self._inotify.close()
+        os.close(self.root)
