@@ -11,7 +11,7 @@ from qworker.backend.listing import list_messages
 from qworker.errors import QueueNotFound, UsageError
 from qworker.history.event import Event
 from qworker.message import Query, Selection, SettleAction, State
-from qworker.pipeline.jobs import write_ahead as intents
+from qworker.pipeline.jobs import write_ahead
 from qworker.pipeline.jobs.archive import ArchiveResult, archive, read_archive
 from qworker.pipeline.spark.storage import HadoopStorage, LocalStorage
 from tests.spark.stores import QUEUE, ask, bodies, count, file_url, finish, publish, work_off
@@ -84,9 +84,9 @@ def test_a_message_that_fails_again_is_another_row_and_what_is_live_is_never_del
     url, target = file_url(tmp_path / "store"), tmp_path / "target"
     publish(url, [b"a", b"b", b"c"])
     finish(url, 3, SettleAction.FAIL_PERM, error="first")
-    apply = intents.apply
+    apply = write_ahead.apply
 
-    def requeued_meanwhile(folder: LocalStorage, intent: intents.PendingChange) -> None:
+    def requeued_meanwhile(folder: LocalStorage, intent: write_ahead.PendingChange) -> None:
         apply(folder, intent)
         # Between the archiving and the deletion somebody mends two of them, and one fails anew.
         ids = [

@@ -13,7 +13,7 @@ from qworker.backend import Backend
 from qworker.backend.listing import list_messages
 from qworker.errors import UsageError
 from qworker.message import Draft, Query, SettleAction, Settlement, State, StoredMessage
-from qworker.pipeline.jobs import bulk_calls as hands
+from qworker.pipeline.jobs import bulk_calls
 from qworker.pipeline.jobs.dedupe import dedupe
 from qworker.pipeline.jobs.match_keys import KeyMatch, parse_match
 from qworker.pipeline.jobs.reconcile import reconcile
@@ -119,7 +119,11 @@ def test_a_replay_from_an_archive_that_dies_at_every_step_runs_each_message_once
     assert not (tmp_path / "archive" / "replays").exists()
 
     # After the plan, after what is requeued, and after what is enqueued.
-    for place, name, after in ((hands, "requeue", False), (hands, "requeue", True), (ReplayPlans, "finish", False)):
+    for place, name, after in (
+        (bulk_calls, "requeue_ids", False),
+        (bulk_calls, "requeue_ids", True),
+        (ReplayPlans, "finish", False),
+    ):
         with monkeypatch.context() as patch:
             patch.setattr(place, name, _dying(getattr(place, name), after=after))
             with pytest.raises(Crash):

@@ -13,7 +13,7 @@ from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812
 
 from qworker.pipeline.inputs import read_snapshot
-from qworker.pipeline.jobs import bulk_calls as hands
+from qworker.pipeline.jobs import bulk_calls
 from qworker.pipeline.jobs.match_keys import KeyMatch, message_key
 
 __all__ = ["DedupeResult", "DuplicateGroup", "dedupe", "find_duplicates"]
@@ -86,7 +86,7 @@ def dedupe(
             .limit(_SHOWN)
             .collect()
         )
-        removed = hands.remove_ids(found, url, queue) if delete and counted[1] else 0
+        removed = bulk_calls.remove_ids(found, url, queue) if delete and counted[1] else 0
     finally:
         found.unpersist()
     return DedupeResult(

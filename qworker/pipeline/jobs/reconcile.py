@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from qworker.pipeline.inputs import read_snapshot
-from qworker.pipeline.jobs import bulk_calls as hands
+from qworker.pipeline.jobs import bulk_calls
 from qworker.pipeline.jobs.match_keys import KeyMatch, message_key, source_key
 from qworker.pipeline.spark.paths import absolute_path
 from qworker.pipeline.timelines import MESSAGE_COLUMNS, build_timelines, timeline_points
@@ -171,7 +171,7 @@ def _with_lost(ends: DataFrame, url: str, queue: str, before: float) -> DataFram
     """Set the end of messages that are not stored to `lost`."""
     missing = ends.where((F.col("end") == "open") & ~F.col("present") & (F.col("seen_at") < before))
     # A listing can miss messages that move. So each one is searched by its id.
-    lost = hands.find_ids(missing, url, queue).where(~F.col("yes")).select("id", F.lit(True).alias("is_lost"))
+    lost = bulk_calls.find_ids(missing, url, queue).where(~F.col("yes")).select("id", F.lit(True).alias("is_lost"))
     return ends.join(lost, "id", "left").withColumn("end", F.when(F.col("is_lost"), "lost").otherwise(F.col("end")))
 
 

@@ -21,7 +21,7 @@ from qworker.bulk import check_load
 from qworker.errors import UsageError
 from qworker.message import State
 from qworker.pipeline.inputs import read_live
-from qworker.pipeline.jobs import bulk_calls as hands
+from qworker.pipeline.jobs import bulk_calls
 from qworker.pipeline.jobs.replay_plan import ENQUEUE, REQUEUE, ReplayPlans, select_archived, select_matching
 from qworker.pipeline.report.event_points import normalize_error
 from qworker.pipeline.timelines import first_line
@@ -129,7 +129,7 @@ def _replay_queue(spark: SparkSession, url: str, queue: str, predicate: str, *, 
         result = _to_result(chosen, queue, None, dry_run=dry_run)
         if dry_run or not result.matched:
             return result
-        return msgspec.structs.replace(result, requeued=hands.requeue_ids(chosen, url, queue))
+        return msgspec.structs.replace(result, requeued=bulk_calls.requeue_ids(chosen, url, queue))
     finally:
         chosen.unpersist()
 
@@ -138,7 +138,7 @@ def _carry_out(plans: ReplayPlans, run: int, url: str, wanted: ReplayResult) -> 
     """Carry out a plan, everything once, and record that it is done."""
     planned = plans.read_plan(run)
     if wanted.requeued:
-        hands.requeue_ids(planned.where(F.col("act") == REQUEUE), url, plans.queue)
+        bulk_calls.requeue_ids(planned.where(F.col("act") == REQUEUE), url, plans.queue)
     if wanted.enqueued:
         bodies = plans.bodies(planned.where(F.col("act") == ENQUEUE))
         options = {"url": url, "queue": plans.queue, "load": f"{plans.name}.{run}"}

@@ -10,7 +10,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from qworker.errors import UsageError
 from qworker.pipeline.inputs import is_queue_url, read_snapshot
-from qworker.pipeline.report import aggregations as measures
+from qworker.pipeline.report import aggregations
 from qworker.pipeline.report.event_points import clip, event_points
 from qworker.pipeline.report.model import Report
 from qworker.pipeline.report.page import page
@@ -67,16 +67,16 @@ def _before(trace: DataFrame, until: float) -> DataFrame:
 
 
 def _measured(everything: DataFrame, source: str, now: float, since: float | None, until: float | None) -> Report:
-    extent = measures.time_range(everything)
+    extent = aggregations.time_range(everything)
     if extent is None:
         return _nothing(source, now, since, until)
     begin = extent[0] if since is None else since
     end = max(extent[1], begin) if until is None else until
-    step_s = measures.choose_step(end - begin)
+    step_s = aggregations.choose_step(end - begin)
     first = begin // step_s * step_s
     steps = max(1, int((end - first) // step_s) + (1 if until is None else int((end - first) % step_s > 0)))
     found = clip(everything, since, None)
-    queues = measures.queue_totals(found, measures.open_counts(everything), end - begin)
+    queues = aggregations.queue_totals(found, aggregations.open_counts(everything), end - begin)
     return Report(
         source=source,
         made_at=now,
@@ -84,11 +84,11 @@ def _measured(everything: DataFrame, source: str, now: float, since: float | Non
         until=end,
         step_s=step_s,
         queues=queues,
-        tasks=measures.task_times(found),
-        failures=measures.failures(found),
-        workers=measures.workers(found),
-        moments=measures.counts_by_step(found, first, step_s, steps),
-        depths=measures.depth_by_step(everything, [queue.queue for queue in queues], first, step_s, steps),
+        tasks=aggregations.task_times(found),
+        failures=aggregations.failures(found),
+        workers=aggregations.workers(found),
+        moments=aggregations.counts_by_step(found, first, step_s, steps),
+        depths=aggregations.depth_by_step(everything, [queue.queue for queue in queues], first, step_s, steps),
     )
 
 
@@ -101,7 +101,7 @@ def _nothing(source: str, now: float, since: float | None, until: float | None) 
         made_at=now,
         since=begin,
         until=max(begin, end),
-        step_s=measures.choose_step(max(0.0, end - begin)),
+        step_s=aggregations.choose_step(max(0.0, end - begin)),
         queues=[],
         tasks=[],
         failures=[],
