@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 # Seconds for anything to happen on a machine that is busy with other tests.
 PATIENCE = 50.0
-_STEP = 0.01
+_STEP = 0.005
 
 
 def wait_for(
@@ -22,7 +22,7 @@ def wait_for(
     """Poll a condition until its result is true, and return that result. `qworker.testing.wait_until` is the same for coroutines.
 
     Args:
-        condition: Called every 10 ms. It may raise to end the wait.
+        condition: Called every 5 ms. It may raise to end the wait.
         what: What the test waits for.
         show: Returns what explains a failure, such as the output of a process.
         timeout: Seconds after which the condition has failed.
