@@ -13,8 +13,8 @@ from qworker_redis.codec import read_enqueued_at
 from qworker_redis.connection import Argument
 from qworker_redis.connections import ConnectionPool
 from qworker_redis.error_replies import Reply
+from qworker_redis.keys import PARTS, queue_key
 from qworker_redis.register import QueueRegister
-from qworker_redis.scripts import queue_key
 from qworker_redis.topology import queue_slot
 
 __all__ = [
@@ -38,31 +38,13 @@ Call = tuple[str, list[Argument]]
 
 # Messages in one script call, which blocks all other clients of the server.
 BATCH = 500
-_PARTS = (
-    "meta",
-    "msg",
-    "ready",
-    "sorted",
-    "delayed",
-    "leased",
-    "claims",
-    "keys",
-    "errors",
-    "fail",
-    "done",
-    "gone",
-    "wake",
-    "history",
-    "jobs",
-    "seals",
-)
 
 
 async def delete_queue(pool: ConnectionPool, register: QueueRegister, queue: str) -> None:
     """Delete a queue with all of its messages."""
     register.known.discard(queue)
     await delete_staged(pool, queue)
-    await pool.command(queue_slot(queue), "UNLINK", *[queue_key(queue, part) for part in _PARTS])
+    await pool.command(queue_slot(queue), "UNLINK", *[queue_key(queue, part) for part in PARTS])
     # Last: a queue that is deleted in part is still in the register, and can be deleted again.
     await register.remove(queue)
 

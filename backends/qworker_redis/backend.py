@@ -20,13 +20,13 @@ from qworker_redis.bulk import RedisBulkStore
 from qworker_redis.codec import decode
 from qworker_redis.extend import RedisLeaseExtender
 from qworker_redis.history import RedisHistory
+from qworker_redis.keys import NATIVE
 from qworker_redis.lease import RedisLeaser, RemoteRedisLeases
 from qworker_redis.options import Options
 from qworker_redis.parts import browse_share
 from qworker_redis.publish import RedisPublisher, encode_draft
 from qworker_redis.reap import RedisQueueReaper
 from qworker_redis.register import QueueRegister
-from qworker_redis.scripts import NATIVE
 from qworker_redis.settle import RedisSettler
 from qworker_redis.store import RedisStore
 from qworker_redis.wait import WakeListWaiter

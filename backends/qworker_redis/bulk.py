@@ -35,9 +35,9 @@ from qworker_redis.codec import encode
 from qworker_redis.connection import Argument, Connection
 from qworker_redis.connections import ConnectionPool
 from qworker_redis.error_replies import Reply
+from qworker_redis.keys import queue_key
 from qworker_redis.register import QueueRegister
 from qworker_redis.replica_wait import BATCH, BATCH_BYTES, run_replicated
-from qworker_redis.scripts import queue_key
 from qworker_redis.store import RedisStore
 from qworker_redis.topology import queue_slot
 

@@ -14,8 +14,9 @@ import structlog
 from qworker.errors import BackendError, BackendUnavailable
 from qworker_redis.connection import Argument, Connection, connect, ignore_result, pack
 from qworker_redis.error_replies import ConnectionLost, NoScript, Redirected, Reply
+from qworker_redis.keys import NATIVE
 from qworker_redis.options import Address, Options
-from qworker_redis.scripts import NATIVE, ScriptSet
+from qworker_redis.scripts import ScriptSet
 from qworker_redis.server_info import ServerInfo, read_server_info, require_safe
 from qworker_redis.topology import Topology, queue_slot
 

@@ -22,7 +22,7 @@ from qworker.names import check_queue, printable
 from qworker_redis.connection import Argument, ignore_result
 from qworker_redis.connections import ConnectionPool
 from qworker_redis.error_replies import ConnectionLost, Redirected, Reply
-from qworker_redis.scripts import queue_key
+from qworker_redis.keys import queue_key
 from qworker_redis.topology import queue_slot
 
 __all__ = ["RedisHistory"]

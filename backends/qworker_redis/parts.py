@@ -18,7 +18,7 @@ from qworker_redis.admin import read_rows
 from qworker_redis.browse import find, parse_stored
 from qworker_redis.connections import ConnectionPool
 from qworker_redis.error_replies import Reply
-from qworker_redis.scripts import queue_key
+from qworker_redis.keys import queue_key
 from qworker_redis.topology import queue_slot
 
 __all__ = ["browse_share"]

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import cast
 
 from qworker_redis.connections import ConnectionPool
+from qworker_redis.keys import REGISTER
 from qworker_redis.topology import queue_slot
 
 __all__ = ["QueueRegister"]
 
-# Its slot is that of a queue with this name.
-_KEY = b"qworker:queues"
+# The slot of the register is that of a queue with this name.
 _SLOT = queue_slot("queues")
 
 
@@ -30,7 +30,7 @@ class QueueRegister:
 
     async def names(self) -> list[str]:
         """Return the names of all queues, sorted."""
-        names = cast("list[bytes]", await self._pool.command(_SLOT, "SMEMBERS", _KEY))
+        names = cast("list[bytes]", await self._pool.command(_SLOT, "SMEMBERS", REGISTER))
         return sorted(name.decode() for name in names)
 
     async def create(self, queue: str) -> None:
@@ -46,9 +46,9 @@ class QueueRegister:
             await self._add(queue)
 
     async def _add(self, queue: str) -> None:
-        await self._pool.command(_SLOT, "SADD", _KEY, queue)
+        await self._pool.command(_SLOT, "SADD", REGISTER, queue)
         self.known.add(queue)
 
     async def remove(self, queue: str) -> None:
         """Remove a queue that is deleted."""
-        await self._pool.command(_SLOT, "SREM", _KEY, queue)
+        await self._pool.command(_SLOT, "SREM", REGISTER, queue)

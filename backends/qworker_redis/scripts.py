@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import cache
 from importlib.resources import files
 
-__all__ = ["NATIVE", "ScriptSet", "queue_key"]
+__all__ = ["ScriptSet"]
 
 _KEYS = re.compile(r"^-- KEYS: (.+)$", re.MULTILINE)
 _COMMENT = re.compile(r"--.*")
@@ -76,11 +76,3 @@ class ScriptSet:
         paths = self._shared, self._folder / "common.lua", self._folder / f"{name}.lua"
         shared, common, text = (path.read_text("utf-8") for path in paths)
         return Script(name, f"{shared}\n{common}", text, flags=flags)
-
-
-def queue_key(queue: str, part: str) -> bytes:
-    """Return a key of a queue. The braces put all keys of a queue into one slot of a cluster."""
-    return f"{{qworker:{queue}}}:{part}".encode()
-
-
-NATIVE = ScriptSet("", queue_key)

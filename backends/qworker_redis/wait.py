@@ -14,7 +14,7 @@ from typing import cast
 from qworker.errors import BackendError, BackendUnavailable
 from qworker_redis.connection import Argument, Connection, ignore_result
 from qworker_redis.error_replies import NoScript, Redirected, Reply
-from qworker_redis.scripts import queue_key
+from qworker_redis.keys import queue_key
 from qworker_redis.store import RedisStore
 from qworker_redis.topology import queue_slot
 

@@ -30,17 +30,17 @@ from qworker.supervisor.connect import connect
 from qworker.supervisor.control_socket import ControlClient, WorkerCommand, WorkerReady
 from qworker.supervisor.event_loop import loop_factory
 from qworker.supervisor.gc_freeze import freeze_loaded_modules
+from qworker.supervisor.recycling import has_reached, watch_memory, watch_sources
 from qworker.supervisor.reexec import deliver_signals, is_replacement, replace_process
 from qworker.supervisor.run_settings import ExitStatus, RunSettings
 from qworker.supervisor.signals import Signals
-from qworker.supervisor.source_watcher import wait_for_change, watch_files
+from qworker.supervisor.source_watcher import wait_for_change
 from qworker.supervisor.status_dump import format_status
 from qworker.worker import Worker, WorkerOptions, telemetry
 from qworker.worker.outage import Outage
 
 __all__ = ["run_single"]
 
-_MEMORY_EVERY_S = 1.0
 # Seconds beyond its grace period for a worker whose supervisor is dead and whose event loop is blocked.
 _ORPHAN_MARGIN_S = 10.0
 
@@ -165,9 +165,7 @@ class _WorkerMain:
     def _wants_recycling(self) -> bool:
         if self._signals:
             return False
-        limit = self._settings.max_messages
-        counts = self._worker.counts
-        return self._recycle or (limit is not None and counts.leased - counts.released >= limit)
+        return self._recycle or has_reached(self._settings.max_messages, self._worker.counts)
 
     # -- events ------------------------------------------------------------------------------------------------------
 
@@ -242,9 +240,9 @@ class _WorkerMain:
             watchers.append(asyncio.create_task(self._watch.pulse.beat()))
             watchers.append(asyncio.create_task(self._watch.sample(backend, self._worker.queues)))
         if self._settings.max_memory_mb is not None:
-            watchers.append(asyncio.create_task(self._watch_memory(self._settings.max_memory_mb)))
+            watchers.append(asyncio.create_task(watch_memory(self._settings.max_memory_mb, self._drain_to_recycle)))
         if self._settings.reload and self._control is None:
-            watchers.append(asyncio.create_task(self._watch_sources()))
+            watchers.append(asyncio.create_task(watch_sources(self._drain_to_recycle)))
         try:
             yield
         finally:
@@ -253,17 +251,6 @@ class _WorkerMain:
             for outcome in await asyncio.gather(*watchers, return_exceptions=True):
                 if isinstance(outcome, Exception):
                     self._log.error("watcher_failed", error=repr(outcome))
-
-    async def _watch_memory(self, limit_mb: float) -> None:
-        # Not at once: if a fresh process already exceeds the limit, it still does some work before its replacement.
-        await asyncio.sleep(_MEMORY_EVERY_S)
-        while (used := _resident_mb()) <= limit_mb:
-            await asyncio.sleep(_MEMORY_EVERY_S)
-        self._drain_to_recycle(f"{used:.0f} MB of memory are more than {limit_mb:g}")
-
-    async def _watch_sources(self) -> None:
-        async for names in watch_files():
-            self._drain_to_recycle(f"changed: {', '.join(names[:3])}")
 
 
 def _options(settings: RunSettings) -> WorkerOptions:
@@ -283,13 +270,6 @@ def _call_soon(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) ->
     except RuntimeError:
         # The loop is closed: the process is already ending.
         return
-
-
-def _resident_mb() -> float:
-    """Return the resident memory of this process in MB."""
-    with open("/proc/self/statm", "rb") as file:
-        pages = int(file.read().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
 def _exit_if_threads_remain(status: ExitStatus) -> None:

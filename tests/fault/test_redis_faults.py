@@ -18,7 +18,7 @@ from qworker.message import Draft, Lease, Query, Selection, SettleAction, Settle
 from qworker.testing.wait_until import wait_until
 from qworker.url import BackendURL
 from qworker_redis import RedisBackend
-from qworker_redis.scripts import queue_key
+from qworker_redis.keys import queue_key
 from tests.support.depth import DEPTH
 from tests.support.proxy import LossyProxy
 from tests.support.servers import PROGRAMS, RedisServer

@@ -27,9 +27,10 @@ from qworker_redis.batch_sender import BatchSender
 from qworker_redis.codec import decode, encode
 from qworker_redis.connection import Connection, connect
 from qworker_redis.error_replies import ConnectionLost, Redirected, to_error
+from qworker_redis.keys import NATIVE
 from qworker_redis.options import Options, TcpAddress
 from qworker_redis.rfq.keys import RFQ
-from qworker_redis.scripts import NATIVE, ScriptSet
+from qworker_redis.scripts import ScriptSet
 from qworker_redis.topology import key_slot, queue_slot
 
 # -- values ------------------------------------------------------------------------------------------------------------

@@ -9,9 +9,9 @@ from typing import cast
 from qworker.message import FinishedMessage, QueueStats, State
 from qworker_redis.admin import BATCH, Call, ids_and_times, make_stats, read_rows
 from qworker_redis.connections import ConnectionPool
+from qworker_redis.keys import queue_key
 from qworker_redis.rfq.ids import published_at
 from qworker_redis.rfq.keys import PARTS, parse_topic, rfq_key
-from qworker_redis.scripts import queue_key
 from qworker_redis.topology import queue_slot
 
 __all__ = ["delete_topic", "list_topics", "read_topic_stats", "remove_call"]
