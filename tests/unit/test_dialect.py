@@ -1,6 +1,9 @@
-"""The pages are in plain English (docs/internals/style.md)."""
+"""Pages and public docstrings are in plain English (docs/internals/style.md). Errors and help: `test_words.py`."""
 
 from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
 
 import pytest
 
@@ -12,6 +15,35 @@ from tests.support.pages import ROOT, pages
 def test_a_page_has_no_words_of_a_dialect(page: str) -> None:
     problems = problems_in(page_texts(page, (ROOT / page).read_text()), ON_PAGES)
     assert not problems, "\n".join(problems)
+
+
+SOURCES = sorted(path for folder in ("qworker", "backends") for path in (ROOT / folder).rglob("*.py"))
+
+
+@pytest.mark.parametrize("folder", sorted({path.relative_to(ROOT).parts[:2] for path in SOURCES}), ids="/".join)
+def test_public_docstrings_have_no_words_of_a_dialect(folder: tuple[str, str]) -> None:
+    texts = [
+        text
+        for path in SOURCES
+        if path.relative_to(ROOT).parts[:2] == folder
+        for text in _docstrings(str(path.relative_to(ROOT)), ast.parse(path.read_text()))
+    ]
+    problems = problems_in(texts)
+    assert not problems, "\n".join(problems)
+
+
+def _docstrings(name: str, node: ast.Module | ast.ClassDef) -> Iterator[tuple[str, str]]:
+    """Yield the docstrings of a module or class and of its public classes, functions and methods."""
+    yield name, ast.get_docstring(node) or ""
+    for member in node.body:
+        if isinstance(member, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and not member.name.startswith(
+            "_"
+        ):
+            where = f"{name.partition(':')[0]}:{member.lineno}"
+            if isinstance(member, ast.ClassDef):
+                yield from _docstrings(where, member)
+            else:
+                yield where, ast.get_docstring(member) or ""
 
 
 @pytest.mark.parametrize(
