@@ -18,6 +18,7 @@ from qworker.errors import BackendError, QueueNotFound
 from qworker.kit.directory.entries import has_entry
 from qworker.kit.directory.queue_files import QueueFiles, is_queue
 from qworker.kit.files import CREATE, DIRECTORY, change_mode, make_fifo
+from qworker.kit.store_errors import NOT_A_FILE, NOT_EMPTY
 from qworker.names import check_queue
 from qworker_fsq.environment import Constants, group_id, user_id
 
@@ -38,6 +39,7 @@ __all__ = [
 _PART = DIRECTORY | os.O_NOFOLLOW
 _PULL = os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
 _LISTEN = os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+_NO_LISTENER = NOT_A_FILE | {errno.ENOENT, errno.EACCES}
 
 
 class QueueExists(BackendError):
@@ -98,7 +100,7 @@ class QueueDir(QueueFiles):
         try:
             fd = os.open(self.constants.trigger if trigger is None else trigger, _PULL, dir_fd=self.base)
         except OSError as error:
-            if error.errno in {errno.ENOENT, errno.ENXIO, errno.ELOOP, errno.EACCES}:
+            if error.errno in _NO_LISTENER:
                 return False
             raise
         try:
@@ -305,7 +307,7 @@ def _install(parent: int, name: str, constants: Constants, *, down: bool, trigge
             # The rename has happened, and only its reply was lost.
             return
         shutil.rmtree(hidden, dir_fd=parent)
-        if error.errno in {errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR}:
+        if error.errno in NOT_EMPTY or error.errno == errno.ENOTDIR:
             raise QueueExists(f"queue exists: {name}") from error
         raise
     if durable:
