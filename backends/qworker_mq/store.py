@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import secrets
 import threading
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
@@ -10,6 +12,7 @@ from pathlib import Path
 
 from qworker.clock import Clock
 from qworker.errors import QueueNotFound
+from qworker.kit.directory.liveness import LivenessFile
 from qworker.kit.file_system import FileSystem
 from qworker.kit.files import raise_file_limit
 from qworker.kit.group_commit import GroupCommit
@@ -17,7 +20,6 @@ from qworker.kit.inotify import Watcher
 from qworker.kit.linux import boot_id
 from qworker.names import check_queue
 from qworker_mq.due import DueIndex
-from qworker_mq.holder import LivenessFile
 from qworker_mq.layout import QueueDirs, Root, file_exists
 from qworker_mq.lease_state import LeaseStates
 from qworker_mq.options import MqOptions
@@ -189,7 +191,8 @@ class Store:
         if self._has_remote_holders:
             return ""
         if self._liveness_file is None:
-            self._liveness_file = LivenessFile(self.root.workers, self.root.tmp)
+            holder = f"{os.getpid()}-{secrets.token_hex(6)}"
+            self._liveness_file = LivenessFile(self.root.tmp, self.root.workers, holder)
         return self._liveness_file.holder
 
     async def aclose(self) -> None:

@@ -32,7 +32,7 @@ class LivenessFile:
 
     def __init__(self, tmp: int, workers: int, holder: str, mode: int = 0o600, note: str = "") -> None:
         self._workers = workers
-        self._holder = holder
+        self.holder = holder
         self._fd = os.open(holder, CREATE, mode, dir_fd=tmp)
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -48,11 +48,11 @@ class LivenessFile:
 
     def _show(self, tmp: int) -> None:
         try:
-            os.rename(self._holder, self._holder, src_dir_fd=tmp, dst_dir_fd=self._workers)
+            os.rename(self.holder, self.holder, src_dir_fd=tmp, dst_dir_fd=self._workers)
         except OSError:
             # A lost reply: the file is there all the same.
             try:
-                os.stat(self._holder, dir_fd=self._workers, follow_symlinks=False)
+                os.stat(self.holder, dir_fd=self._workers, follow_symlinks=False)
             except FileNotFoundError:
                 pass
             else:
@@ -62,7 +62,7 @@ class LivenessFile:
     def close(self) -> None:
         """Report that the holder is gone. Idempotent."""
         if self._fd >= 0:
-            unlink_if_there(self._holder, self._workers)
+            unlink_if_there(self.holder, self._workers)
             self.abandon()
 
     def abandon(self) -> None:
