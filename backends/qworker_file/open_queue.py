@@ -8,11 +8,11 @@ import os
 import time
 
 from qworker.clock import Clock
-from qworker.kit.directory.entries import has_entry
 from qworker.kit.directory.followed_queue import FollowedQueue
 from qworker.kit.directory.liveness import LivenessFile
 from qworker.kit.directory.watches import Inotify
 from qworker.kit.directory.window import Window
+from qworker.kit.files import has_entry
 from qworker.kit.store_errors import FULL
 from qworker_file.foreign import ClaimResult
 from qworker_file.holder import DETACHED, Holder

@@ -17,9 +17,8 @@ import msgspec
 
 from qworker.bulk.cleanup import clean_up_staged, has_staged
 from qworker.clock import SYSTEM_CLOCK, Clock
-from qworker.kit.directory.entries import try_unlink
 from qworker.kit.directory.liveness import has_died
-from qworker.kit.files import list_names
+from qworker.kit.files import list_names, try_unlink
 from qworker_file.holder import DETACHED, parse_publisher
 from qworker_file.id_index import clean_up_index
 from qworker_file.layout import QueueDir

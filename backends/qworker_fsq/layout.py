@@ -9,15 +9,13 @@ from __future__ import annotations
 import errno
 import os
 import secrets
-import shutil
 import stat
 
 import msgspec
 
 from qworker.errors import BackendError, QueueNotFound
-from qworker.kit.directory.entries import has_entry
 from qworker.kit.directory.queue_files import QueueFiles, is_queue
-from qworker.kit.files import CREATE, DIRECTORY, change_mode, make_fifo
+from qworker.kit.files import CREATE, DIRECTORY, change_mode, has_entry, make_fifo, remove_whole_tree, try_unlink
 from qworker.kit.store_errors import NOT_A_FILE, NOT_EMPTY
 from qworker.names import check_queue
 from qworker_fsq.environment import Constants, group_id, user_id
@@ -89,11 +87,7 @@ class QueueDir(QueueFiles):
 
     def up(self) -> None:
         """Resume it. Idempotent."""
-        try:
-            os.unlink(self.constants.down, dir_fd=self.base)
-        except FileNotFoundError:
-            # It is not paused.
-            return
+        try_unlink(self.constants.down, self.base)
 
     def pull_trigger(self, trigger: str | None = None) -> bool:
         """Write one byte to the trigger. False: no process listens, or there is no trigger."""
@@ -274,7 +268,7 @@ def uninstall(root: int, name: str, constants: Constants, host: str | None = Non
     parent, _, last = where.rpartition("/")
     hidden = f"{parent}/.{last}{secrets.token_hex(4)}" if parent else f".{last}{secrets.token_hex(4)}"
     os.rename(where, hidden, src_dir_fd=root, dst_dir_fd=root)
-    shutil.rmtree(hidden, dir_fd=root)
+    remove_whole_tree(hidden, root)
 
 
 def _base(root: int, name: str) -> int:
@@ -306,7 +300,7 @@ def _install(parent: int, name: str, constants: Constants, *, down: bool, trigge
         if not has_entry(hidden, parent):
             # The rename has happened, and only its reply was lost.
             return
-        shutil.rmtree(hidden, dir_fd=parent)
+        remove_whole_tree(hidden, parent)
         if error.errno in NOT_EMPTY or error.errno == errno.ENOTDIR:
             raise QueueExists(f"queue exists: {name}") from error
         raise

@@ -18,8 +18,7 @@ from collections.abc import Sequence
 from enum import Enum, auto
 
 from qworker.errors import BackendUnavailable
-from qworker.kit.directory.entries import find_inode, try_unlink
-from qworker.kit.files import READ, read_all
+from qworker.kit.files import READ, find_inode, read_all, try_unlink
 from qworker.kit.store_errors import NOT_A_FILE
 from qworker.message import Lease, Message, Settlement
 from qworker_fsq.environment import ItemLimits

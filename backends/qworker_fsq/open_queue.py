@@ -13,10 +13,10 @@ import time
 from collections import deque
 
 from qworker.clock import Clock
-from qworker.kit.directory.entries import has_entry
 from qworker.kit.directory.followed_queue import FollowedQueue
 from qworker.kit.directory.watches import Inotify
 from qworker.kit.directory.window import Window
+from qworker.kit.files import has_entry
 from qworker_fsq.environment import ItemLimits
 from qworker_fsq.layout import QueueDir
 from qworker_fsq.lease import ClaimedItem, FsqLease, SkipReason, claim, make_message

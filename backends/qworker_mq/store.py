@@ -14,13 +14,13 @@ from qworker.clock import Clock
 from qworker.errors import QueueNotFound
 from qworker.kit.directory.liveness import LivenessFile
 from qworker.kit.file_system import FileSystem
-from qworker.kit.files import raise_file_limit
+from qworker.kit.files import has_entry, raise_file_limit
 from qworker.kit.group_commit import GroupCommit
 from qworker.kit.inotify import Watcher
 from qworker.kit.linux import boot_id
 from qworker.names import check_queue
 from qworker_mq.due import DueIndex
-from qworker_mq.layout import QueueDirs, Root, file_exists
+from qworker_mq.layout import QueueDirs, Root
 from qworker_mq.lease_state import LeaseStates
 from qworker_mq.options import MqOptions
 from qworker_mq.window import Window
@@ -120,7 +120,7 @@ class Store:
 
     def is_paused(self, queue: str) -> bool:
         """Return whether a queue is paused."""
-        return file_exists(queue, self.root.paused)
+        return has_entry(queue, self.root.paused)
 
     def is_stored(self, queue: OpenQueue, message_id: str) -> bool:
         """Return whether a message is stored, in any state."""
@@ -130,7 +130,7 @@ class Store:
         places = [(message_id, dirs.ready), (name, root.delay), (name, root.new), (message_id, dirs.fail)] * 2
         return (
             queue.due.get(message_id) is not None
-            or any(file_exists(*place) for place in places)
+            or any(has_entry(*place) for place in places)
             or queue.due.get(message_id) is not None
         )
 

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import structlog
 
-from qworker.kit.files import open_regular, write_all, write_new
+from qworker.kit.files import open_regular, try_unlink, write_all, write_new
 from qworker.kit.segments.format import frame, scan
 from qworker.kit.store_errors import FULL
 
@@ -143,10 +143,7 @@ class FrameFile:
 
     def _use_reserve(self, snapshot: Sequence[Any]) -> None:
         """Make room on a full disk: the reserve first, then what a rewritten file does not need."""
-        try:
-            os.unlink("reserve", dir_fd=self._folder)
-        except FileNotFoundError:
-            pass
+        try_unlink("reserve", self._folder)
         self.rewrite([snapshot])
         self._reserve_space()
 

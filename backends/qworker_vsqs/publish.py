@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import msgspec
 
 from qworker.errors import PublishUncertain, QueueFull
-from qworker.kit.files import CREATE, list_names, write_all
+from qworker.kit.files import CREATE, list_names, try_unlink, write_all
 from qworker.kit.store_errors import store_error
 from qworker.message import Draft
 from qworker_vsqs.names import leased_name, parse
@@ -104,7 +104,7 @@ class VsqsPublisher:
                 os.close(new.fd)
                 if not new.is_visible:
                     # Nothing is left behind by a publish that ended in an error.
-                    _unlink(queue, f"{new.number}.new")
+                    try_unlink(f"{new.number}.new", queue.fd)
         if self._store.group_commit is not None:
             await self._store.group_commit.directories(queue.touched(has_info=has_info))
         return [str(new.number) for new in news]
@@ -134,7 +134,7 @@ class VsqsPublisher:
             del news[clash:]
             for new in again:
                 os.close(new.fd)
-                _unlink(queue, f"{new.number}.new")
+                try_unlink(f"{new.number}.new", queue.fd)
             for new in again:
                 news.append(self._begin(queue, new.draft))  # noqa: PERF401 - as above
 
@@ -179,10 +179,3 @@ class VsqsPublisher:
             new.is_visible = True
             queue.window.add(name)
         return has_info
-
-
-def _unlink(queue: QueueDirectory, name: str) -> None:
-    try:
-        os.unlink(name, dir_fd=queue.fd)
-    except FileNotFoundError:
-        pass
