@@ -10,9 +10,9 @@ import time
 from qworker.clock import Clock
 from qworker.kit.directory.followed_queue import FollowedQueue
 from qworker.kit.directory.liveness import LivenessFile
-from qworker.kit.directory.watches import Inotify
 from qworker.kit.directory.window import Window
 from qworker.kit.files import has_entry
+from qworker.kit.inotify import Inotify
 from qworker.kit.store_errors import FULL
 from qworker_file.foreign import ClaimResult
 from qworker_file.holder import DETACHED, Holder
@@ -74,7 +74,7 @@ class OpenQueue(FollowedQueue[QueueDir, FileLease]):
             self._inotify.watch(files.queue, self._on_new_ready),
             self._inotify.watch(files.delay, self._on_new_delayed),
             # Wakes the waits for the end of a pause, and reports its beginning.
-            self._inotify.watch(files.base, self._on_base_change, removals=True),
+            self._inotify.watch(files.base, self._on_base_change, self._on_base_change),
         ]
 
     def _on_new_ready(self, name: str | None) -> None:

@@ -147,7 +147,7 @@ def parse_inotify_events(data: bytes) -> Iterator[tuple[int, int, str]]:
     while at < end:
         watch, mask, _, length = _EVENT.unpack_from(data, at)
         at += _EVENT.size + length
-        yield watch, mask, os.fsdecode(data[at - length : at].rstrip(b"\0"))
+        yield watch, mask, data[at - length : at].rstrip(b"\0").decode(errors="surrogateescape")
 
 
 # -- processes -------------------------------------------------------------------------------------------------------
