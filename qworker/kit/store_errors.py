@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 
 from qworker.errors import BackendError, BackendUnavailable, PermissionDenied, StorageFull
+from qworker.kit.linux import is_proc_error
 
 __all__ = [
     "DENIED",
@@ -80,8 +81,7 @@ def store_error(error: OSError, doing: str) -> BackendError:
         `StorageFull`: no space, inodes or quota are left. `PermissionDenied`: the directory cannot be used by this user, or at all.
         `BackendUnavailable`: everything else, for it may be over at the next try.
     """
-    # Those that qworker reads itself; a queue may be named that lies under /proc, too.
-    if isinstance(error.filename, str) and error.filename.startswith(("/proc/sys/", "/proc/self/")):
+    if is_proc_error(error):
         return BackendUnavailable(f"{error.filename} cannot be read: mount /proc")
     if isinstance(error, Unsupported):
         what = f"{error.strerror}: put the queues on another one (`qworker doctor URL` tries what they need)"

@@ -24,6 +24,7 @@ from qworker.backend import Backend
 from qworker.errors import AppImportError, UsageError
 from qworker.health.endpoint import Endpoint, endpoint_for_worker
 from qworker.health.monitor import Monitor, Reporter
+from qworker.kit.linux import resident_mb
 from qworker.logs import configure, show_standard_logging
 from qworker.streams import flush_all
 from qworker.supervisor.connect import connect
@@ -257,7 +258,7 @@ class _WorkerMain:
     async def _watch_memory(self, limit_mb: float) -> None:
         # Not at once: if a fresh process already exceeds the limit, it still does some work before its replacement.
         await asyncio.sleep(_MEMORY_EVERY_S)
-        while (used := _resident_mb()) <= limit_mb:
+        while (used := resident_mb()) <= limit_mb:
             await asyncio.sleep(_MEMORY_EVERY_S)
         self._drain_to_recycle(f"{used:.0f} MB of memory are more than {limit_mb:g}")
 
@@ -283,13 +284,6 @@ def _call_soon(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) ->
     except RuntimeError:
         # The loop is closed: the process is already ending.
         return
-
-
-def _resident_mb() -> float:
-    """Return the resident memory of this process in MB."""
-    with open("/proc/self/statm", "rb") as file:
-        pages = int(file.read().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
 def _exit_if_threads_remain(status: ExitStatus) -> None:
