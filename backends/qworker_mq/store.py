@@ -66,7 +66,7 @@ class Store:
         self.root = Root(path)
         self.lease_states = LeaseStates(self.root.lease, options.delay)
         system = FileSystem(self.root.root)
-        self._commit = GroupCommit(self.root.root, system) if options.sync else None
+        self.group_commit = GroupCommit(self.root.root, system) if options.sync else None
         self._has_remote_holders = has_remote_holders
         self._queues: dict[str, OpenQueue] = {}
         self._retired: list[QueueDirs] = []
@@ -136,15 +136,10 @@ class Store:
 
     # -- durability --------------------------------------------------------------------------------------------------
 
-    async def sync_data(self, files: Sequence[int]) -> None:
-        """Sync the contents of new files. See `GroupCommit.data`."""
-        if self._commit is not None and files:
-            await self._commit.data(files)
-
     async def sync_directories(self, *directories: int) -> None:
         """Sync renames. See `GroupCommit.directories`."""
-        if self._commit is not None and directories:
-            await self._commit.directories(frozenset(directories))
+        if self.group_commit is not None and directories:
+            await self.group_commit.directories(frozenset(directories))
 
     # -- wake-ups ----------------------------------------------------------------------------------------------------
 
@@ -197,8 +192,8 @@ class Store:
 
     async def aclose(self) -> None:
         """Close everything."""
-        if self._commit is not None:
-            await self._commit.aclose()
+        if self.group_commit is not None:
+            await self.group_commit.aclose()
         if self._watcher is not None:
             self._watcher.close()
         if self._liveness_file is not None:

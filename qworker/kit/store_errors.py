@@ -16,6 +16,7 @@ __all__ = [
     "NOT_SUPPORTED",
     "UNREADABLE",
     "Unsupported",
+    "is_final_for_message",
     "store_error",
     "store_errors",
 ]
@@ -61,6 +62,19 @@ _MEANING: dict[int, tuple[type[BackendError], str, str]] = {
 
 # Nothing is stored, and another try ends the same until an operator has acted. After all others the outcome of a write is unknown.
 FINAL = frozenset(number for number, (kind, _, _) in _MEANING.items() if kind is not BackendUnavailable)
+
+# One message's name, or what is written for it alone, is too long for the store.
+_TOO_LONG = frozenset({errno.ENAMETOOLONG, errno.EFBIG})
+
+
+def is_final_for_message(error: BaseException) -> bool:
+    """Return whether an error of a settlement concerns this message alone, and another try ends the same.
+
+    All others concern the store, which takes the same settlement when their cause is gone: an operator frees space or
+    remounts the file system. So EROFS and ENOSPC are final for a publisher, who can be told, but not for a settlement.
+    """
+    cause = error if isinstance(error, OSError) else error.__cause__
+    return isinstance(cause, OSError) and cause.errno in _TOO_LONG
 
 
 class Unsupported(OSError):
