@@ -8,8 +8,7 @@ import secrets
 
 from qworker.kit.directory.admin import remove_queue, remove_selected
 from qworker.kit.directory.browser import MessageFile
-from qworker.kit.directory.entries import remove_entry, try_unlink
-from qworker.kit.files import CREATE
+from qworker.kit.files import CREATE, remove_entry, try_unlink
 from qworker.message import Selection, State
 from qworker_file.browse import FileBrowser
 from qworker_file.id_index import remove_id

@@ -12,6 +12,7 @@ from qworker.clock import Clock
 from qworker.errors import PublishUncertain
 from qworker.kit.files import CREATE, DIRECTORY, write_all
 from qworker.kit.linux import sync_file_system
+from qworker.kit.store_errors import FINAL
 from qworker.message import Draft
 from qworker_file.deviations import DEVIATIONS
 from qworker_file.names import item_name
@@ -147,12 +148,14 @@ class BackgroundSync:
         """Sync the rest. It blocks.
 
         Raises:
-            PublishUncertain: Something is not on the disk. It is not synced again: another attempt writes other files.
+            PublishUncertain, OSError: Something is not on the disk. It is not synced again: another attempt writes other files.
         """
         if self._thread is not None:
             self._thread.join()
         self._run()
         if self._error is not None:
+            if self._error.errno in FINAL:
+                raise self._error
             raise PublishUncertain(
                 f"the disk could not store the staged messages: {self._error.strerror}"
             ) from self._error

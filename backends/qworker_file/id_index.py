@@ -12,8 +12,7 @@ import fcntl
 import os
 from collections.abc import Sequence
 
-from qworker.kit.directory.entries import try_unlink
-from qworker.kit.files import DIRECTORY, READ, link_file, list_names
+from qworker.kit.files import DIRECTORY, READ, link_file, list_names, try_unlink
 from qworker_file.layout import QueueDir
 from qworker_file.names import index_name, parse_delay, parse_id, parse_lease
 from qworker_file.publish_plan import Plan

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import secrets
-import shutil
 import stat
 from typing import ClassVar
 
 from qworker.errors import BackendError, FormatTooNew
-from qworker.kit.directory.entries import has_entry
 from qworker.kit.directory.queue_files import QueueFiles, is_queue
-from qworker.kit.files import CREATE, DIRECTORY, change_mode, make_fifo, read_file, write_all
+from qworker.kit.files import (
+    CREATE,
+    DIRECTORY,
+    change_mode,
+    has_entry,
+    make_fifo,
+    read_file,
+    remove_whole_tree,
+    write_all,
+)
+from qworker.kit.store_errors import NOT_EMPTY
 
 __all__ = ["FORMAT", "QueueDir", "create_queue", "open_queue"]
 
@@ -81,8 +88,8 @@ def create_queue(root: int, name: str, mode: int, *, durable: bool) -> None:
         except OSError as error:
             # A hidden name that is gone is a lost reply: the queue is there, whole.
             if has_entry(hidden, root):
-                shutil.rmtree(hidden, dir_fd=root)
-                if error.errno not in {errno.ENOTEMPTY, errno.EEXIST} or not is_queue(root, name):
+                remove_whole_tree(hidden, root)
+                if error.errno not in NOT_EMPTY or not is_queue(root, name):
                     raise
         if durable:
             os.fsync(root)

@@ -18,6 +18,7 @@ from qworker.clock import Clock
 from qworker.errors import BackendUnavailable
 from qworker.kit.files import READ, read_all
 from qworker.kit.linux import has_writer
+from qworker.kit.store_errors import UNREADABLE
 from qworker.message import Lease, Message, Settlement
 from qworker_file import foreign
 from qworker_file.foreign import ClaimResult
@@ -111,7 +112,7 @@ def claim(
     except FileNotFoundError:
         return ClaimResult.GONE
     except OSError as error:
-        if error.errno in {errno.ELOOP, errno.ENXIO, errno.EACCES, errno.ENODEV}:
+        if error.errno in UNREADABLE and error.errno != errno.EIO:
             return foreign.move_to_failed(files, source, name, f"cannot open: {error.strerror}")
         raise
     try:

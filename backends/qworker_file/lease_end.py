@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from qworker.kit.directory.entries import has_entry, try_unlink
 from qworker.kit.directory.reasons import write_reason
+from qworker.kit.files import has_entry, try_unlink
 from qworker.message import SettleAction, Settlement
 from qworker_file.id_index import remove_id
 from qworker_file.lease import FileLease, try_rename

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import os
 import time
 
 from qworker.clock import Clock
-from qworker.kit.directory.entries import has_entry
 from qworker.kit.directory.followed_queue import FollowedQueue
-from qworker.kit.directory.watches import Inotify
+from qworker.kit.directory.liveness import LivenessFile
 from qworker.kit.directory.window import Window
+from qworker.kit.files import has_entry
+from qworker.kit.inotify import Inotify
 from qworker.kit.store_errors import FULL
 from qworker_file.foreign import ClaimResult
-from qworker_file.holder import DETACHED, Holder, LivenessFile
+from qworker_file.holder import DETACHED, Holder
 from qworker_file.layout import QueueDir
 from qworker_file.lease import ExpiryClock, FileLease, claim
 from qworker_file.lease_end import release
@@ -72,7 +74,7 @@ class OpenQueue(FollowedQueue[QueueDir, FileLease]):
             self._inotify.watch(files.queue, self._on_new_ready),
             self._inotify.watch(files.delay, self._on_new_delayed),
             # Wakes the waits for the end of a pause, and reports its beginning.
-            self._inotify.watch(files.base, self._on_base_change, removals=True),
+            self._inotify.watch(files.base, self._on_base_change, self._on_base_change),
         ]
 
     def _on_new_ready(self, name: str | None) -> None:
@@ -244,7 +246,8 @@ class OpenQueue(FollowedQueue[QueueDir, FileLease]):
             return
         files = self.files
         try:
-            self._liveness = LivenessFile(files.tmp, files.workers, self._holder.name, files.item_mode)
+            note = f"\n{os.getpid()}\n"
+            self._liveness = LivenessFile(files.tmp, files.workers, self._holder.name, files.item_mode, note)
         except OSError as error:
             if error.errno not in FULL:
                 raise
@@ -289,7 +292,7 @@ class OpenQueue(FollowedQueue[QueueDir, FileLease]):
         """Stop following a queue that was deleted; its leases find that out when they end."""
         self._unwatch()
         if self._liveness is not None:
-            self._liveness.close()
+            self._liveness.abandon()
             self._liveness = None
         if not self.own:
             self.files.close()
@@ -302,6 +305,6 @@ class OpenQueue(FollowedQueue[QueueDir, FileLease]):
             lease.close()
         self.own.clear()
         if self._liveness is not None:
-            self._liveness.remove()
+            self._liveness.close()
             self._liveness = None
         self.files.close()

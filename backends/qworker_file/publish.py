@@ -13,9 +13,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from qworker.kit.directory.entries import has_entry
 from qworker.kit.directory.publish import sync_bodies, sync_names
-from qworker.kit.files import CREATE, write_all
+from qworker.kit.files import CREATE, has_entry, write_all
 from qworker.kit.group_commit import GroupCommit
 from qworker.message import Draft
 from qworker_file.id_index import reserve_ids

@@ -17,9 +17,9 @@ import msgspec
 
 from qworker.bulk.cleanup import clean_up_staged, has_staged
 from qworker.clock import SYSTEM_CLOCK, Clock
-from qworker.kit.directory.entries import try_unlink
-from qworker.kit.files import list_names
-from qworker_file.holder import has_died, parse_publisher
+from qworker.kit.directory.liveness import has_died
+from qworker.kit.files import list_names, try_unlink
+from qworker_file.holder import DETACHED, parse_publisher
 from qworker_file.id_index import clean_up_index
 from qworker_file.layout import QueueDir
 from qworker_file.lease import FileLease
@@ -114,7 +114,7 @@ class QueueReaper:
                 return mine.path == name and now >= mine.deadline
         else:
             if holder not in dead:
-                dead[holder] = has_died(self._files.workers, holder, local=self._local_disk)
+                dead[holder] = self._has_died(holder)
             if dead[holder]:
                 return True
         known = self._seen.get(name)
@@ -125,6 +125,10 @@ class QueueReaper:
             known = _ObservedLease(now, lasts)
         seen[name] = known
         return now - known.since >= known.lasts
+
+    def _has_died(self, holder: str) -> bool:
+        """Return whether a holder is known to be dead. The leases of a detached one end by time alone."""
+        return not holder.startswith(DETACHED) and has_died(self._files.workers, holder, local=self._local_disk)
 
     def _lasts(self, name: str, expiry: float) -> float | None:
         """Return the seconds that a lease lasts from its making, or None if it is gone."""
@@ -168,11 +172,7 @@ class QueueReaper:
             parsed[2] for name in await list_names(self._files.lease) if (parsed := parse_lease(name)) is not None
         }
         return [
-            worker
-            for worker in workers
-            if worker != self._holder()
-            and worker not in leased
-            and has_died(self._files.workers, worker, local=self._local_disk)
+            worker for worker in workers if worker != self._holder() and worker not in leased and self._has_died(worker)
         ]
 
     async def _clean_up_tmp(self, publishers: set[str]) -> None:

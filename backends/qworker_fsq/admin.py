@@ -7,8 +7,7 @@ import secrets
 
 from qworker.kit.directory.admin import remove_queue, remove_selected
 from qworker.kit.directory.browser import MessageFile
-from qworker.kit.directory.entries import has_entry, remove_entry
-from qworker.kit.files import link_file
+from qworker.kit.files import has_entry, link_file, remove_entry
 from qworker.message import Selection, State
 from qworker_fsq.browse import FsqBrowser
 from qworker_fsq.item_file import reason_name

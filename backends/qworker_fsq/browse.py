@@ -11,9 +11,9 @@ from qworker.clock import Clock
 from qworker.kit.browse import Place
 from qworker.kit.directory.browser import MessageFile, QueueBrowser
 from qworker.kit.files import list_names, name_slices
+from qworker.kit.linux import lock_holders
 from qworker.kit.parts import HashShare
 from qworker.message import Message, State
-from qworker_fsq.holder import lock_holders
 from qworker_fsq.item_file import read_due, read_original_id, reason_name
 from qworker_fsq.layout import QueueDir
 from qworker_fsq.names import InvalidItemName, message_id, parse

@@ -6,8 +6,8 @@ import errno
 import hashlib
 import os
 
-from qworker.kit.directory.entries import find_inode, try_unlink
 from qworker.kit.directory.reasons import write_reason
+from qworker.kit.files import find_inode, try_unlink
 from qworker_fsq.layout import QueueDir
 from qworker_fsq.names import MAX_NAME, InvalidItemName, parse, with_tries
 

@@ -9,15 +9,14 @@ from __future__ import annotations
 import errno
 import os
 import secrets
-import shutil
 import stat
 
 import msgspec
 
 from qworker.errors import BackendError, QueueNotFound
-from qworker.kit.directory.entries import has_entry
 from qworker.kit.directory.queue_files import QueueFiles, is_queue
-from qworker.kit.files import CREATE, DIRECTORY, change_mode, make_fifo
+from qworker.kit.files import CREATE, DIRECTORY, change_mode, has_entry, make_fifo, remove_whole_tree, try_unlink
+from qworker.kit.store_errors import NOT_A_FILE, NOT_EMPTY
 from qworker.names import check_queue
 from qworker_fsq.environment import Constants, group_id, user_id
 
@@ -38,6 +37,7 @@ __all__ = [
 _PART = DIRECTORY | os.O_NOFOLLOW
 _PULL = os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
 _LISTEN = os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+_NO_LISTENER = NOT_A_FILE | {errno.ENOENT, errno.EACCES}
 
 
 class QueueExists(BackendError):
@@ -87,18 +87,14 @@ class QueueDir(QueueFiles):
 
     def up(self) -> None:
         """Resume it. Idempotent."""
-        try:
-            os.unlink(self.constants.down, dir_fd=self.base)
-        except FileNotFoundError:
-            # It is not paused.
-            return
+        try_unlink(self.constants.down, self.base)
 
     def pull_trigger(self, trigger: str | None = None) -> bool:
         """Write one byte to the trigger. False: no process listens, or there is no trigger."""
         try:
             fd = os.open(self.constants.trigger if trigger is None else trigger, _PULL, dir_fd=self.base)
         except OSError as error:
-            if error.errno in {errno.ENOENT, errno.ENXIO, errno.ELOOP, errno.EACCES}:
+            if error.errno in _NO_LISTENER:
                 return False
             raise
         try:
@@ -272,7 +268,7 @@ def uninstall(root: int, name: str, constants: Constants, host: str | None = Non
     parent, _, last = where.rpartition("/")
     hidden = f"{parent}/.{last}{secrets.token_hex(4)}" if parent else f".{last}{secrets.token_hex(4)}"
     os.rename(where, hidden, src_dir_fd=root, dst_dir_fd=root)
-    shutil.rmtree(hidden, dir_fd=root)
+    remove_whole_tree(hidden, root)
 
 
 def _base(root: int, name: str) -> int:
@@ -304,8 +300,8 @@ def _install(parent: int, name: str, constants: Constants, *, down: bool, trigge
         if not has_entry(hidden, parent):
             # The rename has happened, and only its reply was lost.
             return
-        shutil.rmtree(hidden, dir_fd=parent)
-        if error.errno in {errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR}:
+        remove_whole_tree(hidden, parent)
+        if error.errno in NOT_EMPTY or error.errno == errno.ENOTDIR:
             raise QueueExists(f"queue exists: {name}") from error
         raise
     if durable:

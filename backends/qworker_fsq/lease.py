@@ -18,8 +18,8 @@ from collections.abc import Sequence
 from enum import Enum, auto
 
 from qworker.errors import BackendUnavailable
-from qworker.kit.directory.entries import find_inode, try_unlink
-from qworker.kit.files import READ, read_all
+from qworker.kit.files import READ, find_inode, read_all, try_unlink
+from qworker.kit.store_errors import NOT_A_FILE
 from qworker.message import Lease, Message, Settlement
 from qworker_fsq.environment import ItemLimits
 from qworker_fsq.item_file import fail_item, mark_due, read_due, read_original_id, try_rename
@@ -186,7 +186,7 @@ def claim(
     except PermissionError:
         return SkipReason.REFUSED
     except OSError as error:
-        if error.errno in {errno.ELOOP, errno.ENXIO, errno.ENODEV}:
+        if error.errno in NOT_A_FILE:
             return _fail(files, name, "not a regular file")
         raise
     try:

@@ -13,10 +13,10 @@ import time
 from collections import deque
 
 from qworker.clock import Clock
-from qworker.kit.directory.entries import has_entry
 from qworker.kit.directory.followed_queue import FollowedQueue
-from qworker.kit.directory.watches import Inotify
 from qworker.kit.directory.window import Window
+from qworker.kit.files import has_entry
+from qworker.kit.inotify import Inotify, ignore
 from qworker_fsq.environment import ItemLimits
 from qworker_fsq.layout import QueueDir
 from qworker_fsq.lease import ClaimedItem, FsqLease, SkipReason, claim, make_message
@@ -83,7 +83,7 @@ class OpenQueue(FollowedQueue[QueueDir, FsqLease]):
         return [
             self._inotify.watch(self.files.queue, self._on_new_item),
             # Only to wake the waits for the end of a pause.
-            self._inotify.watch(self.files.base, lambda _name: None, removals=True),
+            self._inotify.watch(self.files.base, ignore, ignore),
         ]
 
     def _on_new_item(self, name: str | None) -> None:

@@ -12,9 +12,8 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 
-from qworker.kit.directory.entries import find_inode, try_unlink
 from qworker.kit.directory.publish import sync_bodies, sync_names
-from qworker.kit.files import CREATE, link_file, list_names, write_all
+from qworker.kit.files import CREATE, find_inode, link_file, list_names, try_unlink, write_all
 from qworker.message import Draft
 from qworker_fsq.item_file import mark_due, write_original_id
 from qworker_fsq.layout import QueueDir

@@ -16,10 +16,10 @@ from pathlib import Path
 import structlog
 
 from qworker.errors import UsageError
+from qworker.kit.directory.liveness import has_died
 from qworker.kit.files import DIRECTORY, is_finished, list_names
 from qworker.kit.inotify import Watcher
 from qworker.kit.store_errors import store_errors
-from qworker_mq.holder import is_dead
 from qworker_mq.layout import split_name, try_rename, try_unlink
 from qworker_mq.store import Store
 
@@ -131,7 +131,7 @@ class Trash:
             if _is_unchanged_since(now - _ORPHAN, name, root.lease) and not self._is_stored(name):
                 lease_states.delete(name)
         for name in os.listdir(root.workers):
-            if is_dead(root.workers, name):
+            if has_died(root.workers, name, local=False):
                 try_unlink(name, root.workers)
 
     def _is_stored(self, name: str) -> bool:

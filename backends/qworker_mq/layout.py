@@ -15,14 +15,13 @@ import re
 from pathlib import Path
 
 from qworker.errors import FormatTooNew, InvalidName
+from qworker.kit.files import DIRECTORY, make_directory, open_directory
 from qworker.names import check_queue
 
 __all__ = [
     "QueueDirs",
     "Root",
-    "file_exists",
     "is_usable_id",
-    "open_directory",
     "split_name",
     "try_rename",
     "try_unlink",
@@ -30,7 +29,6 @@ __all__ = [
 
 _FORMAT = 1
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,119}")
-_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def split_name(name: str) -> tuple[str, str] | None:
@@ -70,30 +68,6 @@ def try_unlink(name: str, directory: int) -> bool:
     return True
 
 
-def file_exists(name: str, directory: int) -> bool:
-    """Return whether a directory has a file, without following a link."""
-    try:
-        os.stat(name, dir_fd=directory, follow_symlinks=False)
-    except FileNotFoundError:
-        return False
-    return True
-
-
-def open_directory(name: str, parent: int, *, create: bool) -> int:
-    """Open the directory `name` below `parent`.
-
-    Raises:
-        FileNotFoundError: It does not exist, and `create` is not set.
-        NotADirectoryError: It is a link or a file.
-    """
-    if create:
-        try:
-            os.mkdir(name, 0o700, dir_fd=parent)
-        except FileExistsError:
-            pass
-    return os.open(name, _DIRECTORY, dir_fd=parent)
-
-
 class QueueDirs:
     """The descriptors of one queue's directories."""
 
@@ -130,7 +104,7 @@ class Root:
             raise
 
     def _open(self, path: Path) -> None:
-        root = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        root = os.open(path, DIRECTORY)
         self._descriptors.append(root)
         self.root = root
         own = self._open_directory(".qworker", root)
@@ -148,7 +122,7 @@ class Root:
         self.workers = self._open_directory("workers", own)
 
     def _open_directory(self, name: str, parent: int) -> int:
-        fd = open_directory(name, parent, create=True)
+        fd = make_directory(name, parent)
         self._descriptors.append(fd)
         return fd
 
@@ -177,13 +151,13 @@ class Root:
     def queue(self, queue: str, *, create: bool) -> QueueDirs | None:
         """Open the directories of a queue. None: it does not exist, and `create` is not set."""
         try:
-            ready = open_directory(queue, self.queues, create=create)
+            ready = make_directory(queue, self.queues) if create else open_directory(queue, self.queues)
         except FileNotFoundError:
             return None
         opened = [ready]
         try:
-            opened.append(open_directory(queue, self.due, create=True))
-            opened.append(open_directory(queue, self.fail, create=True))
+            opened.append(make_directory(queue, self.due))
+            opened.append(make_directory(queue, self.fail))
         except BaseException:
             for fd in opened:
                 os.close(fd)

@@ -12,7 +12,7 @@ import os
 import msgspec
 
 from qworker.failure_text import summary
-from qworker.kit.files import READ
+from qworker.kit.files import READ, try_unlink
 from qworker.kit.store_errors import FULL
 from qworker.message import Lease
 
@@ -133,10 +133,7 @@ class LeaseStates:
         """Delete the state of a message, if there is one."""
         if self._unwritten:
             self._unwritten.pop(name, None)
-        try:
-            os.unlink(name, dir_fd=self._directory)
-        except FileNotFoundError:
-            pass
+        try_unlink(name, self._directory)
 
 
 def change_time_token(moved: int) -> int:

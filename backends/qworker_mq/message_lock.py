@@ -11,12 +11,12 @@ A crash between the lease state and the rename of one transition leaves a messag
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
 import stat
 
 from qworker.kit.files import READ
+from qworker.kit.store_errors import NOT_A_FILE
 
 __all__ = ["LOCK_TIMEOUT", "MessageLocked", "NotARegularFile", "lock_message"]
 
@@ -44,8 +44,7 @@ def lock_message(name: str, directory: int) -> int:
     except FileNotFoundError:
         return -1
     except OSError as error:
-        # ELOOP: a link. ENXIO: a socket, or a device without a driver.
-        if error.errno in {errno.ELOOP, errno.ENXIO}:
+        if error.errno in NOT_A_FILE:
             raise NotARegularFile(name) from error
         raise
     if not stat.S_ISREG(os.fstat(fd).st_mode):

@@ -13,9 +13,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from qworker.errors import BackendError, PermissionDenied, PublishUncertain, StorageFull
+from qworker.kit.directory.publish import publish_error, sync_bodies, sync_names
 from qworker.kit.files import CREATE, files_at_once, write_all
-from qworker.kit.store_errors import store_error
 from qworker.message import Draft
 from qworker_mq.ids import derive_uuid, new_uuids, to_ticks
 from qworker_mq.layout import try_unlink
@@ -83,7 +82,7 @@ class Publisher:
                     until = time.monotonic() + SLICE
             await self._make_visible(queue, written)
         except OSError as error:
-            raise _to_publish_error(error) from error
+            raise publish_error(error) from error
         finally:
             self._discard(written)
         return ids
@@ -121,7 +120,8 @@ class Publisher:
 
     async def _make_visible(self, queue: OpenQueue, written: list[_NewMessage]) -> None:
         store = self._store
-        await store.sync_data([message.fd for message in written])
+        if store.group_commit is not None and written:
+            await sync_bodies(store.group_commit, [message.fd for message in written])
         targets: set[int] = set()
         renamed: list[_NewMessage] = []
         for message in written:
@@ -130,8 +130,9 @@ class Publisher:
             if not (message.given and store.is_stored(queue, message.id)):
                 targets.add(self._rename(queue, message))
                 renamed.append(message)
-            message.tmp = ""
-        await store.sync_directories(*targets)
+                message.tmp = ""
+        if store.group_commit is not None and targets:
+            await sync_names(store.group_commit, targets)
         for message in renamed:
             if self._direct and not message.due_at:
                 queue.window.add(message.id)
@@ -159,10 +160,3 @@ class Publisher:
             if message.tmp:
                 try_unlink(message.tmp, self._store.root.tmp)
                 message.tmp = ""
-
-
-def _to_publish_error(error: OSError) -> BackendError:
-    known = store_error(error, "store a message")
-    if isinstance(known, StorageFull | PermissionDenied):
-        return known
-    return PublishUncertain(f"the message may or may not be stored: {known}: publish it again with the same id")

@@ -7,8 +7,8 @@ import os
 
 import msgspec
 
+from qworker.kit.directory.liveness import has_died
 from qworker_mq.daemons import Mover, Trash
-from qworker_mq.holder import is_dead
 from qworker_mq.layout import try_rename
 from qworker_mq.lease_state import MqLease
 from qworker_mq.message_lock import MessageLocked, NotARegularFile, lock_message
@@ -121,7 +121,7 @@ class StoreReaper:
         if observed is None or observed.version[2] != moved:
             observed = self._observe(name, moved, now)
         if observed.holder not in dead:
-            dead[observed.holder] = is_dead(root.workers, observed.holder)
+            dead[observed.holder] = has_died(root.workers, observed.holder, local=False)
         if not dead[observed.holder]:
             if now - observed.since < observed.length:
                 return False

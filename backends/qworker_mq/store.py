@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import secrets
 import threading
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
@@ -10,15 +12,15 @@ from pathlib import Path
 
 from qworker.clock import Clock
 from qworker.errors import QueueNotFound
+from qworker.kit.directory.liveness import LivenessFile
 from qworker.kit.file_system import FileSystem
-from qworker.kit.files import raise_file_limit
+from qworker.kit.files import has_entry, raise_file_limit
 from qworker.kit.group_commit import GroupCommit
 from qworker.kit.inotify import Watcher
 from qworker.kit.linux import boot_id
 from qworker.names import check_queue
 from qworker_mq.due import DueIndex
-from qworker_mq.holder import LivenessFile
-from qworker_mq.layout import QueueDirs, Root, file_exists
+from qworker_mq.layout import QueueDirs, Root
 from qworker_mq.lease_state import LeaseStates
 from qworker_mq.options import MqOptions
 from qworker_mq.window import Window
@@ -64,7 +66,7 @@ class Store:
         self.root = Root(path)
         self.lease_states = LeaseStates(self.root.lease, options.delay)
         system = FileSystem(self.root.root)
-        self._commit = GroupCommit(self.root.root, system) if options.sync else None
+        self.group_commit = GroupCommit(self.root.root, system) if options.sync else None
         self._has_remote_holders = has_remote_holders
         self._queues: dict[str, OpenQueue] = {}
         self._retired: list[QueueDirs] = []
@@ -118,7 +120,7 @@ class Store:
 
     def is_paused(self, queue: str) -> bool:
         """Return whether a queue is paused."""
-        return file_exists(queue, self.root.paused)
+        return has_entry(queue, self.root.paused)
 
     def is_stored(self, queue: OpenQueue, message_id: str) -> bool:
         """Return whether a message is stored, in any state."""
@@ -128,21 +130,16 @@ class Store:
         places = [(message_id, dirs.ready), (name, root.delay), (name, root.new), (message_id, dirs.fail)] * 2
         return (
             queue.due.get(message_id) is not None
-            or any(file_exists(*place) for place in places)
+            or any(has_entry(*place) for place in places)
             or queue.due.get(message_id) is not None
         )
 
     # -- durability --------------------------------------------------------------------------------------------------
 
-    async def sync_data(self, files: Sequence[int]) -> None:
-        """Sync the contents of new files. See `GroupCommit.data`."""
-        if self._commit is not None and files:
-            await self._commit.data(files)
-
     async def sync_directories(self, *directories: int) -> None:
         """Sync renames. See `GroupCommit.directories`."""
-        if self._commit is not None and directories:
-            await self._commit.directories(frozenset(directories))
+        if self.group_commit is not None and directories:
+            await self.group_commit.directories(frozenset(directories))
 
     # -- wake-ups ----------------------------------------------------------------------------------------------------
 
@@ -189,13 +186,14 @@ class Store:
         if self._has_remote_holders:
             return ""
         if self._liveness_file is None:
-            self._liveness_file = LivenessFile(self.root.workers, self.root.tmp)
+            holder = f"{os.getpid()}-{secrets.token_hex(6)}"
+            self._liveness_file = LivenessFile(self.root.tmp, self.root.workers, holder)
         return self._liveness_file.holder
 
     async def aclose(self) -> None:
         """Close everything."""
-        if self._commit is not None:
-            await self._commit.aclose()
+        if self.group_commit is not None:
+            await self.group_commit.aclose()
         if self._watcher is not None:
             self._watcher.close()
         if self._liveness_file is not None:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 from collections.abc import Mapping
 from typing import Any
 
-from qworker.kit.files import hide_directory
+from qworker.kit.files import hide_directory, remove_whole_tree
 from qworker.kit.store_errors import store_errors
 from qworker.message import Query, QueueStats, Selection, State
 from qworker.names import check_queue, is_queue_name
@@ -41,7 +40,7 @@ async def delete(store: SqStore, queue: str) -> None:
     with store_errors(f"delete the queue {queue}"):
         hidden = hide_directory(queue, store.root)
         if hidden is not None:
-            await asyncio.get_running_loop().run_in_executor(store.pool, shutil.rmtree, f"{store.path}/{hidden}")
+            await asyncio.get_running_loop().run_in_executor(store.pool, remove_whole_tree, hidden, store.root)
 
 
 async def delete_channel(store: SqStore, queue: str) -> None:
@@ -57,7 +56,7 @@ async def delete_channel(store: SqStore, queue: str) -> None:
             if index is not None and not store.options.temporary:
                 topic.state.free(index)
                 os.fsync(topic.state.fd)
-                shutil.rmtree(f"{store.path}/{queue}/.qworker/channels/{name}", ignore_errors=False)
+                remove_whole_tree(f"{queue}/.qworker/channels/{name}", store.root)
         await topic.trim()
         await opened.finish()
 

@@ -21,7 +21,7 @@ from typing import Any
 import structlog
 
 from qworker.errors import BackendUnavailable
-from qworker.kit.files import make_directory, open_directory, open_regular, write_all
+from qworker.kit.files import make_directory, open_directory, open_regular, try_unlink, write_all
 from qworker.kit.segments.format import split
 from qworker.kit.store_errors import store_errors
 from qworker_sq import holder
@@ -319,10 +319,7 @@ class Channel:
 
     def _on_synced(self) -> None:
         for place in self._dropping:
-            try:
-                os.unlink(position_id(place), dir_fd=self._fail)
-            except FileNotFoundError:
-                pass
+            try_unlink(position_id(place), self._fail)
         self._dropping = []
         if self._enter():
             try:

@@ -7,6 +7,7 @@ off.
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 import msgspec
 import structlog
 
-from qworker.kit.files import open_regular, write_all, write_new
+from qworker.kit.files import open_regular, try_unlink, write_all, write_new
 from qworker.kit.segments.format import frame, scan
 from qworker.kit.store_errors import FULL
 
@@ -27,6 +28,8 @@ _decode = msgspec.json.Decoder(list[Any]).decode
 _CHUNK = 1 << 22
 # Bytes that are freed on a full disk, so that stored messages can still be leased and acked.
 _RESERVE = 32768
+# Whatever lets a file grow no more: a rewritten one is shorter.
+_NO_ROOM = FULL | {errno.EFBIG}
 
 
 class FrameFile:
@@ -123,7 +126,7 @@ class FrameFile:
         try:
             self._write(rows)
         except OSError as error:
-            if self._snapshot is None or error.errno not in FULL:
+            if self._snapshot is None or error.errno not in _NO_ROOM:
                 raise
             self._use_reserve(self._snapshot())
             self._write(rows)
@@ -143,10 +146,7 @@ class FrameFile:
 
     def _use_reserve(self, snapshot: Sequence[Any]) -> None:
         """Make room on a full disk: the reserve first, then what a rewritten file does not need."""
-        try:
-            os.unlink("reserve", dir_fd=self._folder)
-        except FileNotFoundError:
-            pass
+        try_unlink("reserve", self._folder)
         self.rewrite([snapshot])
         self._reserve_space()
 
@@ -159,7 +159,7 @@ class FrameFile:
             finally:
                 os.close(fd)
         except OSError as error:
-            if error.errno not in FULL:
+            if error.errno not in _NO_ROOM:
                 raise
 
     def _create(self) -> None:

@@ -12,7 +12,8 @@ from zlib import crc32
 
 import msgspec
 
-from qworker.errors import BackendError, BackendUnavailable, NotSupported, PublishUncertain
+from qworker.errors import BackendError, BackendUnavailable, NotSupported
+from qworker.kit.directory.publish import publish_error
 from qworker.kit.store_errors import store_error
 from qworker.message import Draft
 from qworker_sq.names import place_of_id, position_id
@@ -196,10 +197,7 @@ class TopicPublisher:
             await self._topic.sync(touched)
         except OSError as error:
             self._state.move(0, self._log.abandon(at))
-            raise PublishUncertain(
-                "the message may or may not be stored: the disk did not confirm it "
-                f"({self._topic.name}: {error.strerror}): publish it again with the same id"
-            ) from error
+            raise publish_error(error) from error
 
 
 def _make_info(draft: Draft, now: float) -> RecordInfo | None:

@@ -19,7 +19,15 @@ from concurrent.futures import Executor
 from contextlib import asynccontextmanager
 
 from qworker.clock import Clock
-from qworker.kit.files import make_directory, open_directory, open_regular, write_all, write_new
+from qworker.kit.files import (
+    find_identity,
+    lock_file,
+    make_directory,
+    open_directory,
+    open_regular,
+    write_all,
+    write_new,
+)
 from qworker.kit.linux import boot_id
 from qworker.kit.segments.log import Log
 from qworker.kit.segments.state import STATE_SIZE, StateFile, encode_state
@@ -156,11 +164,7 @@ class Topic:
 
     def is_alive(self) -> bool:
         """Return whether the directory still is the queue of that name."""
-        try:
-            found = os.stat(self.name, dir_fd=self._root, follow_symlinks=False)
-        except FileNotFoundError:
-            return False
-        return (found.st_dev, found.st_ino) == self._identity
+        return find_identity(self.name, self._root) == self._identity
 
     def wake(self) -> None:
         """Wake every process that watches the side directory."""
@@ -172,9 +176,9 @@ class Topic:
     async def locked(self) -> AsyncGenerator[None]:
         """Hold the topic's lock."""
         async with self._gate:
-            await _lock_file(self._turn)
+            await lock_file(self._turn)
             try:
-                await _lock_file(self._lock)
+                await lock_file(self._lock)
             finally:
                 fcntl.flock(self._turn, fcntl.LOCK_UN)
             try:
@@ -250,15 +254,3 @@ def sync_directories(descriptors: Sequence[int]) -> None:
 def _sync_data(descriptors: list[int]) -> None:
     for fd in descriptors:
         os.fdatasync(fd)
-
-
-async def _lock_file(fd: int) -> None:
-    """Take a lock without blocking the loop; cancellable."""
-    pause = 0.0005
-    while True:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        except BlockingIOError:
-            await asyncio.sleep(pause)
-            pause = min(pause * 1.5, 0.01)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
-import shutil
 from collections.abc import Iterable, Iterator, Mapping
 
-from qworker.kit.files import hide_directory
+from qworker.kit.files import has_entry, hide_directory, remove_whole_tree, try_unlink
 from qworker.kit.store_errors import store_errors
 from qworker.message import FinishedMessage, QueueStats, Selection, State
 from qworker.names import check_queue, is_queue_name
@@ -41,7 +39,7 @@ async def delete(store: VsqsStore, name: str) -> None:
     with store_errors(f"delete the queue {name}"):
         hidden = hide_directory(name, store.root)
         if hidden is not None:
-            await asyncio.to_thread(shutil.rmtree, f"{store.path}/{hidden}")
+            await asyncio.to_thread(remove_whole_tree, hidden, store.root)
 
 
 async def count_messages(store: VsqsStore, name: str, retention: Mapping[str, str]) -> QueueStats:
@@ -76,8 +74,7 @@ async def resume(store: VsqsStore, name: str) -> None:
     """Resume a queue."""
     queue = store.require(name)
     with store_errors(f"resume {name}"):
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink("down", dir_fd=queue.side)
+        try_unlink("down", queue.side)
         await store.sync(queue, [])
     store.wake()
 
@@ -138,12 +135,9 @@ def _delete_messages(queue: QueueDirectory, messages: Iterable[tuple[State, List
     """Delete the messages that still have the names with which they were listed; return their number."""
     count = 0
     for state, listed in messages:
-        try:
-            os.unlink(file_name(listed), dir_fd=queue.fail if state is State.FAILED else queue.fd)
-        except FileNotFoundError:
-            continue
-        queue.delete_info(listed[0])
-        count += 1
+        if try_unlink(file_name(listed), queue.fail if state is State.FAILED else queue.fd):
+            queue.delete_info(listed[0])
+            count += 1
     return count
 
 
@@ -151,7 +145,7 @@ def _requeue(queue: QueueDirectory, failed: Iterable[tuple[State, ListedMessage]
     """Make failed messages ready, under the queue's lock; return the descriptors of their infos, to be synced."""
     files: list[int] = []
     for _, (number, _, _) in failed:
-        if not _is_failed(queue, number):
+        if not has_entry(str(number), queue.fail):
             # Another requeue was faster: the info is that of a live message.
             continue
         before = queue.read_info(number)
@@ -159,11 +153,3 @@ def _requeue(queue: QueueDirectory, failed: Iterable[tuple[State, ListedMessage]
         os.rename(str(number), str(number), src_dir_fd=queue.fail, dst_dir_fd=queue.fd)
         queue.window.add(str(number))
     return files
-
-
-def _is_failed(queue: QueueDirectory, number: int) -> bool:
-    try:
-        os.stat(str(number), dir_fd=queue.fail, follow_symlinks=False)
-    except FileNotFoundError:
-        return False
-    return True

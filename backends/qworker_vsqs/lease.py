@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import errno
 import itertools
 import os
 import secrets
 
 import structlog
 
+from qworker.kit.store_errors import NOT_A_FILE
 from qworker.message import Lease, Message
 from qworker_vsqs.names import Unit, leased_name
 from qworker_vsqs.queue_dir import MessageInfo, QueueDirectory
@@ -80,7 +80,7 @@ class VsqsLeases:
         try:
             body = queue.read(name)
         except OSError as error:
-            if not _is_not_regular(error):
+            if error.errno not in NOT_A_FILE and not isinstance(error, IsADirectoryError):
                 queue.try_rename(name, str(number))
                 raise
             self._move_to_failed(queue, number, name, now)
@@ -113,7 +113,3 @@ class VsqsLeases:
         lease.expiry = expiry
         lease.expires_at = self._unit.seconds(expiry)
         return True
-
-
-def _is_not_regular(error: OSError) -> bool:
-    return isinstance(error, IsADirectoryError) or error.errno in {errno.ELOOP, errno.ENXIO}

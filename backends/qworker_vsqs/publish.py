@@ -9,9 +9,9 @@ from collections.abc import Sequence
 
 import msgspec
 
-from qworker.errors import PublishUncertain, QueueFull
-from qworker.kit.files import CREATE, list_names, write_all
-from qworker.kit.store_errors import store_error
+from qworker.errors import QueueFull
+from qworker.kit.directory.publish import sync_bodies, sync_names
+from qworker.kit.files import CREATE, list_names, try_unlink, write_all
 from qworker.message import Draft
 from qworker_vsqs.names import leased_name, parse
 from qworker_vsqs.queue_dir import MessageInfo, QueueDirectory
@@ -90,6 +90,7 @@ class VsqsPublisher:
         await self._store.wait_for_change(min(left, 1.0))
 
     async def _store_batch(self, queue: QueueDirectory, drafts: Sequence[Draft]) -> list[str]:
+        commit = self._store.group_commit
         news: list[_NewMessage] = []
         try:
             for draft in drafts:
@@ -97,16 +98,17 @@ class VsqsPublisher:
             await self._make_ids_free(queue, news)
             for new in news:
                 write_all(new.fd, new.draft.body)
-            await self._sync_bodies(queue, news)
+            if commit is not None:
+                await sync_bodies(commit, [new.fd for new in news])
             has_info = self._make_visible(queue, news)
         finally:
             for new in news:
                 os.close(new.fd)
                 if not new.is_visible:
                     # Nothing is left behind by a publish that ended in an error.
-                    _unlink(queue, f"{new.number}.new")
-        if self._store.group_commit is not None:
-            await self._store.group_commit.directories(queue.touched(has_info=has_info))
+                    try_unlink(f"{new.number}.new", queue.fd)
+        if commit is not None:
+            await sync_names(commit, queue.touched(has_info=has_info))
         return [str(new.number) for new in news]
 
     def _begin(self, queue: QueueDirectory, draft: Draft) -> _NewMessage:
@@ -134,7 +136,7 @@ class VsqsPublisher:
             del news[clash:]
             for new in again:
                 os.close(new.fd)
-                _unlink(queue, f"{new.number}.new")
+                try_unlink(f"{new.number}.new", queue.fd)
             for new in again:
                 news.append(self._begin(queue, new.draft))  # noqa: PERF401 - as above
 
@@ -148,15 +150,6 @@ class VsqsPublisher:
     async def _list_later(self, queue: QueueDirectory) -> list[str]:
         self._listings.pop(queue.fd, None)
         return await list_names(queue.fd)
-
-    async def _sync_bodies(self, queue: QueueDirectory, news: list[_NewMessage]) -> None:
-        if self._store.group_commit is None:
-            return
-        try:
-            await self._store.group_commit.data([new.fd for new in news])
-        except OSError as error:
-            known = store_error(error, f"publish to {queue.name}")
-            raise PublishUncertain(f"nothing of this batch was stored: {known}: publish it again") from error
 
     def _make_visible(self, queue: QueueDirectory, news: list[_NewMessage]) -> bool:
         """Give the messages their names. Return whether one of them has an info."""
@@ -179,10 +172,3 @@ class VsqsPublisher:
             new.is_visible = True
             queue.window.add(name)
         return has_info
-
-
-def _unlink(queue: QueueDirectory, name: str) -> None:
-    try:
-        os.unlink(name, dir_fd=queue.fd)
-    except FileNotFoundError:
-        pass

@@ -23,13 +23,25 @@ from collections.abc import AsyncGenerator, Callable
 
 import msgspec
 
-from qworker.kit.files import CREATE, DIRECTORY, READ, list_names, read_all, write_all
+from qworker.kit.files import (
+    CREATE,
+    READ,
+    find_identity,
+    has_entry,
+    list_names,
+    lock_file,
+    make_directory,
+    open_directory,
+    open_regular,
+    read_all,
+    try_unlink,
+    write_all,
+)
 from qworker_vsqs.names import leased_name, parse
 from qworker_vsqs.window import IdWindow
 
 __all__ = ["MessageInfo", "QueueDirectory"]
 
-_DIRECTORY = DIRECTORY | os.O_NOFOLLOW
 # Infos that are read without a turn of the loop.
 _INFOS_AT_ONCE = 100
 
@@ -80,15 +92,13 @@ class QueueDirectory:
         self._original_ids: dict[str, str] | None = None
         self._descriptors: list[int] = []
         try:
-            self.fd = self._keep(os.open(name, _DIRECTORY, dir_fd=root))
+            self.fd = self._keep(open_directory(name, root))
             found = os.fstat(self.fd)
             self._identity = (found.st_dev, found.st_ino)
-            self.side = self._keep(_make_directory(".qworker", self.fd))
-            self.infos = self._keep(_make_directory("notes", self.side))
-            self.fail = self._keep(_make_directory("fail", self.side))
-            self._lock = self._keep(
-                os.open("lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=self.side)
-            )
+            self.side = self._keep(make_directory(".qworker", self.fd))
+            self.infos = self._keep(make_directory("notes", self.side))
+            self.fail = self._keep(make_directory("fail", self.side))
+            self._lock = self._keep(open_regular("lock", self.side, os.O_RDWR | os.O_CREAT))
         except OSError:
             self.close()
             raise
@@ -112,32 +122,17 @@ class QueueDirectory:
 
     def is_alive(self) -> bool:
         """Return whether the directory still is the queue of that name."""
-        try:
-            found = os.stat(self.name, dir_fd=self._root, follow_symlinks=False)
-        except FileNotFoundError:
-            return False
-        return bool(self._descriptors) and (found.st_dev, found.st_ino) == self._identity
+        return bool(self._descriptors) and find_identity(self.name, self._root) == self._identity
 
     def is_paused(self) -> bool:
         """Return whether the queue is paused."""
-        try:
-            os.stat("down", dir_fd=self.side, follow_symlinks=False)
-        except FileNotFoundError:
-            return False
-        return True
+        return has_entry("down", self.side)
 
     @contextlib.asynccontextmanager
     async def locked(self) -> AsyncGenerator[None]:
         """Hold the queue's lock, for a short time only."""
         async with self._gate:
-            pause = 0.0005
-            while True:
-                try:
-                    fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    await asyncio.sleep(pause)
-                    pause = min(pause * 1.5, 0.01)
+            await lock_file(self._lock)
             try:
                 yield
             finally:
@@ -171,14 +166,6 @@ class QueueDirectory:
         finally:
             os.close(fd)
 
-    def exists(self, name: str) -> bool:
-        """Return whether a name is in the queue."""
-        try:
-            os.stat(name, dir_fd=self.fd, follow_symlinks=False)
-        except FileNotFoundError:
-            return False
-        return True
-
     # -- infos -------------------------------------------------------------------------------------------------------
 
     def read_info(self, number: int) -> MessageInfo:
@@ -204,10 +191,7 @@ class QueueDirectory:
 
     def delete_info(self, number: int) -> None:
         """Delete the info of a message, if there is one."""
-        try:
-            os.unlink(str(number), dir_fd=self.infos)
-        except FileNotFoundError:
-            pass
+        try_unlink(str(number), self.infos)
 
     async def original_ids(self) -> dict[str, str]:
         """Return the ids of messages that came from other stores, by their ids there.
@@ -242,7 +226,7 @@ class QueueDirectory:
             The descriptor of the info, which the caller syncs and closes; None if the lease is lost.
         """
         old = leased_name(number, expiry)
-        if not self.exists(old):
+        if not has_entry(old, self.fd):
             return None
         before = self.read_info(number)
         fd = self.write_info(number, change(before))
@@ -270,11 +254,3 @@ class QueueDirectory:
             return False
         os.close(fd)
         return True
-
-
-def _make_directory(name: str, parent: int) -> int:
-    try:
-        os.mkdir(name, 0o700, dir_fd=parent)
-    except FileExistsError:
-        pass
-    return os.open(name, _DIRECTORY, dir_fd=parent)

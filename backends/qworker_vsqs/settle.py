@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from qworker.kit.files import has_entry, try_unlink
 from qworker.kit.store_errors import store_errors
 from qworker.message import SettleAction, Settlement
 from qworker_vsqs.lease import VsqsLease
@@ -88,9 +89,7 @@ def _ack_or_release(queue: QueueDirectory, settlement: Settlement, lease: VsqsLe
             return False
         queue.window.add(str(lease.number))
         return True
-    try:
-        os.unlink(name, dir_fd=queue.fd)
-    except FileNotFoundError:
+    if not try_unlink(name, queue.fd):
         return False
     queue.delete_info(lease.number)
     return True
@@ -128,7 +127,7 @@ def _fail(queue: QueueDirectory, number: int, expiry: int, error: str | None, no
         The descriptor of the info; None if the lease is lost.
     """
     name = leased_name(number, expiry)
-    if not queue.exists(name):
+    if not has_entry(name, queue.fd):
         return None
     before = queue.read_info(number)
     fd = queue.write_info(number, msgspec.structs.replace(before, error=error, failed_at=now, due=None))

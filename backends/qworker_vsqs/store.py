@@ -14,11 +14,11 @@ from qworker.kit.directory.missing import is_missing, queue_not_found
 from qworker.kit.file_system import FileSystem
 from qworker.kit.files import files_at_once, raise_file_limit
 from qworker.kit.group_commit import GroupCommit
+from qworker.kit.inotify import Watcher, ignore
 from qworker.kit.store_errors import store_errors
 from qworker.names import check_queue
 from qworker_vsqs.options import VsqsOptions
 from qworker_vsqs.queue_dir import QueueDirectory
-from qworker_vsqs.watcher import DirectoryWatcher
 
 __all__ = ["VsqsStore"]
 
@@ -45,8 +45,7 @@ class VsqsStore:
         self.group_commit: GroupCommit | None = None
         self.batch = 1
         self._system: FileSystem
-        self._watches: dict[int, QueueDirectory] = {}
-        self._watcher: DirectoryWatcher | None = None
+        self._watcher: Watcher | None = None
         self._waiters: set[asyncio.Future[None]] = set()
 
     def open(self, *, create: bool) -> bool:
@@ -63,7 +62,7 @@ class VsqsStore:
                 self.group_commit = GroupCommit(self.root, self._system)
         raise_file_limit()
         self.batch = files_at_once()
-        self._watcher = DirectoryWatcher(on_created=self._on_created, on_overflow=self._invalidate, on_change=self.wake)
+        self._watcher = Watcher(self.wake)
         return True
 
     async def aclose(self) -> None:
@@ -79,7 +78,6 @@ class VsqsStore:
         for queue in self.queues.values():
             queue.close()
         self.queues.clear()
-        self._watches.clear()
         os.close(self.root)
         self.root = -1
         self.wake()
@@ -140,9 +138,7 @@ class VsqsStore:
                 os.fsync(self.root)
 
     def _watch(self, queue: QueueDirectory) -> None:
-        watch = None if self._watcher is None else self._watcher.add(queue.fd)
-        if watch is not None:
-            self._watches[watch] = queue
+        if self._watcher is not None and self._watcher.watch(queue.fd, queue.window.on_arrival, ignore) >= 0:
             queue.window.is_watched = self._system.is_local
 
     # -- changes -----------------------------------------------------------------------------------------------------
@@ -151,15 +147,6 @@ class VsqsStore:
         """Apply what has happened in the directories so far."""
         if self._watcher is not None:
             self._watcher.drain()
-
-    def _on_created(self, watch: int, name: str) -> None:
-        queue = self._watches.get(watch)
-        if queue is not None:
-            queue.window.add(name)
-
-    def _invalidate(self) -> None:
-        for queue in self.queues.values():
-            queue.window.invalidate()
 
     def wake(self) -> None:
         """End every call of `wait_for_change`."""

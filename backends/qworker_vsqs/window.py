@@ -70,6 +70,13 @@ class IdWindow:
         else:
             heapq.heappush(self._timed, (found[1], found[0]))
 
+    def on_arrival(self, name: str | None) -> None:
+        """Add a name that inotify reports. None: events were lost, so the directory is listed again."""
+        if name is None:
+            self.invalidate()
+        else:
+            self.add(name)
+
     def take(self) -> int | None:
         """Remove the oldest ready id and return it; None if there is none."""
         ready = self._ready

@@ -6,18 +6,14 @@ import os
 import time
 
 from qworker.bulk.load_files import GONE, RUN, STAGED, LoadFiles, names_in
-from qworker.kit.files import remove_tree
+from qworker.kit.files import has_entry, remove_tree
 
 __all__ = ["clean_up_staged", "has_staged"]
 
 
 def has_staged(parent: int) -> bool:
     """Return whether anything is staged below a directory."""
-    try:
-        os.stat(STAGED, dir_fd=parent, follow_symlinks=False)
-    except FileNotFoundError:
-        return False
-    return True
+    return has_entry(STAGED, parent)
 
 
 def clean_up_staged(parent: int, older_than: float) -> int:

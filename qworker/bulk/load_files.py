@@ -30,7 +30,7 @@ from qworker.kit.files import (
     read_file,
     remove_empty,
     remove_tree,
-    unlink_if_there,
+    try_unlink,
     write_all,
 )
 
@@ -157,7 +157,7 @@ class LoadFiles:
         for run in manifest.runs:
             self._remove_run(run)
         # Last: as long as the seal exists, the next reader cleans up.
-        unlink_if_there(f"{self._path}/{_SEAL}{manifest.step}", self._parent)
+        try_unlink(f"{self._path}/{_SEAL}{manifest.step}", self._parent)
         self.remove_empty()
 
     def _seals(self) -> list[Manifest]:
@@ -205,7 +205,7 @@ class LoadFiles:
 
     def forget(self) -> None:
         """Remove the mark."""
-        unlink_if_there(self._mark, self._marks)
+        try_unlink(self._mark, self._marks)
 
     # -- files -------------------------------------------------------------------------------------------------------
 

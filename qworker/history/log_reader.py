@@ -15,7 +15,7 @@ from qworker.history.event import Event
 from qworker.history.log_writer import is_dead
 from qworker.history.retention import remove_log
 from qworker.history.store import parse_position, sort_by_time
-from qworker.kit.files import open_directory, open_regular
+from qworker.kit.files import open_directory, open_regular, try_unlink
 from qworker.kit.segments.format import position, segment_name, split
 from qworker.kit.segments.log import Log
 from qworker.kit.segments.state import StateFile
@@ -140,10 +140,7 @@ class LogReader:
                 return
             for segment in log.segments():
                 if segment < min(split(place)[0], split(end)[0]):
-                    try:
-                        os.unlink(segment_name(segment), dir_fd=folder)
-                    except FileNotFoundError:
-                        continue
+                    try_unlink(segment_name(segment), folder)
 
 
 def _events(payload: bytes) -> list[Event]:

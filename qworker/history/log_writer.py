@@ -21,7 +21,7 @@ import socket
 from collections.abc import Collection, Sequence
 
 from qworker.clock import Clock
-from qworker.kit.files import make_directory, open_directory, open_regular, write_all, write_new
+from qworker.kit.files import find_identity, make_directory, open_directory, open_regular, write_all, write_new
 from qworker.kit.linux import boot_id
 from qworker.kit.segments.format import segment_name, split
 from qworker.kit.segments.log import Log
@@ -129,11 +129,7 @@ class Writer:
     @property
     def alive(self) -> bool:
         """Whether the directory still exists: another process may have removed it."""
-        try:
-            found = os.stat(self.name, dir_fd=self._root, follow_symlinks=False)
-        except FileNotFoundError:
-            return False
-        return (found.st_dev, found.st_ino) == self._identity
+        return find_identity(self.name, self._root) == self._identity
 
     def append(self, payloads: Sequence[bytes]) -> None:
         """Append records.

@@ -9,7 +9,7 @@ import secrets
 import msgspec
 
 from qworker.history.log_writer import is_dead
-from qworker.kit.files import open_directory, remove_tree
+from qworker.kit.files import open_directory, remove_tree, try_unlink
 from qworker.kit.segments.format import segment_name
 from qworker.kit.segments.log import Log
 
@@ -107,12 +107,8 @@ def _segments(root: int, name: str, now: float) -> list[_Segment]:
 
 
 def _remove_segment(root: int, segment: _Segment) -> bool:
-    try:
-        os.unlink(f"{segment.log}/{segment_name(segment.id)}", dir_fd=root)
-    except FileNotFoundError:
-        # Another process removed it.
-        return False
-    return True
+    # False: another process removed it.
+    return try_unlink(f"{segment.log}/{segment_name(segment.id)}", root)
 
 
 def _remove_if_empty(root: int, log: str) -> None:

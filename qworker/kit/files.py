@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import fcntl
 import os
 import resource
 import secrets
@@ -22,10 +23,14 @@ __all__ = [
     "check_writable",
     "close_all",
     "files_at_once",
+    "find_identity",
+    "find_inode",
+    "has_entry",
     "hide_directory",
     "is_finished",
     "link_file",
     "list_names",
+    "lock_file",
     "make_directory",
     "make_fifo",
     "name_slices",
@@ -35,8 +40,10 @@ __all__ = [
     "read_all",
     "read_file",
     "remove_empty",
+    "remove_entry",
     "remove_tree",
-    "unlink_if_there",
+    "remove_whole_tree",
+    "try_unlink",
     "write_all",
     "write_new",
 ]
@@ -158,6 +165,18 @@ def open_regular(name: str, parent: int, flags: int = os.O_RDWR) -> int:
     return fd
 
 
+async def lock_file(fd: int) -> None:
+    """Take a lock without blocking the loop; cancellable."""
+    pause = 0.0005
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            await asyncio.sleep(pause)
+            pause = min(pause * 1.5, 0.01)
+
+
 def write_new(name: str, parent: int, data: bytes, *, durable: bool = True) -> None:
     """Write a whole file, durably, under its name, over what had that name before."""
     temporary = f".{secrets.token_hex(8)}.tmp"
@@ -172,7 +191,7 @@ def write_new(name: str, parent: int, data: bytes, *, durable: bool = True) -> N
         os.rename(temporary, name, src_dir_fd=parent, dst_dir_fd=parent)
     except OSError:
         # The temporary name is free again; only this call knows it.
-        unlink_if_there(temporary, parent)
+        try_unlink(temporary, parent)
         raise
     if durable:
         os.fsync(parent)
@@ -242,12 +261,64 @@ def hide_directory(name: str, parent: int) -> str | None:
     return hidden
 
 
-def unlink_if_there(name: str, directory: int) -> None:
-    """Delete a file, unless another process was faster."""
+# -- names in directories, each given by the descriptor of its directory: no path can be swapped under them -----------
+
+
+def has_entry(name: str, directory: int) -> bool:
+    """Return whether a directory has a name."""
+    try:
+        os.stat(name, dir_fd=directory, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def find_inode(name: str, directory: int) -> int | None:
+    """Return the inode of a name, or None if it is gone."""
+    try:
+        return os.stat(name, dir_fd=directory, follow_symlinks=False).st_ino
+    except FileNotFoundError:
+        return None
+
+
+def find_identity(name: str, directory: int) -> tuple[int, int] | None:
+    """Return the device and the inode of a name, or None if it is gone."""
+    try:
+        found = os.stat(name, dir_fd=directory, follow_symlinks=False)
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def try_unlink(name: str, directory: int) -> bool:
+    """Remove a file and return whether it was there."""
     try:
         os.unlink(name, dir_fd=directory)
     except FileNotFoundError:
-        return
+        return False
+    return True
+
+
+def remove_entry(name: str, directory: int) -> bool:
+    """Remove a file, or a directory that another program put there, and return whether it was there.
+
+    No link in a directory is followed.
+    """
+    try:
+        return try_unlink(name, directory)
+    except IsADirectoryError:
+        remove_whole_tree(name, directory)
+    return True
+
+
+def remove_whole_tree(name: str, parent: int) -> None:
+    """Do the same as `remove_tree`, but fail if something is left.
+
+    Raises:
+        OSError: Something cannot be removed, or another process wrote there again each time.
+    """
+    if not remove_tree(name, parent):
+        raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), name)
 
 
 def remove_tree(name: str, parent: int) -> bool:
@@ -268,7 +339,7 @@ def _remove_once(name: str, parent: int) -> bool:
     except FileNotFoundError:
         return True
     except NotADirectoryError:
-        unlink_if_there(name, parent)
+        try_unlink(name, parent)
         return True
     try:
         with os.scandir(fd) as entries:
@@ -276,7 +347,7 @@ def _remove_once(name: str, parent: int) -> bool:
                 if entry.is_dir(follow_symlinks=False):
                     _remove_once(entry.name, fd)
                 else:
-                    unlink_if_there(entry.name, fd)
+                    try_unlink(entry.name, fd)
     finally:
         os.close(fd)
     return remove_empty(name, parent)

@@ -10,8 +10,6 @@ import asyncio
 import os
 from collections.abc import Callable
 
-import msgspec
-
 from qworker.kit.linux import (
     CLOSE_WRITE,
     CREATE,
@@ -26,7 +24,7 @@ from qworker.kit.linux import (
     remove_inotify_watch,
 )
 
-__all__ = ["Inotify", "OnName", "Watcher"]
+__all__ = ["Inotify", "OnName", "Watcher", "ignore"]
 
 _ARRIVALS, _REMOVALS = CREATE | MOVED_TO, DELETE | MOVED_FROM
 # Bytes read at once: a few events, which is what wakes an idle worker, or many.
@@ -36,11 +34,8 @@ _FEW, _MANY = 1 << 11, 1 << 16
 OnName = Callable[[str | None], None]
 
 
-def _open() -> int:
-    try:
-        return open_inotify()
-    except OSError:
-        return -1
+def ignore(_name: str | None) -> None:
+    """Do nothing with a name: for a watch whose events need only be seen."""
 
 
 def _add(fd: int, directory: int, mask: int) -> int:
@@ -52,17 +47,15 @@ def _add(fd: int, directory: int, mask: int) -> int:
         return -1
 
 
-class _Watch(msgspec.Struct, frozen=True):
-    on_arrival: OnName
-    on_removal: OnName | None
-
-
 class Inotify:
     """One inotify instance whose events are read by name; `fd` is -1 if the kernel gives none."""
 
     def __init__(self) -> None:
-        self.fd = _open()
-        self._watches: dict[int, _Watch] = {}
+        try:
+            self.fd = open_inotify()
+        except OSError:
+            self.fd = -1
+        self._watches: dict[int, tuple[OnName, OnName]] = {}
 
     def watch(self, directory: int, on_arrival: OnName, on_removal: OnName | None = None) -> int:
         """Watch a directory. Return the number of the watch, or -1 if the kernel refuses.
@@ -75,7 +68,7 @@ class Inotify:
         mask = _ARRIVALS | (CLOSE_WRITE if on_removal is None else _REMOVALS)
         watch = _add(self.fd, directory, mask)
         if watch >= 0:
-            self._watches[watch] = _Watch(on_arrival, on_removal)
+            self._watches[watch] = (on_arrival, on_arrival if on_removal is None else on_removal)
         return watch
 
     def unwatch(self, watch: int) -> None:
@@ -92,7 +85,8 @@ class Inotify:
             except BlockingIOError:
                 break
             found = True
-            self._report(events)
+            if self._watches:
+                self._report(events)
             if len(events) < size // 2:
                 break
             size = _MANY
@@ -100,15 +94,14 @@ class Inotify:
 
     def _report(self, events: bytes) -> None:
         for number, mask, name in parse_inotify_events(events):
-            if mask & OVERFLOW:
-                for each in tuple(self._watches.values()):
-                    each.on_arrival(None)
+            if name:
+                if number in self._watches:
+                    self._watches[number][mask & _REMOVALS != 0](name)
+            elif mask & OVERFLOW:
+                for on_arrival, _ in tuple(self._watches.values()):
+                    on_arrival(None)
             elif mask & IGNORED:
                 self._watches.pop(number, None)
-            elif name and (watch := self._watches.get(number)) is not None:
-                report = watch.on_removal if mask & _REMOVALS else watch.on_arrival
-                if report is not None:
-                    report(name)
 
     def close(self) -> None:
         """End every watch. Idempotent."""
@@ -118,40 +111,33 @@ class Inotify:
             self._watches.clear()
 
 
-class Watcher:
-    """Calls back, on the running event loop, after a file was made, finished or moved in a watched directory.
+class Watcher(Inotify):
+    """An inotify instance that the running event loop reads.
 
     Args:
         on_change: Called at most once in each turn of the loop, however much happened.
     """
 
     def __init__(self, on_change: Callable[[], None]) -> None:
+        super().__init__()
         self._on_change = on_change
         self._loop = asyncio.get_running_loop()
-        self._fd = _open()
-        if self._fd >= 0:
-            self._loop.add_reader(self._fd, self._drain)
-
-    @property
-    def active(self) -> bool:
-        """Whether the kernel gave an instance at all."""
-        return self._fd >= 0
+        if self.fd >= 0:
+            self._loop.add_reader(self.fd, self.drain)
 
     def add(self, directory: int) -> bool:
-        """Watch a directory, given by its descriptor. Return False if the kernel refuses."""
-        return _add(self._fd, directory, _ARRIVALS | CLOSE_WRITE) >= 0
+        """Watch a directory, given by its descriptor, without its names. Return False if the kernel refuses."""
+        return _add(self.fd, directory, _ARRIVALS | CLOSE_WRITE) >= 0
 
-    def _drain(self) -> None:
-        try:
-            while len(os.read(self._fd, 1 << 16)) > 1 << 15:
-                pass
-        except BlockingIOError:
-            pass
-        self._on_change()
+    def drain(self) -> bool:
+        """Report all events that the kernel has kept. Return whether there were any."""
+        found = super().drain()
+        if found:
+            self._on_change()
+        return found
 
     def close(self) -> None:
         """Stop watching. Idempotent."""
-        if self._fd >= 0:
-            self._loop.remove_reader(self._fd)
-            os.close(self._fd)
-            self._fd = -1
+        if self.fd >= 0:
+            self._loop.remove_reader(self.fd)
+        super().close()

@@ -27,6 +27,8 @@ __all__ = [
     "boot_id",
     "finish_writing",
     "has_writer",
+    "is_proc_error",
+    "lock_holders",
     "max_inotify_instances",
     "open_inotify",
     "open_path",
@@ -35,6 +37,7 @@ __all__ = [
     "read_ext4_options",
     "read_mountinfo",
     "remove_inotify_watch",
+    "resident_mb",
     "set_parent_death_signal",
     "start_writing",
     "sync_file_system",
@@ -147,7 +150,7 @@ def parse_inotify_events(data: bytes) -> Iterator[tuple[int, int, str]]:
     while at < end:
         watch, mask, _, length = _EVENT.unpack_from(data, at)
         at += _EVENT.size + length
-        yield watch, mask, os.fsdecode(data[at - length : at].rstrip(b"\0"))
+        yield watch, mask, data[at - length : at].rstrip(b"\0").decode(errors="surrogateescape")
 
 
 # -- processes -------------------------------------------------------------------------------------------------------
@@ -211,6 +214,11 @@ def open_path(path: str) -> int:
 MOUNTINFO = "/proc/self/mountinfo"
 
 
+def is_proc_error(error: OSError) -> bool:
+    """Return whether a file is missing that this module reads. Not all of /proc counts: a queue may lie there, too."""
+    return isinstance(error.filename, str) and error.filename.startswith(("/proc/sys/", "/proc/self/"))
+
+
 def path_of(fd: int) -> str:
     """Return a path that leads to an open file; reading this link gives the file's own path."""
     return f"/proc/self/fd/{fd}"
@@ -244,6 +252,49 @@ def read_mountinfo() -> list[str]:
     """
     with open(MOUNTINFO, encoding="utf-8", errors="surrogateescape") as lines:
         return list(lines)
+
+
+def resident_mb() -> float:
+    """Return the resident memory of this process in MB.
+
+    Raises:
+        OSError: /proc is not mounted.
+    """
+    with open("/proc/self/statm", "rb") as file:
+        pages = int(file.read().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+
+# These give files another device number than the file system that has their locks.
+_OTHER_DEVICE = frozenset({"overlay", "btrfs"})
+
+
+def lock_holders(directory: int, kind: str) -> dict[int, int]:
+    """Return the pids of the processes that hold a lock, by inode. Trying a lock would disturb other processes.
+
+    Locks of processes in other PID namespaces, and of other hosts, are not shown.
+
+    Args:
+        directory: A descriptor on the file system.
+        kind: The name of the file system.
+    """
+    device = os.fstat(directory).st_dev
+    wanted = f"{os.major(device):02x}:{os.minor(device):02x}"
+    found: dict[int, int] = {}
+    try:
+        with open("/proc/locks", encoding="ascii") as lines:
+            for line in lines:
+                fields = line.split()
+                # For a process that waits for a lock, an arrow comes before the kind.
+                if len(fields) < 6 or fields[1] not in {"FLOCK", "POSIX"}:
+                    continue
+                place, _, inode = fields[5].rpartition(":")
+                if place == wanted or kind in _OTHER_DEVICE:
+                    found[int(inode)] = int(fields[4])
+    except FileNotFoundError:
+        # No /proc here: only our own are known.
+        pass
+    return found
 
 
 def read_ext4_options(device: str) -> frozenset[str] | None:

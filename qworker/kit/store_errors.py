@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 
 from qworker.errors import BackendError, BackendUnavailable, PermissionDenied, StorageFull
+from qworker.kit.linux import is_proc_error
 
 __all__ = [
     "DENIED",
@@ -15,6 +16,7 @@ __all__ = [
     "NOT_SUPPORTED",
     "UNREADABLE",
     "Unsupported",
+    "is_final_for_message",
     "store_error",
     "store_errors",
 ]
@@ -61,6 +63,19 @@ _MEANING: dict[int, tuple[type[BackendError], str, str]] = {
 # Nothing is stored, and another try ends the same until an operator has acted. After all others the outcome of a write is unknown.
 FINAL = frozenset(number for number, (kind, _, _) in _MEANING.items() if kind is not BackendUnavailable)
 
+# One message's name, or what is written for it alone, is too long for the store.
+_TOO_LONG = frozenset({errno.ENAMETOOLONG, errno.EFBIG})
+
+
+def is_final_for_message(error: BaseException) -> bool:
+    """Return whether an error of a settlement concerns this message alone, and another try ends the same.
+
+    All others concern the store, which takes the same settlement when their cause is gone: an operator frees space or
+    remounts the file system. So EROFS and ENOSPC are final for a publisher, who can be told, but not for a settlement.
+    """
+    cause = error if isinstance(error, OSError) else error.__cause__
+    return isinstance(cause, OSError) and cause.errno in _TOO_LONG
+
 
 class Unsupported(OSError):
     """The file system cannot do what a queue needs.
@@ -80,8 +95,7 @@ def store_error(error: OSError, doing: str) -> BackendError:
         `StorageFull`: no space, inodes or quota are left. `PermissionDenied`: the directory cannot be used by this user, or at all.
         `BackendUnavailable`: everything else, for it may be over at the next try.
     """
-    # Those that qworker reads itself; a queue may be named that lies under /proc, too.
-    if isinstance(error.filename, str) and error.filename.startswith(("/proc/sys/", "/proc/self/")):
+    if is_proc_error(error):
         return BackendUnavailable(f"{error.filename} cannot be read: mount /proc")
     if isinstance(error, Unsupported):
         what = f"{error.strerror}: put the queues on another one (`qworker doctor URL` tries what they need)"

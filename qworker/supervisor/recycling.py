@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Callable
 
+from qworker.kit.linux import resident_mb
 from qworker.supervisor.source_watcher import watch_files
 from qworker.worker import WorkerCounts
 
@@ -23,7 +23,7 @@ async def watch_memory(limit_mb: float, recycle: Callable[[str], None]) -> None:
     """Wait until this process uses more than `limit_mb` MB, then call `recycle` with the reason."""
     # Not at once: if a fresh process already exceeds the limit, it still does some work before its replacement.
     await asyncio.sleep(_MEMORY_EVERY_S)
-    while (used := _resident_mb()) <= limit_mb:
+    while (used := resident_mb()) <= limit_mb:
         await asyncio.sleep(_MEMORY_EVERY_S)
     recycle(f"{used:.0f} MB of memory are more than {limit_mb:g}")
 
@@ -32,10 +32,3 @@ async def watch_sources(recycle: Callable[[str], None]) -> None:
     """Call `recycle` with the reason whenever source files change."""
     async for names in watch_files():
         recycle(f"changed: {', '.join(names[:3])}")
-
-
-def _resident_mb() -> float:
-    """Return the resident memory of this process in MB."""
-    with open("/proc/self/statm", "rb") as file:
-        pages = int(file.read().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE") / 1e6

@@ -7,12 +7,12 @@ gets larger batches.
 from __future__ import annotations
 
 import asyncio
-import errno
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from qworker import log_events as events
 from qworker.failure_text import error_type, summary_of
+from qworker.kit.store_errors import is_final_for_message
 from qworker.logs import debug_enabled, one_line
 from qworker.message import OUTCOMES, SettleAction, Settlement
 from qworker.worker.delivery import Delivery, Outcome
@@ -143,7 +143,7 @@ class Settler:
                 pause = self._outage.record_failure(error)
                 size = (len(batch) + 1) // 2
                 batch = self._abandon_expired(batch, error)
-                if len(batch) == 1 and _is_final(error):
+                if len(batch) == 1 and is_final_for_message(error):
                     batch = self._instead(batch[0], error)
                 deliveries += batch
                 await asyncio.sleep(pause)
@@ -253,9 +253,3 @@ class Settler:
                     events.OBSERVER_FAILED,
                     **{events.ERROR_TYPE: type(problem).__name__, events.ERROR: summary_of(problem)},
                 )
-
-
-def _is_final(error: BaseException) -> bool:
-    """Return whether the settlement is the cause and not the store, so that a repetition ends the same."""
-    cause = error if isinstance(error, OSError) else error.__cause__
-    return isinstance(cause, OSError) and cause.errno == errno.ENAMETOOLONG

@@ -449,7 +449,7 @@ async def test_more_events_than_the_kernel_keeps_lose_nothing(
     await backend.publish("q", [Draft(body=b"%d" % number) for number in range(20)])
     # As the kernel does: the events are gone, and one says so.
     os.read(backend._stores.store._inotify.fd, 1 << 16)
-    for tell in tuple(backend._stores.store._inotify._watches.values()):
+    for tell, _ in tuple(backend._stores.store._inotify._watches.values()):
         tell(None)
     leases = await lease(backend, 100)
     assert [one.message.body for one in leases] == [b"%d" % number for number in range(20)]

@@ -21,6 +21,7 @@ from qworker.testing.clock import FakeClock
 from qworker.testing.wait_until import wait_until
 from qworker.testing.wait_until_blocked import wait_until_blocked
 from qworker_mq.ids import new_uuids, parse_ticks
+from qworker_mq.store import Store
 
 LONG = 1000.0
 
@@ -307,3 +308,14 @@ async def test_a_damaged_record_of_a_message_says_nothing_and_breaks_nothing(
     (message_id,) = await backend.publish("q", [Draft(body=b"x")])
     (root / ".qworker" / "lease" / f"q:{message_id}").write_bytes(record)
     assert (await one(backend)).message.tries == 0
+
+
+async def test_a_message_that_is_stored_meanwhile_leaves_no_file_behind(
+    backend: Backend, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (message_id,) = new_uuids(1)
+    # Another process stores it between the two checks.
+    answers = iter([False, True])
+    monkeypatch.setattr(Store, "is_stored", lambda *_: next(answers))
+    assert await backend.publish("q", [Draft(body=b"x", id=message_id)]) == [message_id]
+    assert list((root / ".qworker" / "tmp").iterdir()) == []

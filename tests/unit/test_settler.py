@@ -5,6 +5,7 @@ import errno
 import os
 import threading
 
+import pytest
 import structlog
 
 from qworker import Context, Fail, State
@@ -90,7 +91,10 @@ def refuse(store, monkeypatch, number: int, *hows: SettleAction) -> None:
     monkeypatch.setattr(store, "settle", refusing)
 
 
-async def test_an_outcome_that_the_store_can_never_take_fails_its_message_and_holds_up_no_other(app, monkeypatch):
+@pytest.mark.parametrize("number", [errno.ENAMETOOLONG, errno.EFBIG])
+async def test_an_outcome_that_the_store_can_never_take_fails_its_message_and_holds_up_no_other(
+    app, monkeypatch, number
+):
     @app.task
     async def bad() -> None:
         raise ValueError("no luck")
@@ -98,7 +102,7 @@ async def test_an_outcome_that_the_store_can_never_take_fails_its_message_and_ho
     @app.task
     async def beside() -> None: ...
 
-    refuse(app.store, monkeypatch, errno.ENAMETOOLONG, SettleAction.FAIL_TMP)
+    refuse(app.store, monkeypatch, number, SettleAction.FAIL_TMP)
     await app.enqueue_many(task.call() for task in (bad, *[beside] * 20, bad))
     worker = await app.burst()
     assert (worker.counts.acked, worker.counts.failed) == (20, 2)
@@ -120,7 +124,8 @@ async def test_a_message_that_the_store_can_end_in_no_way_is_given_up_loudly(app
     assert [line["log_level"] for line in logs if line["event"] == "settlement_abandoned"] == ["error"]
 
 
-async def test_one_settlement_that_the_store_does_not_take_now_holds_up_no_other(app, monkeypatch):
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS, errno.ENOSPC])
+async def test_one_settlement_that_the_store_does_not_take_now_holds_up_no_other(app, monkeypatch, number):
     @app.task
     async def bad() -> None:
         raise Fail("never")
@@ -128,7 +133,7 @@ async def test_one_settlement_that_the_store_does_not_take_now_holds_up_no_other
     @app.task
     async def beside() -> None: ...
 
-    refuse(app.store, monkeypatch, errno.EACCES, SettleAction.FAIL_PERM)
+    refuse(app.store, monkeypatch, number, SettleAction.FAIL_PERM)
     await app.enqueue_many(task.call() for task in (bad, *[beside] * 20))
     async with app.working() as (worker, _):
         await wait_until(lambda: worker.counts.acked == 20)

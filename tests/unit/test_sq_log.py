@@ -19,7 +19,7 @@ from qworker.errors import InvalidURL, NotSupported, PublishUncertain, StorageFu
 from qworker.kit.segments.state import decode_state
 from qworker.message import Draft, Lease, Query, Selection, SettleAction, Settlement, State
 from qworker.testing.wait_until import wait_until
-from qworker_sq import SqBackend
+from qworker_sq import SqBackend, frames
 
 Open = Callable[..., SqBackend]
 
@@ -295,6 +295,28 @@ async def test_of_a_publish_on_a_full_disk_nothing_appears(
     assert bodies(await take(again)) == [b"before"]
     await publish(again, b"after")
     assert bodies(await take(again)) == [b"after"]
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EFBIG])
+async def test_a_journal_that_may_grow_no_more_is_rewritten(
+    store: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    backend = store()
+    await publish(backend, b"x")
+    leases = await take(backend)
+    real, failed = frames.write_all, []
+
+    def full(fd: int, data: bytes, offset: int) -> None:
+        if not failed:
+            failed.append(fd)
+            raise OSError(number, os.strerror(number))
+        real(fd, data, offset)
+
+    monkeypatch.setattr(frames, "write_all", full)
+    await end(backend, leases)
+    assert failed
+    await backend.aclose()
+    assert await take(store()) == []
 
 
 PROGRAM = """

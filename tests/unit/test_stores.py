@@ -20,6 +20,7 @@ from qworker.errors import (
     BackendError,
     BackendUnavailable,
     PermissionDenied,
+    PublishUncertain,
     QueueNotFound,
     StorageFull,
     StoreNotFound,
@@ -28,11 +29,16 @@ from qworker.history import log_writer as writer
 from qworker.history.batch import EventBatch
 from qworker.history.directory import DirectoryHistory
 from qworker.history.store import HistoryOptions
+from qworker.kit.directory import reasons
 from qworker.kit.doctor_check import Check, CheckStatus
+from qworker.kit.group_commit import GroupCommit
 from qworker.kit.parts import make_shares
-from qworker.kit.store_errors import store_error
-from qworker.message import Query, Selection
+from qworker.kit.store_errors import is_final_for_message, store_error
+from qworker.message import Query, Selection, SettleAction, Settlement
 from qworker.tools.doctor import run_checks
+from qworker_mq import settle
+from qworker_sq import frames, topic
+from qworker_vsqs import queue_dir
 
 SCHEMES = ["file", "fsq", "mq", "sq", "vsqs"]
 
@@ -134,6 +140,85 @@ async def test_create_refuses_a_queue_in_which_no_message_can_be_moved(
         monkeypatch.setattr(os, "access", lambda *args, **given: False)
         with pytest.raises(PermissionDenied, match="run as the directory's owner"):
             await backend.create("q")
+    finally:
+        await backend.aclose()
+
+
+def _failing(number: int) -> Callable[..., Any]:
+    def fail(*_: Any, **__: Any) -> None:
+        raise OSError(number, os.strerror(number))
+
+    return fail
+
+
+def _failing_later(number: int) -> Callable[..., Awaitable[None]]:
+    async def fail(*_: Any, **__: Any) -> None:
+        raise OSError(number, os.strerror(number))
+
+    return fail
+
+
+@pytest.mark.parametrize(
+    ("number", "kind"),
+    [
+        (errno.ENOSPC, StorageFull),
+        (errno.EFBIG, StorageFull),
+        (errno.EROFS, PermissionDenied),
+        (errno.EIO, PublishUncertain),
+    ],
+)
+@pytest.mark.parametrize("scheme", SCHEMES)
+async def test_contents_that_cannot_be_synced_are_the_same_error_on_all(
+    scheme: str, number: int, kind: type[BackendError], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = open_backend(f"{scheme}://{tmp_path}/spool")
+    try:
+        await backend.create("q")
+        monkeypatch.setattr(GroupCommit, "data", _failing_later(number))
+        monkeypatch.setattr(topic, "_sync_data", _failing(number))
+        with pytest.raises(kind, match=os.strerror(number) if number != errno.EROFS else "read-only") as caught:
+            await backend.publish("q", [Draft(body=b"x")])
+        assert type(caught.value) is kind
+        monkeypatch.undo()
+        assert await backend.lease("q", 1, 10.0) == []
+    finally:
+        await backend.aclose()
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EIO])
+@pytest.mark.parametrize("scheme", ["file", "fsq", "mq", "vsqs"])
+async def test_a_publish_is_uncertain_once_its_messages_are_visible(
+    scheme: str, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = open_backend(f"{scheme}://{tmp_path}/spool")
+    try:
+        await backend.create("q")
+        monkeypatch.setattr(GroupCommit, "directories", _failing_later(number))
+        with pytest.raises(PublishUncertain, match="may or may not be stored"):
+            await backend.publish("q", [Draft(body=b"x")])
+    finally:
+        await backend.aclose()
+
+
+@pytest.mark.parametrize("number", [errno.ENAMETOOLONG, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EIO])
+@pytest.mark.parametrize("scheme", SCHEMES)
+async def test_an_error_of_a_settlement_is_final_for_the_same_numbers_on_all(
+    scheme: str, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = open_backend(f"{scheme}://{tmp_path}/spool")
+    try:
+        await backend.publish("q", [Draft(body=b"x")])
+        (lease,) = await backend.lease("q", 1, 10.0)
+        settlements = [Settlement(lease=lease, action=SettleAction.FAIL_PERM, error="no")]
+        for module in (reasons, frames, queue_dir):
+            monkeypatch.setattr(module, "write_all", _failing(number))
+        monkeypatch.setattr(settle, "_write_reason", _failing(number))
+        with pytest.raises((BackendError, OSError)) as caught:
+            await backend.settle(settlements)
+        assert is_final_for_message(caught.value) is (number in {errno.ENAMETOOLONG, errno.EFBIG})
+        monkeypatch.undo()
+        assert await backend.settle(settlements) == []
+        assert (await backend.stats("q")).failed == 1
     finally:
         await backend.aclose()
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import qworker
 from qworker.backend import Backend
 
 # A module's name says what is in it. One thing has one name in every package.
@@ -61,3 +62,23 @@ def _length(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
     """Lines of a function's body, without its docstring."""
     body = function.body[1:] if ast.get_docstring(function) is not None else function.body
     return body[-1].end_lineno - body[0].lineno + 1 if body else 0
+
+
+def test_only_one_module_needs_linux() -> None:
+    packages = [Path(qworker.__file__).parent, *{Path(inspect.getfile(backend)).parent for backend in CLASSES}]
+    modules = [path for package in packages for path in package.rglob("*.py")]
+    assert [path.stem for path in modules if _linux_only(ast.parse(path.read_text()))] == ["linux"]
+
+
+def _linux_only(tree: ast.Module) -> set[str]:
+    """Return what is in a module, besides prose, that no other system has."""
+    prose = {node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and node not in prose and isinstance(node.value, str):
+            found.update(word for word in ("/proc/", "prctl") if word in node.value)
+        elif isinstance(node, ast.alias | ast.Name):
+            found.update({"ctypes"} & {node.name if isinstance(node, ast.alias) else node.id})
+        elif isinstance(node, ast.Attribute):
+            found.update({"F_SETLEASE"} & {node.attr})
+    return found

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import os
-import shutil
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from qworker.kit.directory.browser import MessageFile, QueueBrowser
+from qworker.kit.files import remove_whole_tree
 from qworker.message import Selection
 
 __all__ = ["remove_queue", "remove_selected"]
 
 # Names changed between two turns of the loop; about 2 ms.
 _SLICE = 100
-# How often a directory is removed in which others write meanwhile.
-_ATTEMPTS = 10
 
 
 async def remove_selected(
@@ -67,17 +64,5 @@ async def remove_queue(path: str, hidden: str, root: int) -> bool:
         os.rename(path, hidden, src_dir_fd=root, dst_dir_fd=root)
     except FileNotFoundError:
         return False
-    await asyncio.to_thread(_remove_tree, hidden, root)
+    await asyncio.to_thread(remove_whole_tree, hidden, root)
     return True
-
-
-def _remove_tree(name: str, parent: int) -> None:
-    for attempts_left in reversed(range(_ATTEMPTS)):
-        try:
-            shutil.rmtree(name, dir_fd=parent)
-        except OSError as error:
-            # A publisher that has it open wrote once more meanwhile.
-            if error.errno != errno.ENOTEMPTY or not attempts_left:
-                raise
-        else:
-            return

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import abc
-import errno
 import os
 import stat
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
@@ -18,13 +17,13 @@ from qworker.kit.directory.reasons import read_reason
 from qworker.kit.files import READ, list_names, read_all
 from qworker.kit.find import find_each, stamp
 from qworker.kit.parts import HashShare
+from qworker.kit.store_errors import UNREADABLE
 from qworker.message import FinishedMessage, Message, Query, QueueStats, Selection, State, StoredMessage
 
 __all__ = ["MessageFile", "QueueBrowser"]
 
 Files = TypeVar("Files", bound=QueueFiles)
 
-_UNREADABLE = frozenset({errno.ELOOP, errno.ENXIO, errno.EACCES, errno.ENODEV, errno.EIO})
 _FINISHED = frozenset({State.DONE, State.FAILED})
 # The states in the order in which messages go through them: what moves on while it is looked for is found in the next.
 _IN_ORDER = (State.READY, State.DELAYED, State.LEASED, State.FAILED, State.DONE)
@@ -257,7 +256,7 @@ class QueueBrowser(abc.ABC, Generic[Files]):
         try:
             fd = os.open(file.name, READ, dir_fd=file.directory)
         except OSError as error:
-            if error.errno not in _UNREADABLE:
+            if error.errno not in UNREADABLE:
                 raise
             return os.stat(file.name, dir_fd=file.directory, follow_symlinks=False), b"", None
         try:

@@ -11,8 +11,8 @@ from typing import Generic, TypeVar
 from qworker.clock import Clock
 from qworker.kit.directory.queue_files import QueueFiles
 from qworker.kit.directory.retention import PRUNING
-from qworker.kit.directory.watches import Inotify
 from qworker.kit.directory.window import Window
+from qworker.kit.inotify import Inotify
 from qworker.message import Lease
 
 __all__ = ["FollowedQueue"]

@@ -10,7 +10,7 @@ import fcntl
 import os
 import weakref
 
-from qworker.kit.files import CREATE, READ, read_all, unlink_if_there, write_all
+from qworker.kit.files import CREATE, READ, has_entry, read_all, try_unlink, write_all
 from qworker.kit.linux import boot_id
 from qworker.kit.store_errors import DENIED, NOT_A_FILE
 
@@ -32,7 +32,7 @@ class LivenessFile:
 
     def __init__(self, tmp: int, workers: int, holder: str, mode: int = 0o600, note: str = "") -> None:
         self._workers = workers
-        self._holder = holder
+        self.holder = holder
         self._fd = os.open(holder, CREATE, mode, dir_fd=tmp)
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -41,28 +41,23 @@ class LivenessFile:
             self._show(tmp)
         except BaseException:
             # The name is this object's alone, and free for the next attempt.
-            unlink_if_there(holder, tmp)
+            try_unlink(holder, tmp)
             os.close(self._fd)
             raise
         _open_files.add(self)
 
     def _show(self, tmp: int) -> None:
         try:
-            os.rename(self._holder, self._holder, src_dir_fd=tmp, dst_dir_fd=self._workers)
+            os.rename(self.holder, self.holder, src_dir_fd=tmp, dst_dir_fd=self._workers)
         except OSError:
             # A lost reply: the file is there all the same.
-            try:
-                os.stat(self._holder, dir_fd=self._workers, follow_symlinks=False)
-            except FileNotFoundError:
-                pass
-            else:
-                return
-            raise
+            if not has_entry(self.holder, self._workers):
+                raise
 
     def close(self) -> None:
         """Report that the holder is gone. Idempotent."""
         if self._fd >= 0:
-            unlink_if_there(self._holder, self._workers)
+            try_unlink(self.holder, self._workers)
             self.abandon()
 
     def abandon(self) -> None:

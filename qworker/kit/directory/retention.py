@@ -6,7 +6,7 @@ import asyncio
 import os
 from collections.abc import Callable
 
-from qworker.kit.files import list_names
+from qworker.kit.files import list_names, try_unlink
 from qworker.kit.retention import RetentionPolicy
 
 __all__ = ["PRUNING", "describe_retention", "prune"]
@@ -69,8 +69,5 @@ def _remove(name: str, directory: int, reason_of: Callable[[str], str] | None) -
         # Removed meanwhile; or a directory of another program in fail/, which people remove.
         return False
     if reason_of is not None:
-        try:
-            os.unlink(reason_of(name), dir_fd=directory)
-        except FileNotFoundError:
-            pass
+        try_unlink(reason_of(name), directory)
     return True

@@ -12,9 +12,9 @@ from qworker.clock import Clock
 from qworker.kit.directory.followed_queue import FollowedQueue
 from qworker.kit.directory.root import most_leases, open_root, warn_of_limit
 from qworker.kit.directory.waiter import Waiter
-from qworker.kit.directory.watches import Inotify
 from qworker.kit.file_system import FileSystem
 from qworker.kit.group_commit import GroupCommit
+from qworker.kit.inotify import Inotify
 from qworker.names import is_queue_name
 
 __all__ = ["DirectoryStore"]

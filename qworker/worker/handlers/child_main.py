@@ -32,9 +32,10 @@ from qworker.message import Lease, Message
 from qworker.signature import Signature
 from qworker.task import Handler
 
-__all__ = ["ChildSetup", "RunReply", "RunRequest", "main"]
+__all__ = ["LENGTH", "ChildSetup", "RunReply", "RunRequest", "main", "to_frame"]
 
-_LENGTH = 4
+# Bytes of the length in front of each map.
+LENGTH = 4
 
 
 class ChildSetup(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,7 +100,7 @@ class _LeaseCheck:
             if self._over:
                 return True
             try:
-                _send(self._parent, RunReply(how="check_lease"))
+                self._parent.sendall(to_frame(RunReply(how="check_lease")))
                 answer = _receive(self._parent)
             except OSError:
                 return True
@@ -136,12 +137,13 @@ def main(descriptor: int) -> None:
             logs.configure(*setup.logging)
         handlers = _Handlers(setup.main, setup.logging)
         while (data := _receive(parent)) is not None:
-            _send(parent, _run(handlers, msgspec.msgpack.decode(data, type=RunRequest), parent))
+            parent.sendall(to_frame(_run(handlers, msgspec.msgpack.decode(data, type=RunRequest), parent)))
 
 
-def _send(parent: socket.socket, reply: RunReply) -> None:
-    encoded = msgspec.msgpack.encode(reply)
-    parent.sendall(len(encoded).to_bytes(_LENGTH, "big") + encoded)
+def to_frame(value: Any) -> bytes:
+    """Encode what either side sends, with its length."""
+    encoded = msgspec.msgpack.encode(value)
+    return len(encoded).to_bytes(LENGTH, "big") + encoded
 
 
 def _ignore_terminal_signals(_signal: int, _frame: Any) -> None:
@@ -156,7 +158,7 @@ def _die_with_the_parent(parent: int) -> None:
 
 
 def _receive(parent: socket.socket) -> bytes | None:
-    head = _exactly(parent, _LENGTH)
+    head = _exactly(parent, LENGTH)
     return None if head is None else _exactly(parent, int.from_bytes(head, "big"))
 
 
@@ -175,7 +177,7 @@ def _run(handlers: _Handlers, request: RunRequest, parent: socket.socket) -> Run
     lease = _LeaseCheck(parent)
     try:
         function, signature = handlers.found(request.module, request.qualname)
-        _send(parent, RunReply(how="begun"))
+        parent.sendall(to_frame(RunReply(how="begun")))
         return _outcome(function, signature, request, lease)
     except BaseException as error:  # noqa: BLE001 - whatever a handler raises is its message's outcome
         return RunReply(how="raised", reason=failure_text(error), error_type=error_type(error))

@@ -14,7 +14,6 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
-from typing import Any
 
 import msgspec
 
@@ -25,7 +24,7 @@ from qworker.errors import UsageError
 from qworker.failure_text import RemoteFailure, error_type
 from qworker.task import Handler, RawHandler
 from qworker.worker.delivery import CancelReason, Delivery
-from qworker.worker.handlers.child_main import ChildSetup, RunReply, RunRequest
+from qworker.worker.handlers.child_main import LENGTH, ChildSetup, RunReply, RunRequest, to_frame
 
 __all__ = ["ProcessRunner", "check_importable"]
 
@@ -34,7 +33,6 @@ _START = (
     "import sys; sys.path[:] = sys.argv[2:];"
     " from qworker.worker.handlers.child_main import main; main(int(sys.argv[1]))"
 )
-_LENGTH = 4
 # Seconds that processes without work get to end by themselves.
 _CLOSE_PATIENCE = 2.0
 
@@ -96,20 +94,20 @@ class HandlerProcess:
         loop = asyncio.get_running_loop()
         if not self._set_up:
             setup = ChildSetup(main=_main_path(), logging=logs.configured(), parent=os.getpid())
-            await loop.sock_sendall(self._socket, _frame(setup))
+            await loop.sock_sendall(self._socket, to_frame(setup))
             self._set_up = True
-        await loop.sock_sendall(self._socket, _frame(request))
+        await loop.sock_sendall(self._socket, to_frame(request))
         reply = await self._reply(loop)
         while reply.how in {"begun", "check_lease"}:
             if reply.how == "begun":
                 begun()
             else:
-                await loop.sock_sendall(self._socket, _frame(is_lost()))
+                await loop.sock_sendall(self._socket, to_frame(is_lost()))
             reply = await self._reply(loop)
         return reply
 
     async def _reply(self, loop: asyncio.AbstractEventLoop) -> RunReply:
-        size = int.from_bytes(await self._exactly(loop, _LENGTH), "big")
+        size = int.from_bytes(await self._exactly(loop, LENGTH), "big")
         return msgspec.msgpack.decode(await self._exactly(loop, size), type=RunReply)
 
     async def _exactly(self, loop: asyncio.AbstractEventLoop, count: int) -> bytes:
@@ -256,11 +254,6 @@ class ProcessRunner:
     def _still_ending(self) -> bool:
         self._ending = [child for child in self._ending if child.alive()]
         return bool(self._ending)
-
-
-def _frame(value: Any) -> bytes:
-    encoded = msgspec.msgpack.encode(value)
-    return len(encoded).to_bytes(_LENGTH, "big") + encoded
 
 
 def _error(reply: RunReply) -> BaseException | None:
