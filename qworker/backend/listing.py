@@ -12,11 +12,11 @@ async def list_messages(backend: Backend, queue: str, query: Query) -> list[Stor
     """Everything that a query gives, in one list: for a state that is known to be small, or a query with a limit.
 
     Args:
-        backend: where the queue is.
-        queue: its name.
-        query: what is wanted.
+        backend: Where the queue is.
+        queue: Its name.
+        query: What is wanted.
 
     Raises:
-        QueueNotFound: there is no such queue.
+        QueueNotFound: There is no such queue.
     """
     return [stored async for page in backend.browse(queue, query) for stored in page]

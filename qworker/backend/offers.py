@@ -41,15 +41,15 @@ class Follower(Protocol):
         ...
 
     async def begin(self, where: str) -> str:
-        """The position of the first message that the `channel` has not finished, or that is kept at all (`earliest`), or the end (`latest`)."""
+        """Return the position of the first message that the `channel` has not finished, or that is kept at all (`earliest`), or the end (`latest`)."""
         ...
 
     async def end(self) -> str:
-        """The position behind the last message that is there."""
+        """Return the position behind the last message that is there."""
         ...
 
     async def ahead(self, start: str, limit: int, end: str) -> str:
-        """The position behind the next `limit` messages, or `end` where there are fewer before it."""
+        """Return the position behind the next `limit` messages, or `end` where there are fewer before it."""
         ...
 
     async def divide(self, start: str, end: str, wanted: int) -> list[str]:
@@ -57,7 +57,7 @@ class Follower(Protocol):
         ...
 
     def read(self, part: str) -> AsyncIterator[list[StoredMessage]]:
-        """The messages of a part, in order and in pages: the same ones whenever it is asked, until `commit` lets them go."""
+        """Return the messages of a part, in order and in pages: the same ones whenever it is asked, until `commit` lets them go."""
         ...
 
     async def commit(self, end: str) -> None:
@@ -82,7 +82,7 @@ class OffersScan(Protocol):
         """Open the source of a queue's work.
 
         Raises:
-            ScanError: there is no such queue.
+            ScanError: There is no such queue.
         """
         ...
 
@@ -97,23 +97,23 @@ class OffersFollower(Protocol):
 
 
 def doctor_of(scheme: str) -> OffersDoctor | None:
-    """The backend class of a scheme if it has checks of its own.
+    """Return the backend class of a scheme if it has checks of its own.
 
     Raises:
-        InvalidURL: no installed backend serves the scheme.
-        MissingExtra: its driver is not installed.
+        InvalidURL: No installed backend serves the scheme.
+        MissingExtra: Its driver is not installed.
     """
     found: object = backend_class(scheme)
     return found if isinstance(found, OffersDoctor) else None
 
 
 def scan_of(scheme: str) -> OffersScan | None:
-    """The backend class of a scheme if it takes work for programs in its own way; raises like `doctor_of`."""
+    """Return the backend class of a scheme if it takes work for programs in its own way; raises like `doctor_of`."""
     found: object = backend_class(scheme)
     return found if isinstance(found, OffersScan) else None
 
 
 def follower_of(scheme: str) -> OffersFollower | None:
-    """The backend class of a scheme if its queues are logs; raises like `doctor_of`."""
+    """Return the backend class of a scheme if its queues are logs; raises like `doctor_of`."""
     found: object = backend_class(scheme)
     return found if isinstance(found, OffersFollower) else None

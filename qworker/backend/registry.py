@@ -30,11 +30,11 @@ def schemes() -> list[str]:
 
 
 def backend_class(scheme: str) -> type[Backend]:
-    """The backend for `scheme`.
+    """Return the backend for `scheme`.
 
     Raises:
-        InvalidURL: no installed backend serves it, or what is registered is no backend.
-        MissingExtra: its driver is not installed.
+        InvalidURL: No installed backend serves it, or what is registered is no backend.
+        MissingExtra: Its driver is not installed.
     """
     point = _installed().get(scheme)
     if point is None:
@@ -53,11 +53,11 @@ def backend_class(scheme: str) -> type[Backend]:
 
 
 def open_backend(url: str, *, clock: Clock = SYSTEM_CLOCK, remote_leases: bool = False) -> Backend:
-    """The backend for a URL, made but not yet reached; see `Backend.from_url`.
+    """Return the backend for a URL, made but not yet reached; see `Backend.from_url`.
 
     Raises:
-        InvalidURL: the URL, its scheme or an option is not known.
-        MissingExtra: the backend's driver is not installed.
+        InvalidURL: The URL, its scheme or an option is not known.
+        MissingExtra: The backend's driver is not installed.
     """
     parsed = BackendURL.parse(url)
     return backend_class(parsed.scheme).from_url(parsed, clock=clock, remote_leases=remote_leases)

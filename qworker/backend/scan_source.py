@@ -35,7 +35,7 @@ class ExitCodes(msgspec.Struct, frozen=True):
     fail_perm: int = 100
 
     def meaning(self, status: int) -> ProgramOutcome:
-        """What a status means."""
+        """Return what a status means."""
         if status == self.success:
             return ProgramOutcome.SUCCESS
         return ProgramOutcome.FAIL_TMP if status == self.fail_tmp else ProgramOutcome.FAIL_PERM
@@ -85,7 +85,7 @@ class ScanItem(Protocol):
         ...
 
     def contents(self) -> int:
-        """A descriptor at the beginning of its contents; stays the work's."""
+        """Return a descriptor at the beginning of its contents; stays the work's."""
         ...
 
     def end(self, how: ProgramOutcome, reason: str) -> str | None:
@@ -106,13 +106,13 @@ class ScanSource(Protocol):
         ...
 
     def work(self, say: Callable[[str], None]) -> Iterator[ScanItem]:
-        """One piece after another; each is ended or left before the next is asked for.
+        """Return one piece after another; each is ended or left before the next is asked for.
 
         Args:
-            say: is told of what cannot be worked on.
+            say: Is told of what cannot be worked on.
 
         Raises:
-            ScanError: it cannot go on.
+            ScanError: It cannot go on.
         """
         ...
 

@@ -20,7 +20,7 @@ def parse_address(text: str) -> tuple[str, int]:
     """Host and port of `127.0.0.1:9090`, `[::1]:9090` or `:9090`, which is every address.
 
     Raises:
-        UsageError: it is none.
+        UsageError: It is none.
     """
     host, colon, port = text.rpartition(":")
     if host.startswith("[") and host.endswith("]"):
@@ -35,15 +35,15 @@ def parse_address(text: str) -> tuple[str, int]:
 
 
 def loopback_for(host: str) -> str:
-    """The host under which this machine reaches a server that listens on `host`."""
+    """Return the host under which this machine reaches a server that listens on `host`."""
     return _EVERYWHERE.get(host, host)
 
 
 def listen(address: tuple[str, int]) -> socket.socket:
-    """A listening socket; the one that this process had before it replaced itself, if it did.
+    """Return a listening socket; the one that this process had before it replaced itself, if it did.
 
     Raises:
-        UsageError: the address cannot be had.
+        UsageError: The address cannot be had.
     """
     kept = os.environ.pop(_FD, None)
     if kept is not None:

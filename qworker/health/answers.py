@@ -47,7 +47,7 @@ class WorkerReports:
                 self._past = merge_counts([*self._past, *report.counts])
 
     def reports(self) -> list[WorkerReport]:
-        """The last report of each process that runs; silence counts as a loop that stands still."""
+        """Return the last report of each process that runs; silence counts as a loop that stands still."""
         with self._lock:
             now = self._now()
             return [
@@ -56,7 +56,7 @@ class WorkerReports:
             ]
 
     def past_counts(self) -> list[TaskCounts]:
-        """The counts of processes that are gone."""
+        """Return the counts of processes that are gone."""
         with self._lock:
             return list(self._past)
 
@@ -73,12 +73,12 @@ class HealthAnswers:
     """The answers. Every method may be called from any thread.
 
     Args:
-        reports: the processes that run.
-        stall_timeout: seconds that a loop may stand still.
-        past: the counts of processes that are gone.
-        stopping: whether the whole service is on its way out.
-        stalled: seconds that the supervisor's own loop has stood still.
-        own_metrics: also show what the app itself counts with prometheus-client in this process.
+        reports: The processes that run.
+        stall_timeout: Seconds that a loop may stand still.
+        past: The counts of processes that are gone.
+        stopping: Whether the whole service is on its way out.
+        stalled: Seconds that the supervisor's own loop has stood still.
+        own_metrics: Also show what the app itself counts with prometheus-client in this process.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class HealthAnswers:
         self._own_metrics = own_metrics
 
     def live(self) -> tuple[bool, str]:
-        """Whether to let it live, and why not."""
+        """Return whether to let it live, and why not."""
         if (stalled := self._stalled()) > self._stall_timeout:
             return False, f"the supervisor's loop has stood still for {stalled:.0f} s"
         for report in self._reports():
@@ -110,7 +110,7 @@ class HealthAnswers:
         return True, "ok"
 
     def ready(self) -> tuple[bool, str]:
-        """Whether some worker takes messages, and why none does."""
+        """Return whether some worker takes messages, and why none does."""
         reports = self._reports()
         if self._stopping():
             return False, "draining"
@@ -120,7 +120,7 @@ class HealthAnswers:
         return False, problem or (reports[0].state if reports else "starting")
 
     def stats(self) -> dict[str, Any] | None:
-        """The depths, for a scaler; None: nobody has looked yet."""
+        """Return the depths, for a scaler; None: nobody has looked yet."""
         reports = self._reports()
         queues, looked_at = _latest(reports)
         if looked_at is None:
@@ -149,7 +149,7 @@ class HealthAnswers:
         return merge_counts([*self._past(), *(task for report in reports for task in report.counts)])
 
     def _app_metrics(self) -> str:
-        """What the app counts by itself with prometheus-client."""
+        """Return what the app counts by itself with prometheus-client."""
         client = self._client
         if client is None:
             return ""
@@ -164,7 +164,7 @@ class HealthAnswers:
 
 
 def _prometheus_client() -> Any:
-    """The package, where it is installed."""
+    """Return the package, where it is installed."""
     if importlib.util.find_spec("prometheus_client") is None:
         return None
     importlib.import_module("prometheus_client.multiprocess")

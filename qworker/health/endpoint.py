@@ -35,7 +35,7 @@ class HttpEndpoint:
     """A port that speaks for a process, or, with a supervisor's view, for several.
 
     Raises:
-        UsageError: the address cannot be had, or the token is empty.
+        UsageError: The address cannot be had, or the token is empty.
     """
 
     def __init__(self, address: tuple[str, int], view: HealthAnswers) -> None:
@@ -59,15 +59,15 @@ class HttpEndpoint:
 
 
 def endpoint_for_worker(watch: Monitor, address: tuple[str, int], stall_timeout: float) -> HttpEndpoint:
-    """The port of a worker without a supervisor."""
+    """Return the port of a worker without a supervisor."""
     return HttpEndpoint(address, HealthAnswers(lambda: [watch.report()], stall_timeout=stall_timeout))
 
 
 def read_token() -> str | None:
-    """What `/metrics` and `/stats` ask for.
+    """Return what `/metrics` and `/stats` ask for.
 
     Raises:
-        UsageError: it is empty.
+        UsageError: It is empty.
     """
     given = os.environ.get(TOKEN)
     if given == "":

@@ -18,12 +18,12 @@ _Sample = tuple[str, dict[str, str], float]
 
 
 def format_metrics(reports: Sequence[WorkerReport], counts: Iterable[TaskCounts], queues: Iterable[QueueStats]) -> str:
-    """The page of `/metrics`.
+    """Return the page of `/metrics`.
 
     Args:
-        reports: one for each worker process that runs.
-        counts: the counts of all processes, also of those that are gone, one for each queue and task.
-        queues: the queues as they were last seen.
+        reports: One for each worker process that runs.
+        counts: The counts of all processes, also of those that are gone, one for each queue and task.
+        queues: The queues as they were last seen.
     """
     lines: list[str] = []
     for name, kind, text, samples in (*_counts(list(counts)), *_depths(list(queues)), *_processes(reports)):

@@ -57,7 +57,7 @@ class Monitor:
     """What others may know of this process. Written on the loop's thread, read from any.
 
     Args:
-        concurrency: the handlers that the worker may run at once.
+        concurrency: The handlers that the worker may run at once.
     """
 
     def __init__(self, concurrency: int) -> None:
@@ -107,11 +107,11 @@ class Monitor:
             self._looked_at = time.time()
 
     def queues(self) -> list[QueueStats]:
-        """The queues when they were last looked at. From any thread."""
+        """Return the queues when they were last looked at. From any thread."""
         return self._queues
 
     def state(self) -> Phase:
-        """What the worker is at."""
+        """Return what the worker is at."""
         if self._over:
             return "draining"
         if self._worker is None or self._looked_at is None:
@@ -119,7 +119,7 @@ class Monitor:
         return self._worker.state
 
     def report(self) -> WorkerReport:
-        """The process at this moment. From any thread."""
+        """Return the process at this moment. From any thread."""
         return WorkerReport(
             life=self._life,
             pid=os.getpid(),

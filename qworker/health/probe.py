@@ -22,7 +22,7 @@ def fetch_page(where: str, path: str, timeout: float) -> tuple[int, str]:
     Args:
         where: HOST:PORT, or an http URL; its path, if it has one, wins over `path`.
         path: `/livez`, `/readyz`, `/stats` or `/metrics`.
-        timeout: seconds to connect, and between two parts of the answer.
+        timeout: Seconds to connect, and between two parts of the answer.
 
     Returns:
         The HTTP status, or 0 when nobody answered; and what was said, or why nobody did.

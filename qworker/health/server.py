@@ -44,10 +44,10 @@ class HealthServer:
     """Answers until it is closed. Begins at once.
 
     Args:
-        listener: a listening socket; closed with the server.
-        view: the answers.
-        token: what `/metrics` and `/stats` ask for as `Authorization: Bearer TOKEN`; None: nothing.
-        deadline: seconds for a whole request.
+        listener: A listening socket; closed with the server.
+        view: The answers.
+        token: What `/metrics` and `/stats` ask for as `Authorization: Bearer TOKEN`; None: nothing.
+        deadline: Seconds for a whole request.
     """
 
     def __init__(

@@ -117,7 +117,7 @@ class MqApp:
             await respond(send, 404)
 
     def _refusal(self, scope: Scope) -> _Refusal | None:
-        """What a client that may not ask is answered; None for one that may."""
+        """Return what a client that may not ask is answered; None for one that may."""
         if self._token is not None:
             given = get_header(scope, b"authorization") or b""
             return None if hmac.compare_digest(given, self._token) else _NO_TOKEN
@@ -296,16 +296,16 @@ def create_app(
     additions: bool = True,
     reaps: bool = True,
 ) -> MqApp:
-    """The mq endpoints on `backend`, as an ASGI application that opens it at its start; closing it is the caller's.
+    """Return the mq endpoints on `backend`, as an ASGI application that opens it at its start; closing it is the caller's.
 
     Args:
-        backend: from `open_backend(url, remote_leases=True)`, and not opened yet.
-        token: what clients must send as `Authorization: Bearer`; None: none, and only requests that name this machine as
+        backend: From `open_backend(url, remote_leases=True)`, and not opened yet.
+        token: What clients must send as `Authorization: Bearer`; None: none, and only requests that name this machine as
             their host are answered.
-        body_limit: bytes that a message may have.
-        visibility_timeout: seconds that a fetched message stays away, unless its request says otherwise.
+        body_limit: Bytes that a message may have.
+        visibility_timeout: Seconds that a fetched message stays away, unless its request says otherwise.
         additions: False: mq's endpoints and nothing under `/-/`.
-        reaps: whether expired leases and due messages are returned from here; False: a worker on the same store does.
+        reaps: Whether expired leases and due messages are returned from here; False: a worker on the same store does.
     """
     return MqApp(
         backend, token=token, body_limit=body_limit, visibility=visibility_timeout, additions=additions, reaps=reaps

@@ -20,8 +20,8 @@ class Batcher(Generic[A, R]):
     """Gathers calls by queue.
 
     Args:
-        call: takes a queue and the arguments of several calls, and gives a result for each.
-        most: arguments in one call.
+        call: Takes a queue and the arguments of several calls, and gives a result for each.
+        most: Arguments in one call.
     """
 
     def __init__(self, call: Callable[[str, Sequence[A]], Awaitable[Sequence[R]]], most: int = 256) -> None:
@@ -31,7 +31,7 @@ class Batcher(Generic[A, R]):
         self._running: set[asyncio.Task[None]] = set()
 
     async def add(self, queue: str, argument: A) -> R:
-        """The result for one argument."""
+        """Return the result for one argument."""
         future: asyncio.Future[R] = asyncio.get_running_loop().create_future()
         waiting = self._waiting.get(queue)
         if waiting is None:

@@ -22,8 +22,8 @@ class ClientLeases:
     """The leases that clients hold.
 
     Args:
-        backend: where they were taken.
-        clock: when to forget them.
+        backend: Where they were taken.
+        clock: When to forget them.
     """
 
     def __init__(self, backend: Backend, clock: Clock = SYSTEM_CLOCK) -> None:
@@ -48,7 +48,7 @@ class ClientLeases:
         return leases
 
     async def find(self, queue: str, message_id: str, token: int) -> Lease | None:
-        """The lease that has this token; None when it is lost."""
+        """Return the lease that has this token; None when it is lost."""
         lease = self._held.get((queue, message_id))
         if lease is not None and lease.token == token:
             return lease
@@ -103,10 +103,10 @@ class ClientLeases:
 
 
 def parse_token(text: bytes | None) -> int | None:
-    """The token of a request's header; None without one.
+    """Return the token of a request's header; None without one.
 
     Raises:
-        NotSupported: it is no token.
+        NotSupported: It is no token.
     """
     if text is None:
         return None

@@ -16,7 +16,7 @@ _TEXT = (b"content-type", b"text/plain; charset=utf-8")
 
 
 def to_error_response(error: Exception) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
-    """The status, headers and body for an error.
+    """Return the status, headers and body for an error.
 
     A store that says no is 503 with `Retry-After`: a message is not stored, or perhaps, and the client comes again.
     """

@@ -29,8 +29,8 @@ class Idempotency:
     """The keys of the last day.
 
     Args:
-        publish: stores a body in a queue under an id (None: any), and gives the id.
-        clock: what a day is measured with.
+        publish: Stores a body in a queue under an id (None: any), and gives the id.
+        clock: What a day is measured with.
     """
 
     def __init__(
@@ -44,8 +44,8 @@ class Idempotency:
         """Store a body once per key; the id of the one that is stored.
 
         Raises:
-            InvalidName: the key is empty or too long.
-            IdempotencyKeyReused: it came with another body.
+            InvalidName: The key is empty or too long.
+            IdempotencyKeyReused: It came with another body.
         """
         if not 0 < len(key) <= 255:
             raise InvalidName("an Idempotency-Key must have 1 to 255 bytes")

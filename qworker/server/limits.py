@@ -113,13 +113,13 @@ class LimitedProtocol(HttpToolsProtocol):
 def limited_protocol(
     *, most: int = 1000, header_deadline: float = 10.0, body_deadline: float = 30.0, longest_header: int = 32 * 1024
 ) -> type[LimitedProtocol]:
-    """A protocol class with bounds of its own.
+    """Return a protocol class with bounds of its own.
 
     Args:
-        most: connections at once.
-        header_deadline: seconds from a request's first byte to the end of its headers.
-        body_deadline: seconds from there to the end of its body.
-        longest_header: bytes of the request line and the headers.
+        most: Connections at once.
+        header_deadline: Seconds from a request's first byte to the end of its headers.
+        body_deadline: Seconds from there to the end of its body.
+        longest_header: Bytes of the request line and the headers.
     """
     return type(
         "LimitedProtocol",

@@ -57,10 +57,10 @@ class NativeRoutes:
     """The handlers; each is one call of the backend.
 
     Args:
-        backend: what they call.
-        leases: the leases of the server's clients.
-        body_limit: bytes of a message's body.
-        lease_time: seconds of a lease for which the client asks no time.
+        backend: What they call.
+        leases: The leases of the server's clients.
+        body_limit: Bytes of a message's body.
+        lease_time: Seconds of a lease for which the client asks no time.
     """
 
     def __init__(self, backend: Backend, leases: ClientLeases, *, body_limit: int, lease_time: float) -> None:
@@ -99,13 +99,13 @@ class NativeRoutes:
     # -- about the server --------------------------------------------------------------------------------------------
 
     async def openapi(self, _request: Request) -> Response:
-        """The OpenAPI document."""
+        """Return the OpenAPI document."""
         from qworker.server.openapi import document
 
         return _json(document())
 
     async def about(self, _request: Request) -> Response:
-        """What answers here."""
+        """Return what answers here."""
         return _json(
             {
                 "server": "qworker",
@@ -118,11 +118,11 @@ class NativeRoutes:
         )
 
     async def queues(self, _request: Request) -> Response:
-        """The queues' names."""
+        """Return the queues' names."""
         return _json(await self._backend.queues())
 
     async def all_stats(self, _request: Request) -> Response:
-        """The counts of every queue."""
+        """Return the counts of every queue."""
         counted: list[Any] = []
         for queue in await self._backend.queues():
             try:
@@ -347,7 +347,7 @@ class NativeRoutes:
 
 
 def make_native_routes(backend: Backend, leases: ClientLeases, *, body_limit: int, lease_time: float) -> Starlette:
-    """The application below `/-/`."""
+    """Return the application below `/-/`."""
     return Starlette(
         routes=NativeRoutes(backend, leases, body_limit=body_limit, lease_time=lease_time).routes(),
         exception_handlers={

@@ -31,7 +31,7 @@ _CONTENT = {"application/octet-stream": {"schema": {"type": "string", "format": 
 
 @cache
 def document() -> dict[str, Any]:
-    """The whole document."""
+    """Return the whole document."""
     schemas = msgspec.json.schema_components(
         [
             Draft,

@@ -53,7 +53,7 @@ async def respond(send: Send, status: int, headers: Headers | None = None, body:
 
 
 def get_header(scope: Scope, name: bytes) -> bytes | None:
-    """The first header of this name, which is in lower case."""
+    """Return the first header of this name, which is in lower case."""
     for key, value in scope["headers"]:
         if key == name:
             return bytes(value)
@@ -61,7 +61,7 @@ def get_header(scope: Scope, name: bytes) -> bytes | None:
 
 
 def segments(scope: Scope) -> list[str] | None:
-    """The parts of the path, each decoded once and after the split; None when one is no UTF-8.
+    """Return the parts of the path, each decoded once and after the split; None when one is no UTF-8.
 
     An encoded slash thus stays inside its part, where the check of names refuses it.
     """
@@ -81,7 +81,7 @@ def raw_text(parts: list[bytes]) -> list[str] | None:
 
 
 def get_query(scope: Scope) -> dict[str, str]:
-    """The query's parameters; of one that stands twice, the last."""
+    """Return the query's parameters; of one that stands twice, the last."""
     raw: bytes = scope["query_string"]
     if not raw:
         return {}
@@ -92,10 +92,10 @@ def get_query(scope: Scope) -> dict[str, str]:
 
 
 def get_number(given: dict[str, str], name: str, default: float, *, least: float, most: float) -> float:
-    """A number of the query, in seconds where it is a time.
+    """Return a number of the query, in seconds where it is a time.
 
     Raises:
-        UsageError: it is none, or out of its range.
+        UsageError: It is none, or out of its range.
     """
     text = given.get(name)
     if text is None:
@@ -110,11 +110,11 @@ def get_number(given: dict[str, str], name: str, default: float, *, least: float
 
 
 async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
-    """The request's body.
+    """Return the request's body.
 
     Raises:
-        BodyTooLarge: it is, or says that it is, longer than `limit` bytes.
-        Disconnected: it did not arrive whole.
+        BodyTooLarge: It is, or says that it is, longer than `limit` bytes.
+        Disconnected: It did not arrive whole.
     """
     declared = get_header(scope, b"content-length")
     if declared is not None and declared.isdigit() and int(declared) > limit:

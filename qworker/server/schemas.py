@@ -118,8 +118,8 @@ def check_draft(draft: Draft, body_limit: int) -> None:
     """Refuse what no store can keep.
 
     Raises:
-        BodyTooLarge: the message is larger than allowed.
-        UsageError: a name or number is out of its range.
+        BodyTooLarge: The message is larger than allowed.
+        UsageError: A name or number is out of its range.
     """
     if len(draft.body) > body_limit:
         raise BodyTooLarge
@@ -144,7 +144,7 @@ def check_selection(selection: Selection) -> None:
     """Refuse times that no store can have written down.
 
     Raises:
-        UsageError: a message finished outside the range.
+        UsageError: A message finished outside the range.
     """
     for one in selection.unchanged or ():
         if not 0 <= (one.finished_at or 0.0) <= _LATEST:
@@ -155,7 +155,7 @@ def check_delay(delay: float) -> None:
     """Refuse a delay that no store can keep.
 
     Raises:
-        UsageError: it is negative, or longer than ten years.
+        UsageError: It is negative, or longer than ten years.
     """
     if not 0 <= delay <= _LONGEST_DELAY:
         raise UsageError(f"delay must be a number from 0 to {_LONGEST_DELAY:g} (got {delay:g})")
@@ -165,7 +165,7 @@ def validate_lease(held: LeaseRef) -> LeaseRef:
     """Refuse names that are none.
 
     Raises:
-        InvalidName: the queue or the id.
+        InvalidName: The queue or the id.
     """
     check_queue(held.queue)
     check_id(held.id)

@@ -45,11 +45,11 @@ def _is_loopback(host: str) -> bool:
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A listening socket; port 0 takes a free one.
+    """Return a listening socket; port 0 takes a free one.
 
     Raises:
-        BackendUnavailable: the address cannot be used.
-        UsageError: the port is none.
+        BackendUnavailable: The address cannot be used.
+        UsageError: The port is none.
     """
     if not 0 <= port <= 65535:
         raise UsageError(f"the port must be from 0 to 65535 (got {port})")
@@ -100,10 +100,10 @@ async def serve(
     """Serve until a signal comes, or the server that `ready` was given is told to exit; then close the backend.
 
     Args:
-        app: what answers.
-        listener: from `bind`; closed at the end.
-        protocol: the bounds; None: the defaults.
-        ready: called once the backend is open, before the first connection is taken.
+        app: What answers.
+        listener: From `bind`; closed at the end.
+        protocol: The bounds; None: the defaults.
+        ready: Called once the backend is open, before the first connection is taken.
     """
     config = uvicorn.Config(
         app,

@@ -14,7 +14,7 @@ class FakeClock:
     Safe to read and advance from any thread.
 
     Args:
-        start: the wall clock's first reading, in Unix seconds; None takes the machine's, which is what a store needs that
+        start: The wall clock's first reading, in Unix seconds; None takes the machine's, which is what a store needs that
             also sees the times its file system gives.
     """
 

@@ -27,7 +27,7 @@ async def the_total_is_right(case: Case) -> None:
 
 
 async def one_of_each(case: Case) -> dict[State, str]:
-    """A failed, a delayed, a leased and a ready message."""
+    """Return a failed, a delayed, a leased and a ready message."""
     (failed,) = await case.fail(b"fail")
     (delayed,) = await case.publish(b"delayed")
     await case.settle(await case.lease_one(), SettleAction.RELEASE, delay=case.long)
@@ -38,7 +38,7 @@ async def one_of_each(case: Case) -> dict[State, str]:
 
 
 def every_selection(state: State) -> list[Selection]:
-    """A selection of each form, and an empty one of each that can be."""
+    """Return a selection of each form, and an empty one of each that can be."""
     found = FinishedMessage(id="x", state=State.FAILED, finished_at=1.0, location="x")
     return [
         Selection(ids=["x"]),

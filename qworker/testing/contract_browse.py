@@ -67,7 +67,7 @@ async def a_removed_one_was_next(case: Case) -> None:
 
 
 async def walked(case: Case, state: State, limit: int, *, newest: bool = False) -> list[bytes]:
-    """The bodies of a state, read in steps: each begins after the last one of the step before."""
+    """Return the bodies of a state, read in steps: each begins after the last one of the step before."""
     bodies: list[bytes] = []
     after: str | None = None
     while found := await case.messages(state, after=after, limit=limit, newest=newest):

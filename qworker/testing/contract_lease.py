@@ -266,5 +266,5 @@ class LeasingContract(Contract):
 
     @staticmethod
     async def is_ready(case: Case, message_id: str) -> bool:
-        """Whether a message may be leased."""
+        """Return whether a message may be leased."""
         return await case.state(message_id) is State.READY

@@ -21,14 +21,14 @@ async def read_all(case: Case, state: State, wanted: int = 3, by: Backend | None
 
 
 def as_found(stored: StoredMessage) -> FinishedMessage:
-    """What a reader keeps of a finished message."""
+    """Return what a reader keeps of a finished message."""
     return FinishedMessage(
         id=stored.message.id, state=stored.state, finished_at=stored.finished_at, location=stored.location
     )
 
 
 def changed(one: FinishedMessage, ready: str) -> list[FinishedMessage]:
-    """What is not in the store as it says: a ready message, an unknown one, one in another state, and one of another time."""
+    """Return what is not in the store as it says: a ready message, an unknown one, one in another state, and one of another time."""
     return [
         FinishedMessage(id=ready, state=State.FAILED, finished_at=one.finished_at, location=ready),
         FinishedMessage(id="unknown", state=State.FAILED, finished_at=1.0, location="unknown"),

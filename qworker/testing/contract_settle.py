@@ -63,7 +63,7 @@ async def retry_errors_are_not_kept(case: Case) -> None:
 
 
 async def waiting_after_failure(case: Case) -> StoredMessage:
-    """A message that waits for its next attempt after it failed for a `REASON`."""
+    """Return a message that waits for its next attempt after it failed for a `REASON`."""
     await case.publish(b"x")
     lease = await case.lease_one()
     assert await case.settle(lease, SettleAction.FAIL_TMP, delay=case.tick, error=REASON)

@@ -31,7 +31,7 @@ _MANY = 20
 
 @contextlib.asynccontextmanager
 async def woken(case: Case, by: Backend | None = None) -> AsyncGenerator[None]:
-    """What happens inside must wake a wait that began before it."""
+    """Yield what happens inside must wake a wait that began before it."""
     backend = by or case.backend
 
     async def wait_for_work() -> list[Lease]:

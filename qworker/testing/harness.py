@@ -28,9 +28,9 @@ class Harness:
     stored times back, for one).
 
     Args:
-        url: the store; every `open` opens this URL.
-        clock: what the backends get; None: the machine's clock.
-        tick: seconds that are long compared with any one call, and the unit of every time in the suite; short with a real
+        url: The store; every `open` opens this URL.
+        clock: What the backends get; None: the machine's clock.
+        tick: Seconds that are long compared with any one call, and the unit of every time in the suite; short with a real
             clock, where the suite waits for about fifty of them.
     """
 
@@ -42,7 +42,7 @@ class Harness:
 
     @classmethod
     def fake(cls, url: str) -> Self:
-        """A harness with a fake clock."""
+        """Return a harness with a fake clock."""
         return cls(url, clock=FakeClock())
 
     async def __aenter__(self) -> Self:
@@ -71,7 +71,7 @@ class Harness:
         return backend
 
     def with_options(self, options: Mapping[str, str]) -> str:
-        """The URL of the store, with these options set."""
+        """Return the URL of the store, with these options set."""
         return BackendURL.parse(self.url).with_options(**options)
 
     async def open(self, *, remote_leases: bool = False, **options: str) -> Backend:
@@ -105,7 +105,7 @@ class Case:
         self.tick = harness.tick
 
     async def open(self, *, remote_leases: bool = False, **options: str) -> Backend:
-        """A second worker's backend, with these options of its URL."""
+        """Return a second worker's backend, with these options of its URL."""
         return await self.harness.open(remote_leases=remote_leases, **options)
 
     async def publish(self, *bodies: bytes, **options: Any) -> list[str]:
@@ -170,7 +170,7 @@ class Case:
         return await self.backend.stats(self.queue)
 
     async def counts(self) -> tuple[int, int, int, int]:
-        """How many are ready, leased, delayed and failed."""
+        """Return how many are ready, leased, delayed and failed."""
         stats = await self.stats()
         return stats.ready, stats.leased, stats.delayed, stats.failed
 
@@ -184,7 +184,7 @@ class Case:
         return None if found is None else found.state
 
     async def messages(self, state: State, by: Backend | None = None, **options: Any) -> list[StoredMessage]:
-        """The messages that a query with these options of `Query` gives."""
+        """Return the messages that a query with these options of `Query` gives."""
         return await list_messages(by or self.backend, self.queue, Query(state, **options))
 
     async def browse(self, state: State, **options: Any) -> list[bytes]:
@@ -192,5 +192,5 @@ class Case:
         return [stored.message.body for stored in await self.messages(state, **options)]
 
     def settlements(self, leases: Sequence[Lease], action: SettleAction, **options: Any) -> list[Settlement]:
-        """The same end for several leases."""
+        """Return the same end for several leases."""
         return [Settlement(lease=lease, action=action, **options) for lease in leases]

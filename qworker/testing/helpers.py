@@ -68,8 +68,8 @@ def in_memory(tasks: Tasks, clock: Clock = SYSTEM_CLOCK) -> Generator[Tasks]:
     What the backend of the app's own URL would refuse, such as a priority in a directory, is refused as there. It is not opened.
 
     Args:
-        tasks: the app.
-        clock: what the queues read the time from, such as a `FakeClock`, on which delays pass when the test says so.
+        tasks: The app.
+        clock: What the queues read the time from, such as a `FakeClock`, on which delays pass when the test says so.
     """
     # What was given, if anything: not what the environment says today.
     url = tasks._url  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
@@ -131,9 +131,9 @@ async def run_until_idle(tasks: Tasks, *, concurrency: int = 100, raise_failures
     From code without an event loop: `asyncio.run(run_until_idle(tasks))`.
 
     Args:
-        tasks: the app.
-        concurrency: messages at once.
-        raise_failures: raise what failed first, once nothing is left to run. That is the exception of the first attempt that ended in
+        tasks: The app.
+        concurrency: Messages at once.
+        raise_failures: Raise what failed first, once nothing is left to run. That is the exception of the first attempt that ended in
             a retry or a failure, with its traceback; a `Retry` and a `Fail` that a handler raised on purpose, a timeout
             (`TimeoutError`) and arguments that do not fit (`InvalidArguments`) too.
 
@@ -141,8 +141,8 @@ async def run_until_idle(tasks: Tasks, *, concurrency: int = 100, raise_failures
         What the worker counted.
 
     Raises:
-        RemoteFailure: with `raise_failures`, of a handler with `process=True`: its text is the traceback.
-        RuntimeError: with `raise_failures`: a message failed without an exception, such as one with its tries used up, or by one
+        RemoteFailure: With `raise_failures`, of a handler with `process=True`: its text is the traceback.
+        RuntimeError: With `raise_failures`: a message failed without an exception, such as one with its tries used up, or by one
             that is not an `Exception`, such as `SystemExit`, which is the cause.
     """
     worker = Worker(tasks, WorkerOptions(burst=True, concurrency=concurrency))
@@ -174,7 +174,7 @@ class _Failures:
 
 
 async def enqueued_calls(tasks: Tasks, queue: str | None = None) -> list[EnqueuedCall]:
-    """The calls that wait in a queue, or in every queue that the app names: the ready in their order, then the delayed."""
+    """Return the calls that wait in a queue, or in every queue that the app names: the ready in their order, then the delayed."""
     backend = await tasks.backend()
     present = set(await backend.queues())
     wanted = tasks.queue_names() if queue is None else [queue]

@@ -50,7 +50,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Add the suite to what is collected; alone where no files are named.
 
     Raises:
-        UsageError: the URL cannot be used, or pytest-asyncio is not installed.
+        UsageError: The URL cannot be used, or pytest-asyncio is not installed.
     """
     url = config.getoption("--qworker-url")
     if url is None:

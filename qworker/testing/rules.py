@@ -61,8 +61,8 @@ def rule(name: str, otherwise: Callable[[Case], Awaitable[None]] | None = None) 
     """Say that a test proves a rule.
 
     Args:
-        name: the rule, one of `RULES`.
-        otherwise: what holds on a backend that declares the deviation; None: the test ends in `NotSupported`.
+        name: The rule, one of `RULES`.
+        otherwise: What holds on a backend that declares the deviation; None: the test ends in `NotSupported`.
     """
     assert name in RULES, name
 

@@ -25,12 +25,12 @@ async def wait_until(condition: Callable[[], Any], timeout: float = 20.0, *, wha
     """Poll `condition` until its result (awaited, if it is awaitable) is true, and return that result.
 
     Args:
-        condition: called about every 10 ms.
-        timeout: seconds of real time after which the condition is taken to have failed; generous, for it costs nothing.
-        what: what was waited for, told when it fails.
+        condition: Called about every 10 ms.
+        timeout: Seconds of real time after which the condition is taken to have failed; generous, for it costs nothing.
+        what: What was waited for, told when it fails.
 
     Raises:
-        AssertionError: the condition was still false after `timeout` seconds.
+        AssertionError: The condition was still false after `timeout` seconds.
     """
     deadline = time.monotonic() + timeout
     while True:
