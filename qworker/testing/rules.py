@@ -32,7 +32,7 @@ RULES: dict[str, str] = {
     "fencing": "a holder that has lost its lease cannot settle; otherwise: its settlement is accepted",
     "retry_delay": "a temporary failure waits for its delay; otherwise: it is ready at once",
     "release_delay": "a release waits for its delay; otherwise: it is ready at once",
-    "release_in_place": "a released message is leased before later ones; otherwise: its place in the order is undefined",
+    "release_in_place": "a released message is leased before later ones; otherwise: its place can change",
     "fail_kept": "a permanently failed message is kept; otherwise: it is deleted",
     "keep_done": "acked messages can be kept as done; otherwise: they are deleted, and the URL option is refused",
     "errors_kept": "the error of a permanent failure is kept; otherwise: find returns no error",
