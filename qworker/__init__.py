@@ -1,10 +1,10 @@
 """An asyncio worker framework whose queue is a directory by default, and a Redis when you outgrow the machine.
 
 Tasks         an app: `@tasks.task` registers a function, `@tasks.raw_handler` one for messages of other programs
-Task          a registered function: `await task.enqueue(...)`, `task.enqueue_sync(...)`, `task.using(delay=...)`, `task.call(...)`
-Context       what a handler may know about its own run: annotate its first parameter so
-Retry         raise it in a handler: run the message again later
-Fail          raise it in a handler: keep the message as failed
+Task          a registered function: `await task.enqueue(...)`, `task.enqueue_sync(...)`, `task.using(delay=...)`
+Context       what a handler can know about its own attempt: annotate the first parameter of the handler with it
+Retry         raise it in a handler to run the message again later
+Fail          raise it in a handler to keep the message as failed
 Backoff       the delays of a task's retries
 Job           an enqueued call: its id and its queue
 Call          a call that is not enqueued yet, for `tasks.enqueue_many`

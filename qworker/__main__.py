@@ -1,4 +1,4 @@
-"""`python -m qworker`."""
+"""The entry point of `python -m qworker`."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ __all__ = ["Tasks"]
 if TYPE_CHECKING:
     import typing_extensions
 
-    # What the lifespan yields. Type checkers know the default, and at run time nothing needs it.
+    # The type that the lifespan yields. Only type checkers need the default.
     State = typing_extensions.TypeVar("State", default=Any)
 else:
     State = TypeVar("State")
@@ -53,8 +53,8 @@ class Tasks(Generic[State]):
             first message and leaves it after its last one. `Context.state` is what it yields.
 
     Attributes:
-        lifespan: As given.
-        clock: What its backends read the time from. Tests give a fake one before the first call.
+        lifespan: The `lifespan` argument.
+        clock: The clock of its backends. Tests set a fake one before the first call.
         registered_tasks: The tasks by name.
         raw_handlers: The raw handlers by queue.
     """
@@ -72,7 +72,7 @@ class Tasks(Generic[State]):
         self.registered_tasks: dict[str, Task[..., Any]] = {}
         self.raw_handlers: dict[str, RawHandler] = {}
         self._backends: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _LoopBackend] = weakref.WeakKeyDictionary()
-        # The last one that was used: most apps have a single loop, and each call needs it.
+        # The last backend that was used. Each call needs it, and most apps have a single loop.
         self._latest: _LoopBackend | None = None
         self._portal = Portal()
         self._header_sources: list[Callable[[], Mapping[str, str]]] = []
@@ -340,7 +340,7 @@ class _LoopBackend:
                 try:
                     await self.backend.open()
                 except Exception:
-                    # Nothing else closes what it holds already, such as a connection to a server that has refused us.
+                    # Nothing else closes what the backend already holds, such as a connection to a server that refuses.
                     await self.backend.aclose()
                     raise
                 await anext(self._closer)

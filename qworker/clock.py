@@ -1,4 +1,4 @@
-"""Time, behind one seam: everything in the core and in the backends that reads a clock takes a `Clock`."""
+"""The clock that all code of the core and the backends reads the time from."""
 
 from __future__ import annotations
 
@@ -10,28 +10,31 @@ __all__ = ["SYSTEM_CLOCK", "Clock", "SystemClock"]
 
 
 class Clock(Protocol):
-    """Two readings in seconds: the wall clock for what others see, the monotonic one for what this process waits."""
+    """A source of time in seconds.
+
+    The wall clock is for times that other processes see. The monotonic clock is for the waits of this process.
+    """
 
     def time(self) -> float:
-        """Seconds since the Unix epoch; may step."""
+        """Return the seconds since the Unix epoch. The value can jump when the clock is set."""
         ...
 
     def monotonic(self) -> float:
-        """Seconds that only ever rise, at the rate of real time; the origin has no meaning."""
+        """Return seconds that never decrease and have no fixed origin. They run at the rate of real time."""
         ...
 
 
 class SystemClock:
-    """The machine's own clocks."""
+    """The clocks of the machine."""
 
     __slots__ = ()
 
     def time(self) -> float:
-        """Seconds since the Unix epoch."""
+        """Return the seconds since the Unix epoch."""
         return _wall()
 
     def monotonic(self) -> float:
-        """Seconds that only ever rise."""
+        """Return seconds that never decrease."""
         return _monotonic()
 
 

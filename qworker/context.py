@@ -16,7 +16,7 @@ __all__ = ["Context"]
 if TYPE_CHECKING:
     import typing_extensions
 
-    # Type checkers know the default: `Context` alone is `Context[Any]`. At run time nothing needs it.
+    # Only type checkers need the default, with which `Context` alone is `Context[Any]`.
     State_co = typing_extensions.TypeVar("State_co", covariant=True, default=Any)
 else:
     State_co = TypeVar("State_co", covariant=True)

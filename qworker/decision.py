@@ -1,4 +1,4 @@
-"""What a handler raises to choose what happens to its message."""
+"""The exceptions with which a handler chooses what happens to its message."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ __all__ = ["Decision", "Fail", "Retry", "outcome_of"]
 
 
 class Decision(QworkerError):
-    """Raised by a handler to choose what happens to its message.
+    """The base class of the exceptions with which a handler chooses what happens to its message.
 
     Attributes:
-        reason: what is kept of it.
+        reason: The text that is kept with the message.
     """
 
-    # On the class too: a subclass need not call this `__init__`.
+    # The class has a default too, because a subclass does not have to call this `__init__`.
     reason: str = ""
 
     def __init__(self, reason: str | BaseException) -> None:
         super().__init__(_reason_text(reason, type(self).__name__))
         self.reason = self.args[0]
         if isinstance(reason, BaseException):
-            # Its traceback is kept, as with `raise ... from`.
+            # As with `raise ... from`, its traceback is kept.
             self.__cause__ = reason
 
 
@@ -34,11 +34,12 @@ class Retry(Decision):
     """Run the message again later (fail_tmp).
 
     Args:
-        reason: what to keep as the message's last error: text, or an exception, of which the type and the first line are kept.
-        delay: seconds until it may run again, or a timedelta, at most ten years; below 0 is 0. None takes the task's backoff.
+        reason: The message's last error: text, or an exception, of which the type and the first line are kept.
+        delay: Seconds until the message can run again, or a timedelta, at most ten years. A negative delay counts as 0.
+            None: the task's backoff decides.
 
     Raises:
-        UsageError: the reason or the delay cannot be kept.
+        UsageError: The reason or the delay is not valid.
     """
 
     reason = "the handler asked for a retry"
@@ -53,10 +54,10 @@ class Fail(Decision):
     """Keep the message as failed, with a reason, and never run it again (fail_perm).
 
     Args:
-        reason: text, or an exception, of which the type and the first line are kept.
+        reason: Text, or an exception, of which the type and the first line are kept.
 
     Raises:
-        UsageError: the reason is neither.
+        UsageError: The reason is neither text nor an exception.
     """
 
     reason = "the handler failed the message permanently"
@@ -66,11 +67,11 @@ class Fail(Decision):
 
 
 def outcome_of(error: Decision) -> tuple[str, float | None]:
-    """The reason and the delay of what a handler chose; after the reason, the traceback of its cause.
+    """Return the reason of a decision with the traceback of its cause, and the delay in seconds.
 
     Raises:
-        UsageError: a subclass, or whoever changed it, gave it what cannot be kept.
-        BaseException: a subclass raises it.
+        UsageError: The reason or the delay is not valid, for example because a subclass set it.
+        BaseException: A property of a subclass raises it.
     """
     owner = type(error).__name__
     delay = error.delay if isinstance(error, Retry) else None
@@ -92,5 +93,5 @@ def _reason_text(reason: object, owner: str) -> str:
 
 def _delay_seconds(delay: object) -> float:
     seconds = delay.total_seconds() if isinstance(delay, timedelta) else number_of(delay)
-    # A time that has passed, as `until - now` gives it.
+    # A handler that computes `until - now` gives a negative delay if the time has passed.
     return 0.0 if seconds < 0 else check_seconds("delay", delay, most=MOST_DELAY)

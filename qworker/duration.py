@@ -1,4 +1,4 @@
-"""Time spans as text, the same in every option, setting and variable: `90`, `90s`, `500ms`, `15m`, `1.5h`, `7d`."""
+"""Durations as text: `90`, `90s`, `500ms`, `15m`, `1.5h`, `7d`. All options, settings and variables use this form."""
 
 from __future__ import annotations
 
@@ -8,25 +8,22 @@ from qworker.errors import UsageError
 
 __all__ = ["LONGEST", "format_duration", "parse_duration"]
 
-# Seconds, a hundred years. In microseconds it fits into what every store has for a time.
+# Seconds: a hundred years. Every store can hold this number of microseconds.
 LONGEST = 36_500 * 86_400.0
 
 _TEXT = re.compile(r"([0-9]{1,10}(?:\.[0-9]{1,9})?)(ms|s|m|h|d)?")
 _UNITS = {"d": 86_400.0, "h": 3600.0, "m": 60.0, "s": 1.0}
-# A nanosecond: what is smaller is an error of floats.
+# The digits of a nanosecond. Smaller differences are rounding errors of floats.
 _DIGITS = 9
 
 
 def parse_duration(text: str, *, least: float = 0.0, most: float = LONGEST) -> float:
-    """Read a time span.
+    """Return the seconds of a duration.
 
     Args:
         text: A number and a unit (`ms`, `s`, `m`, `h`, `d`). Without a unit the number is in seconds.
-        least: The shortest span that is allowed, in seconds.
-        most: The longest one.
-
-    Returns:
-        Seconds.
+        least: The shortest valid duration in seconds.
+        most: The longest valid duration in seconds.
 
     Raises:
         UsageError: It is not a duration, or it is out of range.
@@ -44,7 +41,7 @@ def parse_duration(text: str, *, least: float = 0.0, most: float = LONGEST) -> f
 
 
 def format_duration(seconds: float) -> str:
-    """Write a time span in the largest unit that needs no fraction; `parse_duration` reads it."""
+    """Return a duration as text in the largest unit without a fraction, for `parse_duration`."""
     for unit, size in _UNITS.items():
         if seconds and seconds % size == 0:
             return f"{seconds / size:.0f}{unit}"

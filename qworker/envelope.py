@@ -1,4 +1,6 @@
-"""The envelope: the JSON object that a task call becomes in a message's body. Described for other languages in docs/envelope.md.
+"""The envelope: the JSON object that encodes a task call in a message's body.
+
+docs/envelope.md describes it for other languages.
 
 {"task": "thumbnail", "args": ["a.png"], "kwargs": {"width": 640}, "headers": {"traceparent": "00-..."}}
 """
@@ -24,7 +26,7 @@ class Envelope(msgspec.Struct, frozen=True, gc=True):
         task: The task's name.
         args: Its arguments by position.
         kwargs: Its arguments by name.
-        headers: What travels with the call.
+        headers: The headers of the call: texts by name.
     """
 
     task: str
@@ -40,20 +42,20 @@ class _Head(msgspec.Struct, frozen=True):
 _decode = msgspec.json.Decoder(Envelope).decode
 _decode_head = msgspec.json.Decoder(_Head).decode
 _WITHOUT_NUMBERS = frozenset({str, int, bool, bytes})
-# Several times as fast as `in`, for small bodies and for large ones.
+# A search with a regular expression is several times as fast as `in`.
 _find_null = re.compile(b"null").search
 _pack = msgspec.msgpack.Encoder().encode
-# What a packed number begins with that is nan or infinite; other bytes may look like it.
+# The first bytes of a packed number that is nan or infinite. Other data can contain the same bytes.
 _NOT_FINITE = re.compile(rb"\xcb[\x7f\xff][\xf0-\xff]", re.DOTALL)
 _encode = msgspec.json.Encoder().encode
 
 
 def open_envelope(body: bytes) -> Envelope | tuple[str, str] | None:
-    """Read a body.
+    """Decode a body.
 
     Returns:
-        The envelope; or, for an object that names a task but is damaged, the task's name and what is wrong; or None for a
-        body that is no envelope.
+        The envelope. If the body names a task but is not valid: the task's name and what is wrong. If the body is not
+        an envelope: None.
     """
     try:
         return _decode(body)
@@ -68,7 +70,7 @@ def open_envelope(body: bytes) -> Envelope | tuple[str, str] | None:
 
 
 class EnvelopeEncoder:
-    """Makes one task's envelopes; what is the same in all of them is encoded once."""
+    """The encoder of one task's envelopes. It encodes their common beginning once."""
 
     __slots__ = ("_head", "_task")
 
@@ -77,16 +79,16 @@ class EnvelopeEncoder:
         self._head = b'{"task":' + _encode(task) + b',"args":'
 
     def encode(self, args: tuple[Any, ...], kwargs: dict[str, Any], headers: dict[str, str]) -> bytes:
-        """The body for a call.
+        """Return the body of a call.
 
         Raises:
-            InvalidArguments: an argument has no JSON form.
+            InvalidArguments: An argument cannot be encoded as JSON.
         """
         try:
             given = _encode(args)
             if kwargs:
                 given += b',"kwargs":' + _encode(kwargs)
-            # nan and infinity become null, which the worker would take for None, or refuse.
+            # nan and infinity become null. The worker would take it for None, or refuse it.
             if _find_null(given):
                 self._check_numbers(args, kwargs)
             body = self._head + given
@@ -108,19 +110,19 @@ class EnvelopeEncoder:
 
 
 def _may_hold_not_finite(value: Any) -> bool:
-    """A quick look, which is never wrong when it says no."""
+    """Return whether a value can contain nan or infinity. The check is fast, and False is always right."""
     try:
         return _NOT_FINITE.search(_pack(value)) is not None
     except OverflowError:
-        # Of a whole number that JSON has room for.
+        # JSON can hold larger whole numbers than msgpack.
         return True
 
 
 def _not_finite(value: Any) -> float | None:
-    """The first number in it that is nan or infinite."""
+    """Return the first number in a value that is nan or infinite."""
     if isinstance(value, float):
         return None if math.isfinite(value) else value
-    # As `to_builtins` makes them.
+    # `to_builtins` creates only these containers.
     kind: Any = value.__class__
     values: Iterable[Any] = value.values() if kind is dict else value if kind in {list, tuple, set, frozenset} else ()
     return next((found for item in values if (found := _not_finite(item)) is not None), None)

@@ -1,7 +1,7 @@
-"""One tree of errors.
+"""All errors, in one tree.
 
 QworkerError
-├── UsageError               the caller's mistake; one line and the fix (exit status 2)
+├── UsageError               the caller made a mistake; the text is one line with the fix (exit status 2)
 │   ├── InvalidURL           a backend URL that cannot be understood
 │   ├── InvalidName          a queue name, message id or key that is not allowed
 │   ├── InvalidArguments     arguments that do not fit a task's signature
@@ -9,17 +9,17 @@ QworkerError
 │   ├── DuplicateTask        a task name or raw handler registered twice
 │   ├── MissingExtra         an optional dependency that is not installed
 │   ├── AppImportError       `module:attribute` cannot be imported
-│   └── NotSupported         the backend's protocol has no place for what was asked
-├── BackendError             the store said no
+│   └── NotSupported         the backend's protocol does not support what was requested
+├── BackendError             the store cannot carry out an operation
 │   ├── BackendUnavailable   the store cannot be reached (exit status 3 at start)
-│   ├── QueueNotFound        no such queue
-│   │   └── StoreNotFound    no such directory, and so no queue in it
+│   ├── QueueNotFound        the queue does not exist
+│   │   └── StoreNotFound    the directory of the store does not exist
 │   ├── QueueFull            the queue is at its capacity
-│   ├── StorageFull          no space, no inodes, or no memory left in the store
-│   ├── PublishUncertain     outcome unknown: perhaps stored; publish again with the same id
+│   ├── StorageFull          the store has no space, inodes or memory left
+│   ├── PublishUncertain     the message may or may not be stored: publish it again with the same id
 │   ├── FormatTooNew         the queue was written by a newer release
-│   └── PermissionDenied     the store refuses this user, or is not fit for queues
-├── LeaseLost                the lease is no longer held; its outcome was refused
+│   └── PermissionDenied     the store refuses this user, or cannot hold queues
+├── LeaseLost                the lease is lost, and its outcome was refused
 └── Decision                 raised by handlers to choose what happens to their message (decision.py)
     ├── Retry                fail_tmp: run again later
     └── Fail                 fail_perm: keep it as failed, with a reason
@@ -52,11 +52,11 @@ __all__ = [
 
 
 class QworkerError(Exception):
-    """The root of everything qworker raises on purpose."""
+    """The base class of all errors that qworker raises on purpose."""
 
 
 class UsageError(QworkerError):
-    """The caller's mistake: the text is one line that says what is wrong and the fix."""
+    """A mistake of the caller. The text is one line that says what is wrong and what to do."""
 
 
 class InvalidURL(UsageError):
@@ -83,7 +83,7 @@ class MissingExtra(UsageError):
     """An optional dependency that is not installed."""
 
     def __init__(self, extra: str, needed_for: str) -> None:
-        # The package index has another project under the name qworker: no advice may lead there.
+        # PyPI has another project named qworker, so the text must not advise `pip install qworker`.
         super().__init__(
             f"{needed_for} needs the extra {extra!r}: "
             f"in a checkout of qworker run pip install '.[{extra}]', elsewhere pip install 'WHEEL_FILE[{extra}]'"
@@ -96,11 +96,11 @@ class AppImportError(UsageError):
 
 
 class NotSupported(UsageError):
-    """The backend's protocol has no place for what was asked."""
+    """The backend's protocol does not support what was requested."""
 
 
 class BackendError(QworkerError):
-    """The store said no."""
+    """The store cannot carry out an operation."""
 
 
 class BackendUnavailable(BackendError):
@@ -108,7 +108,7 @@ class BackendUnavailable(BackendError):
 
 
 class QueueNotFound(BackendError):
-    """No such queue."""
+    """The queue does not exist."""
 
     def __init__(self, queue: str) -> None:
         super().__init__(f"queue {queue!r} does not exist: create it with `qworker create URL {queue}`")
@@ -116,11 +116,11 @@ class QueueNotFound(BackendError):
 
 
 class StoreNotFound(QueueNotFound):
-    """No such directory, and so no queue in it.
+    """The directory of the store does not exist, and so none of its queues exists.
 
     Args:
-        directory: the absolute path at which the store would be.
-        queue: the queue that was asked for; empty: none in particular.
+        directory: The absolute path of the missing directory.
+        queue: The queue that was requested. Empty: no particular queue.
     """
 
     def __init__(self, directory: str, queue: str = "") -> None:
@@ -139,11 +139,14 @@ class QueueFull(BackendError):
 
 
 class StorageFull(BackendError):
-    """No space, no inodes, or no memory left in the store; nothing partial is visible."""
+    """The store has no space, inodes or memory left. No partial message is visible."""
 
 
 class PublishUncertain(BackendError):
-    """The outcome of a publish is unknown: perhaps stored. Publish again with the same id: no second message beside a stored one."""
+    """It is unknown whether a message was stored.
+
+    Publish it again with the same id: a message that is stored already is not stored twice.
+    """
 
 
 class FormatTooNew(BackendError):
@@ -151,8 +154,8 @@ class FormatTooNew(BackendError):
 
 
 class PermissionDenied(BackendError):
-    """The store refuses this user, or is not fit for queues: waiting does not help."""
+    """The store refuses this user, or cannot hold queues. A later attempt fails too."""
 
 
 class LeaseLost(QworkerError):
-    """The lease is no longer held: the message may run elsewhere, and this holder's outcome is refused."""
+    """The lease is lost. The message can run on another worker, and the store refuses this holder's outcome."""

@@ -1,4 +1,4 @@
-"""Which extra brings a module that is not installed."""
+"""The extras that install optional modules."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from qworker.errors import MissingExtra, UsageError
 
 __all__ = ["EXTRAS", "not_installed"]
 
-# By the first part of a module's name. Only what is imported late: the rest is always there.
+# The extra of each optional module, by the first part of the module's name.
 EXTRAS = {
     "redis": "redis",
     "hiredis": "redis",
@@ -27,11 +27,11 @@ EXTRAS = {
 
 
 def not_installed(error: ModuleNotFoundError, needed_for: str) -> UsageError:
-    """What to raise for a module that is not installed: one line that says what to install.
+    """Return the error for a module that is not installed. Its text says what to install.
 
     Args:
-        error: what the import raised.
-        needed_for: what cannot be used without it, such as `qworker serve`.
+        error: The error that the import raised.
+        needed_for: The feature that needs the module, such as `qworker serve`.
     """
     extra = EXTRAS.get((error.name or "").partition(".")[0])
     if extra is not None:

@@ -1,6 +1,6 @@
-"""The names of log events and of their fields: constant, so that they can be searched and counted.
+"""The constant names of log events and of their fields.
 
-Every event of a message has `message_id`, `task`, `queue`, `tries` and `token`; every event of a worker has `worker`.
+Every event of a message has `message_id`, `task`, `queue`, `tries` and `token`. Every event of a worker has `worker`.
 """
 
 from __future__ import annotations
@@ -44,23 +44,23 @@ __all__ = [
 
 # -- a message's end ---------------------------------------------------------------------------------------------------
 
-# debug: the handler returned.
+# Level debug. The handler returned.
 MESSAGE_ACKED = "message_acked"
-# warning: it runs again later.
+# Level warning. The message runs again later.
 MESSAGE_RETRIED = "message_retried"
-# warning: it has failed and is kept.
+# Level warning. The message has failed and is kept.
 MESSAGE_FAILED = "message_failed"
-# info: given back untouched.
+# Level info. The message was released without counting a try.
 MESSAGE_RELEASED = "message_released"
-# info: its last attempt waits until nothing else runs in this worker.
+# Level info. The last attempt of the message waits until no other message runs in this worker.
 MESSAGE_ISOLATED = "message_isolated"
-# warning: another may have it; this worker's outcome does not count.
+# Level warning. Another worker may hold the message, and this worker's outcome does not count.
 LEASE_LOST = "lease_lost"
-# error: the store did not answer until the lease had expired.
+# Level error. The store did not answer before the lease expired.
 SETTLEMENT_ABANDONED = "settlement_abandoned"
-# warning: a cancelled handler does not end; its lease is left to expire.
+# Level warning. A cancelled handler does not stop. Its lease will expire.
 HANDLER_STUCK = "handler_stuck"
-# warning, once per name: neither a task nor a raw handler takes it.
+# Level warning, once for each name. The app has no task and no raw handler for the message.
 UNKNOWN_TASK = "unknown_task"
 
 # -- a worker's life ---------------------------------------------------------------------------------------------------
@@ -70,7 +70,7 @@ WORKER_QUIET = "worker_quiet"
 WORKER_DRAINING = "worker_draining"
 WORKER_ABORTING = "worker_aborting"
 WORKER_STOPPED = "worker_stopped"
-# warning, once: this process holds as many leases as the store lets it.
+# Level warning, once. This process holds the maximum number of leases that the store allows.
 CONCURRENCY_LIMITED = "concurrency_limited"
 BACKEND_UNAVAILABLE = "backend_unavailable"
 BACKEND_RECOVERED = "backend_recovered"
@@ -78,11 +78,11 @@ OBSERVER_FAILED = "observer_failed"
 
 # -- the history -------------------------------------------------------------------------------------------------------
 
-# warning, once: events cannot be written (a full disk, no permission); messages flow on, and it is tried again.
+# Level warning, once. Events cannot be written (full disk, no permission). Messages still run, and the worker retries.
 HISTORY_PAUSED = "history_paused"
-# warning: they can again; what happened meanwhile is not in the history.
+# Level warning. Events can be written again. The events since `history_paused` are missing.
 HISTORY_RESUMED = "history_resumed"
-# warning: what is older than the retention cannot be removed.
+# Level warning. Events that are older than the retention cannot be removed.
 HISTORY_PRUNE_FAILED = "history_prune_failed"
 
 # -- fields ------------------------------------------------------------------------------------------------------------
@@ -93,13 +93,13 @@ QUEUE = "queue"
 TRIES = "tries"
 TOKEN = "token"
 WORKER = "worker"
-# Seconds from the handler's start to its end.
+# Seconds that the handler ran.
 DURATION_S = "duration_s"
 OUTCOME = "outcome"
 ERROR_TYPE = "error_type"
 ERROR = "error"
-# Where there is a span.
+# These two are present only if there is a span.
 TRACE_ID = "trace_id"
 SPAN_ID = "span_id"
-# Which of a worker's loops speaks.
+# The loop of the worker that logs.
 LOOP = "loop"

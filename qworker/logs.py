@@ -1,7 +1,7 @@
-"""Logging: structlog, lines for people on a terminal and JSON everywhere else, always to stderr.
+"""Logging with structlog to standard error: colored lines on a terminal, JSON everywhere else.
 
-What the app's own code logs, with structlog or with the standard library, is shown in the same way, and says which message's handler
-it comes from.
+Logs of the app's own code, from structlog or from the standard library, have the same form. Logs of a handler also have
+the fields of its message.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ __all__ = [
 
 _LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
 _LONGEST_LINE = 500
-# Loggers of the libraries that qworker itself uses: what they say below a warning is not the app's.
+# Loggers of libraries that qworker itself uses. The app did not ask for their debug and info lines.
 _QUIET = ("asyncio", "watchfiles")
 
 _configured: list[tuple[bool | None, str]] = []
@@ -46,28 +46,28 @@ class Running(Protocol):
     """A message whose handler runs."""
 
     def fields(self) -> dict[str, Any]:
-        """What a log line says of it."""
+        """Return the fields of the message for a log line."""
         ...
 
     @property
     def is_over(self) -> bool:
-        """Whether its handler has ended: what still runs in a copy of its context is of no message any more."""
+        """Whether the handler has ended. Code that still runs in a copy of its context belongs to no message."""
         ...
 
 
-# In a handler's own context: what is logged there, and in the tasks and threads that it starts, is of this message.
+# The message of a handler's context. The tasks and threads that the handler starts inherit the context.
 RUNNING: ContextVar[Running | None] = ContextVar("qworker_running", default=None)
 
 
 def configure(json: bool | None = None, level: str = "info") -> None:
-    """Set structlog up for this process.
+    """Configure structlog for this process.
 
     Args:
-        json: JSON lines; None: unless stderr is a terminal.
-        level: the lowest level that is shown: debug, info, warning, error or critical.
+        json: Whether to write JSON lines. None: if standard error is not a terminal.
+        level: The lowest level that is shown: debug, info, warning, error or critical.
 
     Raises:
-        UsageError: no such level.
+        UsageError: The level is not valid.
     """
     number = _number(level)
     structlog.configure(
@@ -89,9 +89,9 @@ def configure(json: bool | None = None, level: str = "info") -> None:
 
 
 def show_standard_logging(json: bool | None = None, level: str = "info") -> None:
-    """Show what is logged with the standard library as `configure` shows the rest.
+    """Show logs of the standard library in the form that `configure` sets.
 
-    To be called when the app is imported: an app that has given the root logger handlers of its own keeps them, and only them.
+    Call it after the app is imported. If the app has added handlers to the root logger, this adds none.
     """
     root, number = logging.getLogger(), _number(level)
     if root.handlers:
@@ -119,7 +119,7 @@ def show_standard_logging(json: bool | None = None, level: str = "info") -> None
     )
     root.addHandler(handler)
     if root.level == logging.WARNING:
-        # As Python made it.
+        # This is the level that Python sets, so the app has not chosen one.
         root.setLevel(number)
     for name in _QUIET:
         logger = logging.getLogger(name)
@@ -135,46 +135,46 @@ def _number(level: str) -> int:
 
 
 def configured() -> tuple[bool | None, str] | None:
-    """The arguments of the last `configure`, for handlers' processes to do the same; None: it was not called."""
+    """Return the arguments of the last `configure`, for the processes of handlers. None: it was not called."""
     return _configured[0] if _configured else None
 
 
 def debug_enabled() -> bool:
-    """Whether debug lines are shown. An application that never set structlog up gets none per message from a worker."""
+    """Return whether debug lines are shown. If structlog is not configured, they are not."""
     if not structlog.is_configured():
         return False
     return bool(structlog.get_logger().is_enabled_for(logging.DEBUG))
 
 
 def one_line(text: str) -> str:
-    """What went wrong, short and printable: see `failure.summary`."""
+    """Return a short, printable summary of an error text. See `failure_text.summary`."""
     return printable(summary(text)[:_LONGEST_LINE])
 
 
 class WorkerLog:
-    """A worker's logger: a line that a processor or a sink of the app's own breaks on is lost, and ends nobody."""
+    """The logger of a worker. If a processor of the app raises, the line is lost and the worker continues."""
 
     def __init__(self, log: Any) -> None:
         self._log = log
 
     def bind(self, **fields: Any) -> WorkerLog:
-        """The same with more fields."""
+        """Return a logger with more fields."""
         return WorkerLog(self._log.bind(**fields))
 
     def debug(self, event: str, **fields: Any) -> None:
-        """Log."""
+        """Log an event at level debug."""
         self._say(self._log.debug, event, fields)
 
     def info(self, event: str, **fields: Any) -> None:
-        """Log."""
+        """Log an event at level info."""
         self._say(self._log.info, event, fields)
 
     def warning(self, event: str, **fields: Any) -> None:
-        """Log."""
+        """Log an event at level warning."""
         self._say(self._log.warning, event, fields)
 
     def error(self, event: str, **fields: Any) -> None:
-        """Log."""
+        """Log an event at level error."""
         self._say(self._log.error, event, fields)
 
     def _say(self, say: Any, event: str, fields: dict[str, Any]) -> None:
@@ -185,7 +185,7 @@ class WorkerLog:
 
 
 def add_message(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """A structlog processor: the message whose handler logs, for an app that configures structlog by itself."""
+    """Add the fields of the handler's message: a structlog processor for apps that configure structlog themselves."""
     running = RUNNING.get()
     if running is not None and not running.is_over:
         for name, value in running.fields().items():
@@ -200,7 +200,7 @@ def _renderer(json: bool | None) -> Any:
 
 
 def _in_colors() -> bool:
-    """As https://no-color.org and https://force-color.org say."""
+    """Return whether to use colors, by the rules of https://no-color.org and https://force-color.org."""
     if os.environ.get("NO_COLOR"):
         return False
     if os.environ.get("FORCE_COLOR"):
@@ -209,7 +209,7 @@ def _in_colors() -> bool:
 
 
 def _add_trace(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """The current span's ids, where the application has OpenTelemetry at all."""
+    """Add the ids of the current span if the app has imported OpenTelemetry."""
     trace: Any = sys.modules.get("opentelemetry.trace")
     if trace is not None and events.TRACE_ID not in event:
         span = trace.get_current_span()
@@ -221,7 +221,7 @@ def _add_trace(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> M
 
 
 def _strip_controls(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> Mapping[str, Any]:
-    # What comes from messages must not draw on the terminal, nor begin a new line that looks like another event.
+    # Text from messages must not control the terminal, or begin a new line that looks like another event.
     for name, value in event.items():
         if isinstance(value, str) and not value.isprintable() and name != "exception":
             event[name] = printable(value)

@@ -1,4 +1,4 @@
-"""Messages and what happens to them.
+"""Messages, their states, and the operations on them.
 
                 publish                  lease                    ack
     (producer) ─────────► ready ─────────────────────► leased ─────────► done, or gone
@@ -9,7 +9,7 @@
                                         (tries + 1)      │
                             ready ◄──────────────────────┘ (tries unchanged)
 
-Every arrow is one atomic step of the store, conditional on the lease's token where there is a lease.
+Every arrow is one atomic step of the store. If the message is leased, the step depends on the token of the lease.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ __all__ = [
 class State(StrEnum):
     """The state of a stored message.
 
-    Its value is what is stored: names of directories, Redis keys and script arguments, values in archives. People and
+    The value is the stored form: in names of directories, Redis keys, script arguments and archives. People and
     programs read `word` instead.
     """
 
@@ -55,7 +55,7 @@ class State(StrEnum):
 
     @property
     def word(self) -> str:
-        """The word that is shown: on the command line, in JSON, metrics and error texts."""
+        """The word that the command line, JSON, metrics and error texts show."""
         return STATE_WORDS[self]
 
     @classmethod
@@ -63,7 +63,7 @@ class State(StrEnum):
         """Return the state of a word that is shown.
 
         Raises:
-            UsageError: It is not the word of a state.
+            UsageError: The word is not a state.
         """
         for state, shown in STATE_WORDS.items():
             if shown == word:
@@ -85,18 +85,19 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     Attributes:
         body: The bytes that its handler gets.
-        id: While a message with this id is stored, in any state, another is not stored. None: the backend makes one.
-        delay: Seconds from now, by the store's clock, until it may be leased.
-        due_at: Unix seconds instead of `delay`; wins over it.
+        id: While a message with this id is stored, in any state, another one is not stored. None: the backend
+            creates an id.
+        delay: Seconds from now, by the store's clock, until the message can be leased.
+        due_at: Unix seconds at which it can be leased, instead of `delay`.
         priority: 0 (default) to 9 (first).
-        unique_key: While a message with this key is ready, delayed or leased, another is not stored.
-        task: A label for people who list the store: the task's name, where there is one.
+        unique_key: While a message with this key is ready, delayed or leased, another one is not stored.
+        task: The task's name, as a label in listings of the store. None without a task.
         argv: fsq's arguments, for protocols that have them.
         fields: rfq's flat map, for protocols that have one.
         tries: The failed attempts of a message that comes from another store.
-        enqueued_at: Unix seconds at which such a message was enqueued there.
-        original_id: Its id there, for protocols that give it one of their own. It is kept with the message, and a second
-            message with the same one is not stored.
+        enqueued_at: Unix seconds at which a message that comes from another store was enqueued there.
+        original_id: The message's id in the store that it comes from, for protocols that assign ids themselves. It is
+            kept with the message, and a second message with the same original id is not stored.
     """
 
     body: bytes
@@ -117,16 +118,16 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One unit of work in a queue.
 
     Attributes:
-        id: Its id, unique in the world unless its producer chose it.
+        id: Its id. An id that qworker created is unique in the world.
         queue: The queue's name.
         body: The bytes as they were published.
         tries: Failed attempts so far: temporary failures and expired leases both count.
-        enqueued_at: Unix seconds.
+        enqueued_at: Unix seconds at which it was enqueued.
         priority: 0 (default) to 9 (first).
-        unique_key: The key under which it is stored once at a time, if it has one.
-        argv: fsq's arguments; the old name of a file that another program put into the queue.
+        unique_key: Its unique key, if it has one.
+        argv: fsq's arguments, or the original name of a raw file that another program put into the queue.
         fields: rfq's flat map.
-        original_id: The id that it had in the store that it came from, where this one gave it another.
+        original_id: The id that it had in another store, if this store assigned a new one.
     """
 
     id: str
@@ -142,12 +143,15 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Lease(msgspec.Struct, kw_only=True, eq=False):
-    """A message claimed until an expiry. Backends subclass it with what they need to find their claim again.
+    """The exclusive right to run a message until an expiry.
+
+    Backends subclass it with the data that they need to find the leased message again.
 
     Attributes:
         message: The message.
-        token: The fencing token, which rises with each delivery of the message. A holder that has lost it can change nothing.
-        expires_at: Unix seconds by the store's clock.
+        token: The fencing token, which rises with each delivery of the message. A holder with an old token cannot
+            change the message.
+        expires_at: Unix seconds, by the store's clock, at which the lease expires.
     """
 
     message: Message
@@ -164,7 +168,7 @@ class SettleAction(StrEnum):
     RELEASE = "release"
 
 
-# The words for what has happened when the store has carried out an action.
+# The outcome of each action, when the store has carried it out.
 OUTCOMES: dict[SettleAction, Literal["acked", "retried", "failed", "released"]] = {
     SettleAction.ACK: "acked",
     SettleAction.FAIL_TMP: "retried",
@@ -178,9 +182,9 @@ class Settlement(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     Attributes:
         lease: The lease.
-        action: How it ends.
-        delay: Seconds until a fail_tmp may run again.
-        error: Why, for fail_tmp and fail_perm; kept with the message.
+        action: How the lease ends.
+        delay: Seconds until the message can run again, for fail_tmp.
+        error: The error that is kept with the message, for fail_tmp and fail_perm.
     """
 
     lease: Lease
@@ -190,14 +194,14 @@ class Settlement(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 
 class Query(msgspec.Struct, frozen=True):
-    """What `browse` is to give: the messages in one state, or some of them.
+    """The messages that `browse` returns: those in one state, or some of them.
 
     Attributes:
-        state: Where they are.
-        part: One of `parts`: what is in it, in any order. None: everything, in the order of the state.
-        after: The `position` of a message that was given before: what follows it in the order. None: from the beginning.
-        limit: At most so many, at least 1; None: all.
-        newest: Whether the order is reversed: the last come first.
+        state: The state of the messages.
+        part: One of the state's `parts`. Its messages come in any order. None: all messages, in the order of the state.
+        after: The `position` of a message. Only messages that follow it are returned. None: start at the beginning.
+        limit: The maximum number of messages, at least 1. None: no limit.
+        newest: Whether the order is reversed, with the last message first.
 
     Raises:
         UsageError: The limit is less than 1, or a part comes with `after` or `newest`.
@@ -210,7 +214,7 @@ class Query(msgspec.Struct, frozen=True):
     newest: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be answered."""
+        """Check the limit and the part."""
         if self.limit is not None and self.limit < 1:
             raise UsageError(f"limit must be at least 1 (got {self.limit})")
         if self.part is not None and (self.newest or self.after is not None):
@@ -218,19 +222,19 @@ class Query(msgspec.Struct, frozen=True):
 
 
 class StoredMessage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A message as `browse` sees it: a look, not a claim.
+    """A message as `browse` and `find` return it. It is not leased.
 
     Attributes:
         message: The message.
-        state: Where it is.
-        due_at: Unix seconds at which a delayed message may be leased; None in other states.
-        expires_at: Unix seconds at which a leased message's lease ends; None in other states.
-        finished_at: Unix seconds at which a done or failed message ended; None in other states.
-        holder: The worker that leases it.
-        error: Why it failed.
-        location: Where the store has a finished message, for `Selection.unchanged`; it means nothing elsewhere.
-        position: Where it stands in the order of its state, for `Query.after`: short plain text that means nothing elsewhere.
-            None where it was not found in that order: by its id, or in a part.
+        state: Its state.
+        due_at: Unix seconds at which a delayed message can be leased. None in other states.
+        expires_at: Unix seconds at which the lease of a leased message expires. None in other states.
+        finished_at: Unix seconds at which a done or failed message finished. None in other states.
+        holder: The worker that holds the lease.
+        error: The message's last error.
+        location: The store's location of a finished message, for `Selection.unchanged` only.
+        position: The message's position in the order of its state, for `Query.after` only: short plain text. None if
+            the message was found by its id, or in a part.
     """
 
     message: Message
@@ -244,12 +248,12 @@ class StoredMessage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     position: str | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Return what JSON shows: the body in base64, and the word of the state."""
+        """Return the fields for JSON, with the body in base64 and the word of the state."""
         return {**msgspec.to_builtins(self), "state": self.state.word}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> StoredMessage:
-        """Return the message that `to_json` has shown.
+        """Return the message from the result of `to_json`.
 
         Raises:
             UsageError: The state is not known.
@@ -265,7 +269,7 @@ class FinishedMessage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         id: The message's id.
         state: `DONE` or `FAILED`.
         finished_at: Unix seconds at which it finished.
-        location: As in `StoredMessage`.
+        location: The store's location of the message, from `StoredMessage.location`.
     """
 
     id: str
@@ -283,7 +287,7 @@ class FinishedMessage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         )
 
     def has_finished_at(self, finished_at: float | None) -> bool:
-        """Return whether it finished at this time, in Unix seconds."""
+        """Return whether the message finished at this time, in Unix seconds."""
         return to_microseconds(finished_at) == to_microseconds(self.finished_at)
 
 
@@ -293,8 +297,8 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     Attributes:
         ids: The messages with these ids. An empty list selects none.
         state: All messages in this state.
-        unchanged: Those of these done and failed messages that are still as they were found. A message that was
-            requeued since, or has finished again, is not selected.
+        unchanged: The done and failed messages of this list that are unchanged since they were found. A message that
+            was requeued since then, or has finished again, is not selected.
 
     Raises:
         UsageError: None of the three is given, or several are.
@@ -310,7 +314,7 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             raise UsageError("a Selection must have exactly one of ids, state and unchanged")
 
     def to_json(self) -> dict[str, Any]:
-        """Return what JSON shows: the form that is given, with the words of its states."""
+        """Return the given form for JSON, with the words of its states."""
         data: dict[str, Any] = msgspec.to_builtins(self)
         for one in (data, *data.get("unchanged", ())):
             if "state" in one:
@@ -319,7 +323,7 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Selection:
-        """Return the selection that `to_json` has shown.
+        """Return the selection from the result of `to_json`.
 
         Raises:
             UsageError: A state is not known, or there is not exactly one form.
@@ -330,10 +334,10 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         )
 
     def require_failed(self) -> None:
-        """Check that it selects failed messages only, or messages by their ids.
+        """Check that the selection is of failed messages only, or by ids.
 
         Raises:
-            UsageError: It selects messages in another state.
+            UsageError: The selection is of messages in another state.
         """
         states = [self.state] if self.state is not None else [one.state for one in self.unchanged or ()]
         for state in states:
@@ -346,7 +350,7 @@ def _each_stored(values: object) -> object:
 
 
 def _with_stored_state(value: object) -> object:
-    """Return a JSON object with the value of its state that is stored, in place of the word that is shown."""
+    """Return a JSON object with the stored value of its state in place of the word."""
     if not isinstance(value, dict):
         return value
     data = cast("dict[str, Any]", value)
@@ -354,23 +358,23 @@ def _with_stored_state(value: object) -> object:
 
 
 def to_microseconds(seconds: float | None) -> int | None:
-    """Whole microseconds: the precision in which a time survives a table, and in which two are compared."""
+    """Return whole microseconds. Archives keep times with this precision, and times are compared with it."""
     return None if seconds is None else round(seconds * 1e6)
 
 
 class QueueStats(msgspec.Struct, frozen=True, kw_only=True):
-    """A queue's counts.
+    """The counts of a queue.
 
     Attributes:
         queue: The queue's name.
-        ready: Messages that wait for a worker.
-        leased: Messages that workers hold.
-        delayed: Messages that are due later.
-        done: Messages that are done and kept.
-        failed: Messages that will not run again.
-        oldest_age_s: Seconds that the oldest ready message has waited; None when none is ready.
+        ready: Number of messages that wait for a worker.
+        leased: Number of messages that workers hold.
+        delayed: Number of messages that are due later.
+        done: Number of acked messages that are kept.
+        failed: Number of messages that will not run again.
+        oldest_age_s: Seconds that the oldest ready message has waited. None if no message is ready.
         paused: Whether the queue is paused.
-        retention: How long finished messages are kept, in words, by state; empty where nothing is removed.
+        retention: How long finished messages are kept, as text by state. Empty if they are never removed.
     """
 
     queue: str

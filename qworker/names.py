@@ -1,7 +1,7 @@
-"""The names that cross a process's border, and the one check each of them gets.
+"""Checks of names that enter the process: queue names, message ids and unique keys.
 
-A queue name becomes a directory, a Redis key and a URL path; a message id becomes part of a file name. Both are decoded once,
-where they enter, and must then match: no other place needs to think of traversal, control characters or separators.
+A queue name becomes a directory, a Redis key and a URL path. A message id becomes a part of a file name. Both are
+decoded and checked once, when they enter. No other code has to handle path traversal, control characters or separators.
 """
 
 from __future__ import annotations
@@ -27,38 +27,40 @@ def check_queue(name: str) -> str:
     """Return `name` if it is a queue name.
 
     Raises:
-        InvalidName: it does not match `[A-Za-z0-9][A-Za-z0-9._-]{0,63}`.
+        InvalidName: It does not match `[A-Za-z0-9][A-Za-z0-9._-]{0,63}`.
     """
     if not _QUEUE.fullmatch(name):
         raise InvalidName(
-            f"{printable(name)!r} is not a valid queue name: use 1 to 64 of A-Z a-z 0-9 . _ - and start with a letter or digit"
+            f"{printable(name)!r} is not a valid queue name: use 1 to 64 of A-Z a-z 0-9 . _ -"
+            " and start with a letter or digit"
         )
     return name
 
 
 def is_queue_name(name: str) -> bool:
-    """Whether a directory's name can be a queue's: hidden and foreign ones cannot."""
+    """Return whether the name of a directory is a valid queue name. Names of hidden files are not."""
     return _QUEUE.fullmatch(name) is not None
 
 
 def check_id(message_id: str) -> str:
-    """Return `message_id` if it can be a message's id.
+    """Return `message_id` if it is a valid message id.
 
     Raises:
-        InvalidName: it does not match `[A-Za-z0-9][A-Za-z0-9._:-]{0,119}`.
+        InvalidName: It does not match `[A-Za-z0-9][A-Za-z0-9._:-]{0,119}`.
     """
     if not _ID.fullmatch(message_id):
         raise InvalidName(
-            f"{printable(message_id)!r} is not a valid message id: use 1 to 120 of A-Z a-z 0-9 . _ : - and start with a letter or digit"
+            f"{printable(message_id)!r} is not a valid message id: use 1 to 120 of A-Z a-z 0-9 . _ : -"
+            " and start with a letter or digit"
         )
     return message_id
 
 
 def check_key(key: str) -> str:
-    """Return `key` if it can be a deduplication key.
+    """Return `key` if it is a valid unique key.
 
     Raises:
-        InvalidName: it is empty or longer than 255 bytes.
+        InvalidName: It is empty or longer than 255 bytes.
     """
     size = len(key.encode(errors="surrogateescape"))
     if not 0 < size <= 255:
@@ -67,22 +69,22 @@ def check_key(key: str) -> str:
 
 
 def counted(count: int, what: str) -> str:
-    """`1 message`, `2,000 messages`.
+    """Return a number with its noun, such as `1 message` or `2,000 messages`.
 
     Args:
-        count: how many.
-        what: the word for one.
+        count: The number.
+        what: The noun in the singular.
     """
     return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
 
 
 def printable(text: str) -> str:
-    """`text` without control characters and lone surrogates, for logs and terminals."""
+    """Return `text` without control characters and lone surrogates, for logs and terminals."""
     return _CONTROL.sub("?", text).encode(errors="replace").decode()
 
 
 class _Identity:
-    """What makes this process's ids unlike any other's: pid, host, and a nonce, since containers share the first two."""
+    """The source of this process's ids. They contain a nonce, because containers can share process id and host name."""
 
     __slots__ = ("_last_ns", "_second", "_stamp", "pid", "suffix")
 
@@ -98,7 +100,7 @@ class _Identity:
         self._stamp = ""
 
     def take(self, count: int) -> list[str]:
-        # Strictly rising within the process, so that one publisher's messages sort in the order published.
+        # Ids rise strictly within the process, so that the messages of one publisher sort in the order of publishing.
         first = max(time.time_ns(), self._last_ns + 1)
         self._last_ns = first + count - 1
         ids: list[str] = []
@@ -117,14 +119,14 @@ os.register_at_fork(after_in_child=_identity.renew)
 
 
 def new_ids(count: int) -> list[str]:
-    """`count` new message ids, unique in the world and rising within this process.
+    """Return `count` new message ids, which are unique in the world and rise within this process.
 
-    An id is the first four fields of an fsq item's name: `<UTC second>_<nanoseconds>_<pid>_<host-nonce>`; it sorts by
-    the time of its making, and every native backend can keep it as it is.
+    An id has the form `<UTC second>_<nanoseconds>_<pid>_<host-nonce>`, the first four fields of an fsq item's name. Ids
+    sort by the time of their creation, and every native backend can keep them unchanged.
     """
     return _identity.take(count)
 
 
 def new_id() -> str:
-    """One new message id; see `new_ids`."""
+    """Return a new message id. See `new_ids`."""
     return _identity.take(1)[0]

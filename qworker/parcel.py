@@ -1,7 +1,7 @@
-"""A message on a protocol that has no place for its fields or arguments: they travel in the body, as docs/envelope.md describes.
+"""Parcels: message bodies that wrap fields or argv for protocols that have no place for them.
 
-Whoever moves a message packs it where it must be, and unpacks it where it need not be any more. A worker unpacks what it leases, so
-that a raw handler gets the message as it was published.
+docs/envelope.md describes the format. `qworker move` packs a message if the target needs it, and unpacks it if the
+target does not. A worker unpacks the messages that it leases, so a raw handler gets the message as it was published.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ _BEGINNING = b'{"qworker":"message"'
 
 
 class _Parcel(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="qworker", tag="message"):
-    """What the body has. The tag comes first: it is what a parcel is known by."""
+    """The JSON object in the body. It begins with the tag, by which `unpack` recognizes a parcel."""
 
     body: str = ""
-    # Instead, where the body is no UTF-8.
+    # This field replaces `body` if the body is not valid UTF-8.
     body_base64: bytes = b""
     fields: Mapping[str, str] | None = None
     arguments: tuple[str, ...] = ()
-    # Instead, where one of them is no UTF-8: arguments may come from names of files.
+    # This field replaces `arguments` if one of them is not valid UTF-8. They can come from names of files.
     arguments_base64: tuple[bytes, ...] = ()
 
 
@@ -34,11 +34,11 @@ _decode = msgspec.json.Decoder(_Parcel).decode
 
 
 def pack(draft: Draft, *, even_empty: bool = False) -> Draft:
-    """A draft with its fields and arguments in the body; the same one where it has none.
+    """Return a draft with its fields and argv in the body, or the same draft if it has none.
 
     Args:
-        draft: not packed yet.
-        even_empty: pack it all the same, for a protocol that has no empty bodies.
+        draft: A draft that is not packed.
+        even_empty: Whether to pack a draft without fields and argv too, for a protocol that refuses empty bodies.
     """
     if not (draft.fields or draft.argv or even_empty):
         return draft
@@ -53,7 +53,7 @@ def pack(draft: Draft, *, even_empty: bool = False) -> Draft:
 
 
 def unpack(message: Message) -> Message:
-    """The message that was packed; the same one where it is no parcel, or a damaged one."""
+    """Return the message that was packed, or the same message if its body is not a valid parcel."""
     if not message.body.startswith(_BEGINNING):
         return message
     try:

@@ -1,7 +1,7 @@
-"""When a failed message runs again: exponential backoff with full jitter, as a pure function.
+"""The delays of retries: exponential backoff with full jitter, as a pure function.
 
-Full jitter (a uniform draw below the exponential ceiling) spreads a herd of failures best; see "Exponential Backoff And
-Jitter", M. Brooker, AWS Architecture Blog, 2015.
+Full jitter (a uniform draw below the exponential maximum) spreads simultaneous failures best. See "Exponential Backoff
+And Jitter", M. Brooker, AWS Architecture Blog, 2015.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from qworker.validation import number_of, shown
 
 __all__ = ["DEFAULT_BACKOFF", "MOST_DELAY", "Backoff"]
 
-# Seconds, ten years: a later time is not stored. The names and numbers of every backend have room for it.
+# Seconds: ten years. Every backend can store a time that is this far away.
 MOST_DELAY = 10 * 365 * 86400.0
 
 
@@ -21,9 +21,9 @@ class Backoff(msgspec.Struct, frozen=True):
     """The delays of a task's retries.
 
     Attributes:
-        initial: Seconds: the longest delay after the first failure.
-        maximum: Seconds: no delay is longer.
-        multiplier: How much the longest delay grows with each failure, at least 1.
+        initial: The longest delay after the first failure, in seconds.
+        maximum: The longest delay after any failure, in seconds.
+        multiplier: The factor by which the longest delay grows with each failure, at least 1.
 
     Raises:
         UsageError: A field is not a number or is out of range.
@@ -48,13 +48,13 @@ class Backoff(msgspec.Struct, frozen=True):
             msgspec.structs.force_setattr(self, name, number)
 
     def max_delay(self, tries: int) -> float:
-        """The longest delay in seconds after the failure number `tries` (the first is 1)."""
+        """Return the longest delay in seconds after failure number `tries`. The first failure is 1."""
         exponent = max(tries, 1) - 1
-        # 2.0 ** 1024 overflows; by then every limit is reached.
+        # 2.0 ** 1024 overflows. Every maximum is reached before that.
         return min(self.maximum, self.initial * self.multiplier ** min(exponent, 60))
 
     def delay(self, tries: int, draw: float) -> float:
-        """The delay in seconds after the failure number `tries`, for a uniform `draw` from [0, 1)."""
+        """Return the delay in seconds after failure number `tries`, for a uniform `draw` from [0, 1)."""
         return self.max_delay(tries) * draw
 
 

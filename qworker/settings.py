@@ -1,4 +1,7 @@
-"""Where a setting comes from: the call or command line first, then `QWORKER_<NAME>`, then `[tool.qworker]` of pyproject.toml."""
+"""Settings from the environment and from pyproject.toml.
+
+The call or the command line has precedence over `QWORKER_<NAME>`, and the variable over `[tool.qworker]` in the file.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +20,9 @@ _FILE = "pyproject.toml"
 
 
 def settings_path() -> str | None:
-    """The pyproject.toml in the working directory or the nearest one above it; None: there is none.
+    """Return the path of the nearest pyproject.toml, in the working directory or above it.
 
-    A working directory that does not exist any more has none.
+    None: there is no such file, or the working directory was deleted.
     """
     try:
         here = Path.cwd()
@@ -29,10 +32,12 @@ def settings_path() -> str | None:
 
 
 def file_settings() -> dict[str, Any]:
-    """`[tool.qworker]` of `settings_path`, with a relative directory in `url` made absolute; empty without one.
+    """Return `[tool.qworker]` from the file at `settings_path`, or an empty dictionary.
+
+    A relative directory in `url` becomes absolute.
 
     Raises:
-        UsageError: the file cannot be read, or is not TOML.
+        UsageError: The file cannot be read, or is not valid TOML.
     """
     path = settings_path()
     if path is None:
@@ -64,7 +69,7 @@ def _read(path: str, _stamp: int) -> dict[str, Any]:
 
 
 def setting(name: str) -> str | None:
-    """A setting from the environment or the file; None where neither has it."""
+    """Return a setting from the environment or the file, or None if neither has it."""
     from_environment = os.environ.get(f"QWORKER_{name.upper().replace('-', '_')}")
     if from_environment is not None:
         return from_environment
@@ -73,10 +78,10 @@ def setting(name: str) -> str | None:
 
 
 def backend_url(given: str | None) -> str:
-    """The backend URL to use.
+    """Return the backend URL to use.
 
     Raises:
-        UsageError: nobody gave one.
+        UsageError: No URL is set.
     """
     url = given or setting("url")
     if not url:

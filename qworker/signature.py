@@ -1,4 +1,7 @@
-"""A handler's parameters: checked when a task is enqueued, converted to their annotations when it runs."""
+"""The parameters of a handler.
+
+Arguments are checked when a task is enqueued, and converted to the annotations when it runs.
+"""
 
 from __future__ import annotations
 
@@ -20,15 +23,15 @@ _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_O
 
 
 class Signature:
-    """What a handler takes, without the parameter that the worker fills in.
+    """The parameters of a handler, without the one that the worker fills.
 
     Args:
-        function: the handler; its decorators are seen through (see `qworker.definition.parameters`).
-        injected: the class by whose annotation the worker's parameter is known.
-        name: the task's name; the function's unless given.
+        function: The handler. `qworker.definition.parameters` finds its parameters through decorators.
+        injected: The class of the parameter that the worker fills.
+        name: The task's name. None: the name of the function.
 
     Raises:
-        UsageError: an annotation cannot be read, or no JSON value can become it.
+        UsageError: An annotation cannot be read, or no JSON value can become it.
     """
 
     def __init__(self, function: Callable[..., Any], injected: type[Any], name: str | None = None) -> None:
@@ -41,7 +44,7 @@ class Signature:
         for parameter in parameters:
             if is_injected(parameter.annotation, injected):
                 raise UsageError(f"{self.name}: {injected.__name__} must be the first parameter")
-        # What it says when a call does not fit.
+        # The end of the error text for a call that does not fit.
         self._hint = "; if a decorator gives one of them, it must set __signature__" if _decorated(function) else ""
         self._signature = inspect.Signature(parameters)
         self.returns = _returns(function)
@@ -66,10 +69,10 @@ class Signature:
         return Any
 
     def check_json(self) -> None:
-        """See that a message can carry every argument that a call must have.
+        """Check that a message can carry every required argument.
 
         Raises:
-            UsageError: no JSON value can become an annotation.
+            UsageError: No JSON value can become an annotation.
         """
         for parameter in self._signature.parameters.values():
             optional = parameter.default is not parameter.empty or parameter.kind in _SURPLUS
@@ -81,7 +84,7 @@ class Signature:
                 )
 
     def shown(self, first: str | None = None, returns: Any = inspect.Signature.empty) -> inspect.Signature:
-        """What `inspect.signature` is to say of a function that takes the same, perhaps after a parameter `first`."""
+        """Return a signature with these parameters for `inspect.signature`, with `first` before them if it is given."""
         parameters = list(self._signature.parameters.values())
         if first is not None:
             parameters.insert(0, inspect.Parameter(first, inspect.Parameter.POSITIONAL_ONLY))
@@ -93,7 +96,7 @@ class Signature:
         return list(self._named)
 
     def refuses_none(self, name: str) -> bool:
-        """Whether a parameter has a default and cannot be None: where there is no value, it is left out."""
+        """Return whether a parameter has a default and cannot be None. Without a value, leave such an argument out."""
         parameter = self._signature.parameters.get(name)
         if parameter is None or parameter.default is parameter.empty:
             return False
@@ -104,10 +107,10 @@ class Signature:
         return False
 
     def check(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """See that a call fits.
+        """Check that the arguments of a call fit.
 
         Raises:
-            InvalidArguments: an argument is missing, unknown or given twice.
+            InvalidArguments: An argument is missing, unknown or given twice.
         """
         if self._fits(args, kwargs):
             return
@@ -117,7 +120,7 @@ class Signature:
             raise InvalidArguments(f"task {self.name!r}: {error}; it takes {self._signature}{self._hint}") from error
 
     def fits(self, count: int) -> bool:
-        """Whether a call with so many arguments by position, and none by name, fits."""
+        """Return whether a call with this number of positional arguments, and no other ones, fits."""
         return self._fits((None,) * count, {}) or self._binds(count)
 
     def _binds(self, count: int) -> bool:
@@ -128,7 +131,10 @@ class Signature:
         return True
 
     def _fits(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-        """Whether a call without surplus arguments fits; `bind`, which takes ten times as long, knows the rest, and what is wrong."""
+        """Return whether a call certainly fits.
+
+        If the result is False, `bind` decides about surplus arguments and finds the error. It takes ten times as long.
+        """
         if not kwargs:
             return not self._keyword_only_required and self._required <= len(args) <= len(self._positional_types)
         by_position = self._positional_names[: len(args)]
@@ -142,15 +148,15 @@ class Signature:
     def convert(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], *, strict: bool = True
     ) -> tuple[list[Any], dict[str, Any]]:
-        """Arguments from JSON as the annotations want them.
+        """Convert arguments from JSON to the types of the annotations.
 
         Args:
-            args: by position.
-            kwargs: by name.
-            strict: otherwise a number or a truth value may also be a text that says it, as in a table of texts.
+            args: The positional arguments.
+            kwargs: The keyword arguments.
+            strict: Whether to refuse a text for a number or a bool. A table of texts needs False.
 
         Raises:
-            InvalidArguments: they do not fit; says which and why.
+            InvalidArguments: An argument does not fit. The text names it and says why.
         """
         self.check(args, kwargs)
         types = self._positional_types
@@ -179,7 +185,7 @@ class Signature:
             raise InvalidArguments(f"task {self.name!r}, argument {self._place(which)}: {_plain(error)}") from error
 
     def _place(self, which: int | str) -> str:
-        """An argument for people: its name, and its number where it was given by position."""
+        """Return an argument for an error text: its name, and the number of a positional one."""
         if isinstance(which, str):
             return which
         names = self._positional_names
@@ -187,17 +193,17 @@ class Signature:
 
 
 def _plain(error: msgspec.ValidationError) -> str:
-    """The text of msgspec as a part of a sentence: `expected int, got str`."""
+    """Return the text of msgspec's error as a part of a sentence: `expected int, got str`."""
     text = str(error)
     return (text[:1].lower() + text[1:]).replace("`", "")
 
 
 def _returns(function: Any) -> Any:
-    """What an annotation says of the result, as it stands there."""
+    """Return the annotation of the result as it is written."""
     try:
         annotations: Any = getattr(function, "__annotations__", None) or {}
     except NameError:
-        # From Python 3.14 on it is made here, and may name what is there for type checkers only.
+        # Python 3.14 evaluates annotations here, and they can name imports that only type checkers see.
         return inspect.Signature.empty
     return annotations.get("return", inspect.Signature.empty)
 
@@ -221,7 +227,7 @@ def _checked_type(name: str, wanted: Any) -> Any:
 
 
 def _with_truth_as_numbers(value: Any, wanted: Any) -> Any:
-    """What Python and type checkers take for a number: True and False are whole numbers. `_NOTHING`: it does not fit so either."""
+    """Convert a value with True and False as whole numbers, as Python does. `_NOTHING`: it does not fit either."""
     numbered = _numbered(value)
     if numbered is _NOTHING:
         return _NOTHING
@@ -232,7 +238,7 @@ def _with_truth_as_numbers(value: Any, wanted: Any) -> Any:
 
 
 def _numbered(value: Any) -> Any:
-    """A value with its truth values as numbers; `_NOTHING` if there are none."""
+    """Return a value with True and False as whole numbers. `_NOTHING`: the value has neither."""
     if value is True or value is False:
         return int(value)
     kind: Any = value.__class__

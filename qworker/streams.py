@@ -1,4 +1,4 @@
-"""The standard streams as they may really be: closed, full, or in an encoding that has not every character."""
+"""Standard streams that are closed, cannot be written, or have an encoding without some characters."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ __all__ = ["ERROR_STREAM", "flush_all", "flush_output", "is_of_output", "is_term
 
 
 def prepare() -> None:
-    """Make standard input, output and error usable: a descriptor that is closed is opened on /dev/null.
+    """Make standard input, output and error usable. Closed descriptors are opened on /dev/null.
 
-    First of all: what is opened next would get the number of the closed one, and be written to as if it were a terminal.
-    A character that the encoding does not have is replaced, and is no error.
+    Call it first. Otherwise the next file gets the number of a closed stream, and output is written to it. Characters
+    that the encoding does not have are replaced.
     """
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
-        # Worker processes and handlers' programs get them too.
+        # Worker processes and the programs of handlers inherit them.
         os.set_inheritable(descriptor, True)
     os.close(descriptor)
-    # What the interpreter found closed is None.
+    # The interpreter sets a stream to None if it is closed at the start.
     if sys.stdin is None:
         sys.stdin = _nowhere("r")
     if sys.stdout is None:
@@ -40,18 +40,21 @@ def _nowhere(mode: str) -> TextIO:
 
 
 def flush_output() -> None:
-    """Write what standard output holds.
+    """Flush standard output.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: It cannot be written.
     """
-    # A handler may have closed it.
+    # A handler can have closed it.
     if not sys.stdout.closed:
         sys.stdout.flush()
 
 
 def flush_all() -> None:
-    """Write what both streams hold, as the interpreter's end would; what cannot be written is dropped, and changes no exit status."""
+    """Flush both streams, as the interpreter does when it exits.
+
+    If a stream cannot be written, its data is dropped and the exit status does not change.
+    """
     for stream in (sys.stdout, sys.stderr):
         try:
             if not stream.closed:
@@ -61,7 +64,7 @@ def flush_all() -> None:
 
 
 def silence_stdout() -> None:
-    """Let everything that is written to standard output from now on go nowhere: it cannot be written."""
+    """Discard everything that is written to standard output from now on. Call it if the stream cannot be written."""
     _silence(sys.stdout)
 
 
@@ -74,38 +77,38 @@ def _silence(stream: TextIO) -> None:
 
 
 def is_of_output(error: OSError) -> bool:
-    """Whether an error is that of writing to standard output, which `click.echo` and `flush_output` do."""
+    """Return whether an error comes from writing to standard output, by `click.echo` or `flush_output`."""
     return traceback.extract_tb(error.__traceback__)[-1].filename in {click.utils.__file__, __file__}
 
 
 class _ErrorStream:
-    """Standard error for what must go on without it: a line that cannot be written is lost, and harms nothing."""
+    """Standard error for logs. A line that cannot be written is lost, and the program continues."""
 
     def write(self, text: str) -> None:
-        """Write, if that is possible."""
+        """Write a text if this is possible."""
         try:
             if sys.stderr is not None:
                 sys.stderr.write(text)
         except (OSError, ValueError):
-            # There is no other place to report that a report is lost.
+            # There is no other place to report the loss.
             pass
 
     def flush(self) -> None:
-        """Flush, if that is possible."""
+        """Flush the stream if this is possible."""
         try:
             if sys.stderr is not None:
                 sys.stderr.flush()
         except (OSError, ValueError):
-            # As above.
+            # There is no other place to report the failure.
             pass
 
 
 def is_terminal() -> bool:
-    """Whether people read standard error."""
+    """Return whether standard error is a terminal."""
     try:
         return sys.stderr is not None and sys.stderr.isatty()
     except ValueError:
-        # It is closed.
+        # The stream is closed.
         return False
 
 

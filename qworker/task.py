@@ -26,15 +26,15 @@ __all__ = ["Call", "ConfiguredTask", "Handler", "Job", "RawHandler", "Task", "Ta
 P = ParamSpec("P")
 R = TypeVar("R")
 
-# The logging of the application, because this is its process.
+# Calls log to the logging of the application, because they run in its process.
 _log = logging.getLogger("qworker")
 
-# Bytes: a larger body is stored, with a warning.
+# Bytes. A larger body is stored with a warning.
 _LARGE_BODY = 16 << 20
 
 
 class App(Protocol):
-    """What a task needs of the app that it is registered with."""
+    """The methods of the app that a task uses."""
 
     async def backend(self) -> Backend:
         """Return the backend of this event loop."""
@@ -105,7 +105,7 @@ class Handler:
 
 
 class RawHandler(Handler):
-    """A handler of raw messages. It gets the `Message`, and a `Context` before it if it has a parameter for it."""
+    """A handler of raw messages. It gets the `Message`, and before it a `Context` if it has a parameter for it."""
 
     def __init__(self, function: Callable[..., Any], options: TaskOptions) -> None:
         super().__init__(function, handler_name(function), options)
@@ -146,7 +146,7 @@ class Task(Handler, OtherMethods, Generic[P, R]):
         # Not through `vars(self)`: after an access to an object's `__dict__`, CPython reads its attributes more slowly.
         self.__signature__ = self.signature.shown(returns=self.signature.returns)
         for method, returns in (("call", Call), ("enqueue", Job), ("enqueue_sync", Job)):
-            # The plain task's own, with no call between.
+            # The plain task uses its own function, without a call in between.
             code: types.FunctionType = vars(ConfiguredTask)[method]
             shown = types.FunctionType(code.__code__, code.__globals__, method, code.__defaults__, code.__closure__)
             shown.__doc__ = vars(Task)[method].__doc__

@@ -1,8 +1,8 @@
-"""Backend URLs, read in one place.
+"""Backend URLs.
 
-`scheme:///abs/dir`, and `scheme://./rel` or `scheme:./rel` relative to the working directory, for directory schemes;
-`scheme://user:password@host:port/db?option=value` for servers. Split by hand: the standard library's `urlsplit` refuses lists of
-hosts with IPv6 addresses in some releases, and drops control characters silently.
+Directory schemes have the forms `scheme:///abs/dir`, and `scheme://./rel` or `scheme:./rel` relative to the working
+directory. Servers have the form `scheme://user:password@host:port/db?option=value`. This module does not use `urlsplit`
+of the standard library: some releases refuse lists of hosts with IPv6 addresses, and drop control characters silently.
 """
 
 from __future__ import annotations
@@ -27,30 +27,36 @@ _PASSWORD = re.compile(r"(//[^/?#@]*?:)[^/?#]*(@)")
 
 
 class BackendURL(msgspec.Struct, frozen=True, kw_only=True):
-    """The parts of a backend URL."""
+    """The parts of a backend URL.
+
+    Attributes:
+        scheme: The scheme, without the colon.
+        authority: User, hosts and port of a server, percent-encoded: the text between `//` and the next `/` or `?`.
+        path: The path, percent-decoded. For directory schemes see `directory`.
+        options: The options after `?`.
+        raw: The URL as given. It can hold a password, so never print it.
+    """
 
     scheme: str
-    # Between `//` and the next `/` or `?`, still percent-encoded: user, hosts and port of servers.
     authority: str
-    # Percent-decoded; for directory schemes see `directory`.
     path: str
     options: Mapping[str, str]
-    # As given: holds the password, so never print it.
     raw: str
 
     @classmethod
     def parse(cls, text: str) -> BackendURL:
-        """Split `text`.
+        """Parse a URL.
 
         Raises:
-            InvalidURL: it has no scheme, holds control characters, or names an option twice.
+            InvalidURL: The URL has no scheme, has control characters, or has an option twice.
         """
         if any(ord(c) < 0x20 or ord(c) == 0x7F for c in text):
             raise InvalidURL("a backend URL must not have control characters: check for a stray line end")
         scheme, colon, rest = text.partition(":")
         if not colon or not _SCHEME.fullmatch(scheme):
             raise InvalidURL(
-                f"{mask(text)!r} is not a valid backend URL: write something like file:///var/spool/app or redis://localhost/0"
+                f"{mask(text)!r} is not a valid backend URL:"
+                " write something like file:///var/spool/app or redis://localhost/0"
             )
         rest, _, query = rest.partition("?")
         authority = ""
@@ -71,8 +77,8 @@ class BackendURL(msgspec.Struct, frozen=True, kw_only=True):
         """The absolute directory of a directory scheme.
 
         Raises:
-            InvalidURL: it names a host or no directory.
-            UsageError: it is relative to a working directory that does not exist any more.
+            InvalidURL: The URL has a host, or no directory.
+            UsageError: The directory is relative, and the working directory was deleted.
         """
         if self.authority in {".", ".."}:
             named = self.authority + self.path
@@ -92,18 +98,18 @@ class BackendURL(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_relative(self) -> bool:
-        """Whether it names a directory relative to another one."""
+        """Whether the directory is relative."""
         return self.authority in {".", ".."} or bool(not self.authority and self.path and self.path[0] != "/")
 
     def anchored(self, folder: Path) -> str:
-        """The URL as text; that of a relative directory with its whole path, below `folder`."""
+        """Return the URL as text. A relative directory becomes an absolute path below `folder`."""
         if not self.is_relative:
             return self.raw
         _, mark, query = self.raw.partition("?")
         return f"{self.scheme}://{quote(str(folder / (self.authority + self.path)))}{mark}{query}"
 
     def with_options(self, **options: str) -> str:
-        """The URL as text, with these options set."""
+        """Return the URL as text, with these options set."""
         query = urlencode({**self.options, **options}, quote_via=quote)
         return self.raw.partition("?")[0] + (f"?{query}" if query else "")
 
@@ -113,7 +119,7 @@ class BackendURL(msgspec.Struct, frozen=True, kw_only=True):
         return mask(self.raw)
 
     def at(self, directory: str) -> str:
-        """The URL with the whole path of its directory, for people and logs."""
+        """Return the masked URL with this directory in place of its own, for messages and logs."""
         _, mark, query = self.masked.partition("?")
         return f"{self.scheme}://{directory}{mark}{query}"
 
@@ -121,7 +127,7 @@ class BackendURL(msgspec.Struct, frozen=True, kw_only=True):
         """Refuse options that are not in `known`.
 
         Raises:
-            InvalidURL: names the first unknown one and all known ones.
+            InvalidURL: An option is not known. The text names it and the known ones.
         """
         known = sorted(known)
         for name in self.options:
@@ -129,10 +135,10 @@ class BackendURL(msgspec.Struct, frozen=True, kw_only=True):
                 raise InvalidURL(f"{self.masked}: unknown option {name!r}: {_meant(name, known)}")
 
     def boolean(self, name: str, default: bool) -> bool:
-        """An option that is on or off.
+        """Return the value of an option that is on or off.
 
         Raises:
-            InvalidURL: it is neither.
+            InvalidURL: The value is neither.
         """
         value = self.options.get(name)
         if value is None:
@@ -144,10 +150,10 @@ class BackendURL(msgspec.Struct, frozen=True, kw_only=True):
         raise InvalidURL(f"{self.masked}: {name} must be 1 or 0 (got {value!r})")
 
     def integer(self, name: str, default: int, *, minimum: int = 0) -> int:
-        """A whole number.
+        """Return the value of an option that is a whole number.
 
         Raises:
-            InvalidURL: it is none, or below `minimum`.
+            InvalidURL: The value is not a whole number, or is below `minimum`.
         """
         value = self.options.get(name)
         if value is None:
@@ -157,10 +163,10 @@ class BackendURL(msgspec.Struct, frozen=True, kw_only=True):
         return int(value)
 
     def duration(self, name: str, default: float, *, least: float = 0.0, most: float = LONGEST) -> float:
-        """A time span in seconds, such as `90`, `15m`, `2h` or `7d`.
+        """Return the value of an option that is a duration (`90`, `15m`, `2h`, `7d`), in seconds.
 
         Raises:
-            InvalidURL: It is not a duration, or it is out of range.
+            InvalidURL: The value is not a duration, or is out of range.
         """
         value = self.options.get(name)
         if value is None:
@@ -171,10 +177,10 @@ class BackendURL(msgspec.Struct, frozen=True, kw_only=True):
             raise InvalidURL(f"{self.masked}: {name}: {error}") from None
 
     def choice(self, name: str, default: str, choices: Iterable[str]) -> str:
-        """One of several words.
+        """Return the value of an option that is one of `choices`.
 
         Raises:
-            InvalidURL: it is none of them.
+            InvalidURL: The value is not one of them.
         """
         value = self.options.get(name, default)
         choices = list(choices)
@@ -184,10 +190,10 @@ class BackendURL(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def working_directory() -> str:
-    """The working directory.
+    """Return the working directory.
 
     Raises:
-        UsageError: it does not exist any more.
+        UsageError: The directory was deleted.
     """
     try:
         return os.getcwd()
@@ -196,14 +202,14 @@ def working_directory() -> str:
 
 
 def mask(text: str) -> str:
-    """`text` with the password of a URL hidden."""
+    """Return `text` with the passwords of URLs hidden."""
     return _PASSWORD.sub(r"\1***\2", text)
 
 
 def _meant(name: str, known: list[str]) -> str:
     if not known:
         return "this URL takes no options"
-    import difflib  # only for this text
+    import difflib  # The import is slow, and only this text needs it.
 
     close = difflib.get_close_matches(name, known, 1)
     return f"{f'did you mean {close[0]!r}? ' if close else ''}Options: {', '.join(known)}"

@@ -1,4 +1,4 @@
-"""Checks of options where they are given. A refusal is one line with the option's name and the value as given."""
+"""Checks of options when they are given. An error is one line with the name and the value of the option."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LONGEST = 60
 
 
 def shown(value: object) -> str:
-    """A value as it stands in an error: one line, not too long."""
+    """Return a value for an error text: one line of limited length."""
     try:
         text = " ".join(repr(value).split())
     except Exception:  # noqa: BLE001 - it runs code of whatever was given
@@ -28,7 +28,7 @@ def check_text(name: str, value: Any) -> str:
     """Return `value` if it is text.
 
     Raises:
-        UsageError: it is not.
+        UsageError: It is not text.
     """
     if not isinstance(value, str):
         raise UsageError(f"{name} must be text (got {shown(value)})")
@@ -39,7 +39,7 @@ def check_flag(name: str, value: Any) -> bool:
     """Return `value` if it is True or False.
 
     Raises:
-        UsageError: it is not.
+        UsageError: It is neither.
     """
     if not isinstance(value, bool):
         raise UsageError(f"{name} must be True or False (got {shown(value)})")
@@ -50,7 +50,7 @@ def check_whole(name: str, value: Any, least: int, most: int | None = None) -> i
     """Return `value` if it is a whole number in a range.
 
     Raises:
-        UsageError: it is not.
+        UsageError: It is not a whole number, or is out of range.
     """
     if isinstance(value, bool) or not isinstance(value, int):
         raise UsageError(f"{name} must be a whole number (got {shown(value)})")
@@ -61,10 +61,10 @@ def check_whole(name: str, value: Any, least: int, most: int | None = None) -> i
 
 
 def number_of(value: Any) -> float:
-    """A number as a float; nan for everything that is not a finite number, and for text and truth values."""
+    """Return a number as a float, or nan for text, for True and False, and for anything that is not a finite number."""
     if type(value) is float:
         return value if math.isfinite(value) else math.nan
-    # In this order: the last one is slow to ask.
+    # The last check is slow, so it comes last.
     if isinstance(value, (bool, str, bytes)) or not isinstance(value, (int, SupportsFloat)):
         return math.nan
     try:
@@ -75,16 +75,16 @@ def number_of(value: Any) -> float:
 
 
 def check_seconds(name: str, value: Any, *, positive: bool = False, most: float = math.inf) -> float:
-    """A number of seconds, or a timedelta, as a float.
+    """Return a number of seconds, or a timedelta, as a float.
 
     Args:
-        name: the option, as the user types it.
-        value: what was given.
-        positive: whether 0 is refused too.
-        most: the largest number.
+        name: The name of the option, as the user types it.
+        value: The given value.
+        positive: Whether to refuse 0 too.
+        most: The largest valid number of seconds.
 
     Raises:
-        UsageError: it is neither, or out of range.
+        UsageError: The value is neither, or is out of range.
     """
     seconds = value.total_seconds() if isinstance(value, timedelta) else number_of(value)
     if math.isnan(seconds):
@@ -108,18 +108,18 @@ def _seconds_hint(name: str, value: Any) -> str:
 
 
 def check_headers(headers: Any, source: Callable[[], Any] | None = None) -> None:
-    """See that headers are text by text, as the worker will read them.
+    """Check that headers map text to text.
 
     Args:
-        headers: what was given.
-        source: the function that returned them, if one did.
+        headers: The given headers.
+        source: The function that returned them. None: the caller gave them.
 
     Raises:
-        UsageError: they are not.
+        UsageError: They do not map text to text.
     """
     origin = "headers" if source is None else source
     given: object = headers
-    # The second question takes longer than all the rest.
+    # The second check takes longer than all the others, so it comes last.
     if given.__class__ is not dict and not isinstance(given, Mapping):
         raise UsageError(f"{_origin(origin)} must map text to text (got {shown(headers)})")
     for name, value in headers.items():

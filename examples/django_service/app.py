@@ -1,4 +1,4 @@
-"""Django is set up, and the tasks are here: `qworker run app:tasks` is the same as `manage.py runworker`."""
+"""Set Django up, and import the tasks: `qworker run app:tasks` is the same as `manage.py runworker`."""
 
 from __future__ import annotations
 

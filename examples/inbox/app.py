@@ -1,4 +1,4 @@
-"""An inbox: whatever any program drops into a folder is counted, once, durably."""
+"""An inbox: count the words of each file that a program puts into a directory."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ tasks = Tasks("file://./spool")
 
 @tasks.raw_handler(queue="inbox", max_tries=3)
 def on_file(message: Message) -> None:
-    """Count a dropped file's lines, words and bytes into `counted/<its name>.json`.
+    """Count the lines, words and bytes of a raw file, and write them to `counted/<its name>.json`.
 
-    A file that no qworker wrote has its old name as the message's argument. It is a stranger's text, so it is used as a
-    file name only once it has been seen to be one.
+    The argument of the message is the original name of the file. It comes from another program, so check it before you
+    use it as a file name.
     """
     name = message.argv[0] if message.argv else message.id
     if name != os.path.basename(name) or name.startswith("."):
-        raise Fail(f"{name!r} is no plain file name")
+        raise Fail(f"{name!r} is not a plain file name")
     text = message.body.decode(errors="replace")
     counts = {"lines": text.count("\n"), "words": len(text.split()), "bytes": len(message.body)}
     RESULTS.mkdir(exist_ok=True)
-    # Written whole or not at all, and the same when the message runs twice.
+    # The rename makes the write atomic. If the message runs twice, the result is the same.
     unfinished = RESULTS / f".{message.id}"
     unfinished.write_text(json.dumps(counts) + "\n")
     unfinished.rename(RESULTS / f"{name}.json")

@@ -1,4 +1,4 @@
-"""A task for the pods of this example. Its queue is wherever QWORKER_URL says."""
+"""A task for the pods of this example. QWORKER_URL names its backend."""
 
 import asyncio
 
@@ -9,6 +9,6 @@ tasks = Tasks()
 
 @tasks.task(max_tries=5, timeout=20)
 async def greet(context: Context, name: str, seconds: float = 0.1) -> None:
-    """Take a while, and greet."""
+    """Wait a moment, and print a greeting."""
     await asyncio.sleep(seconds)
     context.log.info("greeted", name=name)

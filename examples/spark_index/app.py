@@ -1,4 +1,7 @@
-"""An index of the Python installation that runs this: Spark lists and loads the files, workers parse them, Spark counts and reports."""
+"""An index of the Python installation that runs this program.
+
+Spark lists the files and enqueues a call for each. Workers parse them. Spark archives the results and reports on them.
+"""
 
 from __future__ import annotations
 
@@ -21,18 +24,18 @@ from qworker import Fail, Tasks
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-# What is done is kept until the archive has it.
+# Acked messages are kept as done until they are archived.
 tasks = Tasks("file://./spool?keep_done=all")
 
 ARCHIVE = "archive"
 PAGE = Path("report.html")
-# Two more attempts for a task of Spark's that fails, as on a cluster; plain `local[*]` gives it one.
+# As on a cluster, a Spark task that fails has two more attempts. With `local[*]` it would have only one attempt.
 MASTER = os.environ.get("QWORKER_EXAMPLE_MASTER", "local[*,3]")
 _COUNTS = "path string, functions bigint, classes bigint, lines bigint"
 
 
 class Counts(NamedTuple):
-    """What is in a file, or in many of them."""
+    """The counts of one file, or of several."""
 
     functions: int
     classes: int
@@ -40,7 +43,7 @@ class Counts(NamedTuple):
 
 
 class Totals(NamedTuple):
-    """What is in all of them."""
+    """The counts of all files."""
 
     files: int
     broken: int
@@ -54,10 +57,10 @@ class Totals(NamedTuple):
 
 @tasks.task(queue="files", max_tries=20)
 def index(path: str) -> None:
-    """Count one file, and enqueue what was counted.
+    """Count one file, and enqueue its counts.
 
-    A worker may be killed between the two lines, or after the second one and before the message is acked; then the file is counted
-    again. The count's id is made of the path, so that the second time stores nothing.
+    If a worker is killed before the message is acked, the file is counted again. The id of the second message is made
+    from the path, so it is not stored twice.
     """
     counts = count(Path(path))
     if counts is None:
@@ -68,11 +71,11 @@ def index(path: str) -> None:
 
 @tasks.task(queue="counts")
 def counted(path: str, functions: int, classes: int, lines: int) -> None:
-    """A row of the index. Spark reads it where it waits: no worker needs to run it."""
+    """Do nothing: this call is a row of the index, which Spark reads from the queue. No worker runs it."""
 
 
 def count(path: Path) -> Counts | None:
-    """Parse a file; None if it cannot be parsed, as some files that test Python's own tools cannot."""
+    """Parse a file and return its counts. None: it cannot be parsed, as some test files of Python cannot."""
     source = path.read_bytes()
     try:
         with warnings.catch_warnings():
@@ -91,13 +94,13 @@ def count(path: Path) -> Counts | None:
 
 
 def roots() -> list[Path]:
-    """Where the modules of this Python are, and those of what is installed for it; none inside of another."""
+    """Return the folders of the standard library and of installed packages, without those inside another one."""
     found = {Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib", "purelib", "platlib")}
     return sorted(path for path in found if not any(other in path.parents for other in found))
 
 
 def modules(place: str) -> Iterator[str]:
-    """The `.py` files under a folder, or the one that `place` is, in an order that does not change; some when asked for a sample."""
+    """Yield the `.py` files of the sample under `place`, a folder or a file. Their order is always the same."""
     if not os.path.isdir(place):
         if place.endswith(".py") and os.path.isfile(place) and sampled(place):
             yield place
@@ -109,15 +112,15 @@ def modules(place: str) -> Iterator[str]:
 
 
 def sampled(path: str) -> bool:
-    """Whether a file is in the sample: about $QWORKER_EXAMPLE_FILES of each 10,000, or all."""
+    """Return whether a file is in the sample: about $QWORKER_EXAMPLE_FILES of each 10,000, or all."""
     limit = os.environ.get("QWORKER_EXAMPLE_FILES")
     return limit is None or zlib.crc32(path.encode()) % 10_000 < int(limit)
 
 
 def listed(spark: SparkSession) -> DataFrame:
-    """A column `path`: every file, found by Spark's workers, each in some of the folders."""
+    """Return a table with the column `path` of all files. Each of Spark's workers lists some folders."""
     places = [(str(place),) for root in roots() for place in sorted(root.iterdir())]
-    frames: Any = spark  # what follows has types that strict checkers do not know
+    frames: Any = spark  # PySpark's types are not strict here.
     return cast(
         "DataFrame", frames.createDataFrame(places, "place string").repartition(4).mapInArrow(_list, "path string")
     )
@@ -133,7 +136,7 @@ def _list(batches: Iterator[Any]) -> Iterator[Any]:
 
 
 def _die_where_asked() -> None:
-    """With QWORKER_EXAMPLE_KILL=FILE, make the file, and end the process that lists a part of the files; once, when all is under way."""
+    """Kill the process that lists one part of the files, once, if QWORKER_EXAMPLE_KILL=FILE is set. Create FILE."""
     from pyspark import TaskContext
 
     mark, context = os.environ.get("QWORKER_EXAMPLE_KILL"), TaskContext.get()
@@ -147,7 +150,7 @@ def _die_where_asked() -> None:
 
 
 def load_files(spark: SparkSession) -> str:
-    """Enqueue a call for each file, each once, whatever happens to Spark's tasks meanwhile."""
+    """Enqueue a call for each file exactly once, even if tasks of Spark fail meanwhile."""
     from qworker.pipeline.jobs.load import load
 
     result = load(spark, listed(spark), tasks.url, "files", "index", {"path": "path"}, app=tasks, name="index")
@@ -155,7 +158,7 @@ def load_files(spark: SparkSession) -> str:
 
 
 def study(spark: SparkSession) -> str:
-    """Take what is finished into the archive, and report on it."""
+    """Archive the finished messages, and write a report."""
     from qworker.pipeline.jobs.archive import archive
     from qworker.pipeline.report import page, report
 
@@ -167,10 +170,10 @@ def study(spark: SparkSession) -> str:
 
 
 def check(spark: SparkSession) -> str:
-    """Compare what the pipeline says with a pass over one file after another.
+    """Compare the result of the pipeline with a sequential pass over the files.
 
     Raises:
-        SystemExit: they differ.
+        SystemExit: The results differ.
     """
     from qworker.pipeline.jobs.match_keys import parse_match
     from qworker.pipeline.jobs.reconcile import reconcile
@@ -187,7 +190,7 @@ def check(spark: SparkSession) -> str:
 
 
 def indexed(spark: SparkSession) -> Totals:
-    """What the archive has, and the sums of the counts that wait in their queue."""
+    """Return the totals from the archive and from the counts in their queue."""
     from pyspark.sql import functions as F  # noqa: N812
 
     from qworker.pipeline.jobs.archive import read_archive
@@ -203,14 +206,14 @@ def indexed(spark: SparkSession) -> Totals:
 
 
 def sequential() -> Totals:
-    """The same without a queue and without Spark."""
+    """Return the totals of a pass without a queue and without Spark."""
     rows = [count(Path(path)) for root in roots() for path in modules(str(root))]
     good = [counts for counts in rows if counts is not None]
     return Totals(len(good), len(rows) - len(good), *(sum(column) for column in zip(*good, strict=True)))
 
 
 def main() -> None:
-    """Load, study and check, as asked."""
+    """Run the steps that the command line names."""
     from qworker.pipeline import start_session
 
     steps = {"load": load_files, "study": study, "check": check}

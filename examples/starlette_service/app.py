@@ -1,6 +1,6 @@
-"""A web service that enqueues, and runs the worker inside of its own process.
+"""A web service that enqueues calls and runs the worker in its own process.
 
-Everything here but the class's name is the same with FastAPI: `FastAPI(lifespan=lifespan)`.
+With FastAPI only the name of the class is different: `FastAPI(lifespan=lifespan)`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ GREETED = Path("greeted")
 
 @tasks.task
 async def greet(name: str) -> None:
-    """Greet somebody, a little later than the request that asked for it."""
+    """Store a greeting, after the request has finished."""
     await asyncio.sleep(0.01)
     GREETED.mkdir(exist_ok=True)
     (GREETED / f"{name}.txt").write_text(f"Hello, {name}!\n")
@@ -33,8 +33,8 @@ async def greet(name: str) -> None:
 
 @asynccontextmanager
 async def lifespan(app: Starlette) -> AsyncGenerator[None]:
-    """A worker from the service's start to its end. Leave it out where `qworker run app:tasks` runs elsewhere."""
-    # Shorter than the time that whatever stops the service gives it.
+    """Run a worker while the service runs. Leave this out if you use `qworker run app:tasks`."""
+    # This must be shorter than the grace period of the service manager.
     worker = Worker(tasks, WorkerOptions(concurrency=10, shutdown_timeout=10))
     working = app.state.working = asyncio.create_task(worker.run())
     try:
@@ -46,7 +46,7 @@ async def lifespan(app: Starlette) -> AsyncGenerator[None]:
 
 
 async def create(request: Request) -> Response:
-    """POST /greetings/NAME: it is stored durably when this answers."""
+    """Enqueue a greeting (POST /greetings/NAME). The call is stored durably before the response."""
     name = request.path_params["name"]
     if not name.isalnum():
         return JSONResponse({"error": "a name has letters and digits only"}, status_code=400)
@@ -58,7 +58,7 @@ async def create(request: Request) -> Response:
 
 
 async def show(request: Request) -> Response:
-    """GET /greetings/NAME."""
+    """Show a greeting (GET /greetings/NAME)."""
     path = GREETED / f"{request.path_params['name']}.txt"
     if not path.is_file():
         return JSONResponse({"error": "not yet"}, status_code=404)
@@ -66,7 +66,7 @@ async def show(request: Request) -> Response:
 
 
 async def live(request: Request) -> Response:
-    """GET /livez: a service whose worker has ended should be restarted."""
+    """Return 503 if the worker has ended, so that the service is restarted (GET /livez)."""
     ended = request.app.state.working.done()
     return JSONResponse({"worker": "ended" if ended else "working"}, status_code=503 if ended else 200)
 

@@ -1,4 +1,4 @@
-"""An index of the Python installation that runs this: one message per file, and a table of what is in each."""
+"""An index of the Python installation that runs this program: one message per file, and a table of the results."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ tasks = Tasks("file://./spool")
 
 
 class Counts(NamedTuple):
-    """What is in one file."""
+    """The counts of one file."""
 
     functions: int
     classes: int
@@ -30,7 +30,7 @@ class Counts(NamedTuple):
 
 
 class Totals(NamedTuple):
-    """What is in all of them."""
+    """The counts of all files."""
 
     files: int
     functions: int
@@ -40,10 +40,10 @@ class Totals(NamedTuple):
 
 @tasks.task(queue="files", max_tries=20)
 def index(path: str) -> None:
-    """Count one file, and store what was counted.
+    """Count one file, and store its counts.
 
-    A worker may be killed after the row is stored and before the message is acked; then the file is counted again. The
-    row's key is the path, so that the second time changes nothing: that is all that "at least once" asks of a handler.
+    If a worker is killed after the row is stored and before the message is acked, the file is counted again. The key of
+    the row is the path, so the second attempt changes nothing. "At least once" needs no more of a handler.
     """
     counts = count(Path(path))
     if counts is None:
@@ -53,7 +53,7 @@ def index(path: str) -> None:
 
 
 def count(path: Path) -> Counts | None:
-    """Parse a file; None if it cannot be parsed, as some files that test Python's own tools cannot."""
+    """Parse a file and return its counts. None: it cannot be parsed, as some test files of Python cannot."""
     source = path.read_bytes()
     try:
         with warnings.catch_warnings():
@@ -69,16 +69,16 @@ def count(path: Path) -> Counts | None:
 
 
 def installation() -> list[Path]:
-    """Every module of this Python and of what is installed for it, at most $QWORKER_EXAMPLE_FILES of them."""
+    """Return the modules of this Python and of installed packages, at most $QWORKER_EXAMPLE_FILES of them."""
     roots = {Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib", "purelib", "platlib")}
     found = sorted({path for root in roots for path in root.rglob("*.py") if path.is_file()})
     limit = int(os.environ.get("QWORKER_EXAMPLE_FILES", len(found)))
-    # Spread over all of them: the first thousand would all be of the same few packages.
+    # The sample is spread over all modules. The first thousand would be of a few packages only.
     return found[:: max(1, len(found) // max(1, limit))][:limit]
 
 
 def create() -> None:
-    """Make the table, empty; readers and writers do not wait for each other."""
+    """Create an empty table, in a mode in which readers and writers do not wait for each other."""
     with closing(sqlite3.connect(DATABASE, timeout=60)) as database, database:
         database.execute("PRAGMA journal_mode = WAL")
         database.execute(
@@ -88,14 +88,14 @@ def create() -> None:
 
 
 def indexed() -> Totals:
-    """What the workers have stored."""
+    """Return the totals of the rows that the workers have stored."""
     with closing(sqlite3.connect(DATABASE, timeout=60)) as database:
         row = database.execute("SELECT count(*), total(functions), total(classes), total(lines) FROM files").fetchone()
     return Totals(*(int(value) for value in row))
 
 
 def sequential() -> Totals:
-    """The same without a queue: one file after another."""
+    """Return the totals of a pass without a queue, one file after another."""
     counted: Iterator[Counts | None] = (count(path) for path in installation())
     rows = [counts for counts in counted if counts is not None]
     functions, classes, lines = (sum(column) for column in zip(*rows, strict=True))
@@ -103,7 +103,7 @@ def sequential() -> Totals:
 
 
 def main() -> None:
-    """Enqueue, show what is indexed, or compare it with a sequential pass."""
+    """Enqueue the files, show the index, or compare it with a sequential pass."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("action", choices=["enqueue", "totals", "check"])
     action: str = parser.parse_args().action

@@ -1,4 +1,4 @@
-"""What a publisher asks for and a protocol does not support is refused here, by the deviations that its backend declares."""
+"""Refuse drafts with properties that a protocol does not support, by the deviations that its backend declares."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from qworker.message import Draft
 
 __all__ = ["refuse_unsupported"]
 
-# By rule: what a draft asks for, and what to do instead.
+# For each rule: the property that a draft asks for, and what to do instead.
 _ASKED = {
-    "priority": ("priorities", "publish without one, or use another queue for what is urgent"),
+    "priority": ("priorities", "publish without one, or use another queue for urgent messages"),
     "unique_key": ("unique keys", "publish without one, or use redis:"),
     "given_ids": ("given ids", "publish without an id"),
     "fields": ("fields", "put them into the body"),
@@ -34,14 +34,14 @@ def refuse_unsupported(
     Args:
         scheme: The backend's scheme, for the error.
         deviations: `Backend.deviations`.
-        drafts: What is to be published.
+        drafts: The drafts to publish.
         takes_id: Returns whether an id can be given although the protocol deviates from `given_ids`. None: no id can
             be given.
         now: The time, in Unix seconds. A `due_at` that has passed is not a delay. Needed only by a protocol that
             deviates from `delay`.
 
     Raises:
-        NotSupported: A draft asks for it; the error says what to do instead.
+        NotSupported: A draft asks for such a property. The text says what to do instead.
     """
     for draft in drafts:
         if draft.priority:

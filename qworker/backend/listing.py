@@ -1,4 +1,4 @@
-"""All messages of a query in one list."""
+"""List all messages of a query at once."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ __all__ = ["list_messages"]
 
 
 async def list_messages(backend: Backend, queue: str, query: Query) -> list[StoredMessage]:
-    """Everything that a query gives, in one list: for a state that is known to be small, or a query with a limit.
+    """Return all messages of a query in one list. Use it for a small state, or for a query with a limit.
 
     Args:
-        backend: where the queue is.
-        queue: its name.
-        query: what is wanted.
+        backend: The backend.
+        queue: The name of the queue.
+        query: The messages to return.
 
     Raises:
-        QueueNotFound: there is no such queue.
+        QueueNotFound: The queue does not exist.
     """
     return [stored async for page in backend.browse(queue, query) for stored in page]

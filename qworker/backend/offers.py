@@ -1,7 +1,7 @@
-"""What a backend class may offer besides the contract, found by name on the class. A backend needs none of it.
+"""Optional class methods of backends, found by their names.
 
-Each offer is a class method: `doctor` adds checks to `qworker doctor`, `open_scan` takes work for `qworker scan` in the protocol's own
-way, `follower` follows a store that is a log, for Spark's streams. Import inside it what only it needs.
+`doctor` adds checks to `qworker doctor`. `open_scan` is the protocol's own source of messages for `qworker scan`.
+`follower` reads a store that is a log, for Spark's streams. Import modules that only such a method needs inside it.
 """
 
 from __future__ import annotations
@@ -27,62 +27,67 @@ __all__ = [
 
 
 class Follower(Protocol):
-    """Reads one queue's log by positions, as the channel that the URL names.
+    """A reader of one queue's log, as the channel that the URL names.
 
-    Positions are short text without a meaning to others; each process opens a follower of its own.
+    Positions are short text for the follower only. Each process opens its own follower.
     """
 
     async def open(self) -> None:
-        """Open the queue, and make it and the channel where they are absent."""
+        """Open the queue. Create it and the channel if they do not exist."""
         ...
 
     async def aclose(self) -> None:
-        """Let go of everything. Idempotent."""
+        """Close the follower. Idempotent."""
         ...
 
     async def begin(self, where: str) -> str:
-        """The position of the first message that the `channel` has not finished, or that is kept at all (`earliest`), or the end (`latest`)."""
+        """Return the position to start at.
+
+        Args:
+            where: `channel`: the first message that the channel has not finished. `earliest`: the first stored message.
+                `latest`: the end.
+        """
         ...
 
     async def end(self) -> str:
-        """The position behind the last message that is there."""
+        """Return the position after the last stored message."""
         ...
 
     async def ahead(self, start: str, limit: int, end: str) -> str:
-        """The position behind the next `limit` messages, or `end` where there are fewer before it."""
+        """Return the position after the next `limit` messages, or `end` if there are fewer before it."""
         ...
 
     async def divide(self, start: str, end: str, wanted: int) -> list[str]:
-        """About `wanted` parts that together hold every message between two positions once."""
+        """Return about `wanted` parts that together have every message between two positions once."""
         ...
 
     def read(self, part: str) -> AsyncIterator[list[StoredMessage]]:
-        """The messages of a part, in order and in pages: the same ones whenever it is asked, until `commit` lets them go."""
+        """Yield the messages of a part in order, in pages. Until `commit`, every call yields the same messages."""
         ...
 
     async def commit(self, end: str) -> None:
-        """Say that everything before a position is finished for the channel."""
+        """Mark all messages before a position as finished for the channel."""
         ...
 
 
 @runtime_checkable
 class OffersDoctor(Protocol):
-    """A backend class with checks of its own."""
+    """A backend class with its own checks."""
 
     async def doctor(self, url: BackendURL) -> list[Check]:
-        """Try what queues need behind a URL."""
+        """Check that queues can work at a URL."""
         ...
 
 
 @runtime_checkable
 class OffersScan(Protocol):
-    """A backend class whose protocol has its own way of taking work for a program."""
+    """A backend class with its own source of messages for `qworker scan`."""
 
     def open_scan(self, url: BackendURL, queue: str, options: ScanOptions) -> ScanSource:
-        """Open the source of a queue's work.
+        """Open the scan source of a queue.
 
         Raises:
-            ScanError: there is no such queue.
+            ScanError: The queue does not exist.
         """
         ...
 
@@ -92,28 +97,28 @@ class OffersFollower(Protocol):
     """A backend class whose queues are logs."""
 
     def follower(self, url: BackendURL, queue: str) -> Follower:
-        """Make a follower of one queue's log, without touching the store."""
+        """Create a follower of one queue's log, without touching the store."""
         ...
 
 
 def doctor_of(scheme: str) -> OffersDoctor | None:
-    """The backend class of a scheme if it has checks of its own.
+    """Return the backend class of a scheme if it has its own checks.
 
     Raises:
-        InvalidURL: no installed backend serves the scheme.
-        MissingExtra: its driver is not installed.
+        InvalidURL: No installed backend serves the scheme.
+        MissingExtra: Its driver is not installed.
     """
     found: object = backend_class(scheme)
     return found if isinstance(found, OffersDoctor) else None
 
 
 def scan_of(scheme: str) -> OffersScan | None:
-    """The backend class of a scheme if it takes work for programs in its own way; raises like `doctor_of`."""
+    """Return the backend class of a scheme if it has its own scan source. Raises the errors of `doctor_of`."""
     found: object = backend_class(scheme)
     return found if isinstance(found, OffersScan) else None
 
 
 def follower_of(scheme: str) -> OffersFollower | None:
-    """The backend class of a scheme if its queues are logs; raises like `doctor_of`."""
+    """Return the backend class of a scheme if its queues are logs. Raises the errors of `doctor_of`."""
     found: object = backend_class(scheme)
     return found if isinstance(found, OffersFollower) else None

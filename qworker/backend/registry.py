@@ -1,6 +1,7 @@
-"""From a URL to a backend: entry points in the group `qworker.backends`, keyed by URL scheme.
+"""Open a backend from a URL.
 
-qworker's own backends are found the same way as anybody else's.
+The entry points in the group `qworker.backends` name the backend class of each URL scheme. qworker's own backends are
+registered in the same way as those of other packages.
 """
 
 from __future__ import annotations
@@ -25,16 +26,16 @@ def _installed() -> dict[str, EntryPoint]:
 
 
 def schemes() -> list[str]:
-    """Every URL scheme that an installed backend serves, sorted."""
+    """Return the URL schemes of all installed backends, sorted."""
     return sorted(_installed())
 
 
 def backend_class(scheme: str) -> type[Backend]:
-    """The backend for `scheme`.
+    """Return the backend class of a URL scheme.
 
     Raises:
-        InvalidURL: no installed backend serves it, or what is registered is no backend.
-        MissingExtra: its driver is not installed.
+        InvalidURL: No installed backend serves the scheme, or the registered object is not a backend.
+        MissingExtra: The backend's driver is not installed.
     """
     point = _installed().get(scheme)
     if point is None:
@@ -53,11 +54,11 @@ def backend_class(scheme: str) -> type[Backend]:
 
 
 def open_backend(url: str, *, clock: Clock = SYSTEM_CLOCK, remote_leases: bool = False) -> Backend:
-    """The backend for a URL, made but not yet reached; see `Backend.from_url`.
+    """Create the backend of a URL, without touching the store. See `Backend.from_url`.
 
     Raises:
-        InvalidURL: the URL, its scheme or an option is not known.
-        MissingExtra: the backend's driver is not installed.
+        InvalidURL: The URL, its scheme or an option is not known.
+        MissingExtra: The backend's driver is not installed.
     """
     parsed = BackendURL.parse(url)
     return backend_class(parsed.scheme).from_url(parsed, clock=clock, remote_leases=remote_leases)

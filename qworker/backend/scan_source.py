@@ -1,4 +1,4 @@
-"""Where `qworker scan` gets its work from: the interface that each source of work has."""
+"""The interface of scan sources, from which `qworker scan` gets its items."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ __all__ = ["ExitCodes", "ProgramOutcome", "QueuePaused", "ScanError", "ScanItem"
 
 
 class ScanError(Exception):
-    """The scan cannot begin, or go on; its text says why."""
+    """The scan cannot start or continue. The text says why."""
 
 
 class QueuePaused(ScanError):
-    """The queue is down."""
+    """The queue is paused."""
 
 
 class ProgramOutcome(Enum):
-    """What a program said of its work."""
+    """The result of a program, from its exit status."""
 
     SUCCESS = auto()
     FAIL_TMP = auto()
@@ -28,37 +28,49 @@ class ProgramOutcome(Enum):
 
 
 class ExitCodes(msgspec.Struct, frozen=True):
-    """The exit statuses that mean something; every other one is a permanent failure."""
+    """The exit statuses with a meaning. Every other status is a permanent failure."""
 
     success: int = 0
     fail_tmp: int = 111
     fail_perm: int = 100
 
     def meaning(self, status: int) -> ProgramOutcome:
-        """What a status means."""
+        """Return the meaning of an exit status."""
         if status == self.success:
             return ProgramOutcome.SUCCESS
         return ProgramOutcome.FAIL_TMP if status == self.fail_tmp else ProgramOutcome.FAIL_PERM
 
 
 class ScanOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What the command line says; None: what the source's own settings say."""
+    """The options of the command line. None: the scan source has its own default.
+
+    Attributes:
+        verbose: Whether to print each item and each success.
+        env: Whether to describe the item to the program in environment variables.
+        open: Whether to give the program the contents on standard input.
+        ignore_down: Whether to scan a paused queue too.
+        empty_ok: Whether to run the arguments of the item if there is no program.
+        done: Whether the exit status decides. False: every item stays unchanged.
+        lock: Whether to lock each item while the program runs.
+        ttl: Maximum age of an item in seconds.
+        max_tries: Maximum number of tries of an item.
+        rate: Maximum number of programs started per second. 0: no limit.
+        success: Exit status for success.
+        fail_tmp: Exit status for a temporary failure.
+        fail_perm: Exit status for a permanent failure.
+        all_hosts: Whether to scan the sub-queues of all hosts.
+        hosts: The hosts whose sub-queues to scan.
+    """
 
     verbose: bool = False
-    # Tell the program of its item by environment variables.
     env: bool = True
-    # Give it the contents on standard input.
     open: bool = True
     ignore_down: bool = False
-    # Without a program, run the item's own arguments.
     empty_ok: bool = False
-    # Let the exit status decide; False: leave every item as it is.
     done: bool = True
     lock: bool | None = None
-    # Seconds.
     ttl: float | None = None
     max_tries: int | None = None
-    # Programs a second; 0: no limit.
     rate: int = 0
     success: int | None = None
     fail_tmp: int | None = None
@@ -68,54 +80,54 @@ class ScanOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ScanItem(Protocol):
-    """One item, which is ours until it is ended or left."""
+    """One item. The scan holds it until it calls `end` or `leave`."""
 
     @property
     def name(self) -> str:
-        """What people know it by."""
+        """The name of the item for messages."""
         ...
 
     @property
     def arguments(self) -> tuple[str, ...]:
-        """What it was enqueued with."""
+        """The arguments that the item was enqueued with."""
         ...
 
     def environment(self) -> Mapping[str, str]:
-        """Variables that tell of it."""
+        """Return environment variables that describe the item."""
         ...
 
     def contents(self) -> int:
-        """A descriptor at the beginning of its contents; stays the work's."""
+        """Return a descriptor at the beginning of the contents. The item closes it."""
         ...
 
     def end(self, how: ProgramOutcome, reason: str) -> str | None:
-        """Let it be what the program said; the words for what became of it instead, None when it is as said."""
+        """Settle the item as the program decided. Return a text if something else happened to it, or None."""
         ...
 
     def leave(self) -> None:
-        """Let go of it as it is."""
+        """Release the item unchanged."""
         ...
 
 
 class ScanSource(Protocol):
-    """Where work comes from, in its order."""
+    """A source of items, in the order of the queue."""
 
     @property
     def exits(self) -> ExitCodes:
-        """The exit statuses, here."""
+        """The exit statuses that this source uses."""
         ...
 
     def work(self, say: Callable[[str], None]) -> Iterator[ScanItem]:
-        """One piece after another; each is ended or left before the next is asked for.
+        """Yield one item after another. The caller ends or leaves each item before it asks for the next one.
 
         Args:
-            say: is told of what cannot be worked on.
+            say: A function that is called with a text for each item that cannot run.
 
         Raises:
-            ScanError: it cannot go on.
+            ScanError: The scan cannot continue.
         """
         ...
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Close the source."""
         ...

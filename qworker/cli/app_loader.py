@@ -1,4 +1,4 @@
-"""From `app:tasks` on the command line to the `Tasks` object in the user's module."""
+"""Import the `Tasks` object that the command line names as `app:tasks`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from qworker.streams import ERROR_STREAM
 
 __all__ = ["load_app"]
 
-# Of the standard library, with names that an app's own modules may have too: stores and threads need the original.
+# Stores and threads need these modules of the standard library. The modules of an app can have the same names.
 _NEEDED = ("grp", "pwd", "queue", "resource")
 
 
@@ -27,12 +27,12 @@ def load_app(place: str, url: str | None = None) -> Tasks:
     """Import `module:attribute` with the working directory on `sys.path`.
 
     Args:
-        place: `app:tasks`, `package.module:object.tasks`.
-        url: a backend URL to use instead of the app's own.
+        place: The app, such as `app:tasks` or `package.module:object.tasks`.
+        url: A backend URL to use instead of the app's own.
 
     Raises:
-        AppImportError: there is no such module or attribute, it is no `Tasks`, or the module raised while it was imported;
-            the traceback of an exception inside the module is printed, since its author needs it.
+        AppImportError: The module or the attribute does not exist, the object is not a `Tasks`, or the import raised.
+            The traceback of an exception from inside the module is printed.
     """
     module_name, _, path = place.partition(":")
     if module_name.endswith(".py") or not _is_dotted(module_name) or not _is_dotted(path):
@@ -69,16 +69,16 @@ def _import(name: str) -> ModuleType:
 
 @contextmanager
 def _first(folder: str | None) -> Generator[None]:
-    """Have a folder first on `sys.path` in the body, and behind the standard library afterwards.
+    """Put a folder first on `sys.path` inside the block, and behind the standard library afterwards.
 
-    What an app imports while it is imported may have any name. Later a queue.py in its folder must not take the place of the module that
-    a library imports only when it needs it.
+    While the app is imported, its modules have precedence, whatever their names are. Afterwards the standard library
+    has, because a library that imports `queue` late must not get a queue.py from the app's folder.
     """
     if folder is None:
         yield
         return
     if sys.path[0] == folder:
-        # Put there by `python -m`.
+        # `python -m` has put the folder there.
         del sys.path[0]
     sys.path.insert(0, folder)
     try:
@@ -110,7 +110,7 @@ def _imported(name: str, here: str | None) -> ModuleType:
 
 
 def _print_user_traceback(name: str, error: Exception) -> AppImportError:
-    """Print an exception from inside the user's module, from their first frame on."""
+    """Print the traceback of an exception from the user's module, beginning with the user's first frame."""
     lines = traceback.TracebackException.from_exception(error)
     while lines.stack and _is_ours(lines.stack[0].filename):
         del lines.stack[0]
@@ -123,7 +123,7 @@ def _is_ours(filename: str) -> bool:
 
 
 def _place(error: BaseException) -> str:
-    """`file:line: ` of the last frame outside qworker: where the user wrote what we refuse."""
+    """Return `file:line: ` of the last frame outside qworker, where the user's mistake is."""
     package = os.path.dirname(os.path.dirname(__file__)) + os.sep
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if not frame.filename.startswith(package) and not _is_ours(frame.filename):
@@ -136,7 +136,7 @@ def _is_dotted(name: str) -> bool:
 
 
 def _spelled(module: str, attribute: str) -> str:
-    """What to write instead of a place that is none."""
+    """Return advice on how to write a MODULE:ATTRIBUTE that is not valid."""
     attribute = attribute if _is_dotted(attribute) else "tasks"
     if not (module.endswith(".py") or os.sep in module):
         name = module if _is_dotted(module) else "app"
@@ -161,7 +161,7 @@ def _has(found: object) -> str:
 
 
 def _namesake(found: object) -> str | None:
-    """A file or folder of the working directory with the name of a module that was loaded from elsewhere."""
+    """Return a file or folder of the working directory with the name of a module that was loaded from elsewhere."""
     loaded = getattr(found, "__file__", None) or ""
     if not isinstance(found, ModuleType):
         return None
@@ -173,7 +173,7 @@ def _namesake(found: object) -> str | None:
 def _hint(found: object) -> str:
     namesake = _namesake(found)
     if namesake is not None:
-        return f": it is not {namesake}: rename yours, since that name is taken"
+        return f": it is not {namesake}: rename your module, because its name is already used"
     names = (
         sorted(name for name, value in vars(found).items() if isinstance(value, Tasks))
         if hasattr(found, "__dict__")

@@ -1,4 +1,4 @@
-"""`qworker bench`: how fast a backend is from here, in a few seconds."""
+"""`qworker bench`: measure how fast a backend is, in a few seconds."""
 
 from __future__ import annotations
 

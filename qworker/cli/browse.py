@@ -1,4 +1,4 @@
-"""`qworker browse`: look at messages without touching them."""
+"""`qworker browse`: list messages without changing them."""
 
 from __future__ import annotations
 

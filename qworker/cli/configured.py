@@ -1,7 +1,7 @@
-"""Options from the environment and from pyproject.toml: their names there, their values, and what nobody reads.
+"""Options from the environment and from pyproject.toml, and checks for unknown names there.
 
-A wrong name would have no effect, which is noticed late: an unknown variable is warned of, since the environment belongs to others too,
-and an unknown key of `[tool.qworker]`, which belongs to qworker alone, is an error.
+A misspelled name would have no effect, and users would notice it late. An unknown key in `[tool.qworker]` is an error,
+because this table belongs to qworker. An unknown variable gives only a warning, because other programs set variables.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ __all__ = [
     "warn_of_unknown",
 ]
 
-# What variables begin with.
+# The prefix of all variables.
 PREFIX = "QWORKER_"
 
-# Every option of qworker's own commands, as it is called in a file. Written down, since loading all commands to ask them takes longer
-# than most commands do; a test compares.
+# The names in a file of all options of qworker's own commands. This is a list, because it takes longer to import all
+# commands than to run most of them. A test compares it with the commands.
 _WRITTEN_DOWN = """
     add_host after all all_hosts app archive arg batch body burst compact concurrency conf delay delete destination down
     dry_run due_at empty_ok env error event fail_perm_code fail_tmp_code file follow force format from_file front full
@@ -49,19 +49,20 @@ _WRITTEN_DOWN = """
 """
 OPTIONS = frozenset(_WRITTEN_DOWN.split())
 
-# Variables of qworker that are not options: what users may set, and what its processes hand on to one another.
+# Variables that are not options: users can set the first ones, and qworker passes the internal ones to its processes.
 VARIABLES = frozenset(
     {"QWORKER_URL", "QWORKER_HTTP_TOKEN", "QWORKER_HEALTH", "QWORKER_REDIS_PASSWORD", "QWORKER_REDIS_SENTINEL_PASSWORD"}
 )
 _INTERNAL = frozenset({"QWORKER_CONTROL_FD", "QWORKER_HEALTH_FD", "QWORKER_REPLACES_PROCESS", "QWORKER_DEMO_LOG"})
 
-# A variable is warned of only if it is this similar to an option: Kubernetes, for one, sets QWORKER_SERVICE_HOST for a service of that name.
+# Only a variable that is this similar to an option gives a warning. Kubernetes sets variables such as
+# QWORKER_SERVICE_HOST for a service named qworker.
 _SIMILAR = 0.75
 
 
 def did_you_mean(word: str, known: Iterable[str], prefix: str = "", cutoff: float = 0.6) -> str:
-    """`did you mean X?` with the most similar of `known`, and `prefix` before it; empty where none is."""
-    # Imported late: only mistakes need it.
+    """Return `did you mean X?` with `prefix` and the most similar of `known`, or an empty text."""
+    # The import is slow, and only mistakes need it.
     import difflib
 
     found = difflib.get_close_matches(word, known, 1, cutoff)
@@ -69,17 +70,17 @@ def did_you_mean(word: str, known: Iterable[str], prefix: str = "", cutoff: floa
 
 
 def key_of(option: click.Option) -> str:
-    """What an option is called in a file, and after `QWORKER_`, in capitals, in the environment."""
+    """Return the name of an option in the file. In the environment it is in capitals, after `QWORKER_`."""
     return max(option.opts, key=len).lstrip("-").replace("-", "_")
 
 
 def options_of(command: click.Command) -> dict[str, click.Option]:
-    """A command's options by `key_of`."""
+    """Return the options of a command by their names in the file."""
     return {key_of(param): param for param in command.params if isinstance(param, click.Option)}
 
 
 def walk(group: click.Group, above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], click.Command]]:
-    """Every command of a group and of the groups in it, with the words that are typed for it."""
+    """Yield every command of a group and of its subgroups, with the words that call it."""
     context = click.Context(group)
     for name in group.list_commands(context):
         command = group.get_command(context, name)
@@ -93,14 +94,14 @@ def walk(group: click.Group, above: tuple[str, ...] = ()) -> Iterator[tuple[tupl
 
 
 def warn_of_unknown() -> None:
-    """Say on standard error which variables are like an option's, and are none."""
+    """Warn on standard error of variables that are similar to those of options but have no effect."""
     names = [name for name in os.environ if name.startswith(PREFIX)]
     if not _INTERNAL.isdisjoint(names):
-        # A process of a worker: the one that started it has said so.
+        # This is a process of a worker. The process that started it has printed the warning.
         return
     known = {_variable(option) for option in OPTIONS} | VARIABLES
     for name in sorted({*names} - known):
-        # By what follows the prefix, which all of them share.
+        # The comparison leaves out the prefix, because all names have it.
         meant = did_you_mean(name.removeprefix(PREFIX), (one.removeprefix(PREFIX) for one in known), PREFIX, _SIMILAR)
         if meant and name not in map(_variable, all_options(root_group())):
             echo(f"qworker: {name} is not an option of any command: {meant}", err=True)
@@ -111,14 +112,14 @@ def _variable(option: str) -> str:
 
 
 def root_group() -> click.Group | None:
-    """The group of all commands; None while a command runs alone."""
+    """Return the group of all commands, or None if a command runs without it."""
     context = click.get_current_context(silent=True)
     command = None if context is None else context.find_root().command
     return command if isinstance(command, click.Group) else None
 
 
 def all_options(root: click.Group | None) -> set[str]:
-    """The options of all commands, those of other packages among them."""
+    """Return the options of all commands, including those of other packages."""
     return set() if root is None else {key for _, command in walk(root) for key in options_of(command)}
 
 
@@ -126,24 +127,26 @@ def all_options(root: click.Group | None) -> set[str]:
 
 
 def file_defaults(command: click.Command, path: Sequence[str]) -> dict[str, Any]:
-    """What `[tool.qworker]`, and over it `[tool.qworker.<command>]`, say for a command's parameters.
+    """Return values for the parameters of a command from `[tool.qworker]` and `[tool.qworker.<command>]`.
+
+    The table of the command has precedence.
 
     Args:
-        command: whose parameters.
-        path: what is typed for it: `[tool.qworker.pipeline.load]` is the table of `qworker pipeline load`.
+        command: The command.
+        path: The words that call it: `[tool.qworker.pipeline.load]` is the table of `qworker pipeline load`.
 
     Raises:
-        UsageError: the file has a key that no option has, or a value that cannot be one.
+        UsageError: The file has a key that is not an option, or a value that is not valid.
     """
     table = file_settings()
     own: Mapping[str, Any] = table
     for name in path:
         found: object = own.get(name)
-        # Else an option of another command has the name of this one, such as `message`.
+        # A value that is not a table belongs to an option of another command with this name, such as `message`.
         own = cast("dict[str, Any]", found) if isinstance(found, dict) else {}
     _check_keys(command, path, table, own)
     given = {key.replace("-", "_"): value for key, value in {**table, **own}.items() if not isinstance(value, dict)}
-    # An app's own URL is what everybody else who enqueues there uses: only the command line overrides it.
+    # Other processes enqueue at the URL of the app, so only the command line can override it.
     given.pop("url", None)
     options = options_of(command)
     return {options[key].name or "": _value(key, value, options[key]) for key, value in given.items() if key in options}
@@ -168,7 +171,7 @@ def _check_keys(command: click.Command, path: Sequence[str], table: Mapping[str,
 
 
 def _check_tables(group: click.Group, table: Mapping[str, Any], above: str) -> None:
-    """Refuse a table that is no command's, and an option in the table of a group."""
+    """Refuse a table without a command, and an option in the table of a group."""
     context = click.Context(group)
     names = group.list_commands(context)
     for key, value in sorted(table.items()):
@@ -189,7 +192,7 @@ def _unknown(where: str, key: str, known: Iterable[str], why: str) -> UsageError
 
 
 def _value(key: str, value: object, option: click.Option) -> object:
-    """A value of the file as the environment would give it: as text, or several."""
+    """Return a value of the file as the environment would give it: as text, or as a list of texts."""
     if isinstance(value, bool) and option.is_flag:
         return value
     if isinstance(value, list):
@@ -204,10 +207,10 @@ def _value(key: str, value: object, option: click.Option) -> object:
 
 
 def blamed(ctx: click.Context, error: Exception) -> Exception:
-    """The error of a bad value, with the place that it came from where that is not the command line."""
+    """Return the error of an invalid value. If the value is from the file or the environment, the text says so."""
     for param in ctx.command.params:
         name = param.name or ""
-        # The one whose value was being understood: its source is known, its value is not.
+        # The error is of the parameter that has a source but no value yet.
         source = ctx.get_parameter_source(name)
         if name in ctx.params or not isinstance(param, click.Option):
             continue

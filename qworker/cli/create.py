@@ -1,4 +1,4 @@
-"""`qworker create`: make queues."""
+"""`qworker create`: create queues."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def command(url: str, queues: tuple[str, ...], paused: bool, json: bool) -> None
         print_json([{"queue": queue} for queue in queues])
         return
     for queue in queues:
-        echo(f"{queue} is there")
+        echo(f"{queue} exists")
 
 
 async def _create(url: str, queues: tuple[str, ...], *, paused: bool) -> None:

@@ -1,4 +1,4 @@
-"""`qworker demo`: the main job on a queue in a temporary directory, with a real worker that is really killed."""
+"""`qworker demo`: kill a worker process, and show that its messages run again."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ __all__ = ["command"]
 _QUEUE = "demo"
 _SHORT = 24
 _CONCURRENCY = 4
-# Seconds for each step on a machine that is busy with other things; a free one needs a few seconds for all of them.
+# Seconds for each step on a busy machine. An idle one needs a few seconds for all of them.
 _PATIENCE_S = 60.0
 _EXIT_FAILED = 1
-# Not `-m`: inside a zipapp only this process knows where qworker is.
+# The worker gets `sys.path` from this process. With `-m` it would not find qworker inside a zipapp.
 _START = (
     "import json, sys; sys.path[:] = json.loads(sys.argv.pop(1)); from qworker.cli.main import main; sys.exit(main())"
 )
 
 
 class _DemoError(QworkerError):
-    """The demo did not show what it promises."""
+    """A step of the demo did not have the expected result."""
 
 
 class _Note(msgspec.Struct, frozen=True):
@@ -138,10 +138,10 @@ class _Demo:
         ended = {note.name for note in notes if note.event == "end"}
         missing = {"film", "clip", *(f"picture-{number}" for number in range(_SHORT))} - ended
         if missing:
-            raise _DemoError(f"these never ended: {', '.join(sorted(missing))}")
+            raise _DemoError(f"these messages never finished: {', '.join(sorted(missing))}")
         if [n.tries for n in notes if n.name == "film" and n.event == "end"] != [1]:
-            raise _DemoError("`film` should have ended once, with tries 1")
-        # Its second run may have been in the killed worker's hands too: then there is a third.
+            raise _DemoError("`film` should have finished once, with tries 1")
+        # The killed worker can have held the second attempt too. Then there is a third one.
         clip = [n.tries for n in notes if n.name == "clip" and n.event == "end"]
         if not clip or min(clip) < 1:
             raise _DemoError("`clip` should have failed once and then succeeded")
@@ -149,11 +149,12 @@ class _Demo:
         reasons = [one_line(stored.error or "") for stored in failed]
         if len(failed) != 1 or "is not a picture" not in str(reasons):
             raise _DemoError(f"exactly one message should have failed permanently, not {len(failed)}: {reasons}")
-        self._say("`clip` failed once (the other side hung up) and succeeded when it ran again")
+        self._say("`clip` failed once (connection closed) and succeeded when it ran again")
         self._say(f"`text` failed permanently and is kept with its reason: {reasons[0]}")
         twice = sum(n.event == "begin" for n in notes) - len(ended) - 2
         self._say(
-            f"all {len(ended)} others ended; {twice} had been in the killed worker's hands and began twice. All as promised."
+            f"all {len(ended)} others finished. {twice} were leased by the killed worker and began twice."
+            " All as promised."
         )
 
     # -- the worker --------------------------------------------------------------------------------------------------
@@ -222,7 +223,7 @@ class _Demo:
 
 
 def _marks() -> str:
-    """What bars are made of: ready, leased and delayed."""
+    """Return the characters of the bars, for ready, leased and delayed messages."""
     try:
         "█▒░".encode(sys.stdout.encoding or "ascii")
     except UnicodeEncodeError:

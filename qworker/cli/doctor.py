@@ -1,4 +1,4 @@
-"""`qworker doctor`: does everything here that queues need work?"""
+"""`qworker doctor`: check that queues can work here."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["command"]
 
 _MARKS = {CheckStatus.OK: "ok     ", CheckStatus.WARN: "warn   ", CheckStatus.BROKEN: "BROKEN "}
 _EXIT_BROKEN = 1
-# As of every other command that cannot use the store.
+# Every command that cannot use the store ends with this status.
 _EXIT_UNUSABLE = 3
 _UNUSABLE = {"reachable", "writing"}
 
@@ -54,12 +54,12 @@ def command(url: str | None, json: bool) -> int:
 
 
 def _place(url: str | None) -> list[Check]:
-    """Which store is meant: that of a relative URL depends on the working directory."""
+    """Return the full URL of the store, because a relative one depends on the working directory."""
     return [] if url is None else [Check("store", CheckStatus.OK, open_backend(url).describe())]
 
 
 def _settings() -> Check:
-    """Whether each name in `[tool.qworker]` is an option of some command, and each value can be understood."""
+    """Return the check that each name in `[tool.qworker]` is an option of a command and each value is valid."""
     from qworker.cli.main import cli
 
     try:

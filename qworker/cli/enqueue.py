@@ -1,4 +1,4 @@
-"""`qworker enqueue`: calls of an app's tasks, from the shell."""
+"""`qworker enqueue`: enqueue calls of an app's tasks from the shell."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`qworker explain`: why a message is not running yet, or what happened to it."""
+"""`qworker explain`: explain why a message is not running, or what happened to it."""
 
 from __future__ import annotations
 

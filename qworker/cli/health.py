@@ -1,4 +1,4 @@
-"""`qworker health`: a probe that needs no curl."""
+"""`qworker health`: check a worker, in containers without curl."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`qworker history`: what happened, event by event."""
+"""`qworker history`: print the newest events."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from qworker.names import check_id, check_queue
 
 __all__ = ["command", "event_line"]
 
-# Seconds between two looks.
+# Seconds between two reads with `--follow`.
 _LOOK = 0.5
 
 
@@ -75,7 +75,10 @@ def command(
 
 
 def _kinds(chosen: tuple[str, ...], everything: bool) -> frozenset[str] | None:
-    """Which events to show; None: all. Those of extended leases, of which a long task has thousands, only where they are asked for."""
+    """Return the kinds of events to show, or None for all kinds.
+
+    A long task has thousands of `extended` events, so they are shown only on request.
+    """
     if chosen:
         return frozenset(chosen)
     return None if everything else frozenset(KINDS) - {"extended"}
@@ -106,7 +109,7 @@ def _print_each(found: list[Event], json: bool) -> None:
 
 
 def event_line(event: Event) -> str:
-    """One event for people."""
+    """Return an event as one line of text."""
     at = datetime.fromtimestamp(event.at, UTC).isoformat(sep=" ", timespec="milliseconds").replace("+00:00", "Z")
     words = [at, f"{event.kind:<8}", event.queue, event.id, event.task or "(raw)"]
     if event.tries:

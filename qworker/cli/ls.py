@@ -1,4 +1,4 @@
-"""`qworker ls`: the queues of a backend."""
+"""`qworker ls`: list the queues of a backend."""
 
 from __future__ import annotations
 

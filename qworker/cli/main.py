@@ -1,4 +1,4 @@
-"""`qworker`: the table of commands, and the one place where an error becomes a line and an exit status.
+"""`qworker`: the table of commands. Errors become one line and an exit status here.
 
 Exit status: 0 clean, 1 crash, 2 usage or import error, 3 the backend cannot be reached, 4 the drain timed out.
 """
@@ -34,8 +34,8 @@ EXIT_USAGE = 2
 EXIT_UNREACHABLE = 3
 EXIT_INTERRUPTED = 130
 
-# Each command is one module, imported when it is asked for: `qworker publish` need not pay for `qworker bench`.
-# They stand in the groups of `qworker --help`, which has one more for those of backends and of other packages.
+# The module of a command is imported when the command is used, so that commands start fast. `qworker --help` shows
+# these groups, and one more for the commands of backends and other packages.
 GROUPS: dict[str, dict[str, str]] = {
     "Run and enqueue": {
         "run": "qworker.cli.run:command",
@@ -73,12 +73,12 @@ GROUPS: dict[str, dict[str, str]] = {
 COMMANDS = {name: place for group in GROUPS.values() for name, place in group.items()}
 
 
-# Backends, and whoever else, may bring commands of their own.
+# Backends and other packages can register commands under this entry point.
 GROUP = "qworker.commands"
 
 
 class _Commands(Group):
-    """The commands."""
+    """The group of all commands, with their groups in the help."""
 
     synonyms: ClassVar[Mapping[str, str]] = {
         **dict.fromkeys(("worker", "start", "work", "consume"), "did you mean run?"),
@@ -178,12 +178,12 @@ def _run(arguments: Sequence[str] | None) -> int:
 
 
 def print_error(text: str) -> None:
-    """Say on standard error, in one line without passwords and control characters, what is wrong."""
+    """Print an error on standard error, on one line without passwords and control characters."""
     echo(f"qworker: {mask(' '.join(text.split()))}", err=True)
 
 
 def exit_status(error: QworkerError) -> int:
-    """The exit status that an error deserves."""
+    """Return the exit status for an error."""
     if isinstance(error, StoreNotFound):
         return EXIT_CRASH
     if isinstance(error, UsageError | QueueNotFound):

@@ -1,4 +1,4 @@
-"""`qworker move`: take queues from one backend to another while both are in use."""
+"""`qworker move`: move queues from one backend to another while both are in use."""
 
 from __future__ import annotations
 
@@ -34,12 +34,13 @@ def command(
 ) -> None:
     r"""Move messages from one backend to another.
 
-    Moves every message of each QUEUE, or of all queues, with its id, tries and times. Workers can go on at both ends.
-    If the move is killed, run it again: nothing is lost. Messages that workers of SOURCE hold stay there: run the move
-    again when they have finished. Delayed messages keep their due time, and the move waits for those due within seconds.
+    Moves every message of each QUEUE, or of all queues, with its id, tries and times. Workers can run at both ends. If
+    the move is killed, run it again: nothing is lost. Messages that workers of SOURCE hold stay there. Run the move
+    again when they have finished. Delayed messages keep their due time, and the move waits for those due within
+    seconds.
 
-    Protocols with their own form of ids (fsq, mq, rfq, vsqs) give messages new ids. What a protocol cannot store travels
-    in the body.
+    Protocols with their own form of ids (fsq, mq, rfq, vsqs) give messages new ids. Properties that a protocol cannot
+    store travel in the body.
 
     \b
     Examples:
@@ -84,7 +85,7 @@ def _summary(moved: MoveResult) -> str:
         parts.append(f"{moved.failed:,} failed")
     text = f"{moved.queue}: moved {', '.join(parts)}"
     if moved.twice:
-        text += f"; {moved.twice:,} may run twice, since the source's lease had expired"
+        text += f"; {moved.twice:,} can run twice, because their leases expired at the source"
     if moved.left_leased:
         text += f"; {moved.left_leased:,} are held by workers of the source"
     return text

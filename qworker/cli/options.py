@@ -1,4 +1,4 @@
-"""What every command shares: where its options come from, how it reaches a backend, and how it starts a loop."""
+"""The parts that commands share: their options, the backend of a URL, and the event loop."""
 
 from __future__ import annotations
 
@@ -50,15 +50,15 @@ _BATCH = 1000
 
 
 class Group(click.Group):
-    """A command with commands of its own, in the order in which a newcomer meets them.
+    """A group of commands, which are imported when they are used.
 
     Args:
-        args: for click.
-        places: `module:attribute` of commands by name, which are imported when they are asked for.
-        kwargs: for click.
+        args: The arguments of `click.Group`.
+        places: `module:attribute` of the commands by name, in the order of the help.
+        kwargs: The keyword arguments of `click.Group`.
     """
 
-    # Words for its commands that people bring from other programs.
+    # The names of commands in other programs, with advice.
     synonyms: ClassVar[Mapping[str, str]] = {}
 
     def __init__(self, *args: Any, places: Mapping[str, str] | None = None, **kwargs: Any) -> None:
@@ -68,25 +68,25 @@ class Group(click.Group):
         self._places = places or {}
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Their names, as they were added."""
+        """Return the names of the commands in the order in which they were added."""
         return [*self._places, *self.commands]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The command of a name; None: there is none."""
+        """Return the command with a name, or None."""
         place = self._places.get(cmd_name)
         return super().get_command(ctx, cmd_name) if place is None else load_command(place, f"{self.name} {cmd_name}")
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Nothing at all asks for the list of commands, and is no mistake."""
+        """Parse the arguments. Without arguments, show the help with exit status 0."""
         return super().parse_args(ctx, args or ["--help"])
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """The command of a name.
+        """Return the command that the arguments name.
 
         Raises:
-            UsageError: there is none; names the one that may have been meant.
+            UsageError: No command has this name. The text names a similar one.
         """
         name = args[0]
         if name.startswith("-") or self.get_command(ctx, name) is not None:
@@ -96,7 +96,7 @@ class Group(click.Group):
         raise UsageError(f"unknown command {path} {name}: {meant or f'see {path} --help'}")
 
     def _meant_below(self, ctx: click.Context, name: str) -> str:
-        """`did you mean GROUP NAME?` where one of its groups has a command of that name."""
+        """Return `did you mean GROUP NAME?` if a subgroup has a command with this name, or an empty text."""
         for group_name in self.list_commands(ctx):
             group = self.get_command(ctx, group_name)
             if isinstance(group, click.Group) and name in group.list_commands(ctx):
@@ -105,11 +105,11 @@ class Group(click.Group):
 
 
 class Unavailable(click.Command):
-    """A command that cannot be imported: it is listed with the reason, and calling it, even for help, raises that.
+    """A command that cannot be imported. It is listed with the reason, and a call of it raises the error.
 
     Args:
-        name: what is typed for it.
-        error: why it cannot be imported.
+        name: The name of the command.
+        error: The error of the import.
     """
 
     def __init__(self, name: str, error: UsageError) -> None:
@@ -120,16 +120,16 @@ class Unavailable(click.Command):
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
     ) -> click.Context:
-        """Raise the reason."""
+        """Raise the error of the import."""
         raise self._error
 
 
 def load_command(place: str, name: str) -> click.Command:
-    """Import the command at `module:attribute`; one that cannot be imported is `Unavailable`.
+    """Import a command. If this fails, return an `Unavailable` one.
 
     Args:
-        place: where it is.
-        name: what is typed for it, after `qworker`.
+        place: The command as `module:attribute`.
+        name: The words that call it, after `qworker`.
     """
     module, _, attribute = place.partition(":")
     try:
@@ -144,7 +144,7 @@ def load_command(place: str, name: str) -> click.Command:
 
 
 class Command(click.Command):
-    """A command whose every option may also come from `QWORKER_<OPTION>`, or from `[tool.qworker]` under it."""
+    """A command whose options can also be set as `QWORKER_<OPTION>` or in `[tool.qworker]`."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -156,7 +156,7 @@ class Command(click.Command):
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
     ) -> click.Context:
-        """Give the context the file's table."""
+        """Create the context with the settings of the file as defaults."""
         warn_of_unknown()
         extra.setdefault("default_map", file_defaults(self, _typed(info_name, parent)))
         extra.setdefault("max_content_width", 110)
@@ -164,14 +164,14 @@ class Command(click.Command):
         return super().make_context(info_name, args, parent, **extra)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Understand the options; a bad value is blamed on the file or variable that it came from."""
+        """Parse the options. The error of an invalid value names the file or variable that has it."""
         try:
             return super().parse_args(ctx, args)
         except (click.BadParameter, UsageError) as error:
             raise blamed(ctx, error) from error
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run it; a reader of standard output that has gone away is the end of the work, and no error."""
+        """Run the command. If the reader of standard output is gone, end without an error."""
         try:
             result = super().invoke(ctx)
             flush_output()
@@ -182,7 +182,7 @@ class Command(click.Command):
 
 
 def _typed(name: str | None, parent: click.Context | None) -> list[str]:
-    """What is typed for a command after `qworker`."""
+    """Return the words that call a command, after `qworker`."""
     typed = [name or ""]
     while parent is not None and parent.parent is not None:
         typed.insert(0, parent.info_name or "")
@@ -191,16 +191,17 @@ def _typed(name: str | None, parent: click.Context | None) -> list[str]:
 
 
 class URLCommand(Command):
-    """A command whose first argument is a backend URL, which may also come from `QWORKER_URL` or `[tool.qworker]`.
+    """A command whose first argument is a backend URL. Without it, `QWORKER_URL` or `[tool.qworker]` is used.
 
-    A queue's name has no colon and a URL has one, so that `qworker stats inbox` can be told from `qworker stats file:./spool`.
+    A URL has a colon and the name of a queue has none, so `qworker stats inbox` is different from `qworker stats
+    file:./spool`.
     """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Put the configured URL first where the command line has none."""
+        """Parse the arguments. If the command line has no URL, put the configured one first."""
         configured = setting("url")
         if configured:
-            # Click stores what is missing as a sentinel of its own: ask for what is there instead.
+            # Click stores a sentinel for a missing argument, so this checks for text.
             first: object = self.make_parser(ctx).parse_args(list(args))[0].get("url")
             if not (isinstance(first, str) and ":" in first):
                 args = [configured, *args]
@@ -208,28 +209,28 @@ class URLCommand(Command):
 
 
 def check_store(url: str) -> None:
-    """Refuse a directory that is not there, for what opens the store by itself.
+    """Check that the directory of a store exists, before other code opens the store.
 
     Raises:
-        StoreNotFound: there is none.
+        StoreNotFound: The directory does not exist.
     """
     require_directory(open_backend(url).directory)
 
 
 def batches(items: Iterable[T]) -> Iterator[list[T]]:
-    """Items in lists of up to 1000."""
+    """Yield the items in lists of up to 1000."""
     remaining = iter(items)
     while batch := list(islice(remaining, _BATCH)):
         yield batch
 
 
 def json_option(function: F) -> F:
-    """`--json`."""
+    """Add the option `--json`."""
     return click.option("--json", "json", is_flag=True, help="Print one JSON document instead of text.")(function)
 
 
 def url_option(function: F) -> F:
-    """`--url`, from the command line only: an app that names no URL takes `QWORKER_URL` by itself."""
+    """Add the option `--url`, from the command line only, because an app without a URL reads `QWORKER_URL` itself."""
     option = click.option(
         "--url",
         metavar="URL",
@@ -240,12 +241,12 @@ def url_option(function: F) -> F:
 
 
 def state_option(help_text: str, default: str | None = None) -> Callable[[F], F]:
-    """`--state`."""
+    """Add the option `--state`."""
     return click.option("--state", type=click.Choice([s.word for s in State]), default=default, help=help_text)
 
 
 def item_limit_options(function: F) -> F:
-    """`--ttl` and `--max-tries`, as fsq's programs have them."""
+    """Add the options `--ttl` and `--max-tries` of fsq's programs."""
     ttl = click.option(
         "-t",
         "--ttl",
@@ -262,7 +263,7 @@ def item_limit_options(function: F) -> F:
     return ttl(max_tries(function))
 
 
-# What a program's exit status means, by fsq's option: its letter, its name, the meaning, and the default.
+# fsq's options for the exit status of a program: the letter, the name, the meaning, and the default.
 _EXIT_CODES = (
     ("-S", "--success-code", "success", "0; of fsq:, FSQ_SUCCESS"),
     ("-T", "--fail-tmp-code", "a temporary failure", "111; of fsq:, FSQ_FAIL_TMP"),
@@ -271,8 +272,8 @@ _EXIT_CODES = (
 
 
 def exit_code_options(function: F) -> F:
-    """`--success-code`, `--fail-tmp-code` and `--fail-perm-code`, as fsq's programs have them."""
-    # The last decorator that is applied is the first option of the help.
+    """Add the options `--success-code`, `--fail-tmp-code` and `--fail-perm-code` of fsq's programs."""
+    # The option that is added last is the first one in the help.
     for letter, name, meaning, default in reversed(_EXIT_CODES):
         text = f"Exit status for {meaning}. Default: {default}."
         function = click.option(letter, name, type=click.IntRange(0, 255), metavar="CODE", help=text)(function)
@@ -280,22 +281,22 @@ def exit_code_options(function: F) -> F:
 
 
 def keep_paragraphs(text: str | None) -> str | None:
-    r"""A help text whose lines "\b" have become click's mark for a paragraph that keeps its lines."""
+    r"""Return a help text with click's mark for paragraphs that keep their lines, in place of lines "\b"."""
     return None if text is None else text.replace("\\b\n", "\b\n")
 
 
 @asynccontextmanager
 async def backend_from_url(url: str, *, make: bool = False) -> AsyncGenerator[Backend]:
-    """The backend of a URL, reached, and let go of afterwards.
+    """Open the backend of a URL, and close it after the block.
 
     Args:
-        url: its URL.
-        make: whether its directory is made where it is not there. What only looks makes none.
+        url: The URL.
+        make: Whether to create the directory of the store if it does not exist. Commands that only read do not.
 
     Raises:
-        InvalidURL: the URL is not known.
-        StoreNotFound: there is no such directory.
-        BackendUnavailable: nobody answers there.
+        InvalidURL: The URL is not valid.
+        StoreNotFound: The directory does not exist.
+        BackendUnavailable: The store cannot be reached.
     """
     backend = open_backend(url)
     if not make:
@@ -313,14 +314,14 @@ async def backend_from_url(url: str, *, make: bool = False) -> AsyncGenerator[Ba
 
 
 def run(coroutine: Coroutine[Any, Any, R]) -> R:
-    """Run a command's coroutine on a loop of its own."""
+    """Run the coroutine of a command on a new event loop."""
     return asyncio.run(coroutine)
 
 
 def duration_type(*, least: float = 0.0, most: float = LONGEST) -> Callable[[str], float]:
-    """Return an option's type: a time span as `parse_duration` reads it, in seconds."""
+    """Return the type of an option that is a duration in seconds. See `parse_duration`."""
 
-    # Its name is the option's metavariable.
+    # Click takes the metavariable from the name of this function.
     def duration(text: str) -> float:
         try:
             return parse_duration(text, least=least, most=most)
@@ -331,10 +332,10 @@ def duration_type(*, least: float = 0.0, most: float = LONGEST) -> Callable[[str
 
 
 def positive_number(value: float, name: str) -> float:
-    """`value` if it is more than 0.
+    """Return `value` if it is more than 0.
 
     Raises:
-        UsageError: it is not.
+        UsageError: The value is not more than 0.
     """
     if value <= 0:
         raise UsageError(f"{name} must be more than 0 (got {value:g})")

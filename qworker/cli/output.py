@@ -1,4 +1,4 @@
-"""What people and programs read: tables, one JSON document, times in words, progress on a terminal."""
+"""The output of commands: tables, JSON documents, times in words, and progress on a terminal."""
 
 from __future__ import annotations
 
@@ -37,25 +37,25 @@ __all__ = [
     "to_json_data",
 ]
 
-# Columns below which a text is not worth showing in a table.
+# The smallest width of a column of texts, in columns of the terminal.
 _SHORTEST_TEXT = 12
 _NOT_ASCII = re.compile(r"[^\x00-\x7f]+")
 
 
 def echo(text: str, *, err: bool = False) -> None:
-    """Print one line, without the control characters that a stored message could smuggle into a terminal."""
+    """Print one line without control characters, because text from messages must not control the terminal."""
     click.echo(printable(text), file=ERROR_STREAM if err else None)
 
 
 def say_where(backend: Backend) -> None:
-    """Say on standard error which directory is the store: a relative URL leads elsewhere in another working directory."""
+    """Print the whole path of the store on standard error, because a relative one depends on the working directory."""
     url = backend.describe()
     if ":///" in url:
         echo(f"qworker: the store is {url}", err=True)
 
 
 def print_json(data: Any) -> None:
-    """Print `data` as one JSON document on one line; in ASCII where the encoding of standard output is not UTF-8."""
+    """Print `data` as JSON on one line. If the encoding of standard output is not UTF-8, print ASCII."""
     text = msgspec.json.encode(data).decode()
     if (sys.stdout.encoding or "").lower().replace("-", "") != "utf8":
         text = _NOT_ASCII.sub(lambda found: json.dumps(found[0])[1:-1], text)
@@ -64,10 +64,12 @@ def print_json(data: Any) -> None:
 
 @contextmanager
 def reporting(done: str) -> Generator[None]:
-    """Print in the body what was done. That it cannot be printed is no failure: the command would be run again, and do it twice.
+    """Ignore errors of writing to standard output inside the block.
+
+    The command has done its work. If it failed now, the user would run it again, and the work would be done twice.
 
     Args:
-        done: what was done, as the beginning of a line.
+        done: A description of the work, for a line on standard error.
     """
     try:
         yield
@@ -80,14 +82,14 @@ def reporting(done: str) -> Generator[None]:
 
 
 def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]], *, texts: Sequence[str] = ()) -> None:
-    """Print rows under headings, as wide as the terminal; columns of numbers stand to the right.
+    """Print rows under headings, as wide as the terminal. Columns of numbers are aligned to the right.
 
-    Where that is too narrow even for short texts, each row becomes a few lines, one for each cell.
+    If the terminal is too narrow, each row is printed as a few lines, one for each cell.
 
     Args:
-        headings: one for each column.
-        rows: their cells.
-        texts: the headings of columns that may be cut; names and numbers are never.
+        headings: The headings of the columns.
+        rows: The cells of the rows.
+        texts: The headings of the columns whose texts can be cut. Names and numbers are never cut.
     """
     cells = [[printable(cell) for cell in row] for row in rows]
     widths = [max(_columns(heading), *(_columns(row[i]) for row in cells)) for i, heading in enumerate(headings)]
@@ -110,7 +112,7 @@ def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]], *, texts
 
 
 def _terminal_width() -> int | None:
-    """The columns of `COLUMNS` or of the terminal; None: there is no limit."""
+    """Return the width from `COLUMNS` or of the terminal. None: there is no limit."""
     given = os.environ.get("COLUMNS", "")
     if given.isdecimal():
         return int(given) or None
@@ -118,7 +120,7 @@ def _terminal_width() -> int | None:
 
 
 def _fitted(widths: list[int], may_be_cut: list[bool], width: int) -> list[int] | None:
-    """Widths whose sum fits: the widest texts give way first; None: they would be too short to read."""
+    """Return widths that fit, with the widest texts cut first. None: the texts would be too short."""
     fitted = list(widths)
     surplus = sum(widths) + 2 * (len(widths) - 1) - width
     while surplus > 0:
@@ -145,12 +147,12 @@ def _print_records(headings: Sequence[str], rows: Sequence[Sequence[str]], width
 
 
 def _columns(text: str) -> int:
-    """How many columns of a terminal a text takes: two for each wide character."""
+    """Return the width of a text in columns of a terminal. A wide character takes two."""
     return len(text) if text.isascii() else len(text) + sum(unicodedata.east_asian_width(c) in "WF" for c in text)
 
 
 def _taken(text: str, width: int) -> str:
-    """As much of a text as fits into so many columns, and at least one character."""
+    """Return the beginning of a text that fits into a width, and at least one character."""
     if text.isascii():
         return text[:width]
     taken = text[:width]
@@ -173,7 +175,7 @@ def _is_number(cell: str) -> bool:
 
 
 def format_seconds(seconds: float | None) -> str:
-    """A length of time in words: `3.2 s`, `4 min`, `2 h`; `-` for None."""
+    """Return a duration as text, such as `3.2 s`, `4 min` or `2 h`, or `-` for None."""
     if seconds is None:
         return "-"
     if seconds < 1:
@@ -188,7 +190,7 @@ def format_seconds(seconds: float | None) -> str:
 
 
 def format_time(seconds: float | None) -> str:
-    """A Unix time as people write it, in UTC; `-` for None."""
+    """Return a Unix time as date and time in UTC, or `-` for None."""
     if seconds is None:
         return "-"
     try:
@@ -198,13 +200,13 @@ def format_time(seconds: float | None) -> str:
 
 
 def preview_body(body: bytes, width: int = 60) -> str:
-    """The beginning of a body on one line."""
+    """Return the beginning of a body on one line."""
     text = printable(body[: 4 * width].decode(errors="replace").rstrip())
     return text if len(text) <= width else text[: width - 1] + "…"
 
 
 def to_json_data(stored: StoredMessage) -> dict[str, Any]:
-    """A stored message for JSON: `body` where it is text, else `body_base64`."""
+    """Return a stored message for JSON. A body that is not text is in `body_base64` instead of `body`."""
     message = stored.message
     data: dict[str, Any] = {"id": message.id, "queue": message.queue, "state": stored.state.word}
     data |= {"tries": message.tries, "enqueued_at": message.enqueued_at, "priority": message.priority}
@@ -221,12 +223,12 @@ def to_json_data(stored: StoredMessage) -> dict[str, Any]:
 
 
 def has_escapes(stream: TextIO) -> bool:
-    """Whether a stream is a terminal that understands escape codes."""
+    """Return whether a stream is a terminal that understands escape codes."""
     return stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
 class Progress:
-    """A count that moves on standard error while many messages are handled; silent where that is no terminal."""
+    """A counter on standard error. If standard error is not a terminal, it shows nothing."""
 
     _EVERY_S = 0.1
 
@@ -237,11 +239,11 @@ class Progress:
         self._started = self._last = time.monotonic()
 
     def __enter__(self) -> Self:
-        """Begin to count."""
+        """Return the counter."""
         return self
 
     def add(self, count: int) -> None:
-        """Count some more."""
+        """Add to the count, and show it from time to time."""
         self.count += count
         now = time.monotonic()
         if self._shown and now - self._last >= self._EVERY_S:
@@ -256,6 +258,6 @@ class Progress:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Leave the last count on the screen."""
+        """Print the last count."""
         if self._shown and self.count:
             self._show(time.monotonic(), end="\n")

@@ -1,4 +1,4 @@
-"""`qworker pause` and `qworker resume`: stop leasing from a queue, and start again."""
+"""`qworker pause` and `qworker resume`: stop and restart leasing from queues."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`qworker publish`: raw messages, from the shell."""
+"""`qworker publish`: publish raw messages from the shell."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ def command(
 ) -> None:
     r"""Publish a message with any body and print its id.
 
-    The message is stored durably when the command ends. The body is what --file or --body gives; without them it is
-    empty. ARGUMENTs travel with the message on backends that store them, as fsq's do.
+    The message is stored durably when the command ends. The body is from --file or --body. Without them it is empty.
+    Backends that store ARGUMENTs, such as fsq:, deliver them with the message.
 
     \b
     Examples:
@@ -65,7 +65,7 @@ def command(
     if file is not None and body is not None:
         raise UsageError("--file and --body cannot be combined: use one of them")
     if lines and (file is None or unique_key is not None or id is not None):
-        raise UsageError("--lines needs --file, and one --unique-key or --id cannot serve many messages")
+        raise UsageError("--lines needs --file, and cannot be combined with --unique-key or --id")
     if unique_key is not None:
         check_key(unique_key)
     if id is not None:

@@ -14,7 +14,7 @@ from qworker.names import check_queue, counted
 
 __all__ = ["command"]
 
-# Delayed ones first: what becomes due meanwhile is ready, and goes with the ready ones.
+# Delayed messages are first. If one becomes due meanwhile, it is deleted with the ready ones.
 _PURGED = (State.DELAYED, State.READY, State.FAILED)
 
 

@@ -1,4 +1,4 @@
-"""`qworker requeue`: failed messages get another chance."""
+"""`qworker requeue`: make failed messages ready again."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from qworker.parcel import unpack
 __all__ = ["command"]
 
 _EXIT_MISSED = 1
-# So many are requeued one by one, to name those that are not; more go in one step, which only counts.
+# Up to this number of messages are requeued one by one, to name those that fail. More are only counted, in one step.
 _NAMED = 100
 
 
@@ -54,7 +54,7 @@ def command(
     wanted = list(dict.fromkeys(ids))
     chosen = _filter(tasks, error, since)
     if wanted and chosen is not None:
-        raise UsageError("requeue takes IDs, or --task, --error and --since: leave one of them out")
+        raise UsageError("IDs cannot be combined with --task, --error or --since")
     done, missed = run(_requeue(url, queue, wanted, chosen))
     if json:
         print_json({"queue": queue, "requeued": done} | ({"missed": missed} if ids else {}))
@@ -72,7 +72,7 @@ _Filter = Callable[[StoredMessage], bool]
 
 
 def _filter(tasks: tuple[str, ...], error: str | None, since: float | None) -> _Filter | None:
-    """Whether a failed message matches every filter that is given; None: none is given."""
+    """Return a function that checks whether a failed message matches all filters. None: no filter is given."""
     if not tasks and error is None and since is None:
         return None
     first = None if since is None else time.time() - since
@@ -88,13 +88,13 @@ def _filter(tasks: tuple[str, ...], error: str | None, since: float | None) -> _
 
 
 def _task(stored: StoredMessage) -> str | None:
-    """The task that a message calls; None: it calls none."""
+    """Return the task that a message calls, or None for a raw message."""
     found = open_envelope(unpack(stored.message).body)
     return found.task if isinstance(found, Envelope) else None
 
 
 async def _requeue(url: str, queue: str, ids: list[str], matches: _Filter | None) -> tuple[int, dict[str, str]]:
-    """How many were requeued; and which were not, with the reason, where not too many were asked for."""
+    """Requeue messages. Return the number of requeued ones, and the ids and reasons of the others."""
     async with backend_from_url(url) as backend:
         if matches is not None:
             return await _requeue_matching(backend, queue, matches), {}
@@ -110,7 +110,7 @@ async def _requeue(url: str, queue: str, ids: list[str], matches: _Filter | None
 
 
 async def _requeue_matching(backend: Backend, queue: str, matches: _Filter) -> int:
-    # All are found before the first is requeued: one that fails again at once is not requeued twice.
+    # All messages are found before the first one is requeued, so that one that fails again is not requeued twice.
     found: list[FinishedMessage] = []
     async for page in backend.browse(queue, Query(State.FAILED)):
         found += [_finished(stored) for stored in page if matches(stored)]

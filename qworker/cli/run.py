@@ -1,4 +1,4 @@
-"""`qworker run`: the worker."""
+"""`qworker run`: run a worker."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = ["command"]
 
 
 def _worker_count(value: str) -> tuple[int, int]:
-    """`4`, or `2:8`: the least and the most."""
+    """Return the minimum and the maximum of `4` or `2:8`."""
     least, colon, most = value.partition(":")
     if least.isdecimal() and (most.isdecimal() if colon else True):
         low, high = int(least), int(most) if colon else int(least)
@@ -202,13 +202,13 @@ def command(
         stall_timeout=stall_timeout,
     )
     if burst and reload:
-        raise UsageError("--burst and --reload cannot be combined: leave one of them out")
+        raise UsageError("--burst and --reload cannot be combined")
     if reload:
-        # What is to be watched must be there.
+        # The working directory must exist, because it is watched.
         working_directory()
     control = control_client_from_env()
     if control is None and (workers != (1, 1) or os.getpid() == 1):
-        # As a container's first process one worker has a supervisor too: somebody must reap strangers' zombies.
+        # As process 1 of a container, one worker has a supervisor too, which must reap orphaned processes.
         from qworker.supervisor.supervisor import Supervisor
 
         return int(Supervisor(settings).run())
@@ -218,7 +218,7 @@ def command(
 
 
 def _loaded(app: str, url: str | None) -> Tasks:
-    """The app; warns where its store would be a new directory, while one of the same name lies beside the app."""
+    """Return the app. Warn if its store is a new directory and the folder of the app has one with the same name."""
     tasks = load_app(app, url)
     parsed = BackendURL.parse(tasks.url)
     directory = open_backend(tasks.url).directory if parsed.is_relative else None

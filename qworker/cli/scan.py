@@ -1,4 +1,4 @@
-"""`qworker scan`: any program is a handler, and its exit status decides."""
+"""`qworker scan`: run a program for each ready message. Its exit status decides."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ EXIT_TEMPORARY, EXIT_USAGE = 111, 100
 
 
 class ProgramCommand(Command):
-    """A command whose exit statuses are fsq's, and which ends with another program's arguments.
+    """A command with the exit statuses of fsq, which ends with the arguments of another program.
 
-    Its own options may stand before the URL, between URL and QUEUE, and between QUEUE and PROGRAM; what follows is the program's.
+    Its own options can be before URL, before QUEUE and before PROGRAM. All arguments after PROGRAM belong to PROGRAM.
     """
 
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
     ) -> click.Context:
-        """Wrong usage ends with status 100."""
+        """Create the context. Wrong usage ends with status 100."""
         try:
             return super().make_context(info_name, args, parent, **extra)
         except click.UsageError as error:
@@ -42,7 +42,7 @@ class ProgramCommand(Command):
             raise click.exceptions.Exit(EXIT_USAGE) from error
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Find the options, and leave the program's alone."""
+        """Parse the options of the command, but not those of the program."""
         flags: list[str] = []
         places: list[str] = []
         rest = args
@@ -58,7 +58,7 @@ class ProgramCommand(Command):
         return super().parse_args(ctx, [*flags, *given, "--", *places, *rest])
 
     def _flags(self, ctx: click.Context, args: list[str]) -> tuple[list[str], list[str]]:
-        """The options at the beginning, one word each or two, and the rest."""
+        """Return the options at the beginning, with their values, and the rest."""
         short, long = "h", ["help"]
         for option in (param for param in self.params if isinstance(param, click.Option)):
             for name in option.opts:
@@ -151,7 +151,7 @@ def command(
     environment. Its exit status decides: 0 acks the message, 111 retries it later, 100 and every other status fails it.
     If a signal kills the program, the message fails and the scan ends.
 
-    Options can stand before URL, before QUEUE and before PROGRAM. What follows PROGRAM belongs to it.
+    Options can be before URL, before QUEUE and before PROGRAM. All arguments after PROGRAM belong to PROGRAM.
 
     \b
     Example:
@@ -160,7 +160,7 @@ def command(
 
     \b
     Exit status:
-      0    the scan is complete, whatever became of the messages
+      0    the scan is complete, even if messages have failed
       100  wrong usage
       111  the queue is paused or does not exist, the backend cannot be reached, or a signal killed the program
     """

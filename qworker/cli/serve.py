@@ -1,4 +1,4 @@
-"""`qworker serve`: the mq HTTP endpoints on any backend."""
+"""`qworker serve`: serve mq's HTTP endpoints on any backend."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def command(
 ) -> None:
     r"""Serve the queues of a backend over HTTP, as an mq server does.
 
-    Clients must send the token in QWORKER_HTTP_TOKEN as "Authorization: Bearer TOKEN". Without a token, only this machine is
-    served. Endpoints that mq does not have are under /-/, and described in /-/openapi.json.
+    Clients must send the token in QWORKER_HTTP_TOKEN as "Authorization: Bearer TOKEN". Without a token, only this
+    machine is served. Endpoints that mq does not have are under /-/, and described in /-/openapi.json.
 
     \b
     Example:

@@ -1,4 +1,4 @@
-"""`qworker stats`: how many messages are where."""
+"""`qworker stats`: count messages by state."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def command(url: str, queue: str | None, json: bool) -> None:
     elif found:
         _show(found, queue is not None)
     else:
-        echo("no queues yet: `qworker run`, `enqueue` or `create` makes them")
+        echo("no queues yet: `qworker run`, `enqueue` or `create` creates them")
 
 
 async def _stats(url: str, queue: str | None) -> list[QueueStats]:

@@ -1,1 +1,1 @@
-"""What a process tells of itself over HTTP: alive, ready, counts and depths, while handlers may block its loop."""
+"""The health port of a process: liveness, readiness, counts and depths, even while handlers block its event loop."""

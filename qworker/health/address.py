@@ -1,4 +1,4 @@
-"""`HOST:PORT`: reading it, listening there, and keeping the socket when a process replaces itself."""
+"""`HOST:PORT`: parse it, listen there, and keep the socket when a process replaces itself."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from qworker.names import printable
 
 __all__ = ["keep_across_exec", "listen", "loopback_for", "parse_address"]
 
-# The descriptor of a listening socket that this process has had before it replaced itself.
+# Set to the descriptor of the listening socket when this process replaces another one.
 _FD = "QWORKER_HEALTH_FD"
 _BACKLOG = 128
 _EVERYWHERE = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
 def parse_address(text: str) -> tuple[str, int]:
-    """Host and port of `127.0.0.1:9090`, `[::1]:9090` or `:9090`, which is every address.
+    """Return host and port of `127.0.0.1:9090`, `[::1]:9090`, or `:9090` for all addresses.
 
     Raises:
-        UsageError: it is none.
+        UsageError: The text is not a valid HOST:PORT.
     """
     host, colon, port = text.rpartition(":")
     if host.startswith("[") and host.endswith("]"):
@@ -35,15 +35,15 @@ def parse_address(text: str) -> tuple[str, int]:
 
 
 def loopback_for(host: str) -> str:
-    """The host under which this machine reaches a server that listens on `host`."""
+    """Return the host at which this machine reaches a server that listens on `host`."""
     return _EVERYWHERE.get(host, host)
 
 
 def listen(address: tuple[str, int]) -> socket.socket:
-    """A listening socket; the one that this process had before it replaced itself, if it did.
+    """Return a listening socket. If this process has replaced another one, it is the socket of that one.
 
     Raises:
-        UsageError: the address cannot be had.
+        UsageError: The address cannot be used.
     """
     kept = os.environ.pop(_FD, None)
     if kept is not None:
@@ -61,6 +61,6 @@ def listen(address: tuple[str, int]) -> socket.socket:
 
 
 def keep_across_exec(sock: socket.socket) -> None:
-    """Let the process that replaces this one have the socket: who connects meanwhile waits, and is not refused."""
+    """Pass the socket on to the process that replaces this one. Clients that connect meanwhile wait."""
     os.set_inheritable(sock.fileno(), True)
     os.environ[_FD] = str(sock.fileno())

@@ -1,4 +1,4 @@
-"""What is answered to whom: one worker's report, or those of all that a supervisor has."""
+"""The answers of the health port, from the report of one worker or of all workers of a supervisor."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ __all__ = ["HealthAnswers", "WorkerReports"]
 
 
 class WorkerReports:
-    """The reports of a supervisor's workers. Written on the supervisor's loop, read from the server's thread."""
+    """The reports of a supervisor's workers. The supervisor writes them, and the thread of the server reads them."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
         self._lock = threading.Lock()
-        # By process id, each with the monotonic time at which it came.
+        # Each report by process id, with the monotonic time at which it arrived.
         self._last: dict[int, tuple[float, WorkerReport]] = {}
-        # What those who are gone have counted: a counter must not fall when a worker dies.
+        # The counts of processes that have ended, because a counter must not fall when a worker dies.
         self._past: list[TaskCounts] = []
 
     def add_report(self, pid: int, report: WorkerReport) -> None:
-        """Take a worker's report."""
+        """Add the report of a worker."""
         with self._lock:
             before = self._last.get(pid)
             if before is not None and before[1].life != report.life:
@@ -40,14 +40,14 @@ class WorkerReports:
             self._last[pid] = (self._now(), report)
 
     def remove_process(self, pid: int) -> None:
-        """A worker process has ended."""
+        """Remove a worker process that has ended, and keep its counts."""
         with self._lock:
             _, report = self._last.pop(pid, (0.0, None))
             if report is not None:
                 self._past = merge_counts([*self._past, *report.counts])
 
     def reports(self) -> list[WorkerReport]:
-        """The last report of each process that runs; silence counts as a loop that stands still."""
+        """Return the last report of each running process. A process that sends no reports counts as blocked."""
         with self._lock:
             now = self._now()
             return [
@@ -56,12 +56,12 @@ class WorkerReports:
             ]
 
     def past_counts(self) -> list[TaskCounts]:
-        """The counts of processes that are gone."""
+        """Return the counts of processes that have ended."""
         with self._lock:
             return list(self._past)
 
 
-# A report comes twice a second; on a busy machine not quite.
+# A report arrives twice per second, or less often on a busy machine.
 _USUAL_SILENCE_S = 5.0
 
 
@@ -70,15 +70,15 @@ def _silence(seconds: float) -> float:
 
 
 class HealthAnswers:
-    """The answers. Every method may be called from any thread.
+    """The answers of the health port. Any thread can call every method.
 
     Args:
-        reports: the processes that run.
-        stall_timeout: seconds that a loop may stand still.
-        past: the counts of processes that are gone.
-        stopping: whether the whole service is on its way out.
-        stalled: seconds that the supervisor's own loop has stood still.
-        own_metrics: also show what the app itself counts with prometheus-client in this process.
+        reports: A function that returns the reports of the running processes.
+        stall_timeout: Seconds that an event loop can be blocked before `/livez` fails.
+        past: A function that returns the counts of processes that have ended.
+        stopping: A function that returns whether the whole service is stopping.
+        stalled: A function that returns the seconds for which the supervisor's own loop has been blocked.
+        own_metrics: Whether to show the metrics of the app from prometheus-client in this process too.
     """
 
     def __init__(
@@ -96,21 +96,21 @@ class HealthAnswers:
         self._past = past
         self._stopping = stopping
         self._stalled = stalled
-        # Found now: an import beside a handler that blocks the loop would take longer than a scrape may.
+        # The import is here, because an import while a handler blocks the loop could take longer than a scrape.
         self._client = _prometheus_client()
         self._own_metrics = own_metrics
 
     def live(self) -> tuple[bool, str]:
-        """Whether to let it live, and why not."""
+        """Return whether the process is alive, and the reason if it is not."""
         if (stalled := self._stalled()) > self._stall_timeout:
-            return False, f"the supervisor's loop has stood still for {stalled:.0f} s"
+            return False, f"the supervisor's event loop has been blocked for {stalled:.0f} s"
         for report in self._reports():
             if report.stalled > self._stall_timeout:
-                return False, f"the loop of worker {report.pid} has stood still for {report.stalled:.0f} s"
+                return False, f"the event loop of worker {report.pid} has been blocked for {report.stalled:.0f} s"
         return True, "ok"
 
     def ready(self) -> tuple[bool, str]:
-        """Whether some worker takes messages, and why none does."""
+        """Return whether a worker leases messages, and the reason if none does."""
         reports = self._reports()
         if self._stopping():
             return False, "draining"
@@ -120,14 +120,14 @@ class HealthAnswers:
         return False, problem or (reports[0].state if reports else "starting")
 
     def stats(self) -> dict[str, Any] | None:
-        """The depths, for a scaler; None: nobody has looked yet."""
+        """Return the depths for a scaler, or None if no worker has sampled the queues yet."""
         reports = self._reports()
         queues, looked_at = _latest(reports)
         if looked_at is None:
             return None
         open_queues = [stats for stats in queues if not stats.paused]
         return {
-            # What a scaler wants to know: work that could be done now. A paused queue has none.
+            # A scaler needs the number of messages that could run now. Those of paused queues cannot.
             "backlog": sum(s.ready + s.leased for s in open_queues),
             "ready": sum(s.ready for s in open_queues),
             "oldest_age_s": max((s.oldest_age_s or 0.0 for s in open_queues), default=0.0),
@@ -140,7 +140,7 @@ class HealthAnswers:
         }
 
     def metrics(self) -> str:
-        """Prometheus' page."""
+        """Return the page for Prometheus."""
         reports = self._reports()
         page = format_metrics(reports, self._counts(reports), _latest(reports)[0])
         return page + self._app_metrics()
@@ -149,13 +149,13 @@ class HealthAnswers:
         return merge_counts([*self._past(), *(task for report in reports for task in report.counts)])
 
     def _app_metrics(self) -> str:
-        """What the app counts by itself with prometheus-client."""
+        """Return the metrics of the app from prometheus-client."""
         client = self._client
         if client is None:
             return ""
         if self._own_metrics:
             return cast("bytes", client.generate_latest(client.REGISTRY)).decode()
-        # The app runs in other processes: they share their counts in a directory, if at all.
+        # The app runs in other processes. If they share their counts, it is in this directory.
         if not os.environ.get("PROMETHEUS_MULTIPROC_DIR"):
             return ""
         registry: Any = client.CollectorRegistry()
@@ -164,7 +164,7 @@ class HealthAnswers:
 
 
 def _prometheus_client() -> Any:
-    """The package, where it is installed."""
+    """Return the package, or None if it is not installed."""
     if importlib.util.find_spec("prometheus_client") is None:
         return None
     importlib.import_module("prometheus_client.multiprocess")
@@ -191,7 +191,7 @@ def _plain(stats: QueueStats) -> dict[str, Any]:
 
 
 def _outcomes(tasks: Iterable[TaskCounts]) -> dict[str, dict[str, int]]:
-    """Messages that left the workers, by queue and outcome."""
+    """Return the number of finished deliveries by queue and outcome."""
     found: dict[str, dict[str, int]] = {}
     for task in tasks:
         counts = found.setdefault(task.queue, {})

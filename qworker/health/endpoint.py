@@ -1,4 +1,4 @@
-"""Where a worker process tells of itself: its own port, or the line to its supervisor."""
+"""The endpoints at which a worker process reports its health: a port, or the connection to its supervisor."""
 
 from __future__ import annotations
 
@@ -20,54 +20,54 @@ TOKEN = "QWORKER_HTTP_TOKEN"
 
 
 class Endpoint(Protocol):
-    """Tells of a process until it is closed."""
+    """An endpoint that reports the health of a process until it is closed."""
 
     def close(self) -> None:
-        """The process ends."""
+        """Stop reporting, because the process ends."""
         ...
 
     def keep_across_exec(self) -> None:
-        """A fresh process is about to take over."""
+        """Stop reporting, because a fresh process takes over."""
         ...
 
 
 class HttpEndpoint:
-    """A port that speaks for a process, or, with a supervisor's view, for several.
+    """A health port for one process, or for all processes of a supervisor.
 
     Raises:
-        UsageError: the address cannot be had, or the token is empty.
+        UsageError: The address cannot be used, or the token is empty.
     """
 
     def __init__(self, address: tuple[str, int], view: HealthAnswers) -> None:
         secret = read_token()
         self._socket: socket.socket = listen(address)
-        # The server closes its socket when it ends: a fresh process gets this one.
+        # The server closes its socket when it ends. The original is for the process that replaces this one.
         self._server = HealthServer(self._socket.dup(), view, token=secret)
         structlog.get_logger("qworker.health").info(
             "health_server_started", port=self._server.port, token=secret is not None
         )
 
     def close(self) -> None:
-        """Answer no more."""
+        """Close the port."""
         self._server.close()
         self._socket.close()
 
     def keep_across_exec(self) -> None:
-        """Let whoever asks meanwhile wait for the fresh process."""
+        """Stop answering, but keep the socket open, so that clients wait for the fresh process."""
         self._server.close()
         keep_across_exec(self._socket)
 
 
 def endpoint_for_worker(watch: Monitor, address: tuple[str, int], stall_timeout: float) -> HttpEndpoint:
-    """The port of a worker without a supervisor."""
+    """Return the health port of a worker without a supervisor."""
     return HttpEndpoint(address, HealthAnswers(lambda: [watch.report()], stall_timeout=stall_timeout))
 
 
 def read_token() -> str | None:
-    """What `/metrics` and `/stats` ask for.
+    """Return the token for `/metrics` and `/stats`, or None.
 
     Raises:
-        UsageError: it is empty.
+        UsageError: The variable is set, but empty.
     """
     given = os.environ.get(TOKEN)
     if given == "":

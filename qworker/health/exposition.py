@@ -1,4 +1,7 @@
-"""Prometheus' text format, version 0.0.4: names of the messaging semantic conventions where there are any, else `qworker_`."""
+"""The metrics in Prometheus' text format, version 0.0.4.
+
+The names are from OpenTelemetry's messaging semantic conventions if they have one, and otherwise begin with `qworker_`.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +21,12 @@ _Sample = tuple[str, dict[str, str], float]
 
 
 def format_metrics(reports: Sequence[WorkerReport], counts: Iterable[TaskCounts], queues: Iterable[QueueStats]) -> str:
-    """The page of `/metrics`.
+    """Return the page of `/metrics`.
 
     Args:
-        reports: one for each worker process that runs.
-        counts: the counts of all processes, also of those that are gone, one for each queue and task.
-        queues: the queues as they were last seen.
+        reports: The reports of the running worker processes.
+        counts: The counts of all processes, including those that have ended, one for each queue and task.
+        queues: The last sample of the queues.
     """
     lines: list[str] = []
     for name, kind, text, samples in (*_counts(list(counts)), *_depths(list(queues)), *_processes(reports)):
@@ -42,7 +45,7 @@ def _counts(counts: list[TaskCounts]) -> list[tuple[str, str, str, list[_Sample]
         (
             consumed,
             "counter",
-            "Messages that left a worker, by outcome: acked, retried, failed, released, lost.",
+            "Finished deliveries by outcome: acked, retried, failed, released, lost.",
             [
                 (consumed, {**_of(c), "qworker_outcome": outcome}, n)
                 for c in counts
@@ -53,13 +56,13 @@ def _counts(counts: list[TaskCounts]) -> list[tuple[str, str, str, list[_Sample]
         (
             duration,
             "histogram",
-            "Seconds that handlers took.",
+            "Seconds that handlers ran.",
             [s for c in counts for s in _histogram(duration, _of(c), SECONDS, c.durations, c.seconds)],
         ),
         (
             tries,
             "histogram",
-            "Failed attempts that messages had behind them at their final outcome.",
+            "Failed attempts of messages before their final outcome.",
             [s for c in counts for s in _histogram(tries, _of(c), TRIES, c.tries, c.attempts)],
         ),
         (
@@ -85,27 +88,32 @@ def _depths(queues: list[QueueStats]) -> list[tuple[str, str, str, list[_Sample]
         (
             age,
             "gauge",
-            "Seconds that the oldest ready message has waited; 0 when none waits.",
+            "Seconds that the oldest ready message has waited. 0 if no message is ready.",
             [(age, _on(s.queue), s.oldest_age_s or 0.0) for s in queues],
         ),
-        (paused, "gauge", "1 while the queue is paused.", [(paused, _on(s.queue), float(s.paused)) for s in queues]),
+        (
+            paused,
+            "gauge",
+            "1 if the queue is paused, else 0.",
+            [(paused, _on(s.queue), float(s.paused)) for s in queues],
+        ),
     ]
 
 
 def _processes(reports: Sequence[WorkerReport]) -> list[tuple[str, str, str, list[_Sample]]]:
     looked = [report.looked_at for report in reports if report.looked_at is not None]
     gauges = [
-        ("qworker_workers", "Worker processes that run.", len(reports)),
-        ("qworker_handlers_running", "Handlers at work.", sum(r.running for r in reports)),
-        ("qworker_concurrency", "Handlers that may be at work at once.", sum(r.concurrency for r in reports)),
+        ("qworker_workers", "Running worker processes.", len(reports)),
+        ("qworker_handlers_running", "Running handlers.", sum(r.running for r in reports)),
+        ("qworker_concurrency", "Maximum number of running handlers.", sum(r.concurrency for r in reports)),
         (
             "qworker_loop_stalled_seconds",
-            "How long the event loop has stood still, in the worker where it has longest.",
+            "Seconds that the event loop has been blocked, the longest of all workers.",
             max((r.stalled for r in reports), default=0.0),
         ),
         (
             "qworker_backend_up",
-            "1 while every worker reaches its backend.",
+            "1 if every worker reaches its backend, else 0.",
             float(bool(looked) and not any(r.problem for r in reports)),
         ),
     ]
@@ -113,7 +121,7 @@ def _processes(reports: Sequence[WorkerReport]) -> list[tuple[str, str, str, lis
         gauges.append(
             (
                 "qworker_queue_stats_age_seconds",
-                "Age of the depths above.",
+                "Seconds since the queues were sampled.",
                 max(0.0, round(time.time() - max(looked), 3)),
             )
         )

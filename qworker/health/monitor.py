@@ -1,4 +1,4 @@
-"""The worker's side: a heartbeat that shows whether the loop turns, and a sample of the queues now and then."""
+"""The monitor of a worker: a heartbeat of its event loop, and regular samples of its queues."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from qworker.worker.outage import BACKEND_ERRORS
 __all__ = ["LoopHeartbeat", "Monitor", "Reporter"]
 
 _BEAT_S = 0.5
-# Seconds between two samples of the queues; more where one takes long, so that sampling costs at most 2 %.
+# Seconds between two samples of the queues. More if a sample takes long, so that samples cost at most 2 % of the time.
 _LOOK_EVERY_S = 2.0
 _LOOK_SHARE = 0.02
 _LONGEST_PAUSE_S = 60.0
-# A store that has not answered for so long is out of reach.
+# Seconds after which a store that does not answer counts as unreachable.
 _LOOK_PATIENCE_S = 10.0
 _REPORT_EVERY_S = 0.5
 
 
 class LoopHeartbeat:
-    """Whether a loop turns. `beat` runs on the loop; `stalled` may be asked from any thread."""
+    """The heartbeat of an event loop. `beat` runs on the loop, and any thread can call `stalled_seconds`."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
-        # Monotonic seconds; None: the loop has not begun, or is over.
+        # Monotonic seconds of the last beat. None: the loop has not started, or has ended.
         self._last: float | None = None
 
     async def beat(self) -> None:
@@ -48,16 +48,16 @@ class LoopHeartbeat:
             self._last = None
 
     def stalled_seconds(self) -> float:
-        """Seconds that the loop has stood still; 0.0 while it turns."""
+        """Return the seconds for which the loop has been blocked, or 0.0 if it runs."""
         last = self._last
         return 0.0 if last is None else max(0.0, self._now() - last - _BEAT_S)
 
 
 class Monitor:
-    """What others may know of this process. Written on the loop's thread, read from any.
+    """The state of this process for reports. The event loop's thread writes it, and any thread reads it.
 
     Args:
-        concurrency: the handlers that the worker may run at once.
+        concurrency: The maximum number of handlers that the worker runs at once.
     """
 
     def __init__(self, concurrency: int) -> None:
@@ -72,12 +72,12 @@ class Monitor:
         self._looked_at: float | None = None
 
     def attach(self, worker: Worker) -> None:
-        """Monitor a worker that is about to run."""
+        """Start to monitor a worker that is about to run."""
         self._worker = worker
         worker.observers.append(self.metrics)
 
     async def sample(self, backend: Backend, queues: Sequence[str]) -> None:
-        """Look at the queues again and again, until cancelled."""
+        """Sample the queues at intervals until cancelled."""
         try:
             while True:
                 began = time.monotonic()
@@ -95,7 +95,7 @@ class Monitor:
                     try:
                         seen.append(await backend.stats(queue))
                     except QueueNotFound:
-                        # Deleted, or not made yet: it has nothing in it.
+                        # The queue was deleted, or is not created yet, so it has no messages.
                         seen.append(QueueStats(queue=queue))
         except TimeoutError:
             self._problem = f"the backend has not answered for {_LOOK_PATIENCE_S:g} s"
@@ -107,11 +107,11 @@ class Monitor:
             self._looked_at = time.time()
 
     def queues(self) -> list[QueueStats]:
-        """The queues when they were last looked at. From any thread."""
+        """Return the last sample of the queues. From any thread."""
         return self._queues
 
     def state(self) -> Phase:
-        """What the worker is at."""
+        """Return what the worker does now."""
         if self._over:
             return "draining"
         if self._worker is None or self._looked_at is None:
@@ -119,7 +119,7 @@ class Monitor:
         return self._worker.state
 
     def report(self) -> WorkerReport:
-        """The process at this moment. From any thread."""
+        """Return a report of the process at this moment. From any thread."""
         return WorkerReport(
             life=self._life,
             pid=os.getpid(),
@@ -135,7 +135,7 @@ class Monitor:
 
 
 class Reporter:
-    """Tells a supervisor, from a thread of its own: also while a handler blocks the loop."""
+    """The sender of reports to a supervisor. It has its own thread, so it sends while a handler blocks the loop."""
 
     def __init__(self, watch: Monitor, send: Callable[[WorkerReport], None]) -> None:
         self._watch = watch
@@ -147,14 +147,14 @@ class Reporter:
     def _run(self) -> None:
         while not self._ended.wait(_REPORT_EVERY_S):
             self._send(self._watch.report())
-        # What the last messages came to.
+        # The last report has the outcomes of the last messages.
         self._send(self._watch.report())
 
     def close(self) -> None:
-        """Tell a last time."""
+        """Send the last report."""
         self._ended.set()
         self._thread.join(_REPORT_EVERY_S)
 
     def keep_across_exec(self) -> None:
-        """A fresh process takes over: it tells the rest."""
+        """Send the last report, because the fresh process sends its own ones."""
         self.close()

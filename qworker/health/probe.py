@@ -1,4 +1,4 @@
-"""Asking a health port, for exec probes and people."""
+"""Requests to a health port, for exec probes and for users."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ _PROBES = {"/livez", "/readyz"}
 
 
 def fetch_page(where: str, path: str, timeout: float) -> tuple[int, str]:
-    """Ask for a page.
+    """Request a page.
 
     Args:
-        where: HOST:PORT, or an http URL; its path, if it has one, wins over `path`.
+        where: HOST:PORT, or an http URL. The path of the URL has precedence over `path`.
         path: `/livez`, `/readyz`, `/stats` or `/metrics`.
-        timeout: seconds to connect, and between two parts of the answer.
+        timeout: Seconds to wait for the connection, and for each part of the response.
 
     Returns:
-        The HTTP status, or 0 when nobody answered; and what was said, or why nobody did.
+        The HTTP status and the body. Without a response: 0 and the reason.
 
     Raises:
-        UsageError: `where` is no address.
+        UsageError: `where` is not a valid address.
     """
     if "://" in where:
         url = urlsplit(where)
@@ -36,7 +36,7 @@ def fetch_page(where: str, path: str, timeout: float) -> tuple[int, str]:
             raise UsageError(f"{where!r} is not a valid health address: write HOST:PORT or http://HOST:PORT/livez")
         where, path = url.netloc, url.path.rstrip("/") or path
     host, port = parse_address(where)
-    # The token goes only where it is asked for.
+    # The token is sent only to the pages that need it.
     headers = {} if path in _PROBES else _authorization()
     connection = http.client.HTTPConnection(loopback_for(host), port, timeout=timeout)
     try:

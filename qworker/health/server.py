@@ -1,6 +1,7 @@
-"""The HTTP/1.1 responder, on a loop in a thread of its own: it answers while a handler blocks the worker's loop.
+"""The HTTP/1.1 server of the health port. It has its own thread, so it answers while a handler blocks the worker.
 
-One request a connection. A request has a deadline, a size and a turn: whoever sends slowly, much or often costs nothing else.
+Each connection has one request. The time and the size of a request and the number of connections are limited, so that
+clients cannot slow down the worker.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from qworker.health.exposition import CONTENT_TYPE
 
 __all__ = ["HealthServer"]
 
-# Seconds for the whole request, and for a client to take the answer.
+# Seconds for the whole request and its response.
 _DEADLINE_S = 5.0
 _MOST_HEADER_BYTES = 8192
 _MOST_CONNECTIONS = 64
@@ -41,13 +42,13 @@ def _said(status: HTTPStatus, text: str, *headers: str) -> _Answer:
 
 
 class HealthServer:
-    """Answers until it is closed. Begins at once.
+    """The server. It starts when it is created, and runs until `close`.
 
     Args:
-        listener: a listening socket; closed with the server.
-        view: the answers.
-        token: what `/metrics` and `/stats` ask for as `Authorization: Bearer TOKEN`; None: nothing.
-        deadline: seconds for a whole request.
+        listener: A listening socket, which the server closes.
+        view: The answers.
+        token: The token that `/metrics` and `/stats` require as `Authorization: Bearer TOKEN`. None: no token.
+        deadline: Seconds for a whole request.
     """
 
     def __init__(
@@ -72,17 +73,17 @@ class HealthServer:
 
     @property
     def port(self) -> int:
-        """The port that it listens on."""
+        """The port that the server listens on."""
         number: int = self._listener.getsockname()[1]
         return number
 
     def close(self) -> None:
-        """Answer no more. From any other thread."""
+        """Close the server. From any other thread."""
         if self._thread.is_alive():
             try:
                 self._loop.call_soon_threadsafe(self._ended.set)
             except RuntimeError:
-                # Its loop has just closed.
+                # The loop of the server has just closed.
                 pass
             self._thread.join(self._deadline)
 
@@ -98,12 +99,12 @@ class HealthServer:
         server = await asyncio.start_server(self._connected, sock=self._listener, limit=_MOST_HEADER_BYTES)
         await self._ended.wait()
         server.close()
-        # Whoever is still connected is cut off.
+        # Open connections are closed now.
         others = asyncio.all_tasks() - {asyncio.current_task()}
         for task in others:
             task.cancel()
         await asyncio.gather(*others, return_exceptions=True)
-        # A connection is closed in the turn after.
+        # asyncio closes a connection in the next turn of the loop.
         await asyncio.sleep(0)
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -116,7 +117,7 @@ class HealthServer:
                 writer.write(_encode(answer or self._answer(head), with_body=not head.startswith(b"HEAD ")))
                 await writer.drain()
         except (TimeoutError, OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
-            # Too slow, gone, or cut off at the end.
+            # The client was too slow or has disconnected, or the server is closing.
             pass
         finally:
             self._open -= 1

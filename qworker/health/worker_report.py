@@ -1,4 +1,4 @@
-"""What one worker process knows of itself, in the form in which it tells its supervisor."""
+"""The report of a worker process to its supervisor."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ __all__ = ["Phase", "WorkerReport"]
 Phase = Literal["starting", "working", "quiet", "draining"]
 
 
-# The tag is what processes of every version write on the line to a supervisor.
+# The tag is part of the protocol between a supervisor and its workers, which can have different versions.
 class WorkerReport(msgspec.Struct, frozen=True, kw_only=True, tag="Report"):
-    """A worker process at one moment."""
+    """The state of a worker process at one moment."""
 
-    # One life of one process: a process that replaces itself keeps its id, and counts from nothing again.
+    # A process that replaces itself keeps its id and restarts its counts. Then this value changes.
     life: str
     pid: int
     state: Phase
-    # Seconds that its loop has stood still.
+    # Seconds that its event loop has been blocked.
     stalled: float = 0.0
-    # Why the store cannot be reached; None: it can, or nobody has looked yet.
+    # Why the store cannot be reached. None: it can be reached, or was not sampled yet.
     problem: str | None = None
-    # Handlers at work, and how many may be.
+    # The number of running handlers, and its maximum.
     running: int = 0
     concurrency: int = 0
     counts: list[TaskCounts] = []
-    # The queues when they were last looked at, and that time in Unix seconds; None: never yet.
+    # The last sample of the queues, and its time in Unix seconds. None: there is no sample yet.
     queues: list[QueueStats] = []
     looked_at: float | None = None

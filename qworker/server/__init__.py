@@ -1,1 +1,1 @@
-"""The mq HTTP endpoints on any backend, with additions that a plain mq client never notices."""
+"""The HTTP server: mq's endpoints on any backend, with additions that plain mq clients do not use."""

@@ -1,7 +1,7 @@
 """`create_app`: an ASGI application with mq's six endpoints on any backend, and the additions under `/-/`.
 
-The six are plain functions of scope, receive and send, since they are the path of every message; what is asked for rarely is a
-Starlette application below them (`additions`).
+The six endpoints are plain functions of scope, receive and send, because every message takes this path. The additions
+are a Starlette application.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ log = structlog.get_logger()
 
 
 class MqApp:
-    """The server's ASGI application; see `create_app`."""
+    """The ASGI application of the server. See `create_app`."""
 
     def __init__(
         self, backend: Backend, *, token: str | None, body_limit: int, visibility: float, additions: bool, reaps: bool
@@ -117,11 +117,11 @@ class MqApp:
             await respond(send, 404)
 
     def _refusal(self, scope: Scope) -> _Refusal | None:
-        """What a client that may not ask is answered; None for one that may."""
+        """Return the response for a client that is not authorized, or None for one that is."""
         if self._token is not None:
             given = get_header(scope, b"authorization") or b""
             return None if hmac.compare_digest(given, self._token) else _NO_TOKEN
-        # Without a token anything on this machine may ask, but no web page that its browser happens to show.
+        # Without a token, programs on this machine are authorized, but web pages in a browser are not.
         host = (
             (get_header(scope, b"host") or b"localhost").rsplit(b":", 1)[0]
             if scope["http_version"] != "1.0"
@@ -202,7 +202,7 @@ class MqApp:
 
     async def _get_batch(self, queue: str, visibilities: Sequence[float]) -> Sequence[Lease | None]:
         results: list[Lease | None] = [None] * len(visibilities)
-        # As a rule all want the same.
+        # Usually all requests have the same visibility timeout.
         for visibility in dict.fromkeys(visibilities):
             places = [place for place, wanted in enumerate(visibilities) if wanted == visibility]
             leases = await self.leases.take(queue, len(places), visibility)
@@ -211,7 +211,7 @@ class MqApp:
         return results
 
     async def _poll(self, queue: str, wait: float, visibility: float, receive: Receive) -> Lease | None:
-        """Lease, waiting for work and watching the client: what it cannot hear of any more is given back."""
+        """Wait for a message and lease it. If the client disconnects meanwhile, release the message."""
         taking = asyncio.create_task(self.leases.take(queue, 1, visibility, wait))
         leaving = asyncio.create_task(_left(receive))
         try:
@@ -241,7 +241,7 @@ class MqApp:
         try:
             await self._removals.add(queue, check_id(message_id))
         except (InvalidName, QueueNotFound):
-            # No such message: that is what was wanted.
+            # The message does not exist, which is the requested result.
             pass
         await respond(send, 202)
 
@@ -262,13 +262,13 @@ class MqApp:
         await send({"type": "lifespan.shutdown.complete"})
 
     async def start(self) -> None:
-        """Open the backend, and begin to reap."""
+        """Open the backend, and start the reaper."""
         await self.backend.open()
         if self._reaps and self._reaper is None:
             self._reaper = asyncio.create_task(self._reap())
 
     async def stop(self) -> None:
-        """Finish what runs; leases stay with the clients that hold them."""
+        """Finish running calls. Clients keep their leases."""
         if self._reaper is not None:
             self._reaper.cancel()
             await asyncio.wait([self._reaper])
@@ -296,16 +296,18 @@ def create_app(
     additions: bool = True,
     reaps: bool = True,
 ) -> MqApp:
-    """The mq endpoints on `backend`, as an ASGI application that opens it at its start; closing it is the caller's.
+    """Return an ASGI application with mq's endpoints on a backend.
+
+    It opens the backend when it starts. The caller closes the backend.
 
     Args:
-        backend: from `open_backend(url, remote_leases=True)`, and not opened yet.
-        token: what clients must send as `Authorization: Bearer`; None: none, and only requests that name this machine as
-            their host are answered.
-        body_limit: bytes that a message may have.
-        visibility_timeout: seconds that a fetched message stays away, unless its request says otherwise.
-        additions: False: mq's endpoints and nothing under `/-/`.
-        reaps: whether expired leases and due messages are returned from here; False: a worker on the same store does.
+        backend: A backend from `open_backend(url, remote_leases=True)` that is not open yet.
+        token: The token that clients must send as `Authorization: Bearer`. None: no token is needed, and only requests
+            with this machine as their host are answered.
+        body_limit: Maximum size of a message in bytes.
+        visibility_timeout: Lease length of a fetched message in seconds, unless its request has another one.
+        additions: Whether to serve the additions under `/-/`.
+        reaps: Whether the server reaps expired leases and due messages. False: a worker on the same store does.
     """
     return MqApp(
         backend, token=token, body_limit=body_limit, visibility=visibility_timeout, additions=additions, reaps=reaps
@@ -313,6 +315,6 @@ def create_app(
 
 
 async def _left(receive: Receive) -> None:
-    """Returns when the client goes away."""
+    """Wait until the client disconnects."""
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -1,6 +1,7 @@
-"""Requests of many connections as few calls of the backend: what arrives while one call runs makes up the next.
+"""Combine requests of many connections into few calls of the backend.
 
-With a backend that syncs, this is the server's half of the group commit.
+The requests that arrive while one call runs are the next call. With a backend that syncs, this is the server's half of
+the group commit.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ R = TypeVar("R")
 
 
 class Batcher(Generic[A, R]):
-    """Gathers calls by queue.
+    """A collector of calls by queue.
 
     Args:
-        call: takes a queue and the arguments of several calls, and gives a result for each.
-        most: arguments in one call.
+        call: A function that takes a queue and the arguments of several calls, and returns a result for each.
+        most: Maximum number of arguments in one call.
     """
 
     def __init__(self, call: Callable[[str, Sequence[A]], Awaitable[Sequence[R]]], most: int = 256) -> None:
@@ -31,7 +32,7 @@ class Batcher(Generic[A, R]):
         self._running: set[asyncio.Task[None]] = set()
 
     async def add(self, queue: str, argument: A) -> R:
-        """The result for one argument."""
+        """Return the result for one argument."""
         future: asyncio.Future[R] = asyncio.get_running_loop().create_future()
         waiting = self._waiting.get(queue)
         if waiting is None:
@@ -51,7 +52,7 @@ class Batcher(Generic[A, R]):
                 await self._one(queue, batch)
         finally:
             del self._waiting[queue]
-            # Cancelled: nobody else will answer these.
+            # The task was cancelled, and no other task will complete these futures.
             for _, future in waiting:
                 future.cancel()
 
@@ -72,6 +73,6 @@ class Batcher(Generic[A, R]):
                 future.set_result(result)
 
     async def aclose(self) -> None:
-        """Wait for what runs."""
+        """Wait for the running calls."""
         while self._running:
             await asyncio.wait(self._running)

@@ -1,6 +1,7 @@
-"""ClientLeases taken over HTTP. The client has the token; this keeps the backend's own object beside it, as long as the process lives.
+"""The leases of HTTP clients.
 
-After a restart the backend is asked for the lease again: it ends by time, by its holder, and by nothing else.
+A client has the fencing token, and this module keeps the `Lease` of the backend while the process lives. After a
+restart it asks the backend for the lease again. Such a lease ends only when it expires or when its holder ends it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from qworker.message import Lease, SettleAction, Settlement
 
 __all__ = ["ClientLeases", "parse_token"]
 
-# Seconds that a lease is remembered past its expiry: the store's clock decides, and this one may be ahead.
+# Seconds that a lease is kept after its expiry. The store's clock decides, and the clock of this machine can be ahead.
 _GRACE = 60.0
 
 
@@ -22,8 +23,8 @@ class ClientLeases:
     """The leases that clients hold.
 
     Args:
-        backend: where they were taken.
-        clock: when to forget them.
+        backend: The backend of the leases.
+        clock: The clock that decides when old leases are dropped.
     """
 
     def __init__(self, backend: Backend, clock: Clock = SYSTEM_CLOCK) -> None:
@@ -35,12 +36,12 @@ class ClientLeases:
         return len(self._held)
 
     async def take(self, queue: str, limit: int, visibility: float, timeout: float = 0.0) -> list[Lease]:
-        """Lease messages, waiting up to `timeout` seconds for the first, and remember the leases."""
+        """Lease messages and keep the leases. Wait up to `timeout` seconds for the first message."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout
         left = timeout
         while not (leases := await self._backend.lease(queue, limit, visibility, left)) and left > 0:
-            # A lease may return early with nothing.
+            # `lease` can return early without a message.
             await asyncio.sleep(0.001)
             left = max(0.0, deadline - loop.time())
         for lease in leases:
@@ -48,7 +49,7 @@ class ClientLeases:
         return leases
 
     async def find(self, queue: str, message_id: str, token: int) -> Lease | None:
-        """The lease that has this token; None when it is lost."""
+        """Return the lease with this token, or None if it is lost."""
         lease = self._held.get((queue, message_id))
         if lease is not None and lease.token == token:
             return lease
@@ -56,11 +57,11 @@ class ClientLeases:
         return None if remote is None else await remote.find(queue, message_id, token)
 
     async def extend(self, queue: str, message_id: str, token: int, visibility: float) -> Lease | None:
-        """Extend a lease; None when it is lost."""
+        """Extend a lease and return it, or None if it is lost."""
         lease = await self.find(queue, message_id, token)
         if lease is None:
             return None
-        # It blocks: on a network, for as long as that takes.
+        # `extend` blocks, on a network for a long time.
         if await asyncio.to_thread(self._backend.extend, [lease], visibility):
             self.forget(queue, message_id)
             return None
@@ -77,7 +78,7 @@ class ClientLeases:
         delay: float = 0.0,
         error: str | None = None,
     ) -> bool:
-        """End a lease; False when it is lost."""
+        """Settle a lease. Return False if it is lost."""
         lease = await self.find(queue, message_id, token)
         if lease is None:
             return False
@@ -86,27 +87,27 @@ class ClientLeases:
         return not refused
 
     async def release(self, leases: list[Lease]) -> None:
-        """Give back leases that nobody heard of."""
+        """Release leases that no client has received."""
         await self._backend.settle([Settlement(lease=lease, action=SettleAction.RELEASE) for lease in leases])
         for lease in leases:
             self.forget(lease.message.queue, lease.message.id)
 
     def forget(self, queue: str, message_id: str) -> None:
-        """A lease is over."""
+        """Drop a lease that has ended."""
         self._held.pop((queue, message_id), None)
 
     def prune(self) -> None:
-        """Forget what expired long ago."""
+        """Drop leases that expired some time ago."""
         limit = self._clock.time() - _GRACE
         for place in [place for place, lease in self._held.items() if lease.expires_at < limit]:
             del self._held[place]
 
 
 def parse_token(text: bytes | None) -> int | None:
-    """The token of a request's header; None without one.
+    """Return the fencing token of a request's header, or None if the header is missing.
 
     Raises:
-        NotSupported: it is no token.
+        NotSupported: The header is not a fencing token.
     """
     if text is None:
         return None

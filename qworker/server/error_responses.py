@@ -1,4 +1,4 @@
-"""From an error to the response that tells it: one table for mq's endpoints and the additions."""
+"""The responses for errors, for mq's endpoints and the additions."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ _TEXT = (b"content-type", b"text/plain; charset=utf-8")
 
 
 def to_error_response(error: Exception) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
-    """The status, headers and body for an error.
+    """Return the status, headers and body for an error.
 
-    A store that says no is 503 with `Retry-After`: a message is not stored, or perhaps, and the client comes again.
+    An error of the store is 503 with `Retry-After`. The message may or may not be stored, and the client tries again.
     """
     if isinstance(error, BodyTooLarge):
-        # The rest of the body is not read.
+        # The connection is closed, because the rest of the body is not read.
         return 413, [(b"connection", b"close"), _TEXT], b"the body is too large: send less, or raise --max-body-size"
     if isinstance(error, Disconnected):
         return 400, [(b"connection", b"close")], b""
     headers = [
         _TEXT,
-        # By name, for `mq+http:`, which raises the same.
+        # `mq+http:` raises the error with this name.
         (b"x-qworker-error", type(error).__name__.encode()),
     ]
     text = str(error).encode(errors="replace")
@@ -38,5 +38,5 @@ def to_error_response(error: Exception) -> tuple[int, list[tuple[bytes, bytes]],
     if isinstance(error, QueueNotFound):
         return 404, headers, text
     log.warning("backend_error", error=str(error))
-    # Paths and addresses of the store are nobody's business outside.
+    # The text is not sent, because it can contain paths and addresses of the store.
     return 503, [*headers[1:], (b"retry-after", b"10")], b""

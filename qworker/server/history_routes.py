@@ -1,4 +1,4 @@
-"""The history below `/-/-history`: a name that no queue can have."""
+"""The history under `/-/-history`. No queue can have this name."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _until = msgspec.json.Decoder(HistoryPosition)
 
 
 class _History:
-    """The handlers. Each calls one method of the backend's history."""
+    """The route handlers. Each calls one method of the backend's history."""
 
     def __init__(self, backend: Backend, body_limit: int) -> None:
         self._backend = backend
@@ -36,7 +36,7 @@ class _History:
         return _json(await self._backend.history.logs())
 
     async def append(self, request: Request) -> Response:
-        """Keep the events of a worker on another host."""
+        """Append events of a worker on another host."""
         body = await read_body(request.scope, request.receive, self._body_limit)
         try:
             batches = _batches.decode(body)
@@ -55,7 +55,7 @@ class _History:
         return _json(HistoryPage(events, after))
 
     async def delete_before(self, request: Request) -> Response:
-        """Allow the store to remove what lies before a position."""
+        """Allow the store to delete the events before a position."""
         body = await read_body(request.scope, request.receive, self._body_limit)
         try:
             until = _until.decode(body).until

@@ -1,7 +1,7 @@
 """`Idempotency-Key`: a request that is sent again stores its message once.
 
-While the process lives, a key is remembered for a day. Beyond a restart the message's id is derived from the key, on backends that
-take ids: the same request finds its message stored, for as long as it is.
+The process remembers a key for a day. On backends that take ids, the message's id is derived from the key. So a request
+that is repeated after a restart finds its message while the message is stored.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ _MOST = 100_000
 
 
 class IdempotencyKeyReused(UsageError):
-    """The key came before, with another body."""
+    """The key was already used with a different body."""
 
 
 class Idempotency:
     """The keys of the last day.
 
     Args:
-        publish: stores a body in a queue under an id (None: any), and gives the id.
-        clock: what a day is measured with.
+        publish: A function that publishes a body in a queue with an id (None: any id), and returns the id.
+        clock: The clock that measures the day.
     """
 
     def __init__(
@@ -41,11 +41,11 @@ class Idempotency:
         self._known: OrderedDict[tuple[str, bytes], tuple[float, bytes, asyncio.Future[str]]] = OrderedDict()
 
     async def publish(self, queue: str, key: bytes, body: bytes) -> str:
-        """Store a body once per key; the id of the one that is stored.
+        """Publish a body once per key, and return the id of the stored message.
 
         Raises:
-            InvalidName: the key is empty or too long.
-            IdempotencyKeyReused: it came with another body.
+            InvalidName: The key is empty or too long.
+            IdempotencyKeyReused: The key was used with a different body.
         """
         if not 0 < len(key) <= 255:
             raise InvalidName("an Idempotency-Key must have 1 to 255 bytes")

@@ -1,6 +1,6 @@
-"""Bounds on connections: how many there are, how long a request may take to arrive, and how long its headers may be.
+"""Limits of connections: their number, the time in which a request must arrive, and the size of its headers.
 
-uvicorn bounds none of the three; without them a few slow clients hold the server, or its memory, for as long as they like.
+uvicorn does not have these limits. Without them, a few slow clients could occupy the server or its memory without end.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _TOO_LONG = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\
 
 
 class _Phase(enum.Enum):
-    """How far a request has arrived."""
+    """The part of a request that is arriving."""
 
     IDLE = 0
     HEADERS = 1
@@ -26,26 +26,26 @@ class _Phase(enum.Enum):
 
 
 class LimitedProtocol(HttpToolsProtocol):
-    """uvicorn's protocol, with bounds."""
+    """uvicorn's protocol with limits."""
 
-    # Connections; one more is closed at once.
+    # The maximum number of connections. Further ones are closed immediately.
     most: ClassVar[int] = 1000
-    # Seconds.
+    # Both deadlines are in seconds.
     header_deadline: ClassVar[float] = 10.0
     body_deadline: ClassVar[float] = 30.0
-    # Bytes of a request line and its headers.
+    # Maximum bytes of a request line and its headers.
     longest_header: ClassVar[int] = 32 * 1024
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._timer: asyncio.TimerHandle | None = None
         self._phase = _Phase.IDLE
-        # The phase that the timer is for.
+        # The phase of the timer.
         self._timed = _Phase.IDLE
         self._header_bytes = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Take a connection, unless there are too many."""
+        """Accept a connection, unless there are too many."""
         super().connection_made(cast("asyncio.Transport", transport))
         if len(self.connections) > self.most:
             self.transport.abort()
@@ -53,12 +53,12 @@ class LimitedProtocol(HttpToolsProtocol):
         self._arm(_Phase.HEADERS, self.header_deadline)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the timer."""
+        """Cancel the timer."""
         self._disarm()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Feed the parser, and time what is not complete after it: a request that comes in one piece costs no timer."""
+        """Feed the parser, and start a timer if the request is incomplete. One that arrives at once needs no timer."""
         if self.transport.is_closing():
             return
         if self._phase is not _Phase.BODY:
@@ -74,18 +74,18 @@ class LimitedProtocol(HttpToolsProtocol):
             self._arm(self._phase, self.header_deadline if self._phase is _Phase.HEADERS else self.body_deadline)
 
     def on_message_begin(self) -> None:
-        """A request's first byte."""
+        """Handle the first byte of a request."""
         self._phase = _Phase.HEADERS
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
-        """What follows is the body."""
+        """Handle the end of the headers."""
         self._phase = _Phase.BODY
         self._header_bytes = 0
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
-        """The request is whole; another one may follow."""
+        """Handle the end of the request. Another request can follow."""
         self._phase = _Phase.IDLE
         super().on_message_complete()
 
@@ -103,7 +103,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._disarm()
         if self.transport.is_closing():
             return
-        # In the middle of an earlier answer another one would be part of it.
+        # If an earlier response is being sent, this one would become a part of it.
         cycle = cast("RequestResponseCycle | None", self.cycle)
         if cycle is None or cycle.response_complete or not cycle.response_started:
             self.transport.write(response)
@@ -113,13 +113,13 @@ class LimitedProtocol(HttpToolsProtocol):
 def limited_protocol(
     *, most: int = 1000, header_deadline: float = 10.0, body_deadline: float = 30.0, longest_header: int = 32 * 1024
 ) -> type[LimitedProtocol]:
-    """A protocol class with bounds of its own.
+    """Return a protocol class with these limits.
 
     Args:
-        most: connections at once.
-        header_deadline: seconds from a request's first byte to the end of its headers.
-        body_deadline: seconds from there to the end of its body.
-        longest_header: bytes of the request line and the headers.
+        most: Maximum number of connections at once.
+        header_deadline: Seconds from the first byte of a request to the end of its headers.
+        body_deadline: Seconds from the end of the headers to the end of the body.
+        longest_header: Maximum bytes of the request line and the headers.
     """
     return type(
         "LimitedProtocol",

@@ -1,6 +1,6 @@
-"""What `/-/` has: everything that mq has no endpoint for, as JSON. `mq+http:` is its client; the OpenAPI document describes it.
+"""The routes under `/-/`: the operations without an mq endpoint, as JSON. `mq+http:` is their client.
 
-A queue's name never begins with `-`, so that no plain mq client can meet any of this.
+The OpenAPI document describes them. The name of a queue cannot begin with `-`, so plain mq clients never reach them.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ __all__ = ["NativeRoutes", "make_native_routes"]
 
 T = TypeVar("T")
 
-# A batch may hold this many bodies of the largest size.
+# The size limit of a batch, in bodies of the maximum size.
 _BATCH = 16
 _MOST = 1000
 
@@ -54,13 +54,13 @@ _Handler = Callable[[Request], Awaitable[Response]]
 
 
 class NativeRoutes:
-    """The handlers; each is one call of the backend.
+    """The route handlers. Each is one call of the backend.
 
     Args:
-        backend: what they call.
-        leases: the leases of the server's clients.
-        body_limit: bytes of a message's body.
-        lease_time: seconds of a lease for which the client asks no time.
+        backend: The backend.
+        leases: The leases of the server's clients.
+        body_limit: Maximum bytes of a message's body.
+        lease_time: Lease length in seconds, if the request has none.
     """
 
     def __init__(self, backend: Backend, leases: ClientLeases, *, body_limit: int, lease_time: float) -> None:
@@ -70,7 +70,7 @@ class NativeRoutes:
         self._lease_time = lease_time
 
     def routes(self) -> list[Route]:
-        """Every path; fixed ones first."""
+        """Return all routes, those with fixed paths first."""
         table: list[tuple[str, str, _Handler]] = [
             ("GET", "/-/openapi.json", self.openapi),
             ("GET", "/-/about", self.about),
@@ -99,13 +99,13 @@ class NativeRoutes:
     # -- about the server --------------------------------------------------------------------------------------------
 
     async def openapi(self, _request: Request) -> Response:
-        """The OpenAPI document."""
+        """Return the OpenAPI document."""
         from qworker.server.openapi import document
 
         return _json(document())
 
     async def about(self, _request: Request) -> Response:
-        """What answers here."""
+        """Return the version of the server and the properties of its backend."""
         return _json(
             {
                 "server": "qworker",
@@ -118,17 +118,17 @@ class NativeRoutes:
         )
 
     async def queues(self, _request: Request) -> Response:
-        """The queues' names."""
+        """Return the names of the queues."""
         return _json(await self._backend.queues())
 
     async def all_stats(self, _request: Request) -> Response:
-        """The counts of every queue."""
+        """Return the counts of every queue."""
         counted: list[Any] = []
         for queue in await self._backend.queues():
             try:
                 counted.append(await self._backend.stats(queue))
             except QueueNotFound:
-                # Deleted since it was listed.
+                # The queue was deleted after it was listed.
                 continue
         return _json(counted)
 
@@ -144,7 +144,7 @@ class NativeRoutes:
         return Response(status_code=200, headers={"x-lease-expires": f"{lease.expires_at:.3f}"})
 
     async def settle(self, request: Request) -> Response:
-        """End one lease: the last part of the path is the action."""
+        """Settle one lease. The last part of the path is the action."""
         word = request.path_params["action"]
         if word not in ACTIONS:
             raise HTTPException(404)
@@ -160,7 +160,7 @@ class NativeRoutes:
     # -- batches -----------------------------------------------------------------------------------------------------
 
     async def publish(self, request: Request) -> Response:
-        """Publish drafts; their bodies are base64."""
+        """Publish drafts, whose bodies are in base64."""
         queue = _queue(request)
         drafts = await self._read(request, list[Draft])
         for draft in drafts:
@@ -168,7 +168,7 @@ class NativeRoutes:
         return _json(await self._backend.publish(queue, drafts), 201)
 
     async def lease(self, request: Request) -> Response:
-        """Lease up to `limit` messages, waiting up to `wait` seconds for the first."""
+        """Lease up to `limit` messages. Wait up to `wait` seconds for the first one."""
         queue = _queue(request)
         given = dict(request.query_params)
         limit = int(get_number(given, "limit", 1, least=1, most=_MOST))
@@ -182,7 +182,7 @@ class NativeRoutes:
         return _json([LeaseGrant(lease.message, lease.token, lease.expires_at) for lease in leases])
 
     async def _while_connected(self, request: Request, work: Awaitable[list[Lease]]) -> list[Lease] | None:
-        """ClientLeases, or None when the client went away meanwhile: then they are given back."""
+        """Return the leases, or None if the client disconnects meanwhile. Then the leases are released."""
         taking = asyncio.ensure_future(work)
         leaving = asyncio.create_task(_wait_for_disconnect(request))
         try:
@@ -221,7 +221,7 @@ class NativeRoutes:
         )
 
     async def settle_many(self, request: Request) -> Response:
-        """End leases; the places of the refused ones."""
+        """Settle leases, and return the positions of the refused ones in the request."""
         outcomes = await self._read(request, list[SettleRequest])
         refused: list[int] = []
         settlements: list[Settlement] = []
@@ -247,7 +247,7 @@ class NativeRoutes:
         return _json(sorted(refused))
 
     async def wait(self, request: Request) -> Response:
-        """Wait until one of the queues may have work."""
+        """Wait until one of the queues may have a message to lease."""
         wish = await self._read(request, WaitRequest)
         for queue in wish.queues:
             check_queue(queue)
@@ -267,23 +267,23 @@ class NativeRoutes:
     # -- administering -----------------------------------------------------------------------------------------------
 
     async def find(self, request: Request) -> Response:
-        """Look at one message."""
+        """Return one message."""
         found = await self._backend.find(_queue(request), [request.path_params["id"]])
         return _json(found[0].to_json()) if found else Response(status_code=404)
 
     async def find_many(self, request: Request) -> Response:
-        """Look at messages by their ids."""
+        """Return messages by their ids."""
         ids = (await self._read(request, IdsRequest)).ids
         if len(ids) > _MOST:
             raise UsageError(f"a request must have at most {_MOST} ids (got {len(ids)})")
         return _json([stored.to_json() for stored in await self._backend.find(_queue(request), ids)])
 
     async def stats(self, request: Request) -> Response:
-        """Count a queue."""
+        """Return the counts of a queue."""
         return _json(await self._backend.stats(_queue(request)))
 
     async def browse(self, request: Request) -> Response:
-        """Look at messages: up to `limit`, fewer where they are large; with X-More where others may follow the last of them."""
+        """Return up to `limit` messages, fewer if they are large. The header X-More says that more can follow."""
         given = dict(request.query_params)
         state = State.of_word(given.get("state", "ready"))
         limit = int(get_number(given, "limit", 100, least=1, most=_MOST))
@@ -302,7 +302,7 @@ class NativeRoutes:
         return response
 
     async def requeue(self, request: Request) -> Response:
-        """Make failed messages ready."""
+        """Make failed messages ready again."""
         return _json(await self._backend.requeue(_queue(request), await self._selection(request)))
 
     async def remove(self, request: Request) -> Response:
@@ -319,7 +319,7 @@ class NativeRoutes:
         return selection
 
     async def reap(self, request: Request) -> Response:
-        """Return what expired."""
+        """Reap a queue, and return the number of messages that became ready."""
         return _json(await self._backend.reap(_queue(request)))
 
     async def pause(self, request: Request) -> Response:
@@ -347,7 +347,7 @@ class NativeRoutes:
 
 
 def make_native_routes(backend: Backend, leases: ClientLeases, *, body_limit: int, lease_time: float) -> Starlette:
-    """The application below `/-/`."""
+    """Return the application under `/-/`."""
     return Starlette(
         routes=NativeRoutes(backend, leases, body_limit=body_limit, lease_time=lease_time).routes(),
         exception_handlers={
@@ -367,7 +367,7 @@ async def _refused(_request: Request, error: Exception) -> Response:
 
 
 async def _to_json(_request: Request, error: Exception) -> Response:
-    # What is nobody's path or method is 404, as everywhere in mq.
+    # An unknown path or method is 404, as in mq.
     status = error.status_code if isinstance(error, HTTPException) else 500
     return Response(status_code=404 if status == 405 else status)
 

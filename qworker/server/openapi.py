@@ -1,4 +1,4 @@
-"""The OpenAPI document, made from the tables below and the types that travel."""
+"""The OpenAPI document, built from the tables below and the types of requests and responses."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _CONTENT = {"application/octet-stream": {"schema": {"type": "string", "format": 
 
 @cache
 def document() -> dict[str, Any]:
-    """The whole document."""
+    """Return the OpenAPI document."""
     schemas = msgspec.json.schema_components(
         [
             Draft,

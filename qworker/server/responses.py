@@ -1,4 +1,4 @@
-"""ASGI in the few shapes that the server needs, without a request object per request."""
+"""The parts of ASGI that the server needs, without an object per request."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ _EMPTY: Headers = [(b"content-length", b"0")]
 
 
 class BodyTooLarge(Exception):
-    """The request's body is longer than allowed."""
+    """The body of the request is too large."""
 
 
 class Disconnected(Exception):
-    """The client went away, or its body cannot be read."""
+    """The client has disconnected, or its body cannot be read."""
 
 
 async def respond(send: Send, status: int, headers: Headers | None = None, body: bytes = b"") -> None:
-    """Send a whole response."""
+    """Send a response."""
     if body:
         sent = [*(headers or ()), (b"content-length", b"%d" % len(body))]
     elif status == 204:
@@ -53,7 +53,7 @@ async def respond(send: Send, status: int, headers: Headers | None = None, body:
 
 
 def get_header(scope: Scope, name: bytes) -> bytes | None:
-    """The first header of this name, which is in lower case."""
+    """Return the first header with this name, which must be in lower case."""
     for key, value in scope["headers"]:
         if key == name:
             return bytes(value)
@@ -61,9 +61,10 @@ def get_header(scope: Scope, name: bytes) -> bytes | None:
 
 
 def segments(scope: Scope) -> list[str] | None:
-    """The parts of the path, each decoded once and after the split; None when one is no UTF-8.
+    """Return the parts of the path, or None if one is not valid UTF-8.
 
-    An encoded slash thus stays inside its part, where the check of names refuses it.
+    The path is split before the parts are decoded. So an encoded slash stays inside its part, and the check of names
+    refuses it.
     """
     raw: bytes = scope.get("raw_path") or scope["path"].encode()
     parts = raw.split(b"?", 1)[0].split(b"/")[1:]
@@ -73,7 +74,7 @@ def segments(scope: Scope) -> list[str] | None:
 
 
 def raw_text(parts: list[bytes]) -> list[str] | None:
-    """Parts as text; None when one is no UTF-8."""
+    """Return the parts as text, or None if one is not valid UTF-8."""
     try:
         return [part.decode() for part in parts]
     except UnicodeDecodeError:
@@ -81,7 +82,7 @@ def raw_text(parts: list[bytes]) -> list[str] | None:
 
 
 def get_query(scope: Scope) -> dict[str, str]:
-    """The query's parameters; of one that stands twice, the last."""
+    """Return the parameters of the query. If one is given twice, the last one counts."""
     raw: bytes = scope["query_string"]
     if not raw:
         return {}
@@ -92,10 +93,10 @@ def get_query(scope: Scope) -> dict[str, str]:
 
 
 def get_number(given: dict[str, str], name: str, default: float, *, least: float, most: float) -> float:
-    """A number of the query, in seconds where it is a time.
+    """Return a number from the query.
 
     Raises:
-        UsageError: it is none, or out of its range.
+        UsageError: The parameter is not a number, or is out of range.
     """
     text = given.get(name)
     if text is None:
@@ -110,11 +111,11 @@ def get_number(given: dict[str, str], name: str, default: float, *, least: float
 
 
 async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
-    """The request's body.
+    """Return the body of the request.
 
     Raises:
-        BodyTooLarge: it is, or says that it is, longer than `limit` bytes.
-        Disconnected: it did not arrive whole.
+        BodyTooLarge: The body or its Content-Length is more than `limit` bytes.
+        Disconnected: The client disconnected before the end of the body.
     """
     declared = get_header(scope, b"content-length")
     if declared is not None and declared.isdigit() and int(declared) > limit:

@@ -1,4 +1,4 @@
-"""What travels under `/-/` beside the contract's own types, and what is refused before it reaches a backend."""
+"""The types of requests and responses under `/-/`, and checks before a request reaches the backend."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ __all__ = [
     "validate_lease",
 ]
 
-# Ten years, and the year 2106: seconds that every store can write down.
+# Seconds: ten years, and the year 2106. Every store can keep these values.
 _LONGEST_DELAY = 315_360_000.0
 _LATEST = 4_294_967_295.0
-# Ids of other stores: names of files, at most.
+# Characters. The longest ids of other stores are names of files.
 _LONGEST_ORIGIN = 255
 
 
-# What paths and JSON call the ends of a lease.
+# The names of the settle actions in paths and in JSON.
 ACTIONS: Mapping[str, SettleAction] = {
     "ack": SettleAction.ACK,
     "retry": SettleAction.FAIL_TMP,
@@ -47,7 +47,7 @@ ACTIONS: Mapping[str, SettleAction] = {
 
 
 class LeaseRef(msgspec.Struct, frozen=True):
-    """A lease as clients name it."""
+    """The identity of a lease in requests."""
 
     queue: str
     id: str
@@ -55,7 +55,7 @@ class LeaseRef(msgspec.Struct, frozen=True):
 
 
 class LeaseGrant(msgspec.Struct, frozen=True):
-    """A lease as clients get it."""
+    """A lease in responses."""
 
     message: Message
     token: int
@@ -63,7 +63,7 @@ class LeaseGrant(msgspec.Struct, frozen=True):
 
 
 class SettleRequest(msgspec.Struct, frozen=True):
-    """The end of one lease."""
+    """The settlement of one lease."""
 
     lease: LeaseRef
     action: Literal["ack", "retry", "fail", "release"]
@@ -75,7 +75,7 @@ class HistoryPage(msgspec.Struct, frozen=True):
     """Events of the history."""
 
     events: list[Event]
-    # The position to go on from.
+    # The position to continue from.
     after: str | None
 
 
@@ -93,11 +93,11 @@ class ExtendRequest(msgspec.Struct, frozen=True):
 
 
 class ExtendResponse(msgspec.Struct, frozen=True):
-    """What became of them."""
+    """The result of extending leases."""
 
-    # Places in the request's list.
+    # Positions of the lost leases in the request.
     lost: list[int]
-    # For each of the request's list; 0 for a lost one.
+    # Unix seconds for each lease of the request. 0 for a lost one.
     expires_at: list[float]
 
 
@@ -108,18 +108,18 @@ class IdsRequest(msgspec.Struct, frozen=True):
 
 
 class WaitRequest(msgspec.Struct, frozen=True):
-    """What to wait for, and for how long."""
+    """The queues to wait for, and the timeout in seconds."""
 
     queues: list[str]
     timeout: float
 
 
 def check_draft(draft: Draft, body_limit: int) -> None:
-    """Refuse what no store can keep.
+    """Check that a store can keep a draft.
 
     Raises:
-        BodyTooLarge: the message is larger than allowed.
-        UsageError: a name or number is out of its range.
+        BodyTooLarge: The message is too large.
+        UsageError: A name or number is out of range.
     """
     if len(draft.body) > body_limit:
         raise BodyTooLarge
@@ -141,10 +141,10 @@ def check_draft(draft: Draft, body_limit: int) -> None:
 
 
 def check_selection(selection: Selection) -> None:
-    """Refuse times that no store can have written down.
+    """Check that the times of a selection are times that a store can have.
 
     Raises:
-        UsageError: a message finished outside the range.
+        UsageError: A time is out of range.
     """
     for one in selection.unchanged or ():
         if not 0 <= (one.finished_at or 0.0) <= _LATEST:
@@ -152,20 +152,20 @@ def check_selection(selection: Selection) -> None:
 
 
 def check_delay(delay: float) -> None:
-    """Refuse a delay that no store can keep.
+    """Check that a store can keep a delay.
 
     Raises:
-        UsageError: it is negative, or longer than ten years.
+        UsageError: The delay is negative, or longer than ten years.
     """
     if not 0 <= delay <= _LONGEST_DELAY:
         raise UsageError(f"delay must be a number from 0 to {_LONGEST_DELAY:g} (got {delay:g})")
 
 
 def validate_lease(held: LeaseRef) -> LeaseRef:
-    """Refuse names that are none.
+    """Check the names of a lease.
 
     Raises:
-        InvalidName: the queue or the id.
+        InvalidName: The queue or the id is not a valid name.
     """
     check_queue(held.queue)
     check_id(held.id)

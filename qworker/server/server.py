@@ -1,4 +1,4 @@
-"""A uvicorn server for `create_app`: bounded connections, loopback unless there is a token, and a clean end."""
+"""A uvicorn server for `create_app`, with limits, a required token beyond loopback, and a clean shutdown."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from qworker.server.limits import LimitedProtocol, limited_protocol
 
 __all__ = ["bind", "require_token_if_public", "serve"]
 
-# Seconds that requests under way may take after the first signal.
+# Seconds that running requests get after the first signal.
 _GRACE = 30
 _BACKLOG = 2048
 
@@ -27,7 +27,7 @@ def require_token_if_public(host: str, token: str | None) -> None:
     """Refuse to listen beyond this machine without a token.
 
     Raises:
-        UsageError: `host` is no loopback address, and there is no token.
+        UsageError: `host` is not a loopback address, and there is no token.
     """
     if token is None and not _is_loopback(host):
         raise UsageError(f"listening on {host} requires a token: set QWORKER_HTTP_TOKEN, or listen on 127.0.0.1")
@@ -45,21 +45,22 @@ def _is_loopback(host: str) -> bool:
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A listening socket; port 0 takes a free one.
+    """Return a listening socket. Port 0 takes a free port.
 
     Raises:
-        BackendUnavailable: the address cannot be used.
-        UsageError: the port is none.
+        BackendUnavailable: The address cannot be used.
+        UsageError: The port is not valid.
     """
     if not 0 <= port <= 65535:
         raise UsageError(f"the port must be from 0 to 65535 (got {port})")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # The protocol by its number: asyncio sets TCP_NODELAY only where it sees it, and without that an answer with a body takes 40 ms.
+    # asyncio sets TCP_NODELAY only if the socket has the protocol's number. Without TCP_NODELAY, a response with a body
+    # takes 40 ms.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
-        # Whoever connects before the server is ready waits.
+        # Clients that connect before the server is ready wait.
         listener.listen(_BACKLOG)
     except OSError as error:
         listener.close()
@@ -69,14 +70,14 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server, except that it does not send itself again the signal that ended it.
+    """uvicorn's server, but it does not send itself the signal again that ended it.
 
-    That would kill the process, with an exit status of failure, before the backend is closed.
+    The signal would kill the process before the backend is closed, with an exit status of failure.
     """
 
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
-        """Handle the signals on the loop, where this is the main thread."""
+        """Handle the signals on the event loop, if this is the main thread."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -97,13 +98,13 @@ async def serve(
     protocol: type[LimitedProtocol] | None = None,
     ready: Callable[[uvicorn.Server], None] | None = None,
 ) -> None:
-    """Serve until a signal comes, or the server that `ready` was given is told to exit; then close the backend.
+    """Serve until a signal arrives, or until the server that `ready` gets is stopped. Then close the backend.
 
     Args:
-        app: what answers.
-        listener: from `bind`; closed at the end.
-        protocol: the bounds; None: the defaults.
-        ready: called once the backend is open, before the first connection is taken.
+        app: The application.
+        listener: The socket from `bind`, which is closed at the end.
+        protocol: The limits. None: the defaults.
+        ready: A function that is called when the backend is open, before the first connection is accepted.
     """
     config = uvicorn.Config(
         app,
@@ -119,7 +120,7 @@ async def serve(
     )
     server = _Server(config)
     try:
-        # Before the server takes a connection, and so that a store that cannot be reached is told as such.
+        # The backend is opened first, so that the error is the one of a store that cannot be reached.
         await app.start()
         if ready is not None:
             ready(server)

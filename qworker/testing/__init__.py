@@ -1,8 +1,8 @@
-"""For those who test: a fake clock, helpers for the tests of apps, and the backend contract as a suite.
+"""Helpers for tests: a fake clock, queues in memory, and the contract suite for backends.
 
-As a pytest plugin: `pytest_plugins = ["qworker.testing"]` in the top `conftest.py` gives the fixtures of
-`qworker.testing.plugin`; `pytest -p qworker.testing --qworker-url URL` runs the contract suite against a backend. Both need
-pytest and pytest-asyncio; nothing here is imported by the rest of qworker.
+This package is a pytest plugin. `pytest_plugins = ["qworker.testing"]` in the top `conftest.py` enables the fixtures of
+`qworker.testing.plugin`. `pytest -p qworker.testing --qworker-url URL` runs the contract suite against a backend. Both
+need pytest and pytest-asyncio. The rest of qworker does not import this package.
 """
 
 from __future__ import annotations
@@ -22,5 +22,5 @@ __all__ = [
     "wait_until_blocked",
 ]
 
-# Read by pytest where this package is a plugin: importing it needs no pytest.
+# Pytest reads this list if the package is a plugin. The import of the package does not need pytest.
 pytest_plugins = ("qworker.testing.plugin",)

@@ -1,4 +1,4 @@
-"""What every part of the contract suite shares."""
+"""The base class of the parts of the contract suite."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ __all__ = ["Contract"]
 
 
 class Contract:
-    """Test classes of the suite; a subclass gives a fixture `harness`."""
+    """A part of the contract suite. A subclass has a fixture `harness`."""
 
     pytestmark = pytest.mark.asyncio
 
     @pytest_asyncio.fixture
     async def case(self, harness: Harness) -> AsyncIterator[Case]:
-        """A queue of its own in the store, removed after the test."""
+        """Yield a test case with a new queue, and delete the queue after the test."""
         case = Case(harness, await harness.open())
         yield case
         await case.backend.delete(case.queue)

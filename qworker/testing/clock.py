@@ -1,4 +1,4 @@
-"""A clock that moves only when it is told to."""
+"""A clock for tests, which the test moves."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ __all__ = ["FakeClock"]
 
 
 class FakeClock:
-    """A `Clock` for tests: both readings stand still until `advance`.
+    """A `Clock` for tests. Its times change only with `advance` and `step`.
 
-    Safe to read and advance from any thread.
+    Any thread can read and advance it.
 
     Args:
-        start: the wall clock's first reading, in Unix seconds; None takes the machine's, which is what a store needs that
-            also sees the times its file system gives.
+        start: The first time of the wall clock, in Unix seconds. None: the time of the machine. A store that uses the
+            times of its file system too needs None.
     """
 
     def __init__(self, start: float | None = None) -> None:
@@ -27,12 +27,12 @@ class FakeClock:
         return f"<FakeClock {self._wall}>"
 
     def time(self) -> float:
-        """Seconds since the Unix epoch."""
+        """Return the seconds since the Unix epoch."""
         with self._lock:
             return self._wall
 
     def monotonic(self) -> float:
-        """Seconds that only ever rise."""
+        """Return seconds that never decrease."""
         with self._lock:
             return self._monotonic
 
@@ -40,7 +40,7 @@ class FakeClock:
         """Let `seconds` pass on both clocks.
 
         Raises:
-            ValueError: `seconds` is negative; see `step`.
+            ValueError: `seconds` is negative. See `step`.
         """
         if seconds < 0:
             raise ValueError("time can only go forward: use step() to set the wall clock back")
@@ -49,6 +49,6 @@ class FakeClock:
             self._monotonic += seconds
 
     def step(self, seconds: float) -> None:
-        """Set the wall clock forwards or back while no time passes, as an administrator or NTP does."""
+        """Set the wall clock forward or back by `seconds`, as an administrator or NTP does. No time passes."""
         with self._lock:
             self._wall += seconds

@@ -1,4 +1,4 @@
-"""The backend contract as a test suite: subclass `BackendContract`, give it a `harness`, and pytest does the rest.
+"""The backend contract as a test suite. Subclass `BackendContract`, and add a fixture `harness`.
 
     from qworker.testing.contract import BackendContract
     from qworker.testing.harness import Harness
@@ -9,10 +9,10 @@
             async with Harness.fake(f"mine://{tmp_path}") as harness:
                 yield harness
 
-or, without writing a file: `pytest -p qworker.testing --qworker-url mine:///tmp/queues`.
+The suite also runs without a file: `pytest -p qworker.testing --qworker-url mine:///tmp/queues`.
 
-The classes have no `Test` prefix, so that only subclasses are collected. What a protocol cannot do it says in
-`Backend.deviations`, by the names of `qworker.testing.rules.RULES`; the suite then proves the deviation instead of the rule.
+The classes have no `Test` prefix, so that only subclasses are collected. If a backend cannot keep a rule, it declares
+this in `Backend.deviations`, by the names of `qworker.testing.rules.RULES`. Then the suite proves the deviation.
 """
 
 from __future__ import annotations
@@ -45,4 +45,4 @@ class BackendContract(
     BulkContract,
     HistoryContract,
 ):
-    """Every rule of `qworker.backend`."""
+    """The tests of all rules of `qworker.backend`."""

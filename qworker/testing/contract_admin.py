@@ -1,4 +1,4 @@
-"""Administering: queues, counts, looks, removal, requeueing and pauses; and the life of an instance."""
+"""The contract of queues, counts, `find`, `remove`, `requeue` and `pause`, and of opening and closing."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ __all__ = ["AdministeringContract"]
 
 
 async def the_total_is_right(case: Case) -> None:
-    """How a deviation from `exact_counts` shows."""
+    """Prove a deviation from `exact_counts`."""
     await case.publish(b"1", b"2", b"3")
     await case.lease_one()
     assert sum(await case.counts()) == 3
 
 
 async def one_of_each(case: Case) -> dict[State, str]:
-    """A failed, a delayed, a leased and a ready message."""
+    """Create a failed, a delayed, a leased and a ready message, and return their ids."""
     (failed,) = await case.fail(b"fail")
     (delayed,) = await case.publish(b"delayed")
     await case.settle(await case.lease_one(), SettleAction.RELEASE, delay=case.long)
@@ -38,7 +38,7 @@ async def one_of_each(case: Case) -> dict[State, str]:
 
 
 def every_selection(state: State) -> list[Selection]:
-    """A selection of each form, and an empty one of each that can be."""
+    """Return a selection of each form, and an empty selection of each form that has one."""
     found = FinishedMessage(id="x", state=State.FAILED, finished_at=1.0, location="x")
     return [
         Selection(ids=["x"]),
@@ -50,7 +50,7 @@ def every_selection(state: State) -> list[Selection]:
 
 
 class AdministeringContract(Contract):
-    """Everything that is neither producing nor consuming."""
+    """The tests of all methods that neither produce nor consume."""
 
     async def test_every_deviation_is_a_rule_with_a_reason(self, case: Case) -> None:
         deviations = case.backend.deviations

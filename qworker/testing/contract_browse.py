@@ -1,4 +1,4 @@
-"""Looking at a state in its order: the order, what `after`, `limit` and `newest` do to it, and what comes and goes meanwhile."""
+"""The contract of `browse` without parts: the order, `after`, `limit`, `newest`, and changes during a call."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from qworker.testing.rules import rule
 
 __all__ = ["BrowsingContract"]
 
-# What is no position, or none of this store's.
+# Texts that are not a position of this store.
 HOSTILE_POSITIONS = [
     "garbage",
     "",
@@ -37,7 +37,7 @@ HOSTILE_POSITIONS = [
 
 
 async def all_are_given_once(case: Case) -> None:
-    """How a deviation from `fifo` shows."""
+    """Prove a deviation from `fifo`."""
     bodies = [b"%d" % number for number in range(20)]
     await case.publish(*bodies)
     assert sorted(await case.browse(State.READY)) == sorted(bodies)
@@ -45,21 +45,21 @@ async def all_are_given_once(case: Case) -> None:
 
 
 async def delayed_are_listed_in_any_order(case: Case) -> None:
-    """How a deviation from `browse_delayed` shows."""
+    """Prove a deviation from `browse_delayed`."""
     for number in (2, 1):
         await case.publish(b"%d" % number, delay=case.tick * number)
     assert sorted(await case.browse(State.DELAYED)) == [b"1", b"2"]
 
 
 async def leased_are_not_listed(case: Case) -> None:
-    """How a deviation from `browse_leased` shows."""
+    """Prove a deviation from `browse_leased`."""
     await case.publish(b"x")
     await case.lease_one()
     assert await case.browse(State.LEASED) == []
 
 
 async def a_removed_one_was_next(case: Case) -> None:
-    """How a deviation from `after_removed` shows."""
+    """Prove a deviation from `after_removed`."""
     ids = await case.publish(*[b"%d" % number for number in range(5)])
     seen = await case.messages(State.READY)
     assert await case.backend.remove(case.queue, Selection(ids=[ids[2]])) == 1
@@ -67,7 +67,7 @@ async def a_removed_one_was_next(case: Case) -> None:
 
 
 async def walked(case: Case, state: State, limit: int, *, newest: bool = False) -> list[bytes]:
-    """The bodies of a state, read in steps: each begins after the last one of the step before."""
+    """Return the bodies of a state, read in steps. Each step begins after the last message of the step before."""
     bodies: list[bytes] = []
     after: str | None = None
     while found := await case.messages(state, after=after, limit=limit, newest=newest):
@@ -79,7 +79,7 @@ async def walked(case: Case, state: State, limit: int, *, newest: bool = False) 
 
 
 async def in_order(case: Case, state: State, bodies: list[bytes]) -> list[StoredMessage]:
-    """Prove that a state is given in this order, in whatever steps, and backwards; what was given."""
+    """Prove that a state is listed in this order, in steps of any size, and backwards. Return the messages."""
     found = await case.messages(state)
     assert [stored.message.body for stored in found] == bodies
     assert {stored.state for stored in found} <= {state}
@@ -96,7 +96,7 @@ async def in_order(case: Case, state: State, bodies: list[bytes]) -> list[Stored
 
 
 class BrowsingContract(Contract):
-    """`browse` without parts."""
+    """The tests of `browse` without parts."""
 
     @rule("fifo", otherwise=all_are_given_once)
     async def test_browse_shows_ready_messages_in_the_order_in_which_they_are_leased(self, case: Case) -> None:
@@ -184,7 +184,7 @@ class BrowsingContract(Contract):
         assert await case.browse(State.READY, after=found[6].position) == [b"7"]
         assert await case.browse(State.READY, newest=True, limit=2) == [b"7", b"5"]
         if "given_ids" not in case.backend.deviations:
-            # The row that the removed one has left means nothing, nor does its place: the new one is the last.
+            # The removed message leaves neither a row nor a place in the order, so the new message is the last one.
             await case.publish(b"again", id=ids[3])
             assert await case.browse(State.READY) == [b"1", b"2", b"4", b"5", b"7", b"again"]
             assert await case.browse(State.READY, newest=True, limit=3) == [b"again", b"7", b"5"]

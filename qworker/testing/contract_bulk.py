@@ -1,4 +1,4 @@
-"""Bulk writes: the staged messages of a load become visible all together, once, or not at all."""
+"""The contract of bulk writes: the staged messages of a load become visible all together once, or not at all."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ async def _stage(writer: BulkWriter, run: str) -> list[StagedPartition]:
 
 
 class BulkContract(Contract):
-    """Bulk writes: `qworker.bulk.open` and `incomplete_loads`."""
+    """The tests of `qworker.bulk.open` and `incomplete_loads`."""
 
     async def test_staged_messages_are_seen_at_the_commit_and_once(self, case: Case, tmp_path: Path) -> None:
         writer = bulk.open(case.backend, case.queue, "job", folder=tmp_path)

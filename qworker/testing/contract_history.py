@@ -1,4 +1,4 @@
-"""The history: what a worker records, and how it is read."""
+"""The contract of the history: the events that a worker records, and how they are read."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = ["HistoryContract"]
 
 
 class _App(Tasks):
-    """An app on a given backend."""
+    """An app with an open backend."""
 
     def __init__(self, backend: Backend) -> None:
         super().__init__("memory:")
@@ -86,7 +86,7 @@ async def _nothing_is_recorded(case: Case) -> None:
 
 
 def _recorded(test: Test[P]) -> Test[P]:
-    """Say that a test needs a history. On a backend whose history is disabled, prove that nothing is recorded."""
+    """Mark a test that needs a history. On a backend with a disabled history, prove that nothing is recorded."""
 
     @functools.wraps(test)
     async def proved(self: Any, case: Case, *args: P.args, **kwargs: P.kwargs) -> None:
@@ -99,7 +99,7 @@ def _recorded(test: Test[P]) -> Test[P]:
 
 
 async def _run_worker(case: Case) -> tuple[list[str], str]:
-    """Run a message of each kind: acked, failed, retried and acked, without an envelope. Return their ids and the worker's name."""
+    """Run messages that are acked, failed, retried and acked, and raw. Return their ids and the worker's name."""
     app = _App(case.backend)
 
     @app.task(queue=case.queue, max_tries=5)
@@ -125,7 +125,7 @@ async def _run_worker(case: Case) -> tuple[list[str], str]:
 
 
 class HistoryContract(Contract):
-    """The history. If `history.enabled` is false, nothing is recorded."""
+    """The tests of the history. If `history.enabled` is false, nothing is recorded."""
 
     async def test_every_transition_is_told_by_the_history_in_order(self, case: Case) -> None:
         (acked, failed, again, plain), worker = await _run_worker(case)
@@ -181,7 +181,7 @@ class HistoryContract(Contract):
         assert [event.id for event in found] == [event.id for event in given]
         assert await read_all(case.backend, case.queue, limit) == found
         for event, one in zip(found, given, strict=True):
-            # Half a surrogate pair is no text.
+            # Half of a surrogate pair is not valid text.
             assert _textual(event.error) == _textual(one.error)
             assert event.duration_s == pytest.approx(one.duration_s)
         assert [(e.at, e.task, e.tries, e.token, e.enqueued_at) for e in found] == [

@@ -1,4 +1,4 @@
-"""Leasing and extending: exclusivity, limits, tokens and cancellation."""
+"""The contract of `lease` and `extend`: exclusivity, limits, fencing tokens and cancellation."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["LeasingContract"]
 
 
 class LeasingContract(Contract):
-    """`lease` and `extend`."""
+    """The tests of `lease` and `extend`."""
 
     async def test_an_absent_queue_gives_nothing(self, case: Case) -> None:
         assert await case.lease(10) == []
@@ -251,7 +251,7 @@ class LeasingContract(Contract):
 
     @staticmethod
     async def cancel_after(turns: int, call: asyncio.Task[list[Lease]], case: Case) -> None:
-        """Cancel a call after some turns of the loop; leases that it got before are released."""
+        """Cancel a call after some turns of the loop. Release the leases that it got before."""
         for _ in range(turns):
             await asyncio.sleep(0)
         call.cancel()
@@ -266,5 +266,5 @@ class LeasingContract(Contract):
 
     @staticmethod
     async def is_ready(case: Case, message_id: str) -> bool:
-        """Whether a message may be leased."""
+        """Return whether a message can be leased."""
         return await case.state(message_id) is State.READY

@@ -1,4 +1,4 @@
-"""Reading in parts, from other processes as it were; requeueing and removing what must be as such a reader has found it."""
+"""The contract of `parts`, and of `requeue` and `remove` of messages that must be unchanged."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ __all__ = ["PartingContract"]
 
 
 async def read_all(case: Case, state: State, wanted: int = 3, by: Backend | None = None) -> list[StoredMessage]:
-    """Everything in a state, part after part."""
+    """Return all messages of a state, part after part."""
     parts = await case.backend.parts(case.queue, state, wanted)
     return [stored for part in parts for stored in await case.messages(state, by, part=part)]
 
 
 def as_found(stored: StoredMessage) -> FinishedMessage:
-    """What a reader keeps of a finished message."""
+    """Return the record of a finished message for `Selection.unchanged`."""
     return FinishedMessage(
         id=stored.message.id, state=stored.state, finished_at=stored.finished_at, location=stored.location
     )
 
 
 def changed(one: FinishedMessage, ready: str) -> list[FinishedMessage]:
-    """What is not in the store as it says: a ready message, an unknown one, one in another state, and one of another time."""
+    """Return records that differ from the store: a ready message, an unknown one, another state, and another time."""
     return [
         FinishedMessage(id=ready, state=State.FAILED, finished_at=one.finished_at, location=ready),
         FinishedMessage(id="unknown", state=State.FAILED, finished_at=1.0, location="unknown"),
@@ -38,7 +38,7 @@ def changed(one: FinishedMessage, ready: str) -> list[FinishedMessage]:
 
 
 async def in_parts(case: Case, state: State, bodies: list[bytes]) -> None:
-    """The parts of a state together hold each message once, whoever reads them."""
+    """Prove that the parts of a state together have each message once, for any reader."""
     other = await case.open()
     for by in (case.backend, other):
         found = await read_all(case, state, by=by)
@@ -48,7 +48,7 @@ async def in_parts(case: Case, state: State, bodies: list[bytes]) -> None:
 
 
 class PartingContract(Contract):
-    """`parts`, `browse` of a part, and what must be unchanged."""
+    """The tests of `parts`, of `browse` with a part, and of `Selection.unchanged`."""
 
     async def test_each_ready_message_is_in_one_part(self, case: Case) -> None:
         bodies = [b"%d" % number for number in range(50)]

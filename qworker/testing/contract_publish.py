@@ -1,4 +1,4 @@
-"""Publishing: order, ids, keys, times and bodies."""
+"""The contract of `publish`: order, ids, unique keys, times and bodies."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ HOSTILE_NAMES = ["", ".", "..", "../other", "a/b", "/etc", "a\0b", "a\nb", "-rf"
 
 
 async def all_in_any_order(case: Case) -> None:
-    """How a deviation from `fifo` shows."""
+    """Prove a deviation from `fifo`."""
     bodies = [b"%d" % number for number in range(20)]
     await case.publish(*bodies)
     assert sorted(await case.leased_bodies()) == sorted(bodies)
 
 
 async def tries_start_afresh(case: Case) -> None:
-    """How a deviation from `tries_carried` shows."""
+    """Prove a deviation from `tries_carried`."""
     await case.publish(b"moved", tries=3, enqueued_at=1_600_000_000.0)
     message = (await case.lease_one()).message
     assert message.tries == 0
@@ -34,7 +34,7 @@ async def tries_start_afresh(case: Case) -> None:
 
 
 class PublishingContract(Contract):
-    """`publish`."""
+    """The tests of `publish`."""
 
     async def test_a_message_is_leased_as_it_was_published(self, case: Case) -> None:
         (message_id,) = await case.publish(b'{"task": "thumbnail"}')
@@ -139,7 +139,7 @@ class PublishingContract(Contract):
         other = await case.open()
         chosen = [new_id() for _ in range(10)]
         drafts = [Draft(body=b"x", id=message_id) for message_id in chosen]
-        # Not a task group: what the rule's deviation raises would arrive inside an exception group.
+        # With a task group, the error of a deviation would be inside an exception group.
         await asyncio.gather(*(backend.publish(case.queue, drafts) for backend in (case.backend, other) * 3))
         assert sorted(lease.message.id for lease in await case.lease(100)) == sorted(chosen)
 

@@ -1,4 +1,4 @@
-"""Reaping: what expired comes back, once, with one more try."""
+"""The contract of `reap`: an expired message becomes ready once, with one more try."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["ReapingContract"]
 
 
 async def leases_outlive_the_clock(case: Case) -> None:
-    """How a deviation from `expiry` shows."""
+    """Prove a deviation from `expiry`."""
     await case.publish(b"x")
     lease = await case.lease_one(visibility=case.tick)
     assert await case.expire(case.tick) == 0
@@ -23,7 +23,7 @@ async def leases_outlive_the_clock(case: Case) -> None:
 
 
 async def expiries_count_no_try(case: Case) -> None:
-    """How a deviation from `tries_counted` shows."""
+    """Prove a deviation from `tries_counted`."""
     await case.publish(b"x")
     await case.lease_one(visibility=case.tick)
     await case.expire(case.tick)
@@ -31,7 +31,7 @@ async def expiries_count_no_try(case: Case) -> None:
 
 
 class ReapingContract(Contract):
-    """`reap`."""
+    """The tests of `reap`."""
 
     async def test_there_is_nothing_to_reap_in_an_absent_queue(self, case: Case) -> None:
         assert await case.backend.reap(case.queue) == 0

@@ -1,4 +1,4 @@
-"""Keeping finished messages: `keep_done`, as the URL says."""
+"""The contract of the URL option `keep_done`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["KeepingContract"]
 
 
 async def acked_messages_are_gone(case: Case) -> None:
-    """How a deviation from `keep_done` shows."""
+    """Prove a deviation from `keep_done`."""
     with pytest.raises(InvalidURL) as caught:
         case.harness.make(keep_done="all")
     assert "keep_done" in str(caught.value)
@@ -26,7 +26,7 @@ async def acked_messages_are_gone(case: Case) -> None:
 
 
 class KeepingContract(Contract):
-    """`keep_done`."""
+    """The tests of `keep_done`."""
 
     @rule("keep_done", otherwise=acked_messages_are_gone)
     async def test_acked_messages_are_kept_as_done_where_the_url_says_so(self, case: Case) -> None:

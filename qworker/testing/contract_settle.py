@@ -1,4 +1,4 @@
-"""Settling: the four ends of a lease, and who may choose them."""
+"""The contract of `settle`: the four actions, and which holders can settle."""
 
 from __future__ import annotations
 
@@ -18,38 +18,38 @@ REASON = "no such file: 'ä\\x00'\nTraceback:\n" + "  line\n" * 200
 
 
 async def tries_stay_zero(case: Case) -> None:
-    """How a deviation from `tries_counted` shows."""
+    """Prove a deviation from `tries_counted`."""
     await case.publish(b"x")
     await case.settle(await case.lease_one(), SettleAction.FAIL_TMP, error="once")
     assert (await wait_until(case.lease))[0].message.tries == 0
 
 
 async def ready_without_a_delay(case: Case, action: SettleAction) -> None:
-    """How a deviation from `retry_delay` and `release_delay` shows."""
+    """Prove a deviation from `retry_delay` or `release_delay`."""
     await case.publish(b"x")
     await case.settle(await case.lease_one(), action, delay=case.long)
     assert len(await case.lease(10)) == 1
 
 
 async def failed_is_retried_at_once(case: Case) -> None:
-    """How a deviation from `retry_delay` shows."""
+    """Prove a deviation from `retry_delay`."""
     await ready_without_a_delay(case, SettleAction.FAIL_TMP)
 
 
 async def released_is_ready_at_once(case: Case) -> None:
-    """How a deviation from `release_delay` shows."""
+    """Prove a deviation from `release_delay`."""
     await ready_without_a_delay(case, SettleAction.RELEASE)
 
 
 async def failures_are_gone(case: Case) -> None:
-    """How a deviation from `fail_kept` shows."""
+    """Prove a deviation from `fail_kept`."""
     (message_id,) = await case.fail(b"x")
     assert await case.lease(10) == []
     assert await case.find(message_id) is None
 
 
 async def errors_are_not_kept(case: Case) -> None:
-    """How a deviation from `errors_kept` shows."""
+    """Prove a deviation from `errors_kept`."""
     (message_id,) = await case.fail(b"x", error="the reason")
     found = await case.find(message_id)
     assert found is not None
@@ -57,13 +57,13 @@ async def errors_are_not_kept(case: Case) -> None:
 
 
 async def retry_errors_are_not_kept(case: Case) -> None:
-    """How a deviation from `retry_errors` shows."""
+    """Prove a deviation from `retry_errors`."""
     found = await waiting_after_failure(case)
     assert len(found.error or "") < len(REASON)
 
 
 async def waiting_after_failure(case: Case) -> StoredMessage:
-    """A message that waits for its next attempt after it failed for a `REASON`."""
+    """Return a message that has failed with `REASON` and waits for its next attempt."""
     await case.publish(b"x")
     lease = await case.lease_one()
     assert await case.settle(lease, SettleAction.FAIL_TMP, delay=case.tick, error=REASON)
@@ -73,14 +73,14 @@ async def waiting_after_failure(case: Case) -> StoredMessage:
 
 
 async def released_comes_back_somewhere(case: Case) -> None:
-    """How a deviation from `release_in_place` shows."""
+    """Prove a deviation from `release_in_place`."""
     await case.publish(b"1", b"2", b"3")
     await case.settle(await case.lease_one(), SettleAction.RELEASE)
     assert sorted(await case.leased_bodies()) == [b"1", b"2", b"3"]
 
 
 async def stale_ends_are_accepted(case: Case) -> None:
-    """How a deviation from `fencing` shows."""
+    """Prove a deviation from `fencing`."""
     await case.publish(b"x")
     stale = await case.lease_one(visibility=case.tick)
     await case.expire(case.tick)
@@ -89,7 +89,7 @@ async def stale_ends_are_accepted(case: Case) -> None:
 
 
 class SettlingContract(Contract):
-    """`settle`."""
+    """The tests of `settle`."""
 
     async def test_an_acked_message_never_comes_back(self, case: Case) -> None:
         (message_id,) = await case.publish(b"x")
@@ -208,7 +208,7 @@ class SettlingContract(Contract):
         assert await case.settle(lease, SettleAction.RELEASE)
         (held,) = await wait_until(case.lease)
         for action in SettleAction:
-            # A store that remembers the release may say once more that it has happened.
+            # A store that remembers the release can accept it a second time.
             assert not await case.settle(lease, action, error="stale") or action is SettleAction.RELEASE
             assert (await case.counts())[:2] == (0, 1)
         assert await case.settle(held, SettleAction.ACK)
@@ -255,11 +255,11 @@ class SettlingContract(Contract):
             for _ in range(2)
         ]
         accepted = [10 - len(result) for result in await asyncio.gather(*calls)]
-        # An end that is repeated may be told that it has happened: two of eight calls end the same way.
+        # A store can accept a repeated settlement: two of eight calls have the same action.
         assert sum(accepted) in range(10, 21)
         stats = await case.stats()
         assert stats.leased == 0
-        # A batch is no atomic step: some of the messages may have ended one way, and some another. The first two calls ack.
+        # A batch is not atomic: some messages can have one outcome, and some another. The first two calls ack.
         acked = 10 - (stats.ready + stats.delayed + stats.failed)
         assert max(accepted[:2]) <= acked <= sum(accepted[:2])
 

@@ -1,7 +1,7 @@
-"""Waiting: what wakes a `wait`, and what bounds it.
+"""The contract of `wait`, and of `lease` with a timeout: what wakes them, and what ends them.
 
-Nothing here asserts a speed: a wake-up that does not come shows as a wait that lasts until its own long timeout, which is longer
-than the deadline that the test gives it.
+No test asserts a speed. If a wake-up is missing, the wait lasts until its own long timeout, which is longer than the
+deadline of the test.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from qworker.testing.wait_until import wait_until
 
 __all__ = ["WaitingContract"]
 
-# Seconds: a wait is given the first as its timeout, and must have returned by the second.
+# Seconds. `_ENDLESS` is the timeout of a wait, which must return before `_DEADLINE`.
 _ENDLESS = 600.0
 _DEADLINE = 40.0
-# Seconds for which a loop leases nothing, and how often a call in it may return: each wait may end early, and a loop that spins
-# would return thousands of times.
+# Seconds that a loop runs with nothing to lease, and the maximum number of calls in it. Each wait can end early, but a
+# loop that spins would have thousands of calls.
 _LOOP = 0.2
 _MANY = 20
 
 
 @contextlib.asynccontextmanager
 async def woken(case: Case, by: Backend | None = None) -> AsyncGenerator[None]:
-    """What happens inside must wake a wait that began before it."""
+    """Prove that the code inside the block wakes a wait that began before it."""
     backend = by or case.backend
 
     async def wait_for_work() -> list[Lease]:
-        # A wait is a hint and may return for nothing: only a wait that gives a lease is awake.
+        # A wake-up is a hint, and the call can return nothing. Only a call that returns a lease counts.
         while not (leases := await backend.lease(case.queue, 1, case.long, _ENDLESS)):
             await asyncio.sleep(0)
         return leases
@@ -52,25 +52,25 @@ async def woken(case: Case, by: Backend | None = None) -> AsyncGenerator[None]:
 
 
 async def returns_of_a_loop(backend: Backend, queue: str, visibility: float) -> int:
-    """How often `lease` returns nothing in a loop with a short timeout."""
+    """Return how often `lease` returns nothing in a loop with a short timeout."""
     ends = asyncio.get_running_loop().time() + _LOOP
     count = 0
     while (left := ends - asyncio.get_running_loop().time()) > 0:
         assert await backend.lease(queue, 10, visibility, left) == []
         count += 1
-        # Nothing but time ends a call that never waits.
+        # A call that never waits does not give the event loop a turn.
         await asyncio.sleep(0)
     return count
 
 
 async def nothing_wakes_a_paused_queue(case: Case) -> None:
-    """A publish to a paused queue gives no lease."""
+    """Prove that publishing to a paused queue gives no lease."""
     await case.publish(b"x")
     assert await case.backend.lease(case.queue, 1, case.long, 0.05) == []
 
 
 class WaitingContract(Contract):
-    """`wait`, and `lease` with a timeout."""
+    """The tests of `wait`, and of `lease` with a timeout."""
 
     async def test_the_timeout_bounds_a_wait(self, case: Case) -> None:
         await case.backend.create(case.queue)
@@ -88,7 +88,7 @@ class WaitingContract(Contract):
             for backend, limit in ((case.backend, 2), (case.backend, 1), (other, 1)):
                 leases = await backend.lease(case.queue, limit, case.long, _ENDLESS)
                 if backend is other and not leases:
-                    # Where only one process leases at a time, the other one waits for its death.
+                    # If only one process can lease at a time, the other one waits until it dies.
                     continue
                 assert len(leases) == limit
 
@@ -201,7 +201,7 @@ class WaitingContract(Contract):
     @rule("pause")
     async def test_a_publish_to_a_paused_queue_ends_no_lease(self, case: Case) -> None:
         await case.publish(b"0")
-        # A worker that has worked here knows what comes next.
+        # A backend that has leased before can have read ahead.
         await case.lease_one()
         other = await case.open()
         await case.backend.pause(case.queue)

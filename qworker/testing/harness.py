@@ -1,4 +1,4 @@
-"""What the contract suite needs to know of a store: how to open it twice, and how to let time pass on it."""
+"""The harness of the contract suite: it opens backends on a store, and lets time pass there."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ __all__ = ["Case", "Harness"]
 class Harness:
     """A store under test.
 
-    With a `FakeClock` (the default) the backends take their time from it, and `advance` costs nothing. A store with a clock of
-    its own needs `clock=None`: `advance` then really waits, unless a subclass can move the store's clock (by setting all
-    stored times back, for one).
+    With a `FakeClock` (the default), `advance` takes no time. A store that does not use the clock of its backend needs
+    `clock=None`. Then `advance` really waits, unless a subclass can move the store's clock, for example by changing all
+    stored times.
 
     Args:
-        url: the store; every `open` opens this URL.
-        clock: what the backends get; None: the machine's clock.
-        tick: seconds that are long compared with any one call, and the unit of every time in the suite; short with a real
-            clock, where the suite waits for about fifty of them.
+        url: The URL of the store. Every `open` opens it.
+        clock: The clock of the backends. None: the machine's clock.
+        tick: Seconds that are longer than any call takes. It is the unit of all times in the suite. With a real clock
+            the suite waits for about fifty ticks, so use a short one.
     """
 
     def __init__(self, url: str, *, clock: FakeClock | None, tick: float | None = None) -> None:
@@ -42,7 +42,7 @@ class Harness:
 
     @classmethod
     def fake(cls, url: str) -> Self:
-        """A harness with a fake clock."""
+        """Return a harness with a fake clock."""
         return cls(url, clock=FakeClock())
 
     async def __aenter__(self) -> Self:
@@ -55,15 +55,15 @@ class Harness:
 
     @property
     def deviations(self) -> Mapping[str, str]:
-        """What the backend declares."""
+        """The deviations that the backend declares."""
         return (self._opened[0] if self._opened else self.make()).deviations
 
     def make(self, *, remote_leases: bool = False, **options: str) -> Backend:
-        """Another backend on the same store, not yet opened; closed with the harness.
+        """Return another backend on the same store, which is not open yet. The harness closes it.
 
         Args:
-            remote_leases: Whether its leases outlive it.
-            options: Options of its URL.
+            remote_leases: Whether its leases outlive it. See `Backend.from_url`.
+            options: Options for the URL.
         """
         clock = SYSTEM_CLOCK if self.clock is None else self.clock
         backend = open_backend(self.with_options(options), clock=clock, remote_leases=remote_leases)
@@ -71,11 +71,11 @@ class Harness:
         return backend
 
     def with_options(self, options: Mapping[str, str]) -> str:
-        """The URL of the store, with these options set."""
+        """Return the URL of the store with these options."""
         return BackendURL.parse(self.url).with_options(**options)
 
     async def open(self, *, remote_leases: bool = False, **options: str) -> Backend:
-        """Another backend on the same store: another worker. See `make`."""
+        """Open another backend on the same store, as another worker does. See `make`."""
         backend = self.make(remote_leases=remote_leases, **options)
         await backend.open()
         return backend
@@ -94,18 +94,18 @@ class Harness:
 
 
 class Case:
-    """One test: a queue of its own, a backend, and short names for what tests do."""
+    """The queue and the backend of one test, with short names for operations."""
 
     def __init__(self, harness: Harness, backend: Backend) -> None:
         self.harness = harness
         self.backend = backend
         self.queue = f"suite-{secrets.token_hex(6)}"
-        # A visibility that no test outlives.
+        # A visibility timeout that is longer than any test.
         self.long = 1000.0 * harness.tick
         self.tick = harness.tick
 
     async def open(self, *, remote_leases: bool = False, **options: str) -> Backend:
-        """A second worker's backend, with these options of its URL."""
+        """Open the backend of another worker, with these options for the URL."""
         return await self.harness.open(remote_leases=remote_leases, **options)
 
     async def publish(self, *bodies: bytes, **options: Any) -> list[str]:
@@ -113,17 +113,17 @@ class Case:
         return await self.backend.publish(self.queue, [Draft(body=body, **options) for body in bodies])
 
     async def lease(self, limit: int = 1, visibility: float | None = None, by: Backend | None = None) -> list[Lease]:
-        """Lease; for a long time, and with the first backend, unless told otherwise."""
+        """Lease messages. The default is a long time and the first backend."""
         return await (by or self.backend).lease(self.queue, limit, self.long if visibility is None else visibility)
 
     async def lease_one(self, visibility: float | None = None, by: Backend | None = None) -> Lease:
-        """Lease one message that is known to be there."""
+        """Lease one message, which must be ready."""
         leases = await self.lease(1, visibility, by)
-        assert len(leases) == 1, "a message is ready, and lease gives none"
+        assert len(leases) == 1, "a message is ready, but lease returns none"
         return leases[0]
 
     async def leased_bodies(self, limit: int = 100) -> list[bytes]:
-        """Lease, and give the bodies."""
+        """Lease messages and return their bodies."""
         return [lease.message.body for lease in await self.lease(limit)]
 
     async def settle(
@@ -135,14 +135,14 @@ class Case:
         error: str | None = None,
         by: Backend | None = None,
     ) -> bool:
-        """End a lease; False: it was refused."""
+        """Settle a lease. Return False if the settlement was refused."""
         settlement = Settlement(lease=lease, action=action, delay=delay, error=error)
         refused = await (by or self.backend).settle([settlement])
         assert refused in ([], [settlement])
         return not refused
 
     async def fail(self, *bodies: bytes, error: str = "broken") -> list[str]:
-        """Publish messages and fail them for good."""
+        """Publish messages, fail them permanently, and return their ids."""
         ids = await self.publish(*bodies)
         leases = await self.lease(len(bodies))
         ends = [Settlement(lease=lease, action=SettleAction.FAIL_PERM, error=error) for lease in leases]
@@ -150,47 +150,47 @@ class Case:
         return ids
 
     async def until_waiting(self, call: asyncio.Future[Any], by: Backend | None = None) -> None:
-        """Return when a call of a backend waits for more than an answer of the store, or has ended."""
+        """Wait until a call of a backend waits for more than an answer of the store, or has ended."""
         while await wait_until_blocked(call):
             before = waits_for(call)
-            # A call that waited for the store alone goes on while another one goes there and back.
+            # If the call waits only for an answer of the store, it continues before another call has its answer.
             await (by or self.backend).queues()
             if before is not None and waits_for(call) is before:
                 break
 
     async def expire(self, visibility: float, by: Backend | None = None) -> int:
-        """Let a visibility pass as running workers see it, reaping before and after; the number of reaped messages."""
+        """Let a visibility timeout pass, reap before and after it, and return the number of reaped messages."""
         backend = by or self.backend
         early = await backend.reap(self.queue)
         await self.harness.advance(visibility * 1.5)
         return early + await backend.reap(self.queue)
 
     async def stats(self) -> QueueStats:
-        """Count the queue."""
+        """Return the counts of the queue."""
         return await self.backend.stats(self.queue)
 
     async def counts(self) -> tuple[int, int, int, int]:
-        """How many are ready, leased, delayed and failed."""
+        """Return the numbers of ready, leased, delayed and failed messages."""
         stats = await self.stats()
         return stats.ready, stats.leased, stats.delayed, stats.failed
 
     async def find(self, message_id: str) -> StoredMessage | None:
-        """Look at one message."""
+        """Return one message, or None."""
         return next(iter(await self.backend.find(self.queue, [message_id])), None)
 
     async def state(self, message_id: str) -> State | None:
-        """Where a message is."""
+        """Return the state of a message."""
         found = await self.find(message_id)
         return None if found is None else found.state
 
     async def messages(self, state: State, by: Backend | None = None, **options: Any) -> list[StoredMessage]:
-        """The messages that a query with these options of `Query` gives."""
+        """Return the messages of a query with these options of `Query`."""
         return await list_messages(by or self.backend, self.queue, Query(state, **options))
 
     async def browse(self, state: State, **options: Any) -> list[bytes]:
-        """Their bodies."""
+        """Return the bodies of the messages of a query."""
         return [stored.message.body for stored in await self.messages(state, **options)]
 
     def settlements(self, leases: Sequence[Lease], action: SettleAction, **options: Any) -> list[Settlement]:
-        """The same end for several leases."""
+        """Return settlements with the same action for several leases."""
         return [Settlement(lease=lease, action=action, **options) for lease in leases]

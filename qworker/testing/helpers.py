@@ -1,4 +1,4 @@
-"""For tests of apps: queues in memory, a look at what was enqueued, and a worker that runs until nothing is left."""
+"""Helpers for the tests of apps: queues in memory, a list of enqueued calls, and a worker that runs until idle."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from qworker.worker.delivery import Delivery, Outcome
 
 __all__ = ["EnqueuedCall", "enqueued_calls", "in_memory", "run_until_idle"]
 
-# The attribute of a backend in memory that has what refuses drafts.
+# The attribute of a backend in memory with the function that refuses drafts.
 _REFUSAL = "_refuse_as_own"
 
 _Refusal = Callable[[Sequence[Draft]], None]
@@ -33,18 +33,18 @@ class EnqueuedCall(msgspec.Struct, frozen=True, kw_only=True):
     """A call that waits in a queue.
 
     Attributes:
-        task: The task's name; None for a message that no task wrote.
-        args: Its arguments by position.
-        kwargs: Its arguments by name.
-        headers: What travels with it.
-        queue: Where it waits.
-        id: Its message's id.
+        task: The name of the task. None for a raw message.
+        args: The positional arguments.
+        kwargs: The keyword arguments.
+        headers: The headers of the call: texts by name.
+        queue: The name of the queue.
+        id: The id of the message.
         state: `ready` or `delayed`.
-        due_at: Unix seconds at which it may run; None if it is ready.
+        due_at: Unix seconds at which the call can run. None if it is ready.
         tries: Failed attempts so far.
         priority: 0 (default) to 9 (first).
-        unique_key: The key under which it is stored once at a time.
-        body: The message's bytes.
+        unique_key: The unique key, if the call has one.
+        body: The bytes of the message.
     """
 
     task: str | None
@@ -63,15 +63,16 @@ class EnqueuedCall(msgspec.Struct, frozen=True, kw_only=True):
 
 @contextmanager
 def in_memory(tasks: Tasks, clock: Clock = SYSTEM_CLOCK) -> Generator[Tasks]:
-    """Give an app empty queues in memory, and its own backend back at the end.
+    """Replace the backend of an app by empty queues in memory inside the block.
 
-    What the backend of the app's own URL would refuse, such as a priority in a directory, is refused as there. It is not opened.
+    Drafts that the backend of the app's own URL refuses, such as a priority in a directory, are refused too. That
+    backend is not opened.
 
     Args:
-        tasks: the app.
-        clock: what the queues read the time from, such as a `FakeClock`, on which delays pass when the test says so.
+        tasks: The app.
+        clock: The clock of the queues. With a `FakeClock` the test decides when delays are over.
     """
-    # What was given, if anything: not what the environment says today.
+    # This is the URL that the app was given, without the settings of the environment.
     url = tasks._url  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
     before, making = tasks.clock, vars(tasks).get("_make_backend")
     refuse = _refusal_of(tasks, clock)
@@ -96,13 +97,13 @@ def in_memory(tasks: Tasks, clock: Clock = SYSTEM_CLOCK) -> Generator[Tasks]:
 
 
 def _refusal_of(tasks: Tasks, clock: Clock) -> _Refusal | None:
-    """Return what refuses drafts for the app's own store; None where that cannot be known here."""
+    """Return the function that refuses drafts as the app's own store does, or None if the store is not known here."""
     try:
         own = tasks._make_backend()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
     except UsageError:
-        # No URL is given where tests run, or the backend's driver is not installed.
+        # No URL is set in the tests, or the backend's driver is not installed.
         return None
-    # Queues in memory within queues in memory.
+    # The app already uses queues in memory: `in_memory` is nested.
     outer: _Refusal | None = vars(own).get(_REFUSAL)
     if outer is not None:
         return outer
@@ -126,24 +127,25 @@ def _refusing(backend: Backend, refuse: _Refusal) -> Backend:
 
 
 async def run_until_idle(tasks: Tasks, *, concurrency: int = 100, raise_failures: bool = False) -> WorkerCounts:
-    """Run a worker in this process until nothing is ready or leased in the app's queues; what is due later stays.
+    """Run a worker in this process until no message is ready or leased in the app's queues. Delayed messages stay.
 
-    From code without an event loop: `asyncio.run(run_until_idle(tasks))`.
+    In code without an event loop, use `asyncio.run(run_until_idle(tasks))`.
 
     Args:
-        tasks: the app.
-        concurrency: messages at once.
-        raise_failures: raise what failed first, once nothing is left to run. That is the exception of the first attempt that ended in
-            a retry or a failure, with its traceback; a `Retry` and a `Fail` that a handler raised on purpose, a timeout
-            (`TimeoutError`) and arguments that do not fit (`InvalidArguments`) too.
+        tasks: The app.
+        concurrency: Maximum number of messages at once.
+        raise_failures: Whether to raise the exception of the first attempt that was retried or failed, when no message
+            is left to run. This includes a `Retry` or `Fail` that a handler raised, a timeout (`TimeoutError`) and
+            arguments that do not fit (`InvalidArguments`).
 
     Returns:
-        What the worker counted.
+        The counts of the worker.
 
     Raises:
-        RemoteFailure: with `raise_failures`, of a handler with `process=True`: its text is the traceback.
-        RuntimeError: with `raise_failures`: a message failed without an exception, such as one with its tries used up, or by one
-            that is not an `Exception`, such as `SystemExit`, which is the cause.
+        RemoteFailure: With `raise_failures`, if a handler with `process=True` raised. The text is the traceback.
+        RuntimeError: With `raise_failures`, if a message failed without an exception, for example because it had no
+            tries left. It is also raised for a handler that raised something other than an `Exception`, such as
+            `SystemExit`, which is then the cause.
     """
     worker = Worker(tasks, WorkerOptions(burst=True, concurrency=concurrency))
     failures = _Failures()
@@ -155,16 +157,16 @@ async def run_until_idle(tasks: Tasks, *, concurrency: int = 100, raise_failures
 
 
 class _Failures:
-    """The observer that keeps what failed first."""
+    """The observer that keeps the first failure."""
 
     def __init__(self) -> None:
         self.first: Exception | None = None
 
     def handler_started(self, delivery: Delivery) -> None:
-        """Nothing has failed yet."""
+        """Do nothing."""
 
     def message_settled(self, delivery: Delivery, outcome: Outcome, error: str | None, duration: float) -> None:
-        """Keep the first."""
+        """Keep the error if it is the first one."""
         if self.first is None and outcome in {Outcome.RETRIED, Outcome.FAILED}:
             if isinstance(delivery.error, Exception):
                 self.first = delivery.error
@@ -174,7 +176,7 @@ class _Failures:
 
 
 async def enqueued_calls(tasks: Tasks, queue: str | None = None) -> list[EnqueuedCall]:
-    """The calls that wait in a queue, or in every queue that the app names: the ready in their order, then the delayed."""
+    """Return the calls that wait in one queue, or in all queues of the app: ready ones in order, then delayed ones."""
     backend = await tasks.backend()
     present = set(await backend.queues())
     wanted = tasks.queue_names() if queue is None else [queue]

@@ -22,20 +22,20 @@ _SUITE = os.path.join(os.path.dirname(__file__), "suite.py")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Options of the contract suite."""
+    """Add the options of the contract suite."""
     group = parser.getgroup("qworker", "qworker: the backend contract")
     group.addoption("--qworker-url", metavar="URL", help="run the backend contract suite against this store")
     group.addoption(
         "--qworker-clock",
         choices=("fake", "real"),
         default="fake",
-        help="fake (default): the backend keeps its times by the clock it is given; real: by one of its own, so wait",
+        help="fake (default): the backend uses the clock of the suite; real: the store has its own clock, so wait",
     )
     group.addoption(
         "--qworker-tick",
         type=_duration,
         metavar="DURATION",
-        help="what the suite takes for long compared with any one call (default: 60s fake or 2s real)",
+        help="a duration that is longer than any call takes (default: 60s for fake, 2s for real)",
     )
 
 
@@ -47,10 +47,10 @@ def _duration(text: str) -> float:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Add the suite to what is collected; alone where no files are named.
+    """Add the contract suite to the collected tests. If the command line names no files, collect only the suite.
 
     Raises:
-        UsageError: the URL cannot be used, or pytest-asyncio is not installed.
+        UsageError: The URL cannot be used, or pytest-asyncio is not installed.
     """
     url = config.getoption("--qworker-url")
     if url is None:
@@ -66,20 +66,20 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:
-    """Say which store is tested, with its password masked."""
+    """Return a line with the masked URL of the tested store."""
     url = config.getoption("--qworker-url")
     return None if url is None else f"qworker: contract of {open_backend(url).describe()}"
 
 
 @pytest.fixture
 def qworker_clock() -> FakeClock:
-    """The clock of this test's queues: `qworker_clock.advance(60)` lets a minute pass for delays and retries."""
+    """Return the clock of this test's queues. `qworker_clock.advance(60)` lets a minute pass."""
     return FakeClock()
 
 
 @pytest.fixture
 def qworker_memory(qworker_clock: FakeClock) -> Iterator[Callable[[Tasks], Tasks]]:
-    """A function that gives an app empty queues in memory until the end of the test."""
+    """Yield a function that gives an app empty queues in memory until the end of the test."""
     with ExitStack() as stack:
 
         def swap(tasks: Tasks) -> Tasks:

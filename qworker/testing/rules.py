@@ -1,6 +1,6 @@
-"""The rules of the contract that a protocol may deviate from, by the names that `Backend.deviations` uses.
+"""The rules of the contract that a backend can deviate from, by the names that `Backend.deviations` uses.
 
-A deviation is never skipped: the suite proves that the backend really deviates, and in the way that stands here.
+The suite does not skip a deviation. It proves that the backend really deviates, in the way that is described here.
 """
 
 from __future__ import annotations
@@ -18,25 +18,26 @@ __all__ = ["RULES", "rule"]
 
 P = ParamSpec("P")
 
-# Name: the rule — and how a deviation shows, where it is more than that the call raises NotSupported.
+# The rules by name. The text after "otherwise" describes the deviation. Without it, the call raises NotSupported.
 RULES: dict[str, str] = {
     "priority": "a higher priority is leased first",
-    "unique_key": "a pending key is published once",
+    "unique_key": "a message with a unique key is stored once at a time",
     "given_ids": "a message keeps the id that its publisher chose",
-    "delay": "a message may be published for later",
+    "delay": "a message can be published with a delay",
     "fifo": "messages are leased in the order published; otherwise: all are leased, in any order",
-    "tries_carried": "tries and enqueued_at of a draft are kept; otherwise: they start afresh",
+    "tries_carried": "tries and enqueued_at of a draft are kept; otherwise: tries is 0 and enqueued_at is now",
     "tries_counted": "temporary failures and expired leases raise tries; otherwise: tries stays 0",
     "expiry": "a lease expires when its time has passed; otherwise: it lasts until its holder ends it or dies",
     "extend": "a lease can be extended",
-    "fencing": "a stale holder can settle nothing; otherwise: its settlement is accepted",
+    "fencing": "a holder that has lost its lease cannot settle; otherwise: its settlement is accepted",
     "retry_delay": "a temporary failure waits for its delay; otherwise: it is ready at once",
     "release_delay": "a release waits for its delay; otherwise: it is ready at once",
-    "release_in_place": "a released message is leased before those published after it; otherwise: it comes back anywhere",
-    "fail_kept": "a permanent failure is kept; otherwise: it is gone",
-    "keep_done": "acked messages can be kept as done; otherwise: they are gone, and the URL option is refused",
-    "errors_kept": "the reason of a permanent failure is kept; otherwise: find shows none",
-    "retry_errors": "the error of a failed attempt is kept whole while the message waits; otherwise: find shows less or none",
+    "release_in_place": "a released message is leased before later ones; otherwise: its place can change",
+    "fail_kept": "a permanently failed message is kept; otherwise: it is deleted",
+    "keep_done": "acked messages can be kept as done; otherwise: they are deleted, and the URL option is refused",
+    "errors_kept": "the error of a permanent failure is kept; otherwise: find returns no error",
+    "retry_errors": "the whole error of a failed attempt is kept while the message waits;"
+    " otherwise: find returns a part of it, or none",
     "requeue": "a failed message can be made ready again",
     "pause": "a queue can be paused",
     "remove": "a message can be removed by its id",
@@ -45,24 +46,25 @@ RULES: dict[str, str] = {
     "exact_counts": "stats counts each state exactly; otherwise: its total is right",
     "browse_delayed": "delayed messages are listed in the order in which they become due; otherwise: in any order",
     "browse_leased": "leased messages are listed; otherwise: the list is empty",
-    "after_removed": "what follows a removed message in line is given; otherwise: it is taken for leased, and the whole line follows",
-    "binary_bodies": "a body is any bytes",
-    "empty_bodies": "a body may be empty",
-    "big_bodies": "a body may have 1 MiB",
-    "fields": "a message carries fields",
-    "argv": "a message carries arguments",
-    "many_queues": "a store holds several queues",
+    "after_removed": "browse after a removed message returns the messages that follow it;"
+    " otherwise: the message counts as leased, and browse returns all ready messages",
+    "binary_bodies": "a body can have any bytes",
+    "empty_bodies": "a body can be empty",
+    "big_bodies": "a body can have 1 MiB",
+    "fields": "a message can have fields",
+    "argv": "a message can have argv",
+    "many_queues": "a store can have several queues",
 }
 
 Test = Callable[Concatenate[Any, Case, P], Awaitable[None]]
 
 
 def rule(name: str, otherwise: Callable[[Case], Awaitable[None]] | None = None) -> Callable[[Test[P]], Test[P]]:
-    """Say that a test proves a rule.
+    """Mark a test that proves a rule.
 
     Args:
-        name: the rule, one of `RULES`.
-        otherwise: what holds on a backend that declares the deviation; None: the test ends in `NotSupported`.
+        name: The name of the rule in `RULES`.
+        otherwise: The test for a backend that declares the deviation. None: the test must raise `NotSupported`.
     """
     assert name in RULES, name
 

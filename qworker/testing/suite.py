@@ -1,4 +1,4 @@
-"""What `pytest -p qworker.testing --qworker-url URL` runs."""
+"""The test module that `pytest -p qworker.testing --qworker-url URL` runs."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ __all__ = ["TestBackend"]
 
 
 class TestBackend(BackendContract):
-    """The contract on the backend of `--qworker-url`."""
+    """The contract suite on the backend of `--qworker-url`."""
 
     @pytest_asyncio.fixture
     async def harness(self, request: pytest.FixtureRequest) -> AsyncIterator[Harness]:
-        """The store of `--qworker-url`."""
+        """Yield the harness of the store of `--qworker-url`."""
         option = request.config.option
         url: str = option.qworker_url
         tick: float | None = option.qworker_tick

@@ -1,4 +1,4 @@
-"""Waiting for a condition, with a deadline that only a failure reaches."""
+"""Wait for a condition in tests."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ async def wait_until(condition: Callable[[], T], timeout: float = 20.0, *, what:
 
 
 async def wait_until(condition: Callable[[], Any], timeout: float = 20.0, *, what: str = "") -> Any:
-    """Poll `condition` until its result (awaited, if it is awaitable) is true, and return that result.
+    """Poll a condition until its result is true, and return the result.
 
     Args:
-        condition: called about every 10 ms.
-        timeout: seconds of real time after which the condition is taken to have failed; generous, for it costs nothing.
-        what: what was waited for, told when it fails.
+        condition: A function, which is called about every 10 ms. If its result is awaitable, it is awaited.
+        timeout: Seconds of real time to wait. Use a long one: only a failing test waits that long.
+        what: A description of the condition, for the error.
 
     Raises:
-        AssertionError: the condition was still false after `timeout` seconds.
+        AssertionError: The condition was still false after `timeout` seconds.
     """
     deadline = time.monotonic() + timeout
     while True:

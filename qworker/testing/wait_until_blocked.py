@@ -1,4 +1,4 @@
-"""Waiting until an asyncio task waits for something itself."""
+"""Wait in tests until an asyncio task is blocked."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 
 __all__ = ["wait_until_blocked", "waits_for"]
 
-# Turns of the loop for which a task must have waited for the same future. In each of them the loop runs every callback that is ready
-# and polls its sockets: a task that could go on has gone on by then.
+# The number of turns of the loop for which a task must wait for the same future. In each turn the loop runs every ready
+# callback and polls its sockets, so a task that can continue has continued by then.
 _TURNS = 10
 
 
 def waits_for(task: asyncio.Future[Any]) -> asyncio.Future[Any] | None:
-    """Return the future that a task waits for, through all tasks that it awaits. None: it can go on, or has ended."""
+    """Return the future that a task waits for, through all tasks that it awaits. None: it can run, or has ended."""
     waiter: asyncio.Future[Any] | None = getattr(task, "_fut_waiter", None)
     if isinstance(waiter, asyncio.Task) and not waiter.done():
         return waits_for(waiter)
@@ -24,15 +24,15 @@ def waits_for(task: asyncio.Future[Any]) -> asyncio.Future[Any] | None:
 async def wait_until_blocked(task: asyncio.Future[Any], timeout: float = 20.0) -> bool:
     """Let the event loop run until `task` waits for a future that is not done.
 
-    The call does not sleep: it gives the loop its turns, and returns when the task has waited for the same future in several
-    of them. What that future stands for is not known: an event, a timer, a thread or a socket.
+    The call does not sleep. It lets the loop run, and returns when the task has waited for the same future for several
+    turns. The future can be of an event, a timer, a thread or a socket.
 
     Args:
         task: A task of the running loop.
-        timeout: Seconds of real time in which the task must have come to a halt; only a failure reaches them.
+        timeout: Seconds of real time to wait. Only a failing test waits that long.
 
     Returns:
-        Whether the task waits. False: it has ended.
+        True if the task waits, False if it has ended.
 
     Raises:
         AssertionError: The task still runs after `timeout` seconds.

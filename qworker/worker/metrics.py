@@ -67,7 +67,7 @@ class TaskCounts(msgspec.Struct):
 
 
 def merge_counts(counts: Iterable[TaskCounts]) -> list[TaskCounts]:
-    """One sum for each queue and task, sorted; those given stay as they are."""
+    """Return one sum for each queue and task, sorted; those given stay as they are."""
     sums: dict[tuple[str, str], TaskCounts] = {}
     for one in counts:
         key = (one.queue, one.task)
@@ -89,7 +89,7 @@ class Metrics:
         self._counts = TaskCounts("", "")
 
     def counts(self) -> list[TaskCounts]:
-        """The live counts, by queue and task."""
+        """Return the live counts, by queue and task."""
         # A copy of a list is one step of the interpreter; a dictionary may grow while it is read.
         return self._list.copy()
 

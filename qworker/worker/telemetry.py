@@ -30,7 +30,7 @@ _ERRORS = {Outcome.RETRIED, Outcome.FAILED, Outcome.LOST}
 
 
 def observers() -> list[Observer]:
-    """What a worker tells OpenTelemetry; empty unless the application has configured it."""
+    """Return what a worker tells OpenTelemetry; empty unless the application has configured it."""
     found: list[Observer] = []
     if (tracer_provider := get_provider("trace", "get_tracer_provider")) is not None:
         found.append(Tracer(tracer_provider))
@@ -43,7 +43,7 @@ def observe_queues(look: Callable[[], Iterable[QueueStats]]) -> bool:
     """Let OpenTelemetry ask for the depth and oldest age of queues; False: the application has not configured it.
 
     Args:
-        look: the queues as they were last seen; called from the reader's thread.
+        look: The queues as they were last seen; called from the reader's thread.
     """
     provider = get_provider("metrics", "get_meter_provider")
     if provider is None:

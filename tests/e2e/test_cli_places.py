@@ -81,7 +81,7 @@ def test_an_app_whose_name_is_taken_is_one_line_with_both_files(name: str, taken
     assert status == 2
     line = one_line(err)
     assert getattr(taken, "__file__", "click/__init__.py") in line
-    assert f"it is not {tmp_path / name}.py: rename yours" in line
+    assert f"it is not {tmp_path / name}.py: rename your module" in line
 
 
 def test_an_app_may_have_a_name_of_the_standard_library_that_nobody_needs(tmp_path: Path) -> None:

@@ -90,6 +90,4 @@ def test_what_has_failed_earlier_is_left_alone(url: str, capsys: pytest.CaptureF
 
 def test_ids_and_filters_exclude_each_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["requeue", f"file://{tmp_path}", QUEUE, "x", "--task", "resize"]) == 2
-    assert capsys.readouterr().err == (
-        "qworker: requeue takes IDs, or --task, --error and --since: leave one of them out\n"
-    )
+    assert capsys.readouterr().err == "qworker: IDs cannot be combined with --task, --error or --since\n"

@@ -1,4 +1,4 @@
-"""Orders."""
+"""The model of orders."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from django.db import models
 
 
 class Order(models.Model):
-    """Somebody wants something."""
+    """An order of a customer."""
 
     item = models.CharField(max_length=100)
     confirmed = models.BooleanField(default=False)

@@ -1,4 +1,4 @@
-"""Settings, as few as there can be."""
+"""The minimal settings of Django."""
 
 from __future__ import annotations
 

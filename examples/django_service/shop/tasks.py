@@ -1,4 +1,4 @@
-"""What the shop does in the background."""
+"""The background tasks of the shop."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ tasks = Tasks("file://./spool")
 
 @tasks.task
 def confirm(order_id: int) -> None:
-    """Confirm an order. A plain function runs in a thread, where Django's ORM may block."""
+    """Confirm an order. A plain function runs in a thread, where Django's ORM can block."""
     from shop.models import Order
 
-    # As a request does at its end: a connection that has died in the meantime must not fail the next message too.
+    # Django does this at the end of a request. Without it, a broken connection would fail the next message too.
     close_old_connections()
     try:
         if not Order.objects.filter(pk=order_id).update(confirmed=True):

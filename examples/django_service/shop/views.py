@@ -1,4 +1,4 @@
-"""Ordering, and looking at an order."""
+"""Views that create an order and show it."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from shop.tasks import confirm
 
 @require_POST
 def create(request: HttpRequest) -> HttpResponse:
-    """POST /orders: the order and, once it is committed, its confirmation."""
+    """Create an order, and enqueue its confirmation after the commit (POST /orders)."""
     item = request.POST.get("item", "")
     with transaction.atomic():
         order = Order.objects.create(item=item)
-        # After the commit: a worker must not look for an order that is not there yet, or never will be. The id prevents a
+        # The call is enqueued after the commit, because before it a worker would not find the order. The id prevents a
         # second message while the first one is stored.
         transaction.on_commit(lambda: confirm.using(id=f"order-{order.pk}").enqueue_sync(order.pk))
         if not item:
@@ -27,7 +27,7 @@ def create(request: HttpRequest) -> HttpResponse:
 
 @require_GET
 def show(request: HttpRequest, number: int) -> HttpResponse:
-    """GET /orders/NUMBER."""
+    """Show an order (GET /orders/NUMBER)."""
     order = Order.objects.filter(pk=number).first()
     if order is None:
         return JsonResponse({"error": "no such order"}, status=404)

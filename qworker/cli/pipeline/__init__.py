@@ -1,4 +1,4 @@
-"""`qworker pipeline`: what moves and studies messages in bulk, on Spark. Each job is one module, imported when it is asked for."""
+"""`qworker pipeline`: commands that run on Spark. The module of each command is imported when it is used."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from qworker.cli.options import Group
 
 __all__ = ["JOBS", "command"]
 
-# In the order in which messages meet them.
+# The commands are in the order in which messages meet them.
 JOBS = {
     "load": "qworker.cli.pipeline.load:command",
     "archive": "qworker.cli.pipeline.archive:command",
@@ -23,8 +23,8 @@ JOBS = {
 def command() -> None:
     r"""Move and study messages in bulk, with Spark.
 
-    Needs the extra spark and Java 17 or newer. Runs on all processors of this machine, or where --master says. The
-    workers of a cluster must reach the queue, through a shared file system or Redis.
+    Needs the extra spark and Java 17 or newer. Runs on all processors of this machine, or on the cluster of --master.
+    The workers of a cluster must reach the queue, through a shared file system or Redis.
 
     \b
     Examples:

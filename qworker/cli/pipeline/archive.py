@@ -1,4 +1,4 @@
-"""`qworker pipeline archive`: what is finished, and the history, into Parquet."""
+"""`qworker pipeline archive`: write finished messages and the history to Parquet."""
 
 from __future__ import annotations
 
@@ -66,9 +66,10 @@ def command(
         print_json(result)
         return
     echo(
-        f"{result.target}: added {counted(result.messages, 'message')} and {counted(result.events, 'event')} in {counted(result.files, 'file')}"
+        f"{result.target}: added {counted(result.messages, 'message')} and {counted(result.events, 'event')}"
+        f" in {counted(result.files, 'file')}"
     )
     if delete:
         echo(f"removed {counted(result.removed, 'message')} from the queue")
     if result.recovered:
-        echo("an earlier run had been interrupted: its rest is done")
+        echo("an interrupted earlier run was finished first")

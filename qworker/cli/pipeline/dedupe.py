@@ -1,4 +1,4 @@
-"""`qworker pipeline dedupe`: messages that wait for the same work."""
+"""`qworker pipeline dedupe`: find and remove messages that ask for the same work."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def command(
 ) -> None:
     r"""Find and remove messages that ask for the same work.
 
-    The oldest message stays, and leased messages are never removed. Without --on, two messages are the same if they call
-    the same task with the same arguments, or have the same body.
+    The oldest message stays, and leased messages are never removed. Without --on, two messages are the same if they
+    call the same task with the same arguments, or have the same body.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""`qworker pipeline load`: the rows of a table become enqueued tasks."""
+"""`qworker pipeline load`: enqueue a call for each row of a table."""
 
 from __future__ import annotations
 
@@ -94,20 +94,21 @@ def command(
 ) -> None:
     r"""Enqueue one call of a task for each row of a table, exactly once.
 
-    TABLE is a Parquet, CSV or JSON file, a folder of them, or a table that Spark knows. No message is visible before all
-    of them are stored. If a load was killed, run it again with the same arguments: it enqueues what is missing. A
-    finished load enqueues nothing more. To load the same table again, give the load another --name.
+    TABLE is a Parquet, CSV or JSON file, a folder of them, or a table that Spark knows. No message is visible before
+    all of them are stored. If a load was killed, run it again with the same arguments: it enqueues the missing
+    messages. A finished load enqueues nothing more. To load the same table again, give the load another --name.
 
     \b
     Examples:
       qworker pipeline load file://./spool pictures.parquet --app app:tasks --task thumbnail
-      qworker pipeline load file://./spool orders.csv --task bill --queue bills --arg order_id=id --arg 'total=price * 1.2'
+      qworker pipeline load file://./spool orders.csv --task bill --queue bills --arg id --arg 'total=price * 1.2'
     """
     args = dict(parse_pair(one) for one in arg) or None
     tasks = None if app is None else load_app(app)
     name = name or _load_name(mask(absolute_url(url)), task, queue or "", *arg, *file_fingerprint(table))
     kind = source_format(table, form)
-    # The words of a CSV file become what the task's annotations ask for, one by one; without an app Spark guesses by the column.
+    # With an app, the texts of a CSV file are converted to the types of the task's annotations. Without an app, Spark
+    # infers the type of each column.
     text = kind == "csv" and tasks is not None
     with session("load", master, conf) as work:
         from qworker.pipeline.jobs.load import load
@@ -155,12 +156,12 @@ def parse_pair(words: str) -> tuple[str, str]:
 
 
 def _whole(path: str | None) -> str | None:
-    """The whole path of a folder: Spark's workers have working directories of their own."""
+    """Return the absolute path of a folder, because Spark's workers have other working directories."""
     return path if path is None or "://" in path else os.path.normpath(os.path.join(working_directory(), path))
 
 
 def file_fingerprint(table: str) -> list[str]:
-    """What tells that a table of files on this machine is another one by now: their names, sizes and times."""
+    """Return the names, sizes and times of a table's local files, to detect that the table has changed."""
     path = Path(table)
     files = [path, *path.rglob("*")] if path.exists() else []
     stamps = [(str(file), file.stat()) for file in sorted(files) if file.is_file()]

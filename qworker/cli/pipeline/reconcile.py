@@ -1,4 +1,4 @@
-"""`qworker pipeline reconcile`: a table and a queue, compared."""
+"""`qworker pipeline reconcile`: compare a table with a queue."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ def command(
 ) -> int:
     r"""Find rows that were never enqueued, enqueued twice, or lost.
 
-    TABLE is a Parquet, CSV or JSON file, a folder of them, or a table that Spark knows. Needs --url, --archive, or both:
-    an archive has what the queue no longer keeps. Exit status 1: a row is missing, doubled or lost.
+    TABLE is a Parquet, CSV or JSON file, a folder of them, or a table that Spark knows. Needs --url, --archive, or
+    both: an archive has messages that the queue no longer keeps. Exit status 1: a row is missing, doubled or lost.
 
     \b
     Examples:

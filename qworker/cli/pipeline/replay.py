@@ -1,4 +1,4 @@
-"""`qworker pipeline replay`: failed messages, or archived ones, run again where a predicate says so."""
+"""`qworker pipeline replay`: run the failed or archived messages again that a predicate selects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`qworker pipeline report`: a queue's history in figures."""
+"""`qworker pipeline report`: report the history of queues in numbers."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def command(
 ) -> None:
     r"""Report throughput, waits, run times, retries, failures and depths.
 
-    SOURCE is what `qworker pipeline archive` wrote, or the URL of queues. Queues are read as they are now, with what
-    their history still keeps. Without a QUEUE, all queues are reported.
+    SOURCE is an archive of `qworker pipeline archive`, or the URL of queues. Queues are read as they are now, with the
+    events that their history still keeps. Without a QUEUE, all queues are reported.
 
     \b
     Examples:
@@ -75,7 +75,7 @@ def command(
 
 
 def _write(path: Path, text: str) -> None:
-    """All of the page, or none of it."""
+    """Write the page atomically."""
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         unfinished.write_text(text)
@@ -99,15 +99,15 @@ def _show(found: Report, html: Path | None) -> None:
 
 
 def parse_time(words: str | None) -> float | None:
-    """A time as people give it, in Unix seconds: an age, or a date with or without a time of day, in UTC unless it says otherwise.
+    """Return the Unix seconds of an age, or of a date with or without a time. Times without a zone are in UTC.
 
     Raises:
-        UsageError: it is neither.
+        UsageError: The text is neither.
     """
     if words is None:
         return None
     try:
-        # First, for 20261123 is a date.
+        # Dates are first, because 20261123 is a date and not an age.
         found = datetime.fromisoformat(words.strip())
     except ValueError:
         try:

@@ -1,4 +1,4 @@
-"""A Spark session for one command: its options, its progress, and its errors as one line."""
+"""The Spark session of a command, with its options, its progress, and its errors on one line."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _FORMATS = {".parquet": "parquet", ".csv": "csv", ".json": "json", ".jsonl": "js
 
 
 def spark_options(function: F) -> F:
-    """`--master` and `--conf`."""
+    """Add the options `--master` and `--conf`."""
     master = click.option(
         "--master",
         metavar="URL",
@@ -37,21 +37,21 @@ def spark_options(function: F) -> F:
 
 
 class Work(NamedTuple):
-    """What a command works with."""
+    """The session of a command and a function that shows its current step."""
 
     spark: SparkSession
-    # Shows what is being done, on a terminal.
+    # This function shows the current step on a terminal.
     say: Callable[[str], None]
 
 
 @contextmanager
 def session(name: str, master: str | None, conf: Sequence[str]) -> Generator[Work]:
-    """A session for the body, with the command's progress on a terminal.
+    """Yield a session inside the block, and show the progress of the command on a terminal.
 
     Raises:
         MissingExtra: PySpark is not installed.
-        UsageError: there is no Java, `conf` cannot be read, or a Python worker says so.
-        BackendError: Spark, or the store as its workers see it, failed.
+        UsageError: Java is missing, `conf` is not valid, or a Python worker of Spark raised it.
+        BackendError: Spark failed, or its workers cannot use the store.
     """
     from qworker.pipeline.session import start_session
     from qworker.pipeline.spark.runtime import check_installation
@@ -63,7 +63,7 @@ def session(name: str, master: str | None, conf: Sequence[str]) -> Generator[Wor
 
     from qworker.pipeline.spark.error_text import raise_qworker_errors
 
-    # A session that somebody else has started, as spark-submit or a test does, is not ours to stop.
+    # If spark-submit or a test has started the session, this command must not stop it.
     borrowed = SparkSession.getActiveSession() is not None
     with _Progress(name) as progress:
         spark = start_session(master, name=f"qworker {name}", options=options)
@@ -78,7 +78,7 @@ def session(name: str, master: str | None, conf: Sequence[str]) -> Generator[Wor
 
 
 def _silence_logging() -> None:
-    """Keep PySpark from printing an error, as JSON, beside raising it."""
+    """Prevent PySpark from printing an error as JSON in addition to raising it."""
     from pyspark.logger import PySparkLogger
 
     for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
@@ -93,10 +93,10 @@ def parse_pair(words: str) -> tuple[str, str]:
 
 
 def source_format(place: str, form: str | None) -> str:
-    """The format of a table of rows: `form`, or what the ending of a file or a folder says.
+    """Return the format of a table: `form`, or the format of the file extension.
 
     Raises:
-        UsageError: nothing tells it.
+        UsageError: The format is not known.
     """
     stem = place.rstrip("/").removesuffix(".gz")
     found = form or next((kind for ending, kind in _FORMATS.items() if stem.endswith(ending)), None)
@@ -107,16 +107,16 @@ def source_format(place: str, form: str | None) -> str:
 
 
 def read_source(spark: SparkSession, place: str, form: str, *, text: bool = False) -> DataFrame:
-    """A table of rows: a file, a folder of them, or a table that the session knows.
+    """Return the rows of a file, a folder of files, or a table that the session knows.
 
     Args:
-        spark: the session.
-        place: its path, URL or name.
-        form: see `source_format`.
-        text: leave the columns of CSV as the texts that they are, whatever they look like.
+        spark: The session.
+        place: The path, the URL or the name of the table.
+        form: The format. See `source_format`.
+        text: Whether to keep all columns of CSV as texts.
 
     Raises:
-        UsageError: there is nothing there.
+        UsageError: The table does not exist.
     """
     from qworker.pipeline.spark.error_text import raise_qworker_errors
     from qworker.pipeline.spark.paths import absolute_path
@@ -131,7 +131,7 @@ def read_source(spark: SparkSession, place: str, form: str, *, text: bool = Fals
 
 
 class _Progress:
-    """What Spark is doing, on one line of a terminal; silent where standard error is none."""
+    """The progress of Spark on one line. If standard error is not a terminal, nothing is shown."""
 
     _EVERY_S = 0.3
 
@@ -152,7 +152,7 @@ class _Progress:
         self.stop()
 
     def watch(self, spark: SparkSession) -> None:
-        """Follow the stages of a session, if it tells of them: one of Spark Connect does not."""
+        """Show the stages of a session. Sessions of Spark Connect do not report them."""
         context: Any = getattr(spark, "sparkContext", None)
         if self._shown and context is not None:
             self._thread = threading.Thread(target=self._follow, args=(context.statusTracker(),), daemon=True)
@@ -166,7 +166,7 @@ class _Progress:
             self._say(f"{self._what}, {done:,} of {tasks:,} tasks" if tasks else self._what)
 
     def tell(self, what: str) -> None:
-        """Say what is being done from now on."""
+        """Show another step from now on."""
         self._what = what
 
     def _say(self, what: str) -> None:
@@ -178,7 +178,7 @@ class _Progress:
         )
 
     def stop(self) -> None:
-        """Clear the line; what the command prints comes after it."""
+        """Clear the line, before the command prints its result."""
         self._ended.set()
         if self._thread is not None:
             self._thread.join()

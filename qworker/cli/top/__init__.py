@@ -1,4 +1,4 @@
-"""`qworker top`: the queues, live."""
+"""`qworker top`: watch queues live."""
 
 from __future__ import annotations
 
@@ -40,11 +40,10 @@ __all__ = ["command"]
 def command(url: str, queue: str | None, interval: float, health: tuple[str, ...], once: bool, json: bool) -> None:
     r"""Watch the queues of a backend, their rates and their workers.
 
-    backlog/s: how fast ready, leased and delayed messages together grow. acked/s and failed/s: what workers have
-    finished, from the history, or from the health ports that --health names. workers: those that hold a lease, or have
+    backlog/s: growth of the number of ready, leased and delayed messages. acked/s and failed/s: messages that workers
+    have finished, from the history, or from the health ports of --health. workers: those that hold a lease, or have
     recorded an event in the last 10 s. Needs the extra "tui" on a terminal.
 
-    \b
     Keys: q quits, space pauses, r refreshes now, s sorts by the next column.
 
     \b
@@ -86,6 +85,6 @@ def _print(sample: Sample) -> None:
     if sample.rows:
         print_table(COLUMNS, [cells(row) for row in sample.rows])
     else:
-        echo("no queues yet: `qworker run`, `enqueue` or `create` makes them")
+        echo("no queues yet: `qworker run`, `enqueue` or `create` creates them")
     if sample.problem is not None:
         echo(sample.problem, err=True)

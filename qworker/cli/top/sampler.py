@@ -1,4 +1,4 @@
-"""What `qworker top` shows: one sample of the queues of a backend after another, and the rates between them."""
+"""Samples of the queues of a backend, and the rates between them, for `qworker top`."""
 
 from __future__ import annotations
 
@@ -21,39 +21,39 @@ from qworker.worker.outage import BACKEND_ERRORS
 
 __all__ = ["Row", "Sample", "Sampler", "WorkerTotals"]
 
-# Rates are means over so many seconds, or since the first sample.
+# Rates are averages over this number of seconds, or since the first sample.
 _WINDOW_S = 10.0
-# So many leases are asked for their holder.
+# The maximum number of leases whose holders are read.
 _MOST_LEASES = 500
 _HEALTH_PATIENCE_S = 2.0
 _OK = 200
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """One queue at one moment. Rates are messages a second; None: not known (yet)."""
+    """One queue at one moment. Rates are in messages per second. None: the rate is not known, or not yet."""
 
     queue: str
     ready: int = 0
     leased: int = 0
     delayed: int = 0
     failed: int = 0
-    # Seconds that the oldest ready message has waited; None when none is ready.
+    # Seconds that the oldest ready message has waited. None if no message is ready.
     oldest_age_s: float | None = None
-    # Workers that hold a lease here, or have told the history of one lately.
+    # The number of workers that hold a lease of this queue, or have recorded an event lately.
     workers: int = 0
     paused: bool = False
-    # How fast ready, leased and delayed together grow; negative: they shrink.
+    # The growth of the number of ready, leased and delayed messages. It is negative if they become fewer.
     backlog_rate: float | None = None
-    # Finished, and failed for good: as the workers' health ports count, or else as the history tells.
+    # From the health ports of the workers if they are given, otherwise from the history.
     acked_rate: float | None = None
     failed_rate: float | None = None
 
 
 class WorkerTotals(msgspec.Struct, frozen=True):
-    """The workers behind the health ports, all together."""
+    """The sums over the workers behind the health ports."""
 
     workers: int = 0
-    # Handlers at work, and how many may be.
+    # The number of running handlers, and its maximum.
     running: int = 0
     concurrency: int = 0
 
@@ -65,24 +65,24 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     # Unix seconds.
     at: float
     rows: list[Row]
-    # None: no health port was named, or none answers.
+    # None: no health port is given, or none answers.
     fleet: WorkerTotals | None = None
-    # Why the rows are those of an earlier sample, or why there are no counts from health ports.
+    # The reason why the rows are from an earlier sample, or why counts from health ports are missing.
     problem: str | None = None
 
 
 class _HealthCounts(msgspec.Struct, frozen=True):
-    """What `/stats` of a health port says, as far as it is shown."""
+    """The part of `/stats` of a health port that is shown."""
 
     workers: int
     running: int
     concurrency: int
-    # Messages that left the workers, by queue and outcome.
+    # The number of finished deliveries, by queue and outcome.
     outcomes: dict[str, dict[str, int]] = {}
 
 
 class _Counts(msgspec.Struct, frozen=True):
-    """Numbers that only mean something beside those of another moment."""
+    """Counts at one moment, to compute rates from the difference of two of them."""
 
     backlog: int
     done: int | None
@@ -90,13 +90,13 @@ class _Counts(msgspec.Struct, frozen=True):
 
 
 class Sampler:
-    """Looks again and again.
+    """The source of samples.
 
     Args:
-        backend: opened.
-        queue: the only one to sample; None: all.
+        backend: The open backend.
+        queue: The queue to sample. None: all queues.
         health: HOST:PORT of workers that run with `--health`.
-        clock: both clocks.
+        clock: The clock.
     """
 
     def __init__(
@@ -106,16 +106,16 @@ class Sampler:
         self._queue = queue
         self._health = health
         self._clock = clock
-        # Each with the monotonic time of the sample.
+        # Each item has the monotonic time of its sample.
         self._past: deque[tuple[float, dict[str, _Counts]]] = deque()
         self._history = HistoryRates(backend)
         self._rows: list[Row] = []
 
     async def sample(self) -> Sample:
-        """Sample now. A store that does not answer gives the rows of before, and why.
+        """Sample now. If the store does not answer, return the earlier rows with the reason.
 
         Raises:
-            QueueNotFound: the one queue that was asked for is not there.
+            QueueNotFound: The queue to sample does not exist.
         """
         healths, problem = await self._ask_workers()
         try:
@@ -145,7 +145,7 @@ class Sampler:
             except QueueNotFound:
                 if name == self._queue:
                     raise
-                # Deleted since it was listed.
+                # The queue was deleted after it was listed.
         now = self._clock.monotonic()
         if self._history.on:
             await self._history.sample(now)
@@ -157,7 +157,7 @@ class Sampler:
         return rows
 
     def _forget(self, now: float, counted: Mapping[str, _Counts]) -> None:
-        """Drop what is too old, and everything when a worker has begun to count anew."""
+        """Drop old counts. If a worker has restarted its counts, drop all."""
         while len(self._past) > 1 and self._past[1][0] <= now - _WINDOW_S:
             self._past.popleft()
         before = self._past[-1][1] if self._past else {}
@@ -200,7 +200,7 @@ class Sampler:
         )
 
     async def _ask_workers(self) -> tuple[list[_HealthCounts], str | None]:
-        """What the health ports say; and of the first that says nothing, why."""
+        """Return the counts of the health ports, and the reason why the first one fails, if one does."""
         answers = await asyncio.gather(
             *(asyncio.to_thread(fetch_page, where, "/stats", _HEALTH_PATIENCE_S) for where in self._health)
         )

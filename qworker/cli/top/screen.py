@@ -20,17 +20,17 @@ from qworker.names import printable
 
 __all__ = ["TopScreen"]
 
-# Looking takes at most this share of the time.
+# Samples take at most this share of the time.
 _SHARE = 0.1
 
 
 class TopScreen(App[None]):
-    """Shows samples until the user leaves.
+    """The screen that shows samples until the user quits.
 
     Args:
-        sample: takes one.
-        first: what was seen first.
-        interval: seconds between two samples; more where one takes long.
+        sample: A function that takes a sample.
+        first: The first sample.
+        interval: Seconds between two samples. If a sample takes long, the screen waits longer.
     """
 
     CSS = """
@@ -45,7 +45,7 @@ class TopScreen(App[None]):
         Binding("r", "look", "Look now"),
         Binding("s", "sort", "Sort"),
     ]
-    # What may be sorted by, in turn: each with how to compare.
+    # The columns to sort by, in turn, each with the key for sorting.
     _ORDERS: ClassVar[list[tuple[str, Callable[[Row], tuple[float, str]]]]] = [
         ("queue", lambda row: (0.0, row.queue)),
         ("ready", lambda row: (-row.ready, row.queue)),
@@ -64,14 +64,14 @@ class TopScreen(App[None]):
         self._table: DataTable[Text] = DataTable(cursor_type="row", zebra_stripes=True)
 
     def compose(self) -> ComposeResult:
-        """The widgets."""
+        """Yield the widgets of the screen."""
         yield Static(id="heading")
         yield self._table
         yield Static(id="status")
         yield Footer()
 
     def on_mount(self) -> None:
-        """Show what was seen first, and begin to sample."""
+        """Show the first sample, and start sampling."""
         for column in COLUMNS:
             self._table.add_column(column, key=column)
         self._show()
@@ -91,7 +91,7 @@ class TopScreen(App[None]):
             try:
                 self._seen = await self._take_sample()
             except BackendError as error:
-                # The one queue that is looked at was deleted.
+                # The queue that is sampled was deleted.
                 self._say(str(error))
             else:
                 self._show()
@@ -117,11 +117,11 @@ class TopScreen(App[None]):
 
     def _show(self) -> None:
         table, seen = self._table, self._seen
-        # The cursor stays on its queue, wherever that stands now.
+        # The cursor stays on its queue, even if the queue is in another row now.
         current = table.get_row_at(table.cursor_row)[0].plain if table.row_count else ""
         table.clear()
         for row in sorted(seen.rows, key=self._ORDERS[self._order][1]):
-            # As text: a name in brackets is no markup.
+            # `Text` prevents that a name in brackets is taken for markup.
             shown = [Text(printable(cell), justify="right" if at else "left") for at, cell in enumerate(cells(row))]
             table.add_row(*shown, key=row.queue)
             if row.queue == current:

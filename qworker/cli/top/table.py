@@ -1,4 +1,4 @@
-"""A sample as text: the same columns on the screen and in one table."""
+"""Samples as text, with the same columns on the screen and in a printed table."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ COLUMNS = (
 
 
 def cells(row: Row) -> tuple[str, ...]:
-    """A row's texts, one for each of `COLUMNS`."""
+    """Return the texts of a row, one for each of `COLUMNS`."""
     counts = (f"{count:,}" for count in (row.ready, row.leased, row.delayed, row.failed))
     rates = (_signed(row.backlog_rate), _number(row.acked_rate), _number(row.failed_rate))
     return (
@@ -38,11 +38,12 @@ def cells(row: Row) -> tuple[str, ...]:
 
 
 def heading(sample: Sample) -> str:
-    """What stands above the table."""
+    """Return the line above the table."""
     if sample.fleet is None:
         return sample.backend
     totals = sample.fleet
-    return f"{sample.backend}   {counted(totals.workers, 'worker')}, {totals.running:,} of {counted(totals.concurrency, 'handler')} running"
+    running = f"{totals.running:,} of {counted(totals.concurrency, 'handler')} running"
+    return f"{sample.backend}   {counted(totals.workers, 'worker')}, {running}"
 
 
 def _number(rate: float | None) -> str:
@@ -54,5 +55,5 @@ def _number(rate: float | None) -> str:
 def _signed(rate: float | None) -> str:
     if rate is None:
         return "-"
-    # What rounds to nothing has no sign.
+    # A rate that is rounded to zero has no sign.
     return f"{rate:+,.0f}" if abs(rate) >= 100 else f"{rate:+,.1f}" if abs(rate) >= 0.05 else "0.0"

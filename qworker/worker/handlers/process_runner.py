@@ -84,9 +84,9 @@ class HandlerProcess:
         """Run one message.
 
         Args:
-            request: the message.
-            begun: called when its handler is imported and starts.
-            is_lost: asked when the handler checks its lease.
+            request: The message.
+            begun: Called when its handler is imported and starts.
+            is_lost: Asked when the handler checks its lease.
 
         Raises:
             OSError, EOFError: the process has died.
