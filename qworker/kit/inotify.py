@@ -1,7 +1,7 @@
 """Wake-ups from directories, without a thread: inotify on a descriptor that the event loop reads.
 
-A hint only. The kernel may refuse watches (their number is limited per user), events may overflow, and a network file system reports
-nothing of other hosts. Every user of this module also scans again on a timer.
+These are only hints. The kernel may refuse watches (their number is limited per user), events may overflow, and a
+network file system does not report changes by other hosts. Every user of this module also scans again on a timer.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class _Watch(msgspec.Struct, frozen=True):
 
 
 class Inotify:
-    """One inotify instance whose events are read by name; `fd` is -1 if the kernel gives none."""
+    """One inotify instance whose events are read by name. `fd` is -1 if the kernel refuses an instance."""
 
     def __init__(self) -> None:
         self.fd = _open()
@@ -69,8 +69,9 @@ class Inotify:
 
         Args:
             directory: The directory's descriptor.
-            on_arrival: Called for each name that came into it; if `on_removal` is None, also when a file there was closed after writing.
-            on_removal: Called for each name that left it.
+            on_arrival: Called for each name that arrived. If `on_removal` is None, it is also called when a file was
+                closed after writing.
+            on_removal: Called for each name that left.
         """
         mask = _ARRIVALS | (CLOSE_WRITE if on_removal is None else _REMOVALS)
         watch = _add(self.fd, directory, mask)
@@ -119,7 +120,7 @@ class Inotify:
 
 
 class Watcher:
-    """Calls back, on the running event loop, after a file was made, finished or moved in a watched directory.
+    """Calls back, on the running event loop, after a file was created, finished or moved in a watched directory.
 
     Args:
         on_change: Called at most once in each turn of the loop, however much happened.
@@ -134,7 +135,7 @@ class Watcher:
 
     @property
     def active(self) -> bool:
-        """Whether the kernel gave an instance at all."""
+        """True if the kernel provided an instance."""
         return self._fd >= 0
 
     def add(self, directory: int) -> bool:

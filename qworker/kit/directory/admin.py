@@ -1,4 +1,4 @@
-"""Removing messages and whole queues of a store that is a directory."""
+"""Removing messages and whole queues of a store in a directory."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from qworker.message import Selection
 
 __all__ = ["remove_queue", "remove_selected"]
 
-# Names changed between two turns of the loop; about 2 ms.
+# Names changed between two turns of the loop; about 2 ms of work.
 _SLICE = 100
-# How often a directory is removed in which others write meanwhile.
+# Attempts to remove a directory into which other processes write in the meantime.
 _ATTEMPTS = 10
 
 
@@ -35,7 +35,7 @@ async def remove_selected(
     """
     removed = await _remove_each(await browser.select(selection), remove)
     if selection.ids is not None:
-        # Twice, because a listing misses what is moved meanwhile.
+        # Twice, because a listing misses files that are moved in the meantime.
         left = frozenset(selection.ids).difference(map(browser.message_id, removed))
         if left:
             removed += await _remove_each([file async for file in browser.matching(left)], remove)
@@ -76,7 +76,7 @@ def _remove_tree(name: str, parent: int) -> None:
         try:
             shutil.rmtree(name, dir_fd=parent)
         except OSError as error:
-            # A publisher that has it open wrote once more meanwhile.
+            # A publisher that has the queue open wrote again in the meantime.
             if error.errno != errno.ENOTEMPTY or not attempts_left:
                 raise
         else:

@@ -1,4 +1,4 @@
-"""Names in directories, each given by the descriptor of its directory: no path can be swapped under them."""
+"""Operations on names in directories that are given by descriptors, so no path can be swapped below them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def find_inode(name: str, directory: int) -> int | None:
 
 
 def try_unlink(name: str, directory: int) -> bool:
-    """Remove a file and return whether it was there."""
+    """Remove a file and return whether it existed."""
     try:
         os.unlink(name, dir_fd=directory)
     except FileNotFoundError:
@@ -35,7 +35,7 @@ def try_unlink(name: str, directory: int) -> bool:
 
 
 def remove_entry(name: str, directory: int) -> bool:
-    """Remove a file, or a directory that another program put there, and return whether it was there.
+    """Remove a file, or a directory that another program put there, and return whether it existed.
 
     No link in a directory is followed.
     """

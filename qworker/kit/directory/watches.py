@@ -1,8 +1,7 @@
 """Changes in directories, reported by inotify with the names that were added.
 
-So a worker that is woken opens that file and lists nothing: a directory that once held a million files stays as big as
-it was, and a listing of it would cost its old size at every wake-up. All of it is a hint. The guarantee is the timed
-rescan.
+A worker that is woken opens that file and lists nothing. A directory that once held a million files stays as large as
+it was, so a listing would cost its old size at every wake-up. All of this is a hint. The guarantee is the timed rescan.
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ _FEW, _MANY = 1 << 11, 1 << 16
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.inotify_add_watch.argtypes = [ctypes.c_int, ctypes.c_char_p, ctypes.c_uint32]
 
-# Gets the name that was added, or None if more happened than the kernel kept.
+# Receives the name that was added, or None if the kernel dropped events.
 _OnName = Callable[[str | None], None]
 
 
 class Inotify:
-    """One inotify instance; `fd` is -1 if the user has no more of them, or the system has none."""
+    """One inotify instance. `fd` is -1 if the user can have no more of them, or the system has no inotify."""
 
     def __init__(self) -> None:
         self.fd = -1
@@ -54,7 +53,7 @@ class Inotify:
             _libc.inotify_rm_watch(self.fd, watch)
 
     def drain(self) -> bool:
-        """Report what the kernel has kept and return whether there was anything."""
+        """Report the events that the kernel has kept, and return whether there were any."""
         if self.fd < 0:
             return False
         has_read, size = False, _FEW
