@@ -77,7 +77,7 @@ def _persistence(info: ServerInfo, options: Options) -> Check:
     detail = f"{level}: appendonly {'yes' if info.append_only else 'no'}, appendfsync {info.fsync or 'unknown'}"
     if info.durability == "disk":
         return Check(name, CheckStatus.OK, detail)
-    fix = "appendonly yes and appendfsync always survive a loss of power"
+    fix = "appendonly yes and appendfsync always survive a power failure"
     if not info.append_only:
         fix += "; without appendonly a restart of Redis loses what came after its last snapshot"
     return Check(name, CheckStatus.WARN, detail, fix)

@@ -113,7 +113,7 @@ def _file_system(place: str) -> Check:
     system = FileSystem.of(place)
     found = f"{system.kind} on {system.source}"
     if not system.kind:
-        return Check(name, CheckStatus.WARN, _unknown(), "no message is guaranteed to survive a loss of power")
+        return Check(name, CheckStatus.WARN, _unknown(), "no message is guaranteed to survive a power failure")
     if system.kind in _MEMORY:
         return Check(name, CheckStatus.WARN, f"{system.kind}: memory, empty after a restart of the host", "use a disk")
     if system.kind in NETWORK:
@@ -127,14 +127,14 @@ def _file_system(place: str) -> Check:
         return Check(
             name,
             CheckStatus.WARN,
-            f"{found} is mounted without barriers: a loss of power may lose messages that were stored",
+            f"{found} is mounted without barriers: a power failure may lose stored messages",
             "remount it without the option nobarrier (barrier=1)",
         )
     if system.kind in {"ext3", "ext4"} and not system.keeps_renames:
         return Check(
             name,
             CheckStatus.WARN,
-            f"{found} has no journal, or does not show one: a loss of power may tear a rename and lose a message",
+            f"{found} has no journal, or does not show one: a power failure may tear a rename and lose a message",
             "tune2fs -O has_journal on the unmounted device",
         )
     return Check(name, CheckStatus.OK, found)
