@@ -54,7 +54,7 @@ def read_snapshot(
         columns: The columns of the messages. Empty: all.
 
     Raises:
-        UsageError: Neither is given, or there is no archive.
+        UsageError: Neither is given, or the archive does not exist.
     """
     events: list[DataFrame] = []
     messages: list[DataFrame] = []
