@@ -1,6 +1,6 @@
-"""Which process holds the lock on which file, as the kernel shows it. Trying a lock would disturb other processes.
+"""Find which process holds the lock on which file, as the kernel shows it. Trying a lock would disturb other processes.
 
-Locks of processes in other PID namespaces, and of other hosts, are not shown: what they work on is listed as ready.
+Locks of processes in other PID namespaces, and of other hosts, are not shown: their items are listed as ready.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import os
 
 __all__ = ["lock_holders"]
 
-# These give files another device number than the file system that has their locks.
+# On these file systems a file's device number differs from that in the list of locks.
 _OTHER_DEVICE = frozenset({"overlay", "btrfs"})
 
 
@@ -34,6 +34,6 @@ def lock_holders(directory: int, kind: str) -> dict[int, int]:
                 if place == wanted or kind in _OTHER_DEVICE:
                     found[int(inode)] = int(fields[4])
     except FileNotFoundError:
-        # No /proc here: only our own are known.
+        # Without /proc only the locks of this process are known.
         pass
     return found
