@@ -1,7 +1,8 @@
-"""The liveness file of a worker, which it keeps locked as long as it lives.
+"""The liveness file of a worker, which it keeps locked while it lives.
 
-The kernel frees the lock when the last process that has the descriptor dies, so a free lock is a dead holder, at once.
-A held lock proves nothing: a child that a worker forked may have kept it. So it never vetoes an expiry.
+The kernel frees the lock when the last process that has the descriptor dies, so a free lock shows a dead holder at
+once. A held lock proves nothing: a child that a worker forked may have kept it. So a held lock never prevents an
+expiry.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from qworker.names import new_id
 
 __all__ = ["DETACHED", "Holder", "LivenessFile", "has_died", "parse_publisher"]
 
-# A holder that ends by time alone.
+# The prefix of a holder whose leases end by time alone.
 DETACHED = "detached-"
 
 _open_files: weakref.WeakSet[LivenessFile] = weakref.WeakSet()
@@ -34,7 +35,8 @@ class Holder:
 
     def __init__(self, *, detached: bool) -> None:
         host = re.sub(r"[^A-Za-z0-9-]", "-", socket.gethostname())[:10].strip("-") or "host"
-        # The nonce of the process, which its unfinished files in tmp/ carry too, and one of the instance.
+        # The nonce of the process, which is also in the names of its unfinished files in tmp/, and the nonce of the
+        # instance.
         nonce = new_id().rpartition("-")[2]
         own = secrets.token_hex(3)
         self.detached_name = f"{DETACHED}{nonce}-{own}"
@@ -63,10 +65,10 @@ class LivenessFile:
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             write_all(self._fd, f"{boot_id()}\n{os.getpid()}\n".encode())
-            # Locked before it is visible: no process ever sees the file of a living holder unlocked.
+            # It is locked before it is visible: no process ever sees the file of a living holder unlocked.
             self._show(tmp)
         except BaseException:
-            # The name is this instance's alone, and free for its next attempt.
+            # Only this instance uses the name, which is free for its next attempt.
             try_unlink(holder, tmp)
             os.close(self._fd)
             raise
@@ -76,18 +78,18 @@ class LivenessFile:
         try:
             os.rename(self._holder, self._holder, src_dir_fd=tmp, dst_dir_fd=self._workers)
         except OSError:
-            # If only the reply was lost, the file is there.
+            # If only the reply was lost, the file exists.
             if not has_entry(self._holder, self._workers):
                 raise
 
     def remove(self) -> None:
-        """Remove the file: the holder is gone. Idempotent."""
+        """Remove the file, which shows that the holder is gone. Idempotent."""
         if self._fd >= 0:
             try_unlink(self._holder, self._workers)
             self.close()
 
     def close(self) -> None:
-        """Close the descriptor only. In a forked child the parent's lock stays."""
+        """Close only the descriptor. In a forked child the parent's lock stays."""
         if self._fd >= 0:
             fd, self._fd = self._fd, -1
             os.close(fd)
@@ -99,14 +101,14 @@ def has_died(workers: int, holder: str, *, local: bool) -> bool:
     Args:
         workers: The queue's workers/.
         holder: The holder of the lease.
-        local: Whether no other machine can see the directory.
+        local: True if no other machine uses the directory.
     """
     if holder.startswith(DETACHED):
         return False
     try:
         fd = os.open(holder, READ, dir_fd=workers)
     except FileNotFoundError:
-        # It has ended, or was found dead before: the file is created before the first lease.
+        # It has removed the file, or was found dead before: the file is created before the first lease.
         return True
     except OSError as error:
         if error.errno in {errno.ELOOP, errno.EACCES, errno.ENXIO}:
@@ -118,10 +120,10 @@ def has_died(workers: int, holder: str, *, local: bool) -> bool:
             fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
-        # Unlocked by hand: a child forked in this moment would keep the lock that closing here leaves.
+        # Unlocked explicitly: a child forked at this moment would keep the lock that closing here leaves.
         fcntl.flock(fd, fcntl.LOCK_UN)
         boot = read_all(fd, os.fstat(fd).st_size).partition(b"\n")[0].decode(errors="replace")
-        # On a disk that others see, another machine's lock may be unknown here.
+        # On a disk that other machines use, another machine's lock may be unknown here.
         return local or boot == boot_id()
     finally:
         os.close(fd)
