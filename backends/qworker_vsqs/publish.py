@@ -1,4 +1,4 @@
-"""Publishing as the protocol says: `.new`, a listing that proves that the id is free, the contents, then the name."""
+"""Publishing in the steps of the protocol: `.new`, a listing that shows that the id is free, the contents, the name."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class VsqsPublisher:
         self._listings: dict[int, asyncio.Future[list[str]]] = {}
 
     async def publish(self, queue: QueueDirectory, drafts: Sequence[Draft]) -> list[str]:
-        """Store messages. One that came from another store, and is stored here already, is not stored twice.
+        """Store messages. A message from another store that is stored here already is not stored twice.
 
         Raises:
             QueueFull: There was no room within the timeout. The messages that had room are stored.
@@ -103,7 +103,7 @@ class VsqsPublisher:
             for new in news:
                 os.close(new.fd)
                 if not new.is_visible:
-                    # Nothing is left behind by a publish that ended in an error.
+                    # A publish that failed leaves nothing behind.
                     _unlink(queue, f"{new.number}.new")
         if self._store.group_commit is not None:
             await self._store.group_commit.directories(queue.touched(has_info=has_info))
@@ -129,7 +129,7 @@ class VsqsPublisher:
             clash = next((index for index, new in enumerate(news) if new.number in taken), None)
             if clash is None:
                 return
-            # With all that come after it, so that the batch keeps its order.
+            # All messages after it change too, so that the batch keeps its order.
             again = news[clash:]
             del news[clash:]
             for new in again:
@@ -159,7 +159,7 @@ class VsqsPublisher:
             raise PublishUncertain(f"nothing of this batch was stored: {known}: publish it again") from error
 
     def _make_visible(self, queue: QueueDirectory, news: list[_NewMessage]) -> bool:
-        """Give the messages their names. Return whether one of them has an info."""
+        """Rename the messages to their visible names. Return whether one of them has an info."""
         now = self._clock.time()
         has_info = False
         for new in news:

@@ -1,6 +1,6 @@
-"""The names that come into queue directories: Linux inotify, read when the store asks.
+"""The names that arrive in queue directories: Linux inotify, read when the store requests it.
 
-A hint only. Without it, or after an overflow, the directory is listed.
+It is only a hint. Without it, or after an overflow, the directory is listed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class DirectoryWatcher:
     """Watches directories.
 
     Args:
-        on_created: Called with a watch's number and each name that came into its directory.
+        on_created: Called with a watch's number and each name that arrived in its directory.
         on_overflow: Called when events were lost.
         on_change: Called after any event, also when a name has left.
     """
@@ -57,7 +57,7 @@ class DirectoryWatcher:
         return watch if watch >= 0 else None
 
     def drain(self) -> None:
-        """Report what has happened so far."""
+        """Report the changes so far."""
         changed = False
         while self._fd >= 0:
             try:
