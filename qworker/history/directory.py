@@ -158,7 +158,7 @@ class DirectoryHistory(HistoryStore):
             finally:
                 os.close(root)
         except OSError as error:
-            reason = str(store_error(error, "remove what is old"))
+            reason = str(store_error(error, "remove old events"))
             self._log.warning(events.HISTORY_PRUNE_FAILED, directory=self._path, **{events.ERROR: reason})
         finally:
             self._pruning = None

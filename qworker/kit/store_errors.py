@@ -36,7 +36,7 @@ NOT_SUPPORTED = frozenset({errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EM
 # The meaning of the kernel's errors: what is wrong, if the kernel's own text does not say it well, and what to do. All
 # other errors may disappear at the next try.
 _MEANING: dict[int, tuple[type[BackendError], str, str]] = {
-    **dict.fromkeys(FULL, (StorageFull, "", "free some space, or purge what is done")),
+    **dict.fromkeys(FULL, (StorageFull, "", "free some space, or purge finished messages")),
     errno.EFBIG: (StorageFull, "", "a file of this size is not allowed by the file system, or by `ulimit -f`"),
     **dict.fromkeys(
         DENIED,
@@ -86,7 +86,7 @@ def store_error(error: OSError, doing: str) -> BackendError:
     if isinstance(error.filename, str) and error.filename.startswith(("/proc/sys/", "/proc/self/")):
         return BackendUnavailable(f"{error.filename} cannot be read: mount /proc")
     if isinstance(error, Unsupported):
-        what = f"{error.strerror}: put the queues on another one (`qworker doctor URL` tries what they need)"
+        what = f"{error.strerror}: put the queues on another one (`qworker doctor URL` checks it)"
         return PermissionDenied(f"cannot {doing}: {what}")
     kind, what, advice = _MEANING.get(error.errno or 0, (BackendUnavailable, "", ""))
     reason = f"cannot {doing}: {what or error.strerror or error}"

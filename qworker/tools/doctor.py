@@ -128,7 +128,7 @@ async def check_reachable(url: str) -> list[Check]:
         ]
     except QworkerError as error:
         # Any other error says itself what to do.
-        fix = "check that it runs, and that its URL is right" if isinstance(error, BackendUnavailable) else ""
+        fix = "check that it is running and that its URL is correct" if isinstance(error, BackendUnavailable) else ""
         return [Check("reachable", CheckStatus.BROKEN, str(error), fix)]
     finally:
         await backend.aclose()
@@ -140,7 +140,7 @@ async def _bulk_writes(backend: Backend, queues: Sequence[str]) -> list[Check]:
     try:
         found = [(queue, load) for queue in queues for load in await incomplete_loads(backend, queue)]
     except QworkerError as error:
-        return [Check(name, CheckStatus.BROKEN, str(error), "fix what it names, and run the load again")]
+        return [Check(name, CheckStatus.BROKEN, str(error), "fix this problem, then run the load again")]
     if not found:
         return [Check(name, CheckStatus.OK, "all are complete")]
     return [

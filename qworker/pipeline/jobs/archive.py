@@ -202,7 +202,7 @@ class _ArchiveRun:
 
         if not self._delete:
             return
-        self._say("removing what is archived from the queue")
+        self._say("removing archived messages from the queue")
         if self._found is not None:
             with use_current_interpreter(self._spark):
                 removed = discard_rows(self._found, self._url)
