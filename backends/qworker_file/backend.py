@@ -212,7 +212,7 @@ class FileBackend(Backend):
     def _browser(self, queue: str) -> FileBrowser:
         return FileBrowser(self._stores.require_queue(queue), self._clock, local_time=self._options.local_time)
 
-    # -- besides the contract (qworker/backend/offers.py) --------------------------------------------------------------
+    # -- beyond the contract (qworker/backend/offers.py) ---------------------------------------------------------------
 
     @classmethod
     async def doctor(cls, url: BackendURL) -> list[Check]:

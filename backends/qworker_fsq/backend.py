@@ -218,7 +218,7 @@ class FsqBackend(Backend):
         opened = self._stores.require_queue(queue)
         return FsqBrowser(opened, self._clock, self._stores.open().system.kind)
 
-    # -- besides the contract (qworker/backend/offers.py) --------------------------------------------------------------
+    # -- beyond the contract (qworker/backend/offers.py) ---------------------------------------------------------------
 
     @classmethod
     async def doctor(cls, url: BackendURL) -> list[Check]:

@@ -180,7 +180,7 @@ class RedisBackend(Backend):
         """Delete messages."""
         return await remove(self._pool, queue, selection, self.stats, discard_call)
 
-    # -- besides the contract (qworker/backend/offers.py) --------------------------------------------------------------
+    # -- beyond the contract (qworker/backend/offers.py) ---------------------------------------------------------------
 
     @classmethod
     async def doctor(cls, url: BackendURL) -> list[Check]:

@@ -103,7 +103,7 @@ class Topic:
     def _recover(self) -> None:
         """Find the write position.
 
-        After a reboot this reads the whole segment, otherwise only if something is behind the position.
+        After a reboot this reads the whole segment, otherwise only if something follows the position.
         """
         if os.fstat(self.state.fd).st_size < STATE_SIZE:
             os.ftruncate(self.state.fd, STATE_SIZE)

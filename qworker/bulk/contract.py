@@ -44,7 +44,9 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 class StagedPartition(msgspec.Struct, frozen=True, kw_only=True):
-    """What one attempt of one task staged. The tasks send this, and no messages, to the process that commits.
+    """The partition that one attempt of one task staged.
+
+    The tasks send this, and no messages, to the committing process.
 
     Attributes:
         run: The run of the load. Together with `partition` and `attempt` it is unique.
@@ -231,7 +233,10 @@ class BulkWriter(abc.ABC):
 
     @abc.abstractmethod
     async def discard(self, run: str) -> None:
-        """Remove what a run staged, unless it is sealed. What is not discarded is removed after 36 hours."""
+        """Remove the messages that a run staged, unless it is sealed.
+
+        If this is not called, they are removed after 36 hours.
+        """
 
     @abc.abstractmethod
     async def forget(self) -> None:

@@ -61,7 +61,7 @@ _decode = msgspec.msgpack.Decoder(_SpooledDraft).decode
 
 
 class _Progress(msgspec.Struct, frozen=True):
-    """How much of a seal is known to be published.
+    """The part of a seal that is known to be published.
 
     Attributes:
         partition: The index of the partition in the manifest.

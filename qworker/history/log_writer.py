@@ -110,7 +110,7 @@ class Writer:
             raise LogInUse
 
     def _truncate_tail(self) -> None:
-        """Recover the records behind the write position, which a dead process wrote last."""
+        """Recover the records after the write position, which a dead process wrote last."""
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -75,7 +75,7 @@ def first_line(column: str) -> Column:
     text = F.col(column)
     plain = F.regexp_extract(text, r"^\s*([^\r\n]*)", 1)
     raised_last = F.element_at(F.split(text, CHAINED.pattern), -1)
-    # The error of a group is behind a margin, as its frames are.
+    # The error of a group has a margin before it, as its frames have.
     lines = F.transform(F.split(raised_last, "\n"), lambda line: F.regexp_replace(line, r"^  \| (?=\S)", ""))
     said = F.filter(lines, lambda line: line.rlike(r"^\S") & ~line.startswith("Traceback (most recent call last):"))
     error = F.regexp_replace(F.get(said, 0), f"^{MODULE.pattern}", "")

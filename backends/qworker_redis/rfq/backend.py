@@ -193,7 +193,7 @@ class RfqBackend(Backend):
         """Delete messages."""
         return await remove(self._pool, queue, selection, self.stats, remove_call)
 
-    # -- besides the contract (qworker/backend/offers.py) --------------------------------------------------------------
+    # -- beyond the contract (qworker/backend/offers.py) ---------------------------------------------------------------
 
     @classmethod
     async def doctor(cls, url: BackendURL) -> list[Check]:
