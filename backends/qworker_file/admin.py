@@ -1,4 +1,4 @@
-"""Changing what is stored by hand: requeue, remove, pauses, and the end of a queue."""
+"""The changes that users make to stored messages: requeue, remove, pause, and delete a queue."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from qworker_file.store import Store
 
 __all__ = ["delete_queue", "pause", "remove", "requeue", "resume"]
 
-# Names changed between two turns of the loop; about 2 ms.
+# Names changed between two turns of the loop; about 2 ms of work.
 _SLICE = 100
 
 
 async def requeue(store: Store, browser: FileBrowser, selection: Selection) -> int:
-    """Move failed items back to queue/ with no tries and return their number.
+    """Move failed items back to queue/ with tries 0 and return their number.
 
     Raises:
         OSError: One cannot be moved.

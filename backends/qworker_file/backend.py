@@ -41,8 +41,8 @@ class FileBackend(Backend):
 
     Args:
         directory: The root. It is created if it does not exist.
-        clock: Gives the times in names.
-        options: What the URL says.
+        clock: The source of the times in names.
+        options: The options of the URL.
         remote_leases: Whether the holders of leases are outside this process.
     """
 
@@ -72,9 +72,11 @@ class FileBackend(Backend):
 
     @classmethod
     def from_url(cls, url: BackendURL, *, clock: Clock = SYSTEM_CLOCK, remote_leases: bool = False) -> Self:
-        """`?sync=full|off`, `?keep_done=`, `?keep_failed=`, `?timezone=utc|local`, `?poll_interval=DURATION`.
+        """Create an instance for `file:///abs/dir` or `file://./rel`.
 
-        And `?dir_mode=0700|0750|0770|02770`; and of the history `?history=0|1`, `?keep_history=7d,512M`.
+        The options are `?sync=full|off`, `?keep_done=`, `?keep_failed=`, `?timezone=utc|local`,
+        `?poll_interval=DURATION` and `?dir_mode=0700|0750|0770|02770`, and for the history `?history=0|1` and
+        `?keep_history=7d,512M`.
         """
         return cls(str(url.directory), clock=clock, options=FileOptions.from_url(url), remote_leases=remote_leases)
 
@@ -83,7 +85,7 @@ class FileBackend(Backend):
         self._stores.open()
 
     async def aclose(self) -> None:
-        """Close every descriptor, and end the thread that syncs."""
+        """Close every descriptor, and stop the thread that syncs."""
         await self._stores.aclose()
         await self.history.aclose()
 
@@ -132,7 +134,7 @@ class FileBackend(Backend):
             return await settle_all(store, settlements)
 
     async def reap(self, queue: str) -> int:
-        """Return leases that are over, and prune finished messages."""
+        """Make expired and due messages ready, and prune finished messages."""
         store = self._stores.open()
         with store_errors(f"reap {queue!r}"):
             opened = store.get(check_queue(queue))
@@ -184,7 +186,7 @@ class FileBackend(Backend):
                 yield page
 
     async def parts(self, queue: str, state: State, count: int) -> list[str]:
-        """Return make_shares of the names."""
+        """Return shares of the names."""
         with store_errors(f"browse {queue!r}"):
             self._stores.require_queue(queue)
         return make_shares(count)
@@ -210,7 +212,7 @@ class FileBackend(Backend):
     def _browser(self, queue: str) -> FileBrowser:
         return FileBrowser(self._stores.require_queue(queue), self._clock, local_time=self._options.local_time)
 
-    # -- besides the contract (qworker/backend/offers.py) --------------------------------------------------------------
+    # -- beyond the contract (qworker/backend/offers.py) ---------------------------------------------------------------
 
     @classmethod
     async def doctor(cls, url: BackendURL) -> list[Check]:

@@ -72,10 +72,10 @@ class FileBrowser(QueueBrowser[QueueDir]):
         return MessageFile(State.READY if due <= now else State.DELAYED, self.files.delay, name, parsed[1], due)
 
     async def list_share(self, state: State, share: HashShare) -> list[MessageFile]:
-        """List the share's own names only."""
+        """List only the share's own names."""
         files = self.files
         if state is State.LEASED:
-            # By the item alone: an extension gives the lease another name.
+            # The share depends on the item alone, because an extension gives the lease another name.
             names = _list_sorted(files.lease, _by_item(share, parse_lease, 0))
             return [file for name in names if (file := self._leased(name)) is not None]
         found: list[MessageFile] = []
@@ -91,7 +91,10 @@ class FileBrowser(QueueBrowser[QueueDir]):
         return found
 
     def message_id(self, file: MessageFile) -> str:
-        """Read the id in the name. A file of another program, which has no item's name yet, gets a digest of it."""
+        """Read the id in the name.
+
+        A file of another program, which does not have an item's name yet, gets a digest of it.
+        """
         return parse_id(file.item) or "x-" + hashlib.sha256(os.fsencode(file.item)).hexdigest()[:40]
 
     def finished_at(self, status: os.stat_result) -> float:
@@ -131,9 +134,9 @@ def _by_item(
 def _list_sorted(directory: int, is_wanted: Callable[[str], bool]) -> list[str]:
     """List some names of a directory, sorted.
 
-    Files were created in that order, and their inodes are in it, which halves the cost of opening them. All names
-    are read at once, because a program that reads a whole state lists it in every share: in slices it takes five times
-    as long.
+    Files were created in that order, and their inodes have the same order, which halves the cost of opening them. All
+    names are read at once, because a program that reads a complete state lists it in every share. In slices it takes
+    five times as long.
     """
     fd = os.open(".", DIRECTORY, dir_fd=directory)
     try:

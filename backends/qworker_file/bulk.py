@@ -1,8 +1,8 @@
 """Bulk writes: each row is written as the file that it will be, in a directory under tmp/, and the commit renames it.
 
-The rename is what publishes a message, so the files under tmp/ are those that are not published yet. If a commit dies,
-the next one continues there, also if workers have leased and acked the first messages. A partition is done when its
-directory can be removed, because a listing can miss files and `rmdir` cannot.
+The rename publishes a message, so the files under tmp/ are those that are not published yet. If a commit dies, the next
+one continues there, also if workers have leased and acked the first messages. A partition is done when its directory
+can be removed, because a listing can miss files and `rmdir` cannot.
 
     tmp/staged/<load>/run-<run>/<partition>.<attempt>/<first row>/<row>.<due, ms>_<tries>[_<task>]
     -> queue/_<timestamp>_<entropy>_0_~<load>:<step>:<partition>:<row>_<tries>[_<task>]
@@ -43,7 +43,7 @@ _WAKE = 5_000
 
 
 class FileBulkStore:
-    """The bulk writes of a store in a directory; see `qworker.bulk.contract.BulkStore`.
+    """The bulk writes of a store in a directory, as a `qworker.bulk.contract.BulkStore`.
 
     Args:
         stores: Opens the root.
@@ -68,7 +68,7 @@ class FileBulkWriter(BulkWriter):
 
     Args:
         stores: Opens the root.
-        queue: Where the messages go. It is created if it does not exist.
+        queue: The queue of the messages. It is created if it does not exist.
         load: The load's name.
     """
 
@@ -155,7 +155,7 @@ class FileBulkWriter(BulkWriter):
                 rejected=manifest.rejected,
                 at=store.clock.time(),
             )
-            # Only now: after this, no process looks for the rest of this step.
+            # The mark is written only now: after it, no process searches for the rest of this step.
             folder.mark(published)
             folder.clean(manifest)
         return published
@@ -172,7 +172,7 @@ class FileBulkWriter(BulkWriter):
 
 
 class _Names:
-    """The names that staged files get. All processes that publish this seal give the same ones."""
+    """The names that staged files get. All processes that publish this seal give the same names."""
 
     def __init__(self, load: str, manifest: Manifest, store: Store) -> None:
         self._load = load
@@ -187,7 +187,7 @@ class _Names:
             start += partition.count
 
     def make_names(self, number: int) -> Callable[[str], tuple[bool, str]]:
-        """Return a function for one partition: from a staged name to whether it is due later, and its name."""
+        """Return a function for one partition. It maps a staged name to whether it is due later, and its name."""
         start = self._starts[number]
         first = message_id(self._load, self._manifest.step, self._manifest.partitions[number].partition, 0)
         # The fields of a stem, from the pid up to the row.
@@ -205,7 +205,7 @@ class _Names:
             stem = f"{stamp}_{ns:09d}_{given}{int(row)}"
             item = f"_{stem}_{rest}"
             if byte_length(item) > MAX_OWN:
-                # The task's name is only a label: the envelope has all of it.
+                # The task's name is only a label: the envelope contains all of it.
                 item = f"_{stem}_{rest.partition('_')[0]}"
             due_ms = int(due)
             return (True, delay_name(item, due_ms)) if due_ms > self._now_ms else (False, item)
@@ -214,12 +214,12 @@ class _Names:
 
 
 class _StagedFilePublisher:
-    """Publishes the files of one attempt.
+    """A publisher of the files of one attempt.
 
     Args:
         store: The store.
         queue: The queue.
-        name: Gives, for a staged name, whether it is due later, and its name.
+        name: Returns, for a staged name, whether it is due later, and its name.
     """
 
     def __init__(self, store: Store, queue: OpenQueue, name: Callable[[str], tuple[bool, str]]) -> None:
@@ -259,7 +259,7 @@ class _StagedFilePublisher:
             try:
                 os.rename(entry, target, src_dir_fd=directory, dst_dir_fd=delay if delayed else queue)
             except FileNotFoundError:
-                # Another process published it. Or the reply was lost, and it was this process.
+                # Another process published it, or this process did and the reply was lost.
                 continue
             (self._delayed if delayed else self._ready).append(target)
 

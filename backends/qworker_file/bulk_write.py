@@ -21,7 +21,7 @@ __all__ = ["BackgroundSync", "write_partition"]
 
 # Files of one directory: as many as fit into its first block, where the kernel finds and changes names quickly.
 _CHUNK = 128
-# After so many files a sync starts in the background.
+# A sync starts in the background after this many files.
 _FLUSH = 10_000
 # Suffixes of names that are cached.
 _KINDS = 200
@@ -35,7 +35,7 @@ def write_partition(
     Args:
         run: The open directory of the run.
         name: The name of the attempt's directory.
-        batches: What to write.
+        batches: The messages to write.
         mode: The mode of the files.
         clock: The store's clock.
         flusher: Syncs the files in the background.
@@ -109,7 +109,7 @@ class _Names:
 
 
 def _suffix(draft: Draft) -> str:
-    """Return what follows the id in the item's name."""
+    """Return the part of the item's name that follows the id."""
     words = draft.argv if draft.task is None else (draft.task, *draft.argv)
     return item_name("", draft.tries, words)[1:]
 
@@ -120,7 +120,7 @@ def _due_ms(draft: Draft, clock: Clock) -> int:
 
 
 class BackgroundSync:
-    """Syncs files in a thread while a task writes more, so that the task waits only shortly at its end.
+    """Syncs files in a thread while a task writes more, so that the task waits only briefly at its end.
 
     Args:
         fd: A descriptor on the file system, opened before the first file: the kernel reports each error once, to

@@ -1,4 +1,4 @@
-"""What `qworker doctor` checks for a `file:` URL."""
+"""The checks of `qworker doctor` for a `file:` URL."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ __all__ = ["check_directory"]
 
 
 async def check_directory(url: BackendURL) -> list[Check]:
-    """Check the directory: a given id is a second link, and a pipe wakes idle workers."""
+    """Check the directory. A given id needs hard links, and waking idle workers needs named pipes."""
     return await examine_directory(url.directory, [("link", try_link), ("fifo", try_fifo)])

@@ -20,14 +20,14 @@ class ClaimResult(Enum):
 
     # Another worker has it.
     GONE = auto()
-    # A program works on it or writes it: try later.
+    # A program works on it or writes to it: try later.
     BUSY = auto()
-    # It cannot be a message, and is in fail/ now.
+    # It cannot be a message, and is now in fail/.
     FAILED = auto()
 
 
 def give_own_name(files: QueueDir, name: str, parsed: Item | None) -> tuple[str, Item]:
-    """Return a unique fsq name for a file whose own is not one, or leaves no room for the suffix of a lease.
+    """Return a unique fsq name for a file whose own name is not an fsq name, or is too long for the suffix of a lease.
 
     The old name becomes the only argument, or is stored in names/ if it is too long for that.
 
@@ -55,7 +55,7 @@ def _choose_stem(name: str, parsed: Item | None) -> tuple[str, int]:
 
 
 def _keep_name(files: QueueDir, key: str, name: str) -> None:
-    """Store a name, on the disk, before any file is called by its key."""
+    """Store a name on the disk, before its key is used as the name of a file."""
     try:
         fd = os.open(key, CREATE, files.item_mode, dir_fd=files.names)
     except FileExistsError:
@@ -70,13 +70,13 @@ def _keep_name(files: QueueDir, key: str, name: str) -> None:
 
 
 def read_arguments(files: QueueDir, item: Item) -> tuple[str, ...]:
-    """Return the arguments that a message was enqueued with, or the old name of another program's file."""
+    """Return the arguments with which a message was enqueued, or the old name of another program's file."""
     key = alias_target(item.arguments)
     if key is None:
         return item.arguments
     kept = read_file(key, files.names)
     if kept is None:
-        # names/ was cleared: it is still a message.
+        # names/ was cleared. The file is still a message.
         return item.arguments
     name = os.fsdecode(kept)
     original = parse_item(name)
@@ -84,7 +84,7 @@ def read_arguments(files: QueueDir, item: Item) -> tuple[str, ...]:
 
 
 def move_to_failed(files: QueueDir, source: int, name: str, reason: str) -> ClaimResult:
-    """Move to fail/, with its reason, what cannot be a message.
+    """Move a file that cannot be a message to fail/, with its reason.
 
     Raises:
         OSError: It cannot be moved.

@@ -11,7 +11,7 @@ from qworker.names import new_id
 
 __all__ = ["DETACHED", "Holder", "parse_publisher"]
 
-# A holder that ends by time alone.
+# The prefix of a holder whose leases end by time alone.
 DETACHED = "detached-"
 
 
@@ -22,7 +22,8 @@ class Holder:
 
     def __init__(self, *, detached: bool) -> None:
         host = re.sub(r"[^A-Za-z0-9-]", "-", socket.gethostname())[:10].strip("-") or "host"
-        # The nonce of the process, which its unfinished files in tmp/ carry too, and one of the instance.
+        # The nonce of the process, which is also in the names of its unfinished files in tmp/, and the nonce of the
+        # instance.
         nonce = new_id().rpartition("-")[2]
         own = secrets.token_hex(3)
         self.detached_name = f"{DETACHED}{nonce}-{own}"

@@ -1,8 +1,8 @@
 """The ids that publishers chose: a message with such an id has a second link in names/, named by the id alone.
 
-`link` never overwrites, so of two publishes of one id one makes the link. The number of links says whether the message
-is still stored in any state: a link that is the last one is free. Only a process with the lock of names/ removes a last
-link, because between reading the number and the removal another publish could have taken the id.
+`link` never overwrites, so of two publishes of one id only one makes the link. The number of links says whether the
+message is still stored in any state: a link that is the last one is free. Only a process with the lock of names/
+removes a last link, because between reading the number and the removal another publish could have taken the id.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def _try_lock(files: QueueDir) -> int | None:
 
 
 def _unlock(fd: int) -> None:
-    """Unlock, also for a child that was forked meanwhile, and close."""
+    """Unlock and close. The lock ends even if a child was forked in the meantime."""
     fcntl.flock(fd, fcntl.LOCK_UN)
     os.close(fd)
 
@@ -103,7 +103,7 @@ async def reserve_ids(files: QueueDir, plans: Sequence[Plan]) -> set[str]:
         finally:
             _unlock(fd)
         if waiting:
-            # Another publish of the same id is under way: it ends with a message, or with nothing.
+            # Another publish of the same id is in progress. It either stores a message or leaves nothing.
             await asyncio.sleep(_LOCK_PAUSE)
     return stored
 
@@ -137,7 +137,7 @@ def _reserve_one(files: QueueDir, plan: Plan, listed: set[str], stored: set[str]
     try:
         link_file(plan.temporary, index, files.tmp, files.names)
     except OSError:
-        # A lost reply: the link is there all the same.
+        # A lost reply: the link exists although an error was reported.
         if os.fstat(plan.fd).st_nlink < 2:
             raise
     return True
@@ -168,7 +168,7 @@ async def _ids_stored(files: QueueDir, wanted: set[str]) -> set[str]:
 
 
 def _unfinished(files: QueueDir, inode: int) -> str | None:
-    """Return the name of a file in tmp/, or None if it has been renamed to where it is visible."""
+    """Return the name of a file in tmp/, or None if it was renamed and is visible."""
     fd = os.open(".", DIRECTORY, dir_fd=files.tmp)
     try:
         with os.scandir(fd) as entries:

@@ -1,4 +1,4 @@
-"""The directories of a queue: created whole, opened once, and used by descriptors."""
+"""The directories of a queue. They are created completely or not at all, opened once, and used by descriptors."""
 
 from __future__ import annotations
 
@@ -40,33 +40,34 @@ class QueueDir(QueueFiles):
     def __init__(self, name: str, base: int) -> None:
         super().__init__(name, base)
         self.lease = self.delay = self.names = self.workers = -1
-        # Opened for reading and writing: so a write is kept until it is read, and does not fail if there is no reader.
+        # Opened for reading and writing, so that a write is kept until it is read, and does not fail if there is no
+        # reader.
         self.trigger = -1
         # Users that can enter the directory can read its items.
         self.item_mode = 0o660 if os.fstat(base).st_mode & stat.S_IWGRP else 0o600
 
     @property
     def is_down(self) -> bool:
-        """Whether the file `down` is there."""
+        """True if the file `down` exists."""
         return has_entry("down", self.base)
 
     @property
     def message_directories(self) -> tuple[int, ...]:
-        """The descriptors of the directories in which messages are."""
+        """The descriptors of the directories that contain messages."""
         return self.queue, self.delay, self.lease, self.fail, self.done
 
     def pull_trigger(self) -> None:
-        """Wake one idle worker: write one byte, or none if the pipe is full of unread ones."""
+        """Wake one idle worker: write one byte, or nothing if the pipe is full of unread bytes."""
         if self.trigger >= 0:
             try:
                 os.write(self.trigger, b"x")
             except BlockingIOError:
-                # Thousands of wake-ups are unread: another one says nothing new.
+                # Thousands of wake-ups are unread: another one adds nothing.
                 pass
 
 
 def create_queue(root: int, name: str, mode: int, *, durable: bool) -> None:
-    """Create a queue under a hidden name, then rename it. One that exists is left as it is.
+    """Create a queue under a hidden name, then rename it. An existing one is not changed.
 
     Raises:
         OSError: It cannot be created.
@@ -86,7 +87,7 @@ def create_queue(root: int, name: str, mode: int, *, durable: bool) -> None:
                 os.fsync(base)
             os.rename(hidden, name, src_dir_fd=root, dst_dir_fd=root)
         except OSError as error:
-            # A hidden name that is gone is a lost reply: the queue is there, whole.
+            # If the hidden name is gone, the reply was lost: the queue exists completely.
             if has_entry(hidden, root):
                 remove_whole_tree(hidden, root)
                 if error.errno not in NOT_EMPTY or not is_queue(root, name):
@@ -98,7 +99,7 @@ def create_queue(root: int, name: str, mode: int, *, durable: bool) -> None:
 
 
 def open_queue(root: int, name: str) -> QueueDir | None:
-    """Open a queue, or return None if it does not exist. What an fsq program has not created is added.
+    """Open a queue, or return None if it does not exist. Parts that an fsq program has not created are added.
 
     Raises:
         FormatTooNew: A newer release wrote it.
@@ -117,7 +118,7 @@ def open_queue(root: int, name: str) -> QueueDir | None:
             setattr(opened, part, _open_part(opened.base, part, mode))
         opened.trigger = _open_trigger(opened.base, mode)
     except FileNotFoundError:
-        # Deleted while it was being opened.
+        # It was deleted while it was being opened.
         opened.close()
         return None
     except BaseException:
@@ -157,7 +158,7 @@ def _make_trigger(base: int, mode: int) -> None:
 
 
 def _open_trigger(base: int, mode: int) -> int:
-    """Open the trigger for reading and writing; -1 if something else has its name."""
+    """Open the trigger for reading and writing; -1 if it is not a pipe."""
     flags = os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         found = os.stat(_TRIGGER, dir_fd=base, follow_symlinks=False)
@@ -169,7 +170,7 @@ def _open_trigger(base: int, mode: int) -> int:
     try:
         return os.open(_TRIGGER, flags, dir_fd=base)
     except PermissionError:
-        # A trigger of another user: rescans and inotify do without it.
+        # It is a trigger of another user: rescans and inotify work without it.
         return -1
 
 
@@ -178,7 +179,7 @@ def _write_format(base: int, mode: int, *, durable: bool) -> None:
     try:
         write_all(fd, b"qworker directory %d\n" % FORMAT)
         if durable:
-            # Without it a power cut leaves a queue whose format is an empty file, which no program opens.
+            # Without this sync, a power failure leaves a queue whose format is an empty file, which no program opens.
             os.fsync(fd)
     finally:
         os.close(fd)
@@ -187,7 +188,7 @@ def _write_format(base: int, mode: int, *, durable: bool) -> None:
 def _check_format(opened: QueueDir) -> None:
     text = read_file(_FORMAT_FILE, opened.base)
     if text is None:
-        # Made by an fsq program. The format it has is the first one.
+        # An fsq program created it. Its format is the first one.
         return
     version = text.rpartition(b" ")[2].strip()
     if not text.startswith(b"qworker directory ") or not version.isdigit():

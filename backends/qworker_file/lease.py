@@ -34,11 +34,11 @@ class FileLease(Lease, kw_only=True, eq=False):
     """A claimed file."""
 
     files: QueueDir
-    # What it is called without the suffixes of its state.
+    # Its name without the suffixes of its state.
     item: str
     # Its name in lease/.
     path: str
-    # Open on the file; -1 after it was closed.
+    # A descriptor of the file; -1 after it was closed.
     fd: int = -1
     # Whether the descriptor has the flock that keeps fsq programs away from it.
     locked: bool = False
@@ -49,10 +49,10 @@ class FileLease(Lease, kw_only=True, eq=False):
     # How it ended; None while it is held.
     ended: Settlement | None = None
     lost: bool = False
-    # Where it is ready again, after a release or a retry: the name, and whether that is in queue/.
+    # Where it is ready again, after a release or a retry: the name, and whether it is in queue/.
     released_as: str | None = None
     is_in_queue: bool = False
-    # Its reason, open until it is on the disk; -1 without one.
+    # A descriptor of its reason until the reason is on the disk; -1 without one.
     reason_fd: int = -1
 
     def close(self) -> None:
@@ -65,7 +65,7 @@ class FileLease(Lease, kw_only=True, eq=False):
 
 
 class ExpiryClock:
-    """Expiry times in milliseconds, no two alike while either counts: with them a lease's name is never used twice."""
+    """A source of expiry times in milliseconds. No two valid ones are equal, so a lease's name is never used twice."""
 
     __slots__ = ("_lock", "_used")
 
@@ -133,11 +133,10 @@ def _claim_open(
         return foreign.move_to_failed(files, source, name, "not a regular file")
     parsed = parse_item(item, local=local)
     locked = _lock(fd)
-    # A name of our own is given to one file only; any other may be given to the next one.
+    # A name of qworker is given to one file only. Any other name may be given to the next file too.
     is_own = parsed is not None and parsed.is_own
     if source == files.queue:
-        # Only there does an fsq program work on items; what is elsewhere may still be locked by a holder that was given
-        # up.
+        # An fsq program processes items only there. Files elsewhere may still be locked by a holder that was given up.
         if not locked:
             return ClaimResult.BUSY
         if not is_own and has_writer(fd):
@@ -148,7 +147,8 @@ def _claim_open(
     if not try_rename(name, path, source, files.lease, fd):
         return ClaimResult.GONE
     if not is_own and os.stat(path, dir_fd=files.lease, follow_symlinks=False).st_ino != status.st_ino:
-        # Another file took the name between our open and our rename: it comes back, and is leased as what it is.
+        # Another file took the name between our open and our rename: it is moved back, and leased as the file that it
+        # is.
         os.rename(path, delay_name(item, int(now * 1000)), src_dir_fd=files.lease, dst_dir_fd=files.delay)
         return ClaimResult.BUSY
     return _read_claimed(files, fd, status, item, parsed, path, locked, now)
@@ -157,14 +157,14 @@ def _claim_open(
 def _read_claimed(
     files: QueueDir, fd: int, status: os.stat_result, item: str, parsed: Item, path: str, locked: bool, now: float
 ) -> FileLease | ClaimResult:
-    """Read a file that is in lease/ now."""
+    """Read a file that is now in lease/."""
     token = max(status.st_mtime_ns + 1, int(now * 1e9))
     try:
         os.utime(fd, ns=(token, token))
         body = read_all(fd, status.st_size)
     except OSError as error:
         if error.errno == errno.EPERM:
-            # Another user's file: its time cannot be set, and the clock alone makes the token rise.
+            # It is another user's file: its time cannot be set, and only the clock makes the token rise.
             body = read_all(fd, status.st_size)
         elif error.errno == errno.EIO:
             os.rename(path, item, src_dir_fd=files.lease, dst_dir_fd=files.queue)
@@ -204,10 +204,10 @@ def make_lease(
 
 def _open(name: str, directory: int) -> int:
     try:
-        # A read that leaves the time of the last one alone spares the file system a change.
+        # A read that does not change the access time saves the file system a change.
         return os.open(name, _READ_QUIETLY, dir_fd=directory)
     except PermissionError:
-        # Only the owner may ask for that.
+        # Only the owner may request that.
         return os.open(name, READ, dir_fd=directory)
 
 
@@ -220,7 +220,7 @@ def _lock(fd: int) -> bool:
 
 
 def try_rename(name: str, target: str, source: int, destination: int, fd: int) -> bool:
-    """Rename the file that `fd` is open on and return whether the name was there.
+    """Rename the file that `fd` has open and return whether the name existed.
 
     An error that is reported although the rename has happened is ignored.
     """
@@ -245,7 +245,7 @@ def try_rename(name: str, target: str, source: int, destination: int, fd: int) -
 
 
 def extend(leases: Sequence[Lease], visibility: float, expiries: ExpiryClock | None, clock: Clock) -> list[Lease]:
-    """Extend leases and return the lost ones. Blocks, in any thread.
+    """Extend leases and return the lost ones. It blocks, and any thread can call it.
 
     Args:
         leases: The leases.
@@ -273,7 +273,7 @@ def _extend_one(lease: FileLease, visibility: float, expiries: ExpiryClock, cloc
         return False
     now = clock.time()
     expiry = expiries.next(now + visibility, now)
-    # The holder is that of the name: a detached lease may have been found again by another process.
+    # The holder comes from the name: another process may have found a detached lease again.
     path = lease_name(lease.item, expiry, lease.path.rpartition(".")[2])
     if not try_rename(lease.path, path, lease.files.lease, lease.files.lease, lease.fd):
         return False

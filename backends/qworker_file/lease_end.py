@@ -1,4 +1,4 @@
-"""From lease/ to where a message goes when its lease ends: each end is one rename or unlink of one name."""
+"""From lease/ to the place of a message after its lease: each end is one rename or unlink of one name."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ def end_lease(
     """End a lease and return the descriptors of the directories that changed, or None if it is lost.
 
     Args:
-        settlement: How it ends.
+        settlement: The settlement.
         lease: The lease.
         now: Unix seconds, by the store's clock.
-        finished: Gets the descriptors of acked files, which the caller closes (`close_all`): no process waits for their
-            locks.
+        finished: Receives the descriptors of acked files, which the caller closes (`close_all`): no process waits for
+            their locks.
         keep_done: Whether acked files are kept in done/.
 
     Raises:
-        OSError: It is held as before, or has ended. A repetition finds out which.
+        OSError: It is held as before, or has ended. A repetition shows which.
     """
     if lease.ended is not None:
-        # Ended before by the same call, or acked twice: perhaps not yet on the disk.
+        # It was ended before by the same call, or acked twice: perhaps it is not yet on the disk.
         same = lease.ended is settlement or lease.ended.action is settlement.action is SettleAction.ACK
         return frozenset({lease.files.lease}) if same else None
     if lease.lost:
@@ -65,7 +65,7 @@ def _ack(_settlement: Settlement, lease: FileLease, now: float) -> frozenset[int
 
 def _fail(settlement: Settlement, lease: FileLease, now: float) -> frozenset[int] | None:
     files = lease.files
-    # The reason first: a failed message is never seen without it. A stale holder leaves no reason of its own behind.
+    # The reason comes first: a failed message is never seen without it. A stale holder leaves no reason behind.
     if settlement.error is not None:
         if not has_entry(lease.path, files.lease):
             return None
@@ -79,12 +79,12 @@ def _fail(settlement: Settlement, lease: FileLease, now: float) -> frozenset[int
 def _finish(lease: FileLease, target: int, now: float) -> frozenset[int] | None:
     if not try_rename(lease.path, lease.item, lease.files.lease, target, lease.fd):
         return None
-    # When it was finished; never before its token.
+    # The time at which it finished, which is never before its token.
     moment = max(int(now * 1e9), lease.token)
     try:
         os.utime(lease.fd, ns=(moment, moment))
     except PermissionError:
-        # Another user's file: it is shown with the time it has.
+        # It is another user's file, which is shown with its present time.
         pass
     return frozenset({lease.files.lease, target})
 
@@ -98,7 +98,8 @@ def _release(settlement: Settlement, lease: FileLease, now: float) -> frozenset[
     if settlement.delay > 0:
         return _delay(lease, lease.item, now + settlement.delay)
     if not lease.locked:
-        # An fsq program could take it from queue/ while this process does not have the lock, but not from delay/.
+        # Not queue/: an fsq program could take it from there while this process does not have the lock, but not from
+        # delay/.
         return _delay(lease, lease.item, now)
     files = lease.files
     if not try_rename(lease.path, lease.item, files.lease, files.queue, lease.fd):

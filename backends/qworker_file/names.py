@@ -1,11 +1,11 @@
-"""The names of files, which are the whole state of a message. Nothing here touches a disk.
+"""The names of files, which are the complete state of a message. No code here uses a disk.
 
     item     _<timestamp>_<entropy>_<pid>_<host>_<tries>[_<argument>]...      in queue/, done/ and fail/: an fsq item
     lease    <item>.<expiry, ms>.<holder>                                     in lease/
     delay    <due, ms>.<item>                                                 in delay/
 
-The first character of an item is its delimiter. The first four fields are the message's id; an id of another form,
-chosen by its publisher, stands in the host field behind a `~`.
+The first character of an item is its delimiter. The first four fields are the message's id. An id of another form,
+chosen by its publisher, is in the host field after a `~`.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ __all__ = [
     "with_tries",
 ]
 
-# Bytes. What we name ourselves leaves room below 255 for the suffixes of a lease.
+# Bytes. The names that qworker gives leave room below 255 for the suffixes of a lease.
 MAX_OWN = 195
 MAX_HOLDER = 40
 
 _PLAIN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,119}")
-# What is written by qworker and by fsq on ordinary hosts, up to its arguments.
+# A name that qworker and fsq write on ordinary hosts, up to its arguments.
 _USUAL = re.compile(r"_([0-9]{14})_([0-9]{1,20})_([0-9]{1,20})_([A-Za-z0-9.:-]+)_([0-9]{1,9})(?:_|\Z)")
 _ESCAPE = re.compile(rb"%([0-9a-fA-F]{2})?")
 _GIVEN = "~"
@@ -55,14 +55,14 @@ _ALIAS = "~"
 
 
 class Item(msgspec.Struct, frozen=True, gc=False):
-    """What an item's name says."""
+    """The fields of an item's name."""
 
     id: str
     tries: int
     arguments: tuple[str, ...]
-    # Unix seconds; None where the timestamp has another format than ours.
+    # Unix seconds; None if the timestamp has another format than qworker's.
     enqueued_at: float | None
-    # Only qworker makes names like this: such a file is whole as soon as it is seen.
+    # Only qworker makes names like this: such a file is complete as soon as it is visible.
     is_own: bool = False
 
 
@@ -75,7 +75,7 @@ def item_name(stem: str, tries: int, arguments: Iterable[str] = ()) -> str:
 
 
 def parse_item(name: str, *, local: bool = False) -> Item | None:
-    """Read the name of an item, whatever program gave it, or return None if it is not one.
+    """Read the name of an item, whichever program gave it, or return None if it is not one.
 
     Args:
         name: The file's name.
@@ -113,7 +113,7 @@ def _parse_unusual(name: str, local: bool) -> Item | None:
 
 
 def parse_id(name: str) -> str | None:
-    """Return the message id in an item's name, or None for what cannot be an item. Cheaper than `parse_item`."""
+    """Return the message id in an item's name, or None if it cannot be an item. Cheaper than `parse_item`."""
     usual = _USUAL.match(name)
     if usual is not None and usual.end(4) <= 121:
         return name[1 : usual.end(4)]
@@ -155,7 +155,7 @@ def _id(stamp: str, entropy: str, pid: str, host: str) -> str:
     plain = f"{stamp}_{entropy}_{pid}_{host}"
     if _PLAIN_ID.fullmatch(plain):
         return plain
-    # A host name that no id can have: the message still needs one name that is the same in all its states.
+    # This is a host name that no id can have: the message still needs one name that is the same in all its states.
     return "x-" + hashlib.sha256(os.fsencode(plain)).hexdigest()[:40]
 
 
@@ -212,7 +212,7 @@ def parse_lease(name: str) -> tuple[str, int, str] | None:
 
 
 def delay_name(item: str, due_ms: int) -> str:
-    """Return the name of an item that waits until it is due. Names sort by that."""
+    """Return the name of an item that waits until it is due. Names sort by the due time."""
     return f"{due_ms:013d}.{item}"
 
 
@@ -239,7 +239,7 @@ def make_alias(name: str, stem: str, tries: int) -> tuple[str, str]:
 
 
 def alias_target(arguments: tuple[str, ...]) -> str | None:
-    """Return the key of the name that an item replaces, or None if it replaces none."""
+    """Return the key of the name that an item replaces, or None if it does not replace one."""
     if len(arguments) == 1 and len(arguments[0]) == 65 and arguments[0][0] == _ALIAS:
         return arguments[0][1:]
     return None

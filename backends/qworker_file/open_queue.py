@@ -1,4 +1,4 @@
-"""One queue as one backend instance has it open: its directories, its windows, its own leases, its liveness file."""
+"""One queue that one backend instance has open: its directories, its windows, its own leases, its liveness file."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class OpenQueue(FollowedQueue[QueueDir, FileLease]):
         clock: The store's clock.
         holder: The name under which this instance leases.
         inotify: Reports changes.
-        local_disk: Whether no other machine sees the directory.
+        local_disk: True if no other machine uses the directory.
         local_time: Whether timestamps are in local time.
         rescan: Seconds after which a window is listed again although no change was reported.
     """
@@ -101,8 +101,8 @@ class OpenQueue(FollowedQueue[QueueDir, FileLease]):
         Args:
             ready: Names in queue/.
             delayed: Names in delay/.
-            returned: Whether they may come before what the window has, so they are needed now. If not, inotify reports
-                them in its time.
+            returned: Whether they may come before the names in the window, so they are needed now. If not, inotify
+                reports them later.
         """
         if self._is_followed and (returned or not self._is_watched):
             for name in ready:
@@ -119,7 +119,7 @@ class OpenQueue(FollowedQueue[QueueDir, FileLease]):
             OSError: The queue cannot be listed.
         """
         self.follow()
-        # Before the check, not after it.
+        # It is set before the check, not after it, so that no change is missed.
         self._is_stirred = False
         if self.files.is_down:
             # A wait on a paused queue can end for any reason: the lease that follows checks the queue again.
@@ -140,7 +140,7 @@ class OpenQueue(FollowedQueue[QueueDir, FileLease]):
         return float("inf") if parsed is None else max(0.001, parsed[0] / 1000 - self._clock.time())
 
     def _take_due(self) -> None:
-        """Move what is due from the window of delay/ to the heap from which it is leased, by its item."""
+        """Move due messages from the window of delay/ to the heap, from which they are leased in the order of items."""
         window = self._delayed
         now_ms = self._clock.time() * 1000
         while (name := window.first()) is not None:
@@ -154,17 +154,17 @@ class OpenQueue(FollowedQueue[QueueDir, FileLease]):
     # -- leasing -----------------------------------------------------------------------------------------------------
 
     async def lease(self, limit: int, visibility: float, expiries: ExpiryClock, *, notified: bool) -> list[FileLease]:
-        """Claim up to `limit` messages, oldest first; a cancelled call holds none.
+        """Claim up to `limit` messages, oldest first. A cancelled call holds none of them.
 
         Args:
-            limit: How many at most.
+            limit: The largest number of messages.
             visibility: Seconds.
             expiries: Gives the leases' names.
-            notified: Whether the queue was checked before the wait that ended just now: the watches would have reported
-                a pause since.
+            notified: Whether the queue was checked before the wait that has just finished: the watches would have
+                reported a pause since.
 
         Raises:
-            OSError: The store failed; nothing is held.
+            OSError: The store failed, and nothing is held.
         """
         has_work = notified and self._is_watched and not self._is_stirred and bool(self._ready)
         if limit <= 0 or not (has_work or await self.has_work()):
@@ -202,7 +202,7 @@ class OpenQueue(FollowedQueue[QueueDir, FileLease]):
             try:
                 claimed = claim(files, source, name, item, suffix, now=now, local=self._local_time)
             except OSError:
-                # The store failed, not the message: it is tried again, and what is claimed stays claimed.
+                # The store failed, not the message: the message is tried again, and claimed ones stay claimed.
                 self.added(*(([name], []) if source == files.queue else ([], [name])), returned=True)
                 if leases:
                     return
@@ -221,7 +221,7 @@ class OpenQueue(FollowedQueue[QueueDir, FileLease]):
                 turn_ends = moment + _TURN
 
     def _skip(self, name: str, result: ClaimResult) -> None:
-        """Go on after a name of queue/ that gave no lease."""
+        """Continue after a name of queue/ that gave no lease."""
         if result is ClaimResult.BUSY:
             self._try_later(name)
         if result is not ClaimResult.FAILED:
@@ -251,13 +251,13 @@ class OpenQueue(FollowedQueue[QueueDir, FileLease]):
         except OSError as error:
             if error.errno not in FULL:
                 raise
-            # A full disk must be drained all the same: leases without a liveness file end by time alone.
+            # It must be possible to drain a full disk: leases without a liveness file end by time alone.
             self._leases_as = self._holder.detached_name
         else:
             self._leases_as = self._holder.name
 
     async def reap(self) -> int:
-        """Return the leases that are over, and their number.
+        """Return the expired leases, and their number.
 
         Raises:
             OSError: The store failed.
@@ -265,7 +265,7 @@ class OpenQueue(FollowedQueue[QueueDir, FileLease]):
         returned = await self._reaper.reap()
         self.added([], returned, returned=True)
         if self._is_followed:
-            # Retries must not wait behind a deep backlog: their window is refreshed too.
+            # Retries must not wait behind a deep backlog, so their window is refreshed too.
             self._inotify.drain()
             if self._delayed.is_exhausted:
                 await self._delayed.list()
@@ -273,7 +273,10 @@ class OpenQueue(FollowedQueue[QueueDir, FileLease]):
         return len(returned)
 
     def count_due(self) -> int:
-        """Return how many messages became due since the last call, as far as is known. They are ready as they are."""
+        """Return how many messages became due since the last call, as far as is known.
+
+        They are ready without a move.
+        """
         before = len(self._due)
         self._take_due()
         return len(self._due) - before
@@ -289,7 +292,7 @@ class OpenQueue(FollowedQueue[QueueDir, FileLease]):
     # -- the end -----------------------------------------------------------------------------------------------------
 
     def close_deleted(self) -> None:
-        """Stop following a queue that was deleted; its leases find that out when they end."""
+        """Stop following a queue that was deleted. Its leases find that out when they end."""
         self._unwatch()
         if self._liveness is not None:
             self._liveness.abandon()

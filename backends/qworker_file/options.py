@@ -1,4 +1,4 @@
-"""What a `file:` URL can say."""
+"""The options of a `file:` URL."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _MODES = ("0700", "0750", "0770", "02770")
 class FileOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The options of a URL."""
 
-    # Publishes and settlements survive a power cut when they return.
+    # Whether publishes and settlements survive a power failure when they return.
     sync: bool = True
     keep_done: RetentionPolicy = KEEP_NONE
     keep_failed: RetentionPolicy = KEEP_ALL
-    # Timestamps in names are in this host's local time, as fsq writes them.
+    # Whether timestamps in names are in this host's local time, as fsq writes them.
     local_time: bool = False
-    # Seconds between two listings if no change was reported; None: it depends on what reports changes.
+    # Seconds between two listings if no change was reported; None: it depends on how changes are reported.
     poll_interval: float | None = None
     # The mode of directories that are created.
     dir_mode: int = 0o700
@@ -51,7 +51,7 @@ class FileOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def query(self) -> str:
-        """What differs from the defaults, as a URL's query."""
+        """The options that differ from the defaults, as a URL's query."""
         given = [
             "" if self.sync else "sync=off",
             f"keep_done={self.keep_done}" if self.keep_done.keep else "",

@@ -1,6 +1,6 @@
-"""Publishing: write into tmp/, put the data on the disk, rename the files to where they are visible.
+"""Publishing: write into tmp/, sync the data, rename the files to their visible names.
 
-Then the directories are put on the disk, and only then the call returns.
+Then the directories are synced, and only then the call returns.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from qworker_file.store import Store
 
 __all__ = ["publish"]
 
-# Seconds on the loop before other tasks get their turn.
+# Seconds on the loop before other tasks run.
 _TURN = 0.002
 
 
 class _Result(msgspec.Struct):
-    """What a publish has done: the ids of its drafts, and the names in queue/ and delay/, in order."""
+    """The result of a publish: the ids of its drafts, and the names in queue/ and delay/, in order."""
 
     ids: list[str]
     ready: list[str]
@@ -44,7 +44,7 @@ async def publish(store: Store, queue: str, drafts: Sequence[Draft]) -> list[str
         NotSupported, InvalidName: A draft cannot be stored; none was.
         StorageFull, PublishUncertain, OSError: See `Backend.publish`.
     """
-    # If it was deleted, the first step finds that out.
+    # If it was deleted, the first step will show that.
     opened = store.get_open(queue) or store.get_or_create(queue)
     is_repeated = False
     while True:
@@ -58,7 +58,7 @@ async def publish(store: Store, queue: str, drafts: Sequence[Draft]) -> list[str
             if is_repeated:
                 raise
             is_repeated = True
-            # The queue was deleted meanwhile: it is created again. What was stored in the old one is gone with it.
+            # The queue was deleted in the meantime, and is created again. The messages in the old one are lost with it.
             store.drop_deleted(queue)
             opened = store.get_or_create(queue)
     opened.added(result.ready, result.delayed)
@@ -94,7 +94,7 @@ async def _write(files: QueueDir, plans: list[Plan], *, keep_open: bool) -> None
     for plan in plans:
         plan.fd = os.open(plan.temporary, CREATE, mode, dir_fd=tmp)
         if plan.given_id is not None:
-            # Distinguishes a publish that is under way from one whose process died.
+            # The lock distinguishes a publish that is in progress from one whose process died.
             fcntl.flock(plan.fd, fcntl.LOCK_EX)
         if plan.body:
             write_all(plan.fd, plan.body)
@@ -107,13 +107,13 @@ async def _write(files: QueueDir, plans: list[Plan], *, keep_open: bool) -> None
 
 
 async def _exclude_stored(commit: GroupCommit | None, files: QueueDir, plans: list[Plan]) -> list[Plan]:
-    """Reserve the given ids; discard and leave out the messages that are stored."""
+    """Reserve the given ids. Discard and leave out the messages that are stored."""
     stored = await reserve_ids(files, plans)
     if not stored:
         return plans
     _discard(files, [plan for plan in plans if plan.given_id in stored])
     if commit is not None:
-        # Their publisher may not have made them durable yet, and this one is about to say that they are.
+        # Their publisher may not have made them durable yet, and this call reports that they are.
         await sync_names(commit, {files.queue, files.delay, files.names})
     return [plan for plan in plans if plan.given_id not in stored]
 
@@ -126,8 +126,8 @@ async def _show(files: QueueDir, plans: list[Plan], result: _Result) -> None:
         try:
             os.rename(plan.temporary, plan.name, src_dir_fd=tmp, dst_dir_fd=target)
         except OSError as error:
-            # A rename that reported an error may have happened. The names are unique: then the old one is gone and the
-            # new one is there.
+            # A rename that reported an error may have happened. The names are unique, so in that case the old name is
+            # gone and the new name exists.
             if has_entry(plan.temporary, tmp) or not has_entry(plan.name, target):
                 _discard(files, plans[number:])
                 raise error from None
@@ -142,13 +142,13 @@ async def _show(files: QueueDir, plans: list[Plan], result: _Result) -> None:
 
 
 def _discard(files: QueueDir, plans: list[Plan]) -> None:
-    """Remove what is not visible yet."""
+    """Remove the files that are not visible yet."""
     for plan in plans:
         if plan.fd == -1:
             continue
         try:
             if plan.given_id is not None and plan.fd >= 0 and os.fstat(plan.fd).st_nlink == 2:
-                # Before the file: an index with one link only may be taken by another publish of the id.
+                # The index is removed before the file: another publish of the id may take an index with only one link.
                 os.unlink(index_name(plan.given_id), dir_fd=files.names)
             os.unlink(plan.temporary, dir_fd=files.tmp)
         except FileNotFoundError:

@@ -16,22 +16,22 @@ from qworker_file.names import MAX_OWN, byte_length, delay_name, item_name, stem
 
 __all__ = ["Plan", "Planner"]
 
-# Messages that were enqueued this near to one another in another store.
+# Nanoseconds: the largest distance between messages from another store that count as enqueued at the same time.
 _SAME_TIME_NS = 1_000_000
 
 _serial = itertools.count(1)
 
 
 class Plan(msgspec.Struct, gc=False):
-    """How one message is stored.
+    """The plan for storing one message.
 
     Attributes:
-        body: What is written.
+        body: The bytes to write.
         temporary: The file's name in tmp/.
         name: Its name in queue/ or delay/.
         delayed: Whether it goes to delay/.
         given_id: The id, if its publisher chose it.
-        fd: Open on the file. -1: not opened yet. -2: closed.
+        fd: A descriptor of the file. -1: not opened yet. -2: closed.
     """
 
     body: bytes
@@ -58,11 +58,11 @@ class Planner:
         self._own_serial = next(_serial)
 
     def plan(self, drafts: Sequence[Draft], ids: list[str]) -> list[Plan]:
-        """Plan how messages are stored; a draft whose id came before it is left out.
+        """Plan how messages are stored. A draft whose id occurred before is left out.
 
         Args:
             drafts: The messages.
-            ids: Gets the ids of all drafts, in order.
+            ids: Receives the ids of all drafts, in order.
 
         Raises:
             NotSupported, InvalidName: A draft cannot be stored.
@@ -104,14 +104,14 @@ class Planner:
             return name
         if draft.argv:
             raise NotSupported("file: argv must fit into the name of a file: put long texts into the body")
-        # A label only: the envelope in the body has the task's whole name.
+        # This is only a label: the envelope in the body has the complete name of the task.
         return item_name(stem, draft.tries)
 
     def _new_stems(self, count: int, now: float) -> list[str]:
         if self._clock is SYSTEM_CLOCK and not self._local:
             return new_ids(count)
-        # A sequence of its own, so the names need a serial of their own: another planner of this process may be at the
-        # same nanosecond.
+        # This is a separate sequence, so the names need their own serial number: another planner of this process may be
+        # at the same nanosecond.
         first = max(int(now * 1e9), self._last_ns + 1)
         self._last_ns = first + count - 1
         pid, host = new_id().split("_")[2:]
@@ -119,10 +119,10 @@ class Planner:
         return [f"{self._stamp(ns)}_{suffix}" for ns in range(first, first + count)]
 
     def _stem_at(self, moment: float) -> str:
-        """Make a stem of an earlier time, unique by a serial number, because others may have had the same moment."""
+        """Make a stem of an earlier time, unique by a serial number, because other messages may have the same time."""
         ns = round(moment * 1e6) * 1000
         if ns <= self._last_given_ns < ns + _SAME_TIME_NS:
-            # They keep the order in which they come, which is that of their names.
+            # They keep the order in which they come, which is the order of their names.
             ns = self._last_given_ns + 1
         self._last_given_ns = ns
         stamp = self._stamp(ns)

@@ -1,7 +1,6 @@
-"""Reading ahead: the disk reads many messages of a backlog at once that is older than the page cache.
+"""Reading ahead: if a backlog is older than the page cache, the disk reads many of its messages at once.
 
-A lease reads each body on the loop. From the cache that costs microseconds; from a disk it holds up the loop for each
-of them.
+A lease reads each body on the loop. From the cache that takes microseconds. From a disk, each read blocks the loop.
 """
 
 from __future__ import annotations
@@ -14,12 +13,13 @@ from qworker.kit.files import READ
 
 __all__ = ["ReadAhead"]
 
-# Files asked for at once.
+# Files requested at once.
 _MANY = 128
-# A claim that takes so many times what the fastest took has waited for the disk, if its neighbours have, too.
+# A claim that takes this many times as long as the fastest one has waited for the disk, if the claims next to it have
+# waited, too.
 _TIMES, _IN_A_ROW = 2.5, 3
-# What was asked for must be claimed this much faster. If not, the machine is slow and not the disk: next time so many
-# times more claims in a row must have waited, and at most so many.
+# The requested files must be claimed this much faster. If not, the machine is slow and not the disk: next time this
+# many times more claims in a row must have waited, and at most the last number.
 _WORTH, _DOUBT, _MOST_DOUBT = 2.0, 4, 4096
 # How fast the memory of the fastest claim fades, for machines whose speed changes.
 _FADING = 1.0005
@@ -30,7 +30,7 @@ class ReadAhead:
 
     Args:
         directory: The descriptor of the directory whose files are claimed.
-        following: Gives the names that are claimed next.
+        following: Returns the names that are claimed next.
     """
 
     __slots__ = ("_asked", "_directory", "_fastest", "_following", "_needed", "_slow", "_taken", "_waited")
@@ -39,16 +39,16 @@ class ReadAhead:
         self._directory = directory
         self._following = following
         self._fastest = 1.0
-        # Slow claims in a row, how many of them it takes, and their seconds.
+        # The slow claims in a row, how many of them are needed, and their seconds.
         self._slow = 0
         self._needed = _IN_A_ROW
         self._waited = 0.0
-        # How many of the next files were asked for already, and the seconds that those before them took.
+        # The number of the next files that were requested already, and the seconds that those before them took.
         self._asked = 0
         self._taken = 0.0
 
     def claimed(self, seconds: float) -> None:
-        """Note how long a claim took."""
+        """Record how long a claim took."""
         fastest = self._fastest * _FADING
         self._fastest = seconds if seconds < fastest else fastest
         if self._asked:
@@ -67,7 +67,7 @@ class ReadAhead:
                 self._ask()
 
     def _judge(self) -> None:
-        """Find out whether asking was of use."""
+        """Decide whether the requests were useful."""
         if self._taken / _MANY * _WORTH <= self._waited / self._slow:
             self._needed = _IN_A_ROW
         else:
@@ -79,12 +79,12 @@ class ReadAhead:
             try:
                 fd = os.open(name, READ, dir_fd=self._directory)
             except OSError:
-                # Whatever is wrong with it, its claim finds out.
+                # If something is wrong with the file, its claim will show that.
                 continue
             try:
                 os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_WILLNEED)
             except OSError as error:
-                # Only a hint; a pipe in a message's place takes none.
+                # This is only a hint. A pipe in the place of a message does not accept it.
                 if error.errno not in {errno.ESPIPE, errno.EINVAL}:
                     raise
             finally:

@@ -1,8 +1,8 @@
-"""Leases that their holder did not end: its liveness file is gone, or the time is over.
+"""Ending the leases of dead holders and expired leases: the liveness file is gone, or the time is over.
 
 Time is measured by this process's monotonic clock from the first time that it sees a lease's name. Every extension
-makes another name, so a name that has not changed for the length of its lease is over. No step of a wall clock takes a
-living lease early.
+makes another name, so a name that has not changed for the length of its lease has expired. No step of a wall clock ends
+a live lease early.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from qworker_file.names import delay_name, parse_id, parse_item, parse_lease, wi
 __all__ = ["QueueReaper"]
 
 _TURN = 0.002
-# Seconds between two clean-ups of what is not urgent, and of tmp/.
+# Seconds between two clean-ups of tmp/ and of everything that is not urgent.
 _CLEAN_UP = 10.0
 _CLEAN_UP_TMP = 600.0
 # Seconds after which an unfinished file in tmp/ is removed.
@@ -44,14 +44,14 @@ class _ObservedLease(msgspec.Struct, gc=False):
 
 
 class QueueReaper:
-    """Reaps one queue.
+    """A reaper of one queue.
 
     Args:
         files: The queue.
         clock: The store's clock.
-        local_disk: Whether no other machine can see the directory.
+        local_disk: True if no other machine uses the directory.
         own: This instance's leases, by item.
-        holder: Gives this instance's own name.
+        holder: Returns this instance's own name.
     """
 
     def __init__(
@@ -66,10 +66,10 @@ class QueueReaper:
         self._cleaned_at = self._tmp_cleaned_at = float("-inf")
 
     async def reap(self) -> list[str]:
-        """Return leases that are over to delay/, due now and with one more try. The result is their names there.
+        """Move expired messages to delay/, due now and with one more try. Return their names there.
 
         Raises:
-            OSError: The store failed; what was returned is returned.
+            OSError: The store failed. Messages that were moved stay moved.
         """
         names = await list_names(self._files.lease)
         now = self._clock.monotonic()
@@ -110,7 +110,7 @@ class QueueReaper:
         if holder == self._holder():
             mine = self._own.get(item)
             if mine is not None:
-                # Its name may have changed since the listing; then the extension moved the deadline too.
+                # Its name may have changed since the listing. In that case the extension moved the deadline too.
                 return mine.path == name and now >= mine.deadline
         else:
             if holder not in dead:
@@ -131,20 +131,20 @@ class QueueReaper:
         return not holder.startswith(DETACHED) and has_died(self._files.workers, holder, local=self._local_disk)
 
     def _lasts(self, name: str, expiry: float) -> float | None:
-        """Return the seconds that a lease lasts from its making, or None if it is gone."""
+        """Return the seconds that a lease lasts from its creation, or None if it is gone."""
         try:
             made_at = os.stat(name, dir_fd=self._files.lease, follow_symlinks=False).st_ctime
         except FileNotFoundError:
             return None
-        # The kernel's time of the rename is comparable with the system's clock only. Another clock gives what is left
-        # of it.
+        # The kernel's time of the rename can be compared only with the system's clock. With another clock this is the
+        # remaining time.
         return expiry - (made_at if self._clock is SYSTEM_CLOCK else self._clock.time())
 
     def _return(self, name: str, item: str) -> str | None:
         mine = self._own.get(item)
         moved = _return_lease(self._files, name, item, self._clock.time())
         if mine is not None and mine.path == name:
-            # A lease of this instance that is over: its next extension or its end reports that.
+            # This lease of this instance has expired. Its next extension or its end reports that.
             mine.lost = True
             mine.close()
             del self._own[item]
@@ -186,10 +186,10 @@ class QueueReaper:
                 if os.stat(name, dir_fd=self._files.tmp, follow_symlinks=False).st_mtime < oldest:
                     _unlink(name, self._files.tmp)
             except FileNotFoundError:
-                # Published meanwhile.
+                # It was published in the meantime.
                 continue
         if has_staged(self._files.tmp):
-            # It takes long if a load died: whole directories of messages. The thread has a descriptor of its own,
+            # It takes long if a load died and left whole directories of messages. The thread has its own descriptor,
             # because it may outlive a close.
             await asyncio.to_thread(_clean_up_staged, os.dup(self._files.tmp), oldest)
 
@@ -202,7 +202,7 @@ def _clean_up_staged(tmp: int, oldest: float) -> None:
 
 
 def _return_lease(files: QueueDir, name: str, item: str, now: float) -> str | None:
-    """Return a lease with one more try; the result is its name in delay/, or None if it is gone."""
+    """End a lease with one more try. Return its name in delay/, or None if it is gone."""
     parsed = parse_item(item)
     moved = delay_name(item if parsed is None else with_tries(item, parsed.tries + 1), int(now * 1000))
     try:

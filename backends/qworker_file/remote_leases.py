@@ -21,7 +21,7 @@ __all__ = ["RemoteFileLeases"]
 
 
 class RemoteFileLeases:
-    """See `qworker.backend.RemoteLeases`.
+    """The leases of remote holders, as `qworker.backend.RemoteLeases`.
 
     Args:
         stores: Opens the root.
@@ -45,7 +45,7 @@ class RemoteFileLeases:
 async def _find_lease(
     files: QueueDir, own: dict[str, FileLease], message_id: str, token: int, clock: Clock
 ) -> FileLease | None:
-    """Find the lease of a message by its token: of this instance, or of one whose leases end by time alone."""
+    """Find the lease of a message by its token: of this instance, or one that ends by time alone."""
     for lease in own.values():
         if lease.message.id == message_id and lease.token == token:
             return lease

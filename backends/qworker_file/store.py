@@ -1,4 +1,4 @@
-"""The root directory as one backend instance has it open, and what its queues share."""
+"""The root directory that one backend instance has open, and the data that its queues share."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from qworker_file.wait import Trigger
 
 __all__ = ["Store"]
 
-# Seconds between two listings if inotify reports changes: they cost most where they find least, in a directory that was
-# once deep.
+# Seconds between two listings if inotify reports changes. In a directory that was once deep, a listing costs most and
+# finds least.
 _RESCAN = 30.0
 
 
@@ -36,7 +36,7 @@ class Store(DirectoryStore[OpenQueue]):
     Args:
         directory: Its path. It is created if it does not exist.
         clock: The store's clock.
-        options: What the URL says.
+        options: The options of the URL.
         detached: Whether leases end by time alone.
 
     Raises:
@@ -44,7 +44,7 @@ class Store(DirectoryStore[OpenQueue]):
     """
 
     def __init__(self, directory: str, clock: Clock, options: FileOptions, *, detached: bool) -> None:
-        # No lease can be taken without it: better no store than a worker that waits for ever.
+        # Without the boot id no lease can be taken: no store is better than a worker that waits for ever.
         boot_id()
         super().__init__(directory, clock, mode=options.dir_mode, sync=options.sync)
         self.options = options
@@ -52,7 +52,7 @@ class Store(DirectoryStore[OpenQueue]):
         self.files_at_once = files_at_once()
         self.holder = Holder(detached=detached)
         self.expiries = ExpiryClock()
-        # Those that this store listens to, by queue.
+        # The triggers to which this store listens, by queue.
         self._triggers: dict[str, Trigger] = {}
 
     # -- queues ------------------------------------------------------------------------------------------------------
@@ -94,21 +94,21 @@ class Store(DirectoryStore[OpenQueue]):
 
         Args:
             name: The queue's name.
-            limit: How many at most.
+            limit: The largest number of messages.
             visibility: Seconds.
-            notified: Whether a wait for this queue ended just now because of a change: it is not checked again that the
-                queue exists and is not paused.
+            notified: Whether a wait for this queue has just finished because of a change. Then it is not checked again
+                that the queue exists and is not paused.
 
         Raises:
-            OSError: The store failed; nothing is held.
+            OSError: The store failed, and nothing is held.
         """
         queue = self._queues.get(name) if notified else None
         if queue is None:
             notified, queue = False, self.get(check_queue(name))
         if queue is None:
             return []
-        # After the settlements that came before it, whose commit may go on: a crash repeats none of them with new
-        # leases.
+        # This waits for earlier settlements, whose commit may still run: after a crash none of them is repeated with
+        # new leases.
         await self.wait_for_settlements()
         leases: Sequence[Lease] = await queue.lease(
             min(limit, self.room()), visibility, self.expiries, notified=notified
@@ -118,13 +118,13 @@ class Store(DirectoryStore[OpenQueue]):
         return list(leases)
 
     async def wait_for_settlements(self) -> None:
-        """Wait until the settlements that came before are made, though perhaps not yet on the disk."""
+        """Wait until the earlier settlements are made, though perhaps not yet on the disk."""
         if self.settling.locked():
             async with self.settling:
                 pass
 
     def on_lease_end(self, settlement: Settlement) -> None:
-        """Offer what became ready again."""
+        """Offer messages that became ready again."""
         lease = settlement.lease
         assert isinstance(lease, FileLease)
         queue = self._queues.get(lease.message.queue)
@@ -140,10 +140,10 @@ class Store(DirectoryStore[OpenQueue]):
             self.notify(queue)
 
     async def reap(self, queue: OpenQueue) -> int:
-        """Make messages ready whose lease is over or which are due, and return their number.
+        """Make expired and due messages ready, and return their number.
 
         Raises:
-            OSError: The store failed; what was returned is returned.
+            OSError: The store failed. Messages that were moved stay moved.
         """
         due = queue.count_due()
         returned = await queue.reap()
@@ -179,7 +179,7 @@ class Store(DirectoryStore[OpenQueue]):
                 self._triggers[name] = trigger
 
     def release_triggers(self) -> None:
-        """Leave the triggers to idle workers: this one leases without waiting."""
+        """Leave the triggers to idle workers, because this worker leases without waiting."""
         for name in tuple(self._triggers):
             self._release(name)
 
@@ -195,11 +195,11 @@ class Store(DirectoryStore[OpenQueue]):
         if self.wake_waiters(trigger.queue):
             trigger.drain()
         else:
-            # There is no wait here: what was written is for the worker that listens next.
+            # There is no wait here, so the written bytes are for the worker that listens next.
             self._release(trigger.queue)
 
     def _wake_by_inotify(self, waiter: Waiter) -> None:
-        # The listener of the trigger goes first, the others check a little later.
+        # The listener of the trigger goes first, and the others check a little later.
         if waiter.queues.isdisjoint(self._triggers):
             waiter.wake_later()
         else:

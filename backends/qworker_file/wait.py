@@ -26,7 +26,7 @@ class Trigger:
 
     @classmethod
     def acquire(cls, files: QueueDir, on_pull: Callable[[Trigger], None]) -> Trigger | None:
-        """Listen, or return None while another worker does or if there is no trigger."""
+        """Listen, or return None if another worker listens or there is no trigger."""
         if files.trigger < 0:
             return None
         try:
@@ -43,7 +43,7 @@ class Trigger:
         fcntl.flock(self.fd, fcntl.LOCK_UN)
 
     def drain(self) -> None:
-        """Read what was written: one wake-up is enough for all of it."""
+        """Read the written bytes: one wake-up is enough for all of them."""
         try:
             while len(os.read(self.fd, 4096)) == 4096:
                 pass

@@ -1,4 +1,4 @@
-"""Changing what is stored by hand: requeue, remove, pauses, and the end of a queue."""
+"""The changes that users make to stored messages: requeue, remove, pause, and delete a queue."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["delete_queue", "pause", "remove", "requeue", "resume"]
 
 
 async def requeue(store: Store, browser: FsqBrowser, selection: Selection) -> int:
-    """Move failed items back to queue/ with no tries and return their number.
+    """Move failed items back to queue/ with tries 0 and return their number.
 
     Raises:
         OSError: One cannot be moved.
@@ -50,10 +50,10 @@ def _requeue_one(files: QueueDir, name: str) -> str | None:
         os.unlink(name, dir_fd=files.fail)
         os.unlink(reason_name(name), dir_fd=files.fail)
     except FileNotFoundError:
-        # Another requeue was faster; or it had no reason.
+        # Another requeue was faster, or the item had no reason.
         return target if has_entry(target, files.queue) else None
     except (FileExistsError, PermissionError):
-        # It is queued again already; or it is a directory, which is not a message.
+        # It is queued again already, or it is a directory, which is not a message.
         return None
     return target
 
@@ -100,7 +100,7 @@ async def resume(store: Store, queue: OpenQueue) -> None:
 
 
 async def delete_queue(store: Store, queue: str) -> None:
-    """Delete a queue with all of its messages; with a host, its sub-queue.
+    """Delete a queue with all of its messages. With a host, delete its sub-queue.
 
     Raises:
         OSError: It cannot be deleted.

@@ -41,8 +41,8 @@ class FsqBackend(Backend):
 
     Args:
         url: The URL.
-        options: What it says.
-        clock: Gives the times in names.
+        options: Its options.
+        clock: The source of the times in names.
         remote_leases: Whether the holders of leases are outside this process. Leases then end by time too, although
             this process keeps the locks.
     """
@@ -50,10 +50,10 @@ class FsqBackend(Backend):
     deviations: ClassVar[Mapping[str, str]] = {
         "priority": "items are taken in the order of their names",
         "unique_key": "the standard has no keys",
-        "given_ids": "an id is the time, the process and the host of its making",
+        "given_ids": "an id contains the time, the process and the host of its creation",
         "fields": "an item has a name and its contents",
         "retry_errors": "an item has a name and its contents: the history keeps the error",
-        "expiry": "a lease is a lock on the item, which the kernel frees when its holder lets go or dies: "
+        "expiry": "a lease is a lock on the item, which the kernel frees when its holder releases it or dies: "
         "visibility has no meaning",
     }
 
@@ -75,9 +75,9 @@ class FsqBackend(Backend):
 
     @classmethod
     def from_url(cls, url: BackendURL, *, clock: Clock = SYSTEM_CLOCK, remote_leases: bool = False) -> Self:
-        """`fsq:///root[?host=NAME&max_tries=N&ttl=DURATION&sync=full|off&keep_done=all|none|AGE|N-messages]`.
+        """Create an instance for `fsq:///root[?host=NAME&max_tries=N&ttl=DURATION&sync=full|off]`.
 
-        And the other options of `FsqOptions`. `fsq:` is FSQ_ROOT.
+        The other options are those of `FsqOptions`, such as `keep_done=all|none|AGE|N-messages`. `fsq:` means FSQ_ROOT.
         """
         return cls(url, FsqOptions.from_url(url), clock=clock, remote_leases=remote_leases)
 
@@ -126,7 +126,10 @@ class FsqBackend(Backend):
         await wait_for_work(self._stores.open(), queues, timeout)
 
     def extend(self, leases: Sequence[Lease], visibility: float) -> list[Lease]:
-        """Check that the items are still ours: a lock needs no extension, but a person may have moved a file."""
+        """Check that the items still belong to this process.
+
+        A lock needs no extension, but a person may have moved a file.
+        """
         return extend(leases, self._clock.time() + visibility)
 
     async def settle(self, settlements: Sequence[Settlement]) -> list[Settlement]:
@@ -136,7 +139,7 @@ class FsqBackend(Backend):
             return await settle_all(store, settlements)
 
     async def reap(self, queue: str) -> int:
-        """Return what is due and, if the holders are outside this process, what they have kept for too long."""
+        """Make due items ready. If the holders are outside this process, also end the leases that have expired."""
         store = self._stores.open()
         with store_errors(f"reap {queue!r}"):
             opened = store.get(check_queue(queue))
@@ -157,7 +160,7 @@ class FsqBackend(Backend):
             check_writable(opened.files.queue)
 
     async def delete(self, queue: str) -> None:
-        """Delete a queue; with a host, its sub-queue."""
+        """Delete a queue. With a host, delete its sub-queue."""
         with store_errors(f"delete {queue!r}"):
             if self._stores.get_queue(queue) is not None:
                 await admin.delete_queue(self._stores.open(), queue)
@@ -188,7 +191,7 @@ class FsqBackend(Backend):
                 yield page
 
     async def parts(self, queue: str, state: State, count: int) -> list[str]:
-        """Return make_shares of the names."""
+        """Return shares of the names."""
         with store_errors(f"browse {queue!r}"):
             self._stores.require_queue(queue)
         return make_shares(count)
@@ -215,7 +218,7 @@ class FsqBackend(Backend):
         opened = self._stores.require_queue(queue)
         return FsqBrowser(opened, self._clock, self._stores.open().system.kind)
 
-    # -- besides the contract (qworker/backend/offers.py) --------------------------------------------------------------
+    # -- beyond the contract (qworker/backend/offers.py) ---------------------------------------------------------------
 
     @classmethod
     async def doctor(cls, url: BackendURL) -> list[Check]:
@@ -226,7 +229,7 @@ class FsqBackend(Backend):
 
     @classmethod
     def open_scan(cls, url: BackendURL, queue: str, options: ScanOptions) -> ScanSource:
-        """Do what fsq's scan does, item by item, in place."""
+        """Open a scan, which works like fsq's scan, item by item, in place."""
         from qworker_fsq.scan import open_scan
 
         return open_scan(url, queue, options)

@@ -82,7 +82,7 @@ class FsqBrowser(QueueBrowser[QueueDir]):
         return MessageFile(State.DELAYED, directory, name, name, due)
 
     async def list_share(self, state: State, share: HashShare) -> list[MessageFile]:
-        """Choose by the ids."""
+        """Choose files by the ids."""
         return [file for file in await self.list_files(state) if share.has(self.message_id(file))]
 
     def message_id(self, file: MessageFile) -> str:
@@ -100,7 +100,7 @@ class FsqBrowser(QueueBrowser[QueueDir]):
     def _place(self, file: MessageFile) -> Place:
         if file.state is State.READY:
             return 0, file.item
-        # What another process holds has no expiry: it comes last.
+        # An item that another process holds has no expiry, so it comes last.
         return (file.at or sys.float_info.max), file.item
 
     def _enqueued_at(self, item: str) -> float | None:

@@ -1,4 +1,4 @@
-"""What `qworker doctor` checks for an `fsq:` URL."""
+"""The checks of `qworker doctor` for an `fsq:` URL."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ __all__ = ["check_directory"]
 
 
 async def check_directory(url: BackendURL) -> list[Check]:
-    """Check the directory, or FSQ_ROOT: enqueueing is a link."""
+    """Check the directory, or FSQ_ROOT. Enqueueing needs hard links."""
     root = parse_root(url, FsqOptions.from_url(url).constants)
     return await examine_directory(root, [("link", try_link)])

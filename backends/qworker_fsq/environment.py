@@ -24,7 +24,7 @@ _FLAGS = ("use_trigger", "lock")
 
 
 class Constants(msgspec.Struct, frozen=True, kw_only=True):
-    """What the environment can set for every program of the standard. The defaults are the standard's."""
+    """The values that the environment can set for every program of the standard. The defaults are the standard's."""
 
     root: str = "/var/fsq"
     # Names of the parts of a queue.
@@ -36,12 +36,12 @@ class Constants(msgspec.Struct, frozen=True, kw_only=True):
     trigger: str = "trigger-s"
     hosts: str = "hosts"
     hosts_trigger: str = "hosts-trigger-s"
-    # How names are written.
+    # The notation of names.
     delimiter: str = "_"
     encode: str = "%"
     charset: str = "utf8"
     timefmt: str = "%Y%m%d%H%M%S"
-    # Owners, by name or number; None: the user that creates it.
+    # Owners, by name or number; None: the user that creates the file.
     item_user: str | None = None
     item_group: str | None = None
     queue_user: str | None = None
@@ -75,7 +75,7 @@ class Constants(msgspec.Struct, frozen=True, kw_only=True):
         return cls().changed(**given)
 
     def changed(self, **given: str) -> Constants:
-        """Return the same with some values, given as in the environment.
+        """Return a copy with some values changed, given as in the environment.
 
         Raises:
             UsageError: One of them is not valid.
@@ -92,7 +92,7 @@ class Constants(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_usual(self) -> bool:
-        """Whether names are read in the standard's usual way."""
+        """True if names have the standard's usual notation."""
         return self.encode == "%" and self.timefmt == "%Y%m%d%H%M%S" and self.charset == "utf8"
 
     @property
@@ -102,7 +102,7 @@ class Constants(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ItemLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """When an item has failed, as `FSQ_MAX_TRIES` and `FSQ_TTL` say.
+    """The limits after which an item has failed, from `FSQ_MAX_TRIES` and `FSQ_TTL`.
 
     Attributes:
         max_tries: The number of failed attempts; 0: any number.
@@ -115,7 +115,7 @@ class ItemLimits(msgspec.Struct, frozen=True, kw_only=True):
     keep_done: bool = True
 
     def why_exhausted(self, tries: int, enqueued_at: float, now: float) -> str | None:
-        """Return why an item must not be worked on any more, or None if it can be."""
+        """Return why an item must not run any more, or None if it can run."""
         if 0 < self.max_tries <= tries:
             return f"Max tries exceeded: {self.max_tries} ({tries})"
         if self.ttl > 0 and now > enqueued_at + self.ttl:
@@ -179,7 +179,7 @@ def user_id(user: str | None) -> int:
     """Return the number of a user given by name or number; -1, which changes nothing, for None.
 
     Raises:
-        UsageError: There is no user of that name.
+        UsageError: The user does not exist.
     """
     if user is None:
         return -1
@@ -195,7 +195,7 @@ def group_id(group: str | None) -> int:
     """Return the number of a group given by name or number; -1, which changes nothing, for None.
 
     Raises:
-        UsageError: There is no group of that name.
+        UsageError: The group does not exist.
     """
     if group is None:
         return -1

@@ -15,13 +15,13 @@ __all__ = ["Distribution", "distribute"]
 
 
 class Distribution(msgspec.Struct, frozen=True, kw_only=True):
-    """How items are distributed.
+    """The options of a distribution.
 
     Attributes:
-        link: Link the same file into every sub-queue, instead of a copy.
-        trigger: Pull the trigger of the hosts after each item.
-        verbose: Also print what succeeds.
-        done: Each item leaves the queue.
+        link: Whether to link the same file into every sub-queue, instead of a copy.
+        trigger: Whether to pull the trigger of the hosts after each item.
+        verbose: Whether to print successes too.
+        done: Whether each item leaves the queue.
     """
 
     link: bool = False
@@ -40,9 +40,9 @@ def distribute(
     Args:
         root: The root's descriptor.
         queue: The queue's name.
-        hosts: The hosts; none: all hosts of the queue.
-        source: Gives the items.
-        how: How they are distributed.
+        hosts: The hosts. Empty: all hosts of the queue.
+        source: The source of the items.
+        how: The options of the distribution.
         say: Prints a line.
 
     Raises:

@@ -1,4 +1,4 @@
-"""What an item's file has besides its contents: due time, original id, reason of a failure; and how it is renamed."""
+"""The data of an item's file apart from its contents: due time, original id, reason of a failure; and its renames."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ __all__ = [
     "write_original_id",
 ]
 
-# The last digits of a modification time that is a due time: the standard has no delays, and other programs see none.
+# The last digits of a modification time that is a due time. The standard has no delays, and other programs see none.
 _MILLION, _MARK = 1_000_000, 271_828
 _ORIGINAL_ID = "user.qworker.origin"
 _NO_ATTRIBUTES = frozenset({errno.ENODATA, errno.EOPNOTSUPP, errno.ENOSYS, errno.EPERM, errno.EACCES, errno.ENOSPC})
 
 
 def try_rename(name: str, target: str, source: int, destination: int, inode: int | None) -> bool:
-    """Rename a file and return whether the name was there.
+    """Rename a file and return whether the name existed.
 
     An error that is reported although the rename has happened is ignored.
     """
@@ -44,7 +44,7 @@ def try_rename(name: str, target: str, source: int, destination: int, inode: int
 
 
 def fail_item(files: QueueDir, name: str, reason: str | None) -> bool:
-    """Move an item of queue/ to fail/, with its reason, and return whether it was there.
+    """Move an item of queue/ to fail/, with its reason, and return whether it was in queue/.
 
     Raises:
         OSError: It cannot be moved.
@@ -63,7 +63,10 @@ def fail_item(files: QueueDir, name: str, reason: str | None) -> bool:
 
 
 def _free_name(files: QueueDir, name: str) -> str:
-    """Return a name in fail/. Of an item that was enqueued twice both failures are kept, the later with more tries."""
+    """Return a free name in fail/.
+
+    If an item was enqueued twice, both failures are kept, the later one with more tries.
+    """
     if find_inode(name, files.fail) is None:
         return name
     try:
@@ -84,7 +87,7 @@ def read_due(status: os.stat_result) -> float | None:
 
 
 def mark_due(fd: int, due: float) -> bool:
-    """Delay a file, which only its owner can, and return whether that was done."""
+    """Delay a file, which only its owner can do, and return whether that was done."""
     moment = int(due * 1000) * _MILLION + _MARK
     try:
         os.utime(fd, ns=(moment, moment))

@@ -1,4 +1,6 @@
-"""The directories of an fsq queue, or of one host's sub-queue: opened once, used by descriptors, installed whole.
+"""The directories of an fsq queue, or of one host's sub-queue.
+
+They are opened once, and installed completely or not at all.
 
 <root>/<queue>/{tmp,queue,done,fail}/ [down] [trigger-s]
 <root>/<queue>/hosts/<host>/{tmp,queue,done,fail}/ [down]       hosts-trigger-s next to hosts/
@@ -41,7 +43,7 @@ _NO_LISTENER = NOT_A_FILE | {errno.ENOENT, errno.EACCES}
 
 
 class QueueExists(BackendError):
-    """A queue that was to be installed is there."""
+    """A queue that was to be installed exists already."""
 
 
 class QueueDir(QueueFiles):
@@ -50,8 +52,8 @@ class QueueDir(QueueFiles):
     Args:
         name: The queue's name.
         host: The host of the sub-queue; None: the queue itself.
-        constants: What its parts are called.
-        base: A descriptor of its directory. It belongs to this object from now on.
+        constants: The names of its parts.
+        base: A descriptor of its directory, which this object owns from now on.
     """
 
     __slots__ = ("constants", "host")
@@ -68,7 +70,7 @@ class QueueDir(QueueFiles):
 
     @property
     def is_down_with_queue(self) -> bool:
-        """Whether the queue itself is down: all of its sub-queues are, then."""
+        """True if the queue itself is down, which also pauses all of its sub-queues."""
         down = self.constants.down
         return has_entry(down if self.host is None else f"../../{down}", self.base)
 
@@ -90,7 +92,7 @@ class QueueDir(QueueFiles):
         try_unlink(self.constants.down, self.base)
 
     def pull_trigger(self, trigger: str | None = None) -> bool:
-        """Write one byte to the trigger. False: no process listens, or there is no trigger."""
+        """Write one byte to the trigger. Return False if no process listens, or there is no trigger."""
         try:
             fd = os.open(self.constants.trigger if trigger is None else trigger, _PULL, dir_fd=self.base)
         except OSError as error:
@@ -102,7 +104,7 @@ class QueueDir(QueueFiles):
                 return False
             os.write(fd, b"\0")
         except BlockingIOError:
-            # Full of pulls that were not read: another one says nothing new.
+            # The FIFO is full of pulls that were not read. Another pull adds nothing.
             return True
         finally:
             os.close(fd)
@@ -115,7 +117,7 @@ class QueueDir(QueueFiles):
         try:
             fd = os.open(self.constants.trigger, _LISTEN, dir_fd=self.base)
         except OSError:
-            # It is optional: inotify and rescans do without.
+            # The trigger is optional: inotify and rescans work without it.
             return -1
         if stat.S_ISFIFO(os.fstat(fd).st_mode):
             return fd
@@ -153,7 +155,7 @@ def queue_path(name: str, host: str | None, constants: Constants) -> str:
 
 
 def has_queue(root: int, name: str, host: str | None, constants: Constants) -> bool:
-    """Return whether there is a queue. A link to one is not."""
+    """Return whether a queue exists. A link to one is not a queue."""
     return is_queue(root, queue_path(name, host, constants), constants.queue)
 
 
@@ -174,7 +176,7 @@ def open_queue(root: int, name: str, constants: Constants, host: str | None = No
             setattr(opened, part, os.open(getattr(constants, part), _PART, dir_fd=opened.base))
     except FileNotFoundError:
         opened.close()
-        # Removed while it was being opened; or a part is missing, so that it is not a queue of the standard.
+        # It was removed while it was being opened, or a part is missing, so that it is not a queue of the standard.
         return None
     except BaseException:
         opened.close()
@@ -200,7 +202,7 @@ def require_queue(root: int, name: str, constants: Constants, host: str | None =
 
 
 class Install(msgspec.Struct, frozen=True, kw_only=True):
-    """How a queue is installed."""
+    """The options of an installation."""
 
     down: bool = False
     triggered: bool = False
@@ -221,7 +223,7 @@ def install(root: int, name: str, constants: Constants, how: Install | None = No
         if how.triggered:
             base = os.open(name, _PART, dir_fd=root)
             try:
-                # With the queue's owner and mode, which is what others give it.
+                # The trigger has the queue's owner and mode, as other programs set it.
                 owner = (constants.queue_user, constants.queue_group)
                 _make_trigger(base, constants.hosts_trigger, constants.queue_mode, owner)
             finally:
@@ -313,7 +315,8 @@ def _make_directory(name: str, constants: Constants, parent: int) -> None:
     fd = os.open(name, _PART, dir_fd=parent)
     try:
         set_owner(fd, constants.queue_user, constants.queue_group)
-        # After the owner, whose change may clear the set-group-id bit; and whatever the umask says.
+        # The mode is set after the owner, because a change of the owner may clear the set-group-id bit. It does not
+        # depend on the umask.
         change_mode(fd, constants.queue_mode)
     finally:
         os.close(fd)

@@ -5,7 +5,7 @@
     done/<name>, fail/<name>     finished
 
 The file is looked up by its name once more under the lock: between the open and the lock another worker may have
-finished it, and renamed what is open here.
+finished it, and renamed the file that is open here.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ class SkipReason(Enum):
     GONE = auto()
     # Another process works on it.
     BUSY = auto()
-    # This user may not open it.
+    # This user has no permission to open it.
     REFUSED = auto()
-    # It cannot be worked on, and is in fail/ now.
+    # It cannot be processed, and is in fail/ now.
     FAILED = auto()
 
 
-# What this process has locked: a forked child would keep the locks after its parent's death.
+# The items that this process has locked: a forked child would keep the locks after its parent's death.
 _open: set[ClaimedItem] = set()
 
 
@@ -62,8 +62,8 @@ class ClaimedItem:
     Args:
         files: The queue.
         name: The file's name in queue/.
-        item: What the name says.
-        fd: Open on the file, with the lock. It belongs to this object from now on.
+        item: The fields of the name.
+        fd: A descriptor of the file, with the lock, which this object owns from now on.
         status: The file's status.
     """
 
@@ -81,7 +81,7 @@ class ClaimedItem:
 
     @property
     def is_ours(self) -> bool:
-        """Whether the name is still that of this file: only an unlocked scan or a person can have changed that."""
+        """True if the name is still that of this file. Only a scan without locks or a person can have changed that."""
         return find_inode(self.name, self.files.queue) == self.inode
 
     def read(self) -> bytes:
@@ -89,7 +89,7 @@ class ClaimedItem:
         return read_all(self.fd, self.size)
 
     def finish(self, *, keep: bool) -> bool:
-        """Finish the item and return whether it was still ours.
+        """Finish the item and return whether it still belonged to this process.
 
         Args:
             keep: Whether it is kept in done/, as the standard says.
@@ -99,13 +99,16 @@ class ClaimedItem:
         return self._rename(self.name, self.files.done)
 
     def fail(self, reason: str | None = None) -> bool:
-        """Fail the item and return whether it was still ours. A failure is never seen without its reason."""
+        """Fail the item and return whether it still belonged to this process.
+
+        A failure is never seen without its reason.
+        """
         if not self.is_ours:
             return False
         return fail_item(self.files, self.name, reason)
 
     def retry(self, due: float | None = None) -> bool:
-        """Make the item ready again with one more try and return whether it was still ours.
+        """Make the item ready again with one more try and return whether it still belonged to this process.
 
         Args:
             due: Unix seconds before which no qworker claims it; None: now.
@@ -129,10 +132,10 @@ class ClaimedItem:
         return True
 
     def retry_later(self, due: float) -> bool:
-        """Release the item for later, under its own name, and return whether it was still ours."""
+        """Release the item for later, under its own name, and return whether it still belonged to this process."""
         if not self.is_ours:
             return False
-        # Another user's file cannot be delayed: it is ready now.
+        # Another user's file cannot be delayed, so it is ready now.
         mark_due(self.fd, due)
         return True
 
@@ -145,14 +148,14 @@ class ClaimedItem:
         """Release the lock. Idempotent.
 
         Args:
-            gone: Whether it has left queue/, where no worker looks for it again. A program that also has it open may
+            gone: Whether it has left queue/, where no worker searches for it again. A program that also has it open may
                 keep the lock.
         """
         fd, self.fd = self.fd, -1
         if fd >= 0:
             _open.discard(self)
             if not gone:
-                # A program that is just being started may have the descriptor too.
+                # A program that is just being started may have the descriptor too, so the lock is released explicitly.
                 fcntl.flock(fd, fcntl.LOCK_UN)
             os.close(fd)
 
@@ -167,17 +170,17 @@ class ClaimedItem:
 def claim(
     files: QueueDir, name: str, limits: ItemLimits, *, now: float, lock: bool = True
 ) -> ClaimedItem | SkipReason | float:
-    """Claim one item of queue/; a number is when it is due, in Unix seconds.
+    """Claim one item of queue/. A returned number is when it is due, in Unix seconds.
 
     Args:
         files: The queue.
         name: The file's name.
-        limits: When an item has failed.
+        limits: The limits after which an item has failed.
         now: Unix seconds.
         lock: False: the caller ensures that no other program works on the item.
 
     Raises:
-        OSError: The store failed; nothing is claimed.
+        OSError: The store failed, and nothing is claimed.
     """
     try:
         fd = os.open(name, READ, dir_fd=files.queue)
@@ -250,13 +253,13 @@ def make_message(files: QueueDir, claimed: ClaimedItem, body: bytes) -> Message:
         tries=item.tries,
         enqueued_at=item.enqueued_at,
         argv=item.arguments,
-        # Only what was moved here has a number longer than any pid's.
+        # Only an item that was moved here has a number longer than any pid's.
         original_id=read_original_id(claimed.fd) if len(item.pid) > 12 else None,
     )
 
 
 def extend(leases: Sequence[Lease], expires_at: float) -> list[Lease]:
-    """Set the expiry of the leases that are still held and return the lost ones. In any thread.
+    """Set the expiry of the leases that are still held and return the lost ones. Any thread can call it.
 
     Raises:
         BackendUnavailable: It is unknown which are lost.
@@ -269,7 +272,7 @@ def extend(leases: Sequence[Lease], expires_at: float) -> list[Lease]:
         except OSError as error:
             if error.errno != errno.EBADF:
                 raise BackendUnavailable(f"cannot read leases: {error.strerror}") from error
-            # Closed by another thread meanwhile.
+            # Another thread closed it in the meantime.
             is_held = False
         if is_held:
             lease.expires_at = expires_at

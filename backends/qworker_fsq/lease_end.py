@@ -13,10 +13,10 @@ def end_lease(settlement: Settlement, lease: FsqLease, now: float, limits: ItemL
     """End a lease and return the descriptors of the directories that changed, or None if it is lost.
 
     Raises:
-        OSError: It is held as before, or has ended. A repetition finds out which.
+        OSError: It is held as before, or has ended. A repetition shows which.
     """
     if lease.ended is not None:
-        # Ended before by the same call, or acked twice: perhaps not yet on the disk.
+        # It was ended before by the same call, or acked twice: perhaps it is not yet on the disk.
         same = lease.ended is settlement or lease.ended.action is settlement.action is SettleAction.ACK
         return frozenset({lease.claimed.files.queue}) if same else None
     if lease.claimed.fd < 0:
@@ -42,7 +42,7 @@ def _end(settlement: Settlement, claimed: ClaimedItem, now: float, limits: ItemL
         if exhausted is None:
             ended, changed = claimed.retry(due), {files.queue}
         else:
-            # The error first.
+            # The error comes first.
             reason = exhausted if settlement.error is None else f"{settlement.error}\n\n{exhausted}"
             ended, changed = claimed.fail(reason), {files.queue, files.fail}
     return frozenset(changed) if ended else None

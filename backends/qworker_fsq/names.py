@@ -1,7 +1,7 @@
-"""Item names of fsq(7): `D<timestamp>D<entropy>D<pid>D<hostname>D<tries>[D<argument>]...`. Nothing here touches a disk.
+"""Item names of fsq(7): `D<timestamp>D<entropy>D<pid>D<hostname>D<tries>[D<argument>]...`. No code here uses a disk.
 
 D is the first character of the name. The delimiter, the escape character and `/` are written as the escape character
-and two hexadecimal digits. Names are what `os.fsdecode` gives: bytes that are not text are surrogates.
+and two hexadecimal digits. Names are in the form of `os.fsdecode`: bytes that are not text are surrogates.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from qworker_fsq.environment import Constants
 
 __all__ = ["MAX_NAME", "InvalidItemName", "Item", "construct", "deconstruct", "message_id", "parse", "with_tries"]
 
-# Bytes, as file systems have it.
+# The limit of file systems in bytes.
 MAX_NAME = 255
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9.:-]*(?:_[A-Za-z0-9.:-]+){3}")
 _LONGEST_ID = 120
-# What is written with the usual constants on ordinary hosts, up to its arguments: nothing in it is escaped.
+# A name with the usual constants on ordinary hosts, up to its arguments: nothing in it is escaped.
 _USUAL = re.compile(r"_(([0-9]{14})_([0-9]{1,20})_([0-9]{1,20})_([A-Za-z0-9.:-]{1,64}))_([0-9]{1,9})(?:_([^%]*))?")
 _TIMEFMT = "%Y%m%d%H%M%S"
 _UTF8 = frozenset({"utf8", "utf-8", "UTF-8", "UTF8"})
@@ -37,9 +37,9 @@ class InvalidItemName(Exception):
 
 
 class Item(msgspec.Struct, frozen=True, gc=False):
-    """What an item's name says."""
+    """The fields of an item's name."""
 
-    # The first four fields: the same at every try.
+    # The first four fields, which are the same at every try.
     id: str
     entropy: str
     pid: str
@@ -172,7 +172,7 @@ def parse(name: str, constants: Constants) -> Item:
     second = _second(stamp, constants.timefmt)
     if second is None:
         raise InvalidItemName(f"{stamp!r} is not a time of the form {constants.timefmt}")
-    # What we enqueue has nanoseconds for its entropy.
+    # In items that qworker enqueues, the entropy is the nanoseconds.
     fraction = int(entropy) / 1e9 if len(entropy) == 9 and entropy.isascii() and entropy.isdigit() else 0.0
     return Item(message_id(name, constants), entropy, pid, hostname, int(tries), tuple(fields[5:]), second + fraction)
 

@@ -1,7 +1,7 @@
-"""One queue as one backend instance has it open: its directories, its window, its own leases.
+"""One queue that one backend instance has open: its directories, its window, its own leases.
 
-Nothing reports that a lock was released, so what another process works on is tried again after a pause of at most a
-second.
+Nothing reports that a lock was released, so an item that another process works on is tried again after a pause of at
+most a second.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _TURN = 0.002
 # Seconds between two listings if inotify reports changes.
 _RESCAN = 30.0
 # Seconds for which a finished item stays locked, and how many at most: an fsq program that opened it before it was
-# finished, and locks it only now, would work on it once more.
+# finished, and locks it only now, would process it once more.
 _LINGER, MOST_LINGERING = 0.1, 2000
 
 
@@ -48,9 +48,9 @@ class OpenQueue(FollowedQueue[QueueDir, FsqLease]):
     Args:
         files: The open directories. This object closes them.
         clock: The store's clock.
-        limits: When an item has failed.
+        limits: The limits after which an item has failed.
         inotify: Reports changes.
-        local_disk: Whether no other machine sees the directory.
+        local_disk: True if no other machine uses the directory.
         most_lingering: How many finished items may stay open for a moment.
     """
 
@@ -64,16 +64,17 @@ class OpenQueue(FollowedQueue[QueueDir, FsqLease]):
         local_disk: bool,
         most_lingering: int,
     ) -> None:
-        # Names that are delayed: (Unix seconds, name). These, the busy ones and those of our own leases, as a set.
+        # Names that are delayed: (Unix seconds, name). Together with the busy ones and those of this instance's leases
+        # they are also kept as a set.
         self._due: list[tuple[float, str]] = []
         self._put_off: set[str] = set()
-        # However many are put off, a listing shows the others.
+        # However many names are postponed, a listing shows the others.
         self._window = Window(files.queue, local=local_disk, skip=self._put_off)
         super().__init__(files, clock, inotify, (self._window,), local_disk=local_disk, rescan=_RESCAN)
         self.trigger = files.open_trigger()
         self._limits = limits
         self._most_lingering = most_lingering
-        # Finished, and still locked: (the loop's time of the end, item).
+        # Items that are finished and still locked: (the loop's time of the end, item).
         self._lingering: deque[tuple[float, ClaimedItem]] = deque()
         self._timer: asyncio.TimerHandle | None = None
 
@@ -101,8 +102,8 @@ class OpenQueue(FollowedQueue[QueueDir, FsqLease]):
 
         Args:
             names: The names of the items.
-            returned: Whether they may come before what the window has, so they are needed now. If not, inotify reports
-                them in its time.
+            returned: Whether they may come before the names in the window, so they are needed now. If not, inotify
+                reports them later.
         """
         if self._is_followed and (returned or not self._is_watched):
             for name in names:
@@ -132,14 +133,14 @@ class OpenQueue(FollowedQueue[QueueDir, FsqLease]):
         return max(0.001, self._due[0][0] - self._clock.time())
 
     def _first(self) -> str | None:
-        """Return the oldest name that may be tried, which stays."""
+        """Return the oldest name that may be tried, without taking it."""
         window = self._window
         while (name := window.first()) is not None and name in self._put_off:
             window.take()
         return name
 
     def take_due(self) -> int:
-        """Offer items whose time has come and return how many were due by their delay."""
+        """Offer items that are due and return how many were due by their delay."""
         count, now = 0, self._clock.time()
         while self._due and self._due[0][0] <= now:
             self._offer(heapq.heappop(self._due)[1])
@@ -150,10 +151,10 @@ class OpenQueue(FollowedQueue[QueueDir, FsqLease]):
     # -- leasing -----------------------------------------------------------------------------------------------------
 
     async def lease(self, limit: int, visibility: float) -> list[FsqLease]:
-        """Claim up to `limit` messages, oldest first; a cancelled call holds none.
+        """Claim up to `limit` messages, oldest first. A cancelled call holds none of them.
 
         Raises:
-            OSError: The store failed; nothing is held.
+            OSError: The store failed, and nothing is held.
         """
         leases: list[FsqLease] = []
         if limit <= 0 or not await self.has_work():
@@ -187,7 +188,7 @@ class OpenQueue(FollowedQueue[QueueDir, FsqLease]):
             try:
                 lease = self._lease_one(name, visibility)
             except OSError:
-                # The store failed, not the item: it is tried again, and what is claimed stays claimed.
+                # The store failed, not the item: the item is tried again, and claimed items stay claimed.
                 self._window.add(name)
                 if leases:
                     return
@@ -237,7 +238,7 @@ class OpenQueue(FollowedQueue[QueueDir, FsqLease]):
     # -- ending ------------------------------------------------------------------------------------------------------
 
     def on_lease_end(self, lease: FsqLease, name: str, *, stays: bool, due: float | None = None) -> None:
-        """Release what a lease has held.
+        """Release the resources of a lease.
 
         Args:
             lease: The lease.
@@ -278,7 +279,7 @@ class OpenQueue(FollowedQueue[QueueDir, FsqLease]):
             self._timer = loop.call_later(self._lingering[0][0] - oldest, self._close_lingering)
 
     def release_finished(self) -> None:
-        """Release the locks of finished items now: they are wanted again."""
+        """Release the locks of finished items now, because the items are needed again."""
         while self._lingering:
             self._lingering.popleft()[1].close()
 

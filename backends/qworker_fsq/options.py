@@ -1,4 +1,4 @@
-"""What an `fsq:` URL can say, over what `FSQ_*` says."""
+"""The options of an `fsq:` URL, which override the `FSQ_*` variables."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class FsqOptions(msgspec.Struct, frozen=True, kw_only=True):
     constants: Constants
     # The host whose sub-queues are used; None: the queues themselves.
     host: str | None = None
-    # Publishes and settlements survive a power cut when they return.
+    # Whether publishes and settlements survive a power failure when they return.
     sync: bool = True
     keep_done: RetentionPolicy = KEEP_ALL
     keep_failed: RetentionPolicy = KEEP_ALL
@@ -59,7 +59,10 @@ class FsqOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def limits(self) -> ItemLimits:
-        """When an item has failed: by its task's own limit, unless the environment or the URL has one."""
+        """The limits after which an item has failed.
+
+        Without a limit in the environment or the URL, its task's own limit counts.
+        """
         constants = self.constants
         return ItemLimits(max_tries=constants.max_tries or 0, ttl=constants.ttl, keep_done=self.keep_done.keep)
 

@@ -1,7 +1,7 @@
-"""Enqueueing as fsq(7) says: create the item in tmp/, put it on the disk, link it into queue/, and unlink it in tmp/.
+"""Enqueueing as in fsq(7): create the item in tmp/, write it to the disk, link it into queue/, and unlink it in tmp/.
 
-A batch is put on the disk together, and its names are durable when the call returns. A link never replaces anything: if
-a name is taken, the item gets another.
+A batch is written to the disk together, and its names are durable when the call returns. A link never replaces
+anything: if a name is taken, the item gets another.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from qworker_fsq.store import Store
 
 __all__ = ["publish"]
 
-# Seconds on the loop before other tasks get their turn.
+# Seconds on the loop before other tasks run.
 _TURN = 0.002
 
 
@@ -50,7 +50,7 @@ async def publish(store: Store, queue: str, drafts: Sequence[Draft]) -> list[str
             if is_repeated:
                 raise
             is_repeated = True
-            # The queue was deleted meanwhile: it is created again. What was stored in the old one is gone with it.
+            # The queue was deleted in the meantime, and is created again. The messages in the old one are lost with it.
             store.drop_deleted(queue)
             opened = store.get_or_create(queue)
     names = [plan.name for plan in every]
@@ -116,11 +116,11 @@ async def _show(store: Store, files: QueueDir, plans: list[Plan]) -> None:
 
 
 def _link(files: QueueDir, plan: Plan) -> bool:
-    """Make an item visible. False: another item has its name."""
+    """Make an item visible. Return False if another item has its name."""
     try:
         link_file(plan.temporary, plan.name, files.tmp, files.queue)
     except OSError as error:
-        # If only the reply was lost, the link is there.
+        # If only the reply was lost, the link exists.
         inode = find_inode(plan.temporary, files.tmp)
         if inode is not None and inode == find_inode(plan.name, files.queue):
             return True
@@ -131,18 +131,18 @@ def _link(files: QueueDir, plan: Plan) -> bool:
 
 
 def _close(files: QueueDir, plans: list[Plan]) -> None:
-    """Close the files, and remove what is not visible yet."""
+    """Close the files, and remove those that are not visible yet."""
     for plan in plans:
         if plan.fd >= 0:
             fd, plan.fd = plan.fd, -1
             os.close(fd)
         if plan.temporary:
-            # It is not there if the queue was deleted.
+            # The file is gone if the queue was deleted.
             try_unlink(plan.temporary, files.tmp)
 
 
 async def _names_stored(files: QueueDir) -> dict[str, str]:
-    """Return the names of all items in any state, by their pids: only what is moved here needs them."""
+    """Return the names of all items in any state, by their pids. Only messages that are moved here need them."""
     found: dict[str, str] = {}
     for directory in (files.queue, files.done, files.fail):
         for name in await list_names(directory):

@@ -16,7 +16,8 @@ from qworker_fsq.names import construct
 
 __all__ = ["Plan", "Planner", "hash_id"]
 
-# Messages that were enqueued this near to one another, in another store, keep the order in which they come.
+# Nanoseconds: messages that were enqueued this close to one another, in another store, keep the order in which they
+# come.
 _SAME_TIME_NS = 1_000_000
 _serial = itertools.count()
 
@@ -25,7 +26,7 @@ class _Stamps:
     """The first four fields of names: a time, in local time, and this process.
 
     Args:
-        constants: How a time is written.
+        constants: The notation of a time.
     """
 
     def __init__(self, constants: Constants) -> None:
@@ -49,7 +50,7 @@ class _Stamps:
 
 
 class Plan(msgspec.Struct, gc=False):
-    """How one item is stored.
+    """The plan for storing one item.
 
     Attributes:
         draft: The message.
@@ -57,7 +58,7 @@ class Plan(msgspec.Struct, gc=False):
         name: Its name in queue/.
         temporary: Its name in tmp/ while it is there.
         due: When it is due, in Unix seconds; None: now.
-        fd: Open on the file, or -1.
+        fd: A descriptor of the file, or -1.
     """
 
     draft: Draft
@@ -95,7 +96,7 @@ class Planner:
         return Plan(draft, ns, self._name(draft, ns), due=due if due > now else None)
 
     def _given_ns(self, moment: float) -> int:
-        """Return a given time, to the microsecond, that differs from others: it becomes the id and the order."""
+        """Return a given time, to the microsecond, that differs from others, because it becomes id and order."""
         base = round(moment * 1e6) * 1000
         if base <= self._last_given_ns < base + _SAME_TIME_NS:
             self._last_given_ns += 1
@@ -107,7 +108,7 @@ class Planner:
         return construct((*self._stamps.make(ns, draft.original_id), str(draft.tries), *draft.argv), self._constants)
 
     def rename(self, plan: Plan) -> None:
-        """Give another name to an item whose own is taken."""
+        """Give another name to an item whose name is taken."""
         plan.ns += 1
         plan.name = self._name(plan.draft, plan.ns)
 

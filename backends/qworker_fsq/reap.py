@@ -1,4 +1,4 @@
-"""Returning what is due, and pruning what is finished."""
+"""Making due items ready, and pruning finished ones."""
 
 from __future__ import annotations
 
@@ -58,5 +58,8 @@ async def _prune(store: Store, queue: OpenQueue) -> None:
 
 
 def _changed_at(status: os.stat_result) -> float:
-    """Return when a file was changed last: it was renamed when its item finished. Its mtime is its producer's."""
+    """Return when a file was last changed, which is when its item finished and was renamed.
+
+    Its mtime is its producer's.
+    """
     return status.st_ctime

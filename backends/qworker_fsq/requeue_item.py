@@ -1,4 +1,4 @@
-"""Enqueueing an item under a name that it has already: from another queue, or from another host."""
+"""Enqueueing an item under a name that it already has: from another queue, or from another host."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ def check_item(name: str, constants: Constants) -> str:
 
 
 def requeue_item(files: QueueDir, name: str, body: bytes) -> bool:
-    """Store an item under its name, durably. False: the queue has it already.
+    """Store an item under its name, durably. Return False if the queue has it already.
 
     Raises:
-        OSError: It cannot be stored; nothing of it is left.
+        OSError: It cannot be stored, and nothing of it is left.
     """
     constants = files.constants
     temporary = f".{secrets.token_hex(12)}"
@@ -50,13 +50,13 @@ def requeue_item(files: QueueDir, name: str, body: bytes) -> bool:
         added = _link(temporary, name, files.tmp, files.queue)
     finally:
         os.unlink(temporary, dir_fd=files.tmp)
-    # What another process has stored may not be on the disk yet either, and this call is about to say that it is.
+    # The item that another process has stored may not be on the disk yet either, and this call reports that it is.
     os.fsync(files.queue)
     return added
 
 
 def link_item(claimed: ClaimedItem, target: QueueDir) -> bool:
-    """Store an item in another queue by a link to the same file. False: that queue has it already.
+    """Store an item in another queue by a link to the same file. Return False if that queue has it already.
 
     Raises:
         OSError: It cannot be linked.

@@ -1,4 +1,4 @@
-"""`qworker scan` on `fsq:`: what fsq's scan does, item by item, in place."""
+"""`qworker scan` on `fsq:`: it works like fsq's scan, item by item, in place."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class FsqSource:
         queue: The queue's name, checked.
         constants: The standard's constants.
         options: The options of the scan.
-        hosts: The hosts of the sub-queues; none: the queue's own items, unless the options say all hosts.
+        hosts: The hosts of the sub-queues. Empty: the queue's own items, unless the options say all hosts.
 
     Raises:
         ScanError: The queue does not exist.
@@ -97,11 +97,11 @@ class FsqSource:
 
     @property
     def exits(self) -> ExitCodes:
-        """FSQ_SUCCESS, FSQ_FAIL_TMP and FSQ_FAIL_PERM."""
+        """The values of FSQ_SUCCESS, FSQ_FAIL_TMP and FSQ_FAIL_PERM."""
         return ExitCodes(self.constants.success, self.constants.fail_tmp, self.constants.fail_perm)
 
     def work(self, say: Callable[[str], None]) -> Iterator[FsqWork]:
-        """Each item that is there now, can be locked, and may still be tried."""
+        """Yield each present item that can be locked and may still be tried."""
         names = [(name, files) for files in self._queues for name in os.listdir(files.queue) if name[0] != "."]
         names.sort(key=lambda found: found[0])
         self._check_down()
@@ -159,7 +159,7 @@ class FsqSource:
 
 
 class FsqWork:
-    """One locked item; see `Work`.
+    """One locked item, as a `ScanItem`.
 
     Args:
         source: Its source.
@@ -172,16 +172,16 @@ class FsqWork:
 
     @property
     def name(self) -> str:
-        """The file's name."""
+        """The name of the file."""
         return self.claimed.name
 
     @property
     def arguments(self) -> tuple[str, ...]:
-        """What it was enqueued with."""
+        """The arguments in the name."""
         return self.claimed.item.arguments
 
     def environment(self) -> Mapping[str, str]:
-        """`FSQ_ITEM_*`."""
+        """Return the variables `FSQ_ITEM_*`."""
         item, files = self.claimed.item, self.claimed.files
         found = {
             "FSQ_ITEM_PID": item.pid,
@@ -194,11 +194,11 @@ class FsqWork:
         return found if files.host is None else {**found, "FSQ_ITEM_HOST": files.host}
 
     def contents(self) -> int:
-        """The locked file itself: a program that outlives us keeps it locked."""
+        """Return the descriptor of the locked file itself: a program that outlives this process keeps it locked."""
         return self.claimed.fd
 
     def end(self, how: ProgramOutcome, reason: str) -> str | None:
-        """Rename it."""
+        """Rename the item."""
         claimed, name = self.claimed, self.claimed.name
         why = self._source.why_exhausted(claimed) if how is ProgramOutcome.FAIL_TMP else None
         if how is ProgramOutcome.SUCCESS:
@@ -212,7 +212,7 @@ class FsqWork:
         else:
             self._source.close_later(claimed)
         if not ended:
-            return f"{name}: another process has moved it: it is left as it is"
+            return f"{name}: another process has moved it, so it is not changed"
         return None if why is None else f"{why} for item {name}; failed permanently"
 
     def leave(self) -> None:

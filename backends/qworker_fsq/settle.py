@@ -1,4 +1,4 @@
-"""Ending leases in batches: each end is a rename on the loop, and one commit carries them all."""
+"""Ending leases in batches: each end is a rename on the loop, and one commit makes all of them durable."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ async def settle_all(store: Store, settlements: Sequence[Settlement]) -> list[Se
     """
     refused: list[Settlement] = []
     changed: set[int] = set()
-    # One batch after another: of two that end the same leases, one ends them all.
+    # One batch runs after another: if two batches end the same leases, one of them ends all of these.
     async with store.settling:
         turn_ends = time.perf_counter() + _TURN
         now = store.clock.time()

@@ -1,4 +1,4 @@
-"""The root directory as one backend instance has it open, and what its queues share."""
+"""The root directory that one backend instance has open, and the data that its queues share."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from qworker_fsq.publish_plan import Planner
 
 __all__ = ["Store"]
 
-# A queue that others delete and create all the time is created so many times.
+# Attempts to create a queue that other processes delete and create all the time.
 _ATTEMPTS = 10
 
 
@@ -28,7 +28,7 @@ class Store(DirectoryStore[OpenQueue]):
     Args:
         directory: Its path. It is created if it does not exist.
         clock: The store's clock.
-        options: What the URL says.
+        options: The options of the URL.
 
     Raises:
         OSError: It cannot be opened.
@@ -92,7 +92,7 @@ class Store(DirectoryStore[OpenQueue]):
             if options.host is not None:
                 install_host(self.root, name, options.constants, (options.host,))
         except QueueExists:
-            # Another process was faster; or what is there is not a queue, and then this raises.
+            # Another process was faster, or the existing directory is not a queue, and then this raises.
             if not self._has_queue(name):
                 raise
 
@@ -110,13 +110,13 @@ class Store(DirectoryStore[OpenQueue]):
             queue.files.pull_trigger()
 
     def listen(self, queue: OpenQueue) -> None:
-        """Listen to a queue's trigger, if it has one, until there is no wait any more."""
+        """Listen to a queue's trigger, if it has one, until there are no more waits."""
         if queue.trigger >= 0 and queue.trigger not in self._listening:
             self._listening.add(queue.trigger)
             asyncio.get_running_loop().add_reader(queue.trigger, self._on_trigger, queue)
 
     def remove_waiter(self, waiter: Waiter) -> None:
-        """Stop listening for a wait. With the last one, triggers are left to others."""
+        """Stop listening for a wait. After the last one, the triggers are left to other processes."""
         super().remove_waiter(waiter)
         if not self._waiters:
             for trigger in tuple(self._listening):
@@ -132,9 +132,9 @@ class Store(DirectoryStore[OpenQueue]):
 
     def _on_trigger(self, queue: OpenQueue) -> None:
         try:
-            # As much as a FIFO holds: one wake-up is enough for all of it.
+            # A FIFO holds no more than this: one wake-up is enough for all of it.
             os.read(queue.trigger, 1 << 16)
         except BlockingIOError:
-            # Another listener read it.
+            # Another listener has read it.
             return
         self.notify(queue)

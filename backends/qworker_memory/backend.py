@@ -112,7 +112,7 @@ class MemoryBackend(Backend):
             return content.lease(limit, self._name or "memory", now, now + visibility)
 
     async def wait(self, queues: Sequence[str], timeout: float) -> None:
-        """Wait for a ready message; a message that becomes due ends the wait too."""
+        """Wait for a ready message. The wait also ends when a message becomes due."""
         waiter = MemoryWaiter(queues)
         with self._store.lock:
             self._store.waiters.add(waiter)

@@ -69,7 +69,7 @@ class MemoryEntry(msgspec.Struct, kw_only=True, eq=False):
         return first, f"{order:020}"
 
     def to_stored(self) -> StoredMessage:
-        """Return what `browse` and `find` show of it."""
+        """Return the message in the form of `browse` and `find`."""
         return StoredMessage(
             message=self.message,
             state=self.state,
@@ -87,7 +87,7 @@ class MemoryEntry(msgspec.Struct, kw_only=True, eq=False):
 
 
 class MemoryQueue:
-    """The messages of one queue: all of them by id, and a heap for each state whose first message is looked for.
+    """The messages of one queue: all of them by id, and a heap for each state whose first message is needed.
 
     An entry that leaves a state leaves its row in the heap. A row counts only if the entry still has that row.
     """
@@ -263,7 +263,7 @@ class MemoryStore:
         self.history = MemoryHistory()
 
     def get_or_create(self, queue: str) -> MemoryQueue:
-        """Return a queue; create it if there is none."""
+        """Return a queue. Create it if it does not exist."""
         content = self.queues.get(queue)
         if content is None:
             content = self.queues[queue] = MemoryQueue(queue)
@@ -273,7 +273,7 @@ class MemoryStore:
         """Return a queue, in which no message that is due is still delayed.
 
         Raises:
-            QueueNotFound: There is no such queue.
+            QueueNotFound: The queue does not exist.
         """
         content = self.queues.get(queue)
         if content is None:
@@ -282,7 +282,7 @@ class MemoryStore:
         return content
 
     def seconds_until_ready(self, queues: Sequence[str], now: float) -> float:
-        """Return how long it takes until one of the queues has a ready message, if nothing is published meanwhile."""
+        """Return the seconds until one of the queues has a ready message, if nothing is published in the meantime."""
         soonest = float("inf")
         for queue in queues:
             content = self.queues.get(queue)

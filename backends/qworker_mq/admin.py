@@ -1,4 +1,7 @@
-"""Changes by hand: queues, failed messages and pauses. Nothing here is called while a worker runs messages."""
+"""The changes that users make: queues, failed messages and pauses.
+
+No code here is called while a worker runs messages.
+"""
 
 from __future__ import annotations
 
@@ -113,7 +116,7 @@ class Admin:
         return True
 
     def _select_unchanged(self, queue: OpenQueue, messages: Iterable[FinishedMessage]) -> Iterator[str]:
-        """Yield the ids of failed messages that are unchanged. Each is checked when the caller asks for it."""
+        """Yield the ids of failed messages that are unchanged. Each is checked when the caller requests it."""
         for message in messages:
             if (
                 message.state is State.FAILED
@@ -132,7 +135,7 @@ class Admin:
             locations = {parse_id(open_queue, one): one for one in await self._list(open_queue, selection.state)}
             sources = {one: self._remove_from(open_queue, one, location) for one, location in locations.items()}
         elif selection.unchanged is not None:
-            # From fail/ alone, which a requeued message has left.
+            # Only in fail/, which a requeued message has left.
             unchanged = self._select_unchanged(open_queue, selection.unchanged)
             sources = {one: self._remove_from(open_queue, one, (one, open_queue.dirs.fail)) for one in unchanged}
         else:
@@ -145,7 +148,7 @@ class Admin:
         """Remove a message, and return the directory that it was in. None: it is not stored."""
         if not is_usable_id(message_id):
             return None
-        # One pass can miss a message that a mover moves meanwhile.
+        # One pass can miss a message that a mover moves in the meantime.
         for _ in range(2):
             for _, location in self._browser.locations(queue, message_id):
                 if (source := self._remove_from(queue, message_id, location)) is not None:

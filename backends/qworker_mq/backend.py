@@ -1,8 +1,8 @@
-"""`mq:///root`: the directory of an mq server as a backend, next to running mq programs of other makes.
+"""`mq:///root`: the directory of an mq server as a backend, shared with other implementations of mq.
 
 Options: `peers=N` (number of other processes that fetch: take one of the N + 1 oldest), `sync=full|off`, `daemons=0`
-(leave new messages, and those that others fetched, to another mover and reaper), `delay=30` (seconds after which a
-message returns that another program fetched).
+(leave new messages, and those that other programs fetched, to another mover and reaper), `delay=30` (seconds after
+which a message returns that another program fetched).
 """
 
 from __future__ import annotations
@@ -59,13 +59,13 @@ class MqBackend(Backend):
         "priority": "mq has no priorities",
         "unique_key": "mq has no keys",
         "given_ids": "an mq id is a UUID; only such ids can be given",
-        "fields": "a message is its contents alone",
+        "fields": "a message consists of its contents only",
         "retry_errors": "the record of a message has one line of the error: the history keeps all of it",
-        "keep_done": "mq has no place for finished messages: its reaper unlinks what was acked",
-        "argv": "a message is its contents alone",
+        "keep_done": "mq cannot keep finished messages: its reaper unlinks acked ones",
+        "argv": "a message consists of its contents only",
     }
 
-    # Found by name: the ids that can be given although they deviate.
+    # It is found by its name: the ids that can be given although given ids are a deviation.
     takes_id = staticmethod(is_uuid)
 
     def __init__(self, url: BackendURL, *, clock: Clock = SYSTEM_CLOCK, remote_leases: bool = False) -> None:
@@ -130,7 +130,7 @@ class MqBackend(Backend):
         return durability_at(os.fspath(self._path), sync=self._options.sync)
 
     async def _shield(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run to the end what a cancellation must not cut in two."""
+        """Run to the end an operation that a cancellation must not interrupt."""
         task = asyncio.ensure_future(work)
         self._running.add(task)
         task.add_done_callback(self._running.discard)

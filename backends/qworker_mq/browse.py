@@ -1,4 +1,4 @@
-"""Reading the messages of a queue: nothing here is called while a worker runs messages."""
+"""Reading the messages of a queue. No code here is called while a worker runs messages."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Browser:
         self._reaper = reaper
 
     async def browse(self, queue: str, query: Query) -> AsyncIterator[list[StoredMessage]]:
-        """List a state, and read the messages that the query asks for."""
+        """List a state, and read the messages of the query."""
         open_queue = self._reaper.require_current(queue)
         found = (
             self._browse_rows(open_queue, query)
@@ -133,7 +133,7 @@ class Browser:
         return []
 
     async def _locations_by_id(self, queue: OpenQueue, state: State) -> dict[str, Location]:
-        """List the messages in a state. One that moves from new/ meanwhile is listed twice, and counts once."""
+        """List the messages in a state. One that moves from new/ in the meantime is listed twice, and counts once."""
         return {parse_id(queue, location): location async for location in self.list_state(queue, state)}
 
     def _order(self, queue: OpenQueue, state: State, location: Location) -> float:
@@ -206,7 +206,7 @@ class Browser:
 
 
 def parse_id(queue: OpenQueue, location: Location) -> str:
-    """Return the id in a file's name. Each kind of directory writes it in another way."""
+    """Return the id in a file's name. Each kind of directory writes it in a different way."""
     name, directory = location
     if directory == queue.dirs.due:
         return name.partition(".")[2]

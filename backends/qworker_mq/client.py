@@ -1,4 +1,4 @@
-"""An HTTP/1.1 client for one server: h11 has the protocol, and an asyncio stream or a blocking socket carries it."""
+"""An HTTP/1.1 client for one server: h11 implements the protocol, over an asyncio stream or a blocking socket."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _CHUNK = 1 << 16
 
 
 class ServerAddress(msgspec.Struct, frozen=True):
-    """The address of a server, and the token that it wants."""
+    """The address of a server, and the token that it requires."""
 
     host: str
     port: int
@@ -39,7 +39,7 @@ class ServerAddress(msgspec.Struct, frozen=True):
 
         Args:
             url: The URL.
-            token: The token if the URL has none.
+            token: The token to use if the URL has none.
 
         Raises:
             InvalidURL: There is no host, the port is not valid, or there is a path.
@@ -67,7 +67,7 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 class _RequestCodec:
-    """Encodes one request and decodes its response, without sending or receiving anything."""
+    """An encoder of one request and decoder of its response, which sends and receives nothing."""
 
     def __init__(self, connection: h11.Connection, address: ServerAddress, method: str, target: str) -> None:
         self._connection = connection

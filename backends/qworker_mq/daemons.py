@@ -1,8 +1,8 @@
 """The work of mq's daemons: new messages go to their queues, and removed ones are unlinked.
 
-A backend does this work itself with `Mover` and `Trash`, unless its URL has `daemons=0`. The commands
-`qworker mq mover` and `qworker mq reaper` run `DelayedMover` and `TrashCleaner` on the directories of a root. Unlike
-mq's own daemons they also take what was there before they started.
+A backend does this work itself with `Mover` and `Trash`, unless its URL has `daemons=0`. The commands `qworker mq
+mover` and `qworker mq reaper` run `DelayedMover` and `TrashCleaner` on the directories of a root. Unlike mq's own
+daemons they also take messages that were there before they started.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["DelayedMover", "Mover", "Trash", "TrashCleaner", "open_source", "run
 
 # A change so shortly before a listing (ns) may have the same time as one after it.
 _TICK_NS = 50_000_000
-# Seconds between listings that no notification asked for.
+# Seconds between listings that no notification caused.
 _RESCAN = 1.0
 # Seconds after which an unfinished publish belongs to a dead process.
 _STRAY = 36 * 3600.0
@@ -92,7 +92,10 @@ class Trash:
         self._unlinking: asyncio.Task[None] | None = None
 
     def unlink(self, names: list[str]) -> None:
-        """Unlink what this process has just moved to remove/, in a thread, because freeing blocks takes time."""
+        """Unlink the messages that this process has just moved to remove/.
+
+        It runs in a thread, because freeing blocks takes time.
+        """
         if not self._store.options.daemons or not names:
             return
         self._names.extend(names)
@@ -109,12 +112,12 @@ class Trash:
             try_unlink(name, self._store.root.remove)
 
     async def aclose(self) -> None:
-        """Wait for what is being unlinked."""
+        """Wait for the messages that are being unlinked."""
         if self._unlinking is not None:
             await asyncio.wait([self._unlinking])
 
     def sweep(self) -> None:
-        """Unlink everything in remove/, and what dead publishers left, at most once per minute."""
+        """Unlink everything in remove/, and the files of dead publishers, at most once per minute."""
         now = time.monotonic()
         if not self._store.options.daemons or now - self._swept_at < 60.0:
             return
@@ -157,7 +160,7 @@ def open_source(path: Path) -> int:
 
     Raises:
         UsageError: It is not a directory.
-        PermissionDenied: This user may not read it.
+        PermissionDenied: This user has no permission to read it.
     """
     with store_errors(f"open {path}"):
         try:
@@ -183,7 +186,7 @@ class DelayedMover:
         self._seen: dict[str, tuple[int, float]] = {}
 
     async def sweep(self) -> float:
-        """Move what is due, and return the seconds until more is."""
+        """Move due messages, and return the seconds until the next ones are due."""
         names = await list_names(self._source)
         present = set(names)
         for name in [name for name in self._seen if name not in present]:
@@ -242,7 +245,7 @@ class TrashCleaner:
         self._source = source
 
     async def sweep(self) -> float:
-        """Unlink what is there, and return the seconds until the next sweep."""
+        """Unlink the messages in it, and return the seconds until the next sweep."""
         for name in await list_names(self._source):
             if split_name(name) is None:
                 continue
@@ -256,7 +259,7 @@ class TrashCleaner:
 
 
 async def run_daemon(daemon: DelayedMover | TrashCleaner, source: int) -> None:
-    """Sweep at every change in `source`, and on a timer, until a signal comes."""
+    """Sweep at every change in `source`, and on a timer, until a signal arrives."""
     loop = asyncio.get_running_loop()
     changed = asyncio.Event()
     ended = False

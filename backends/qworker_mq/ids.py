@@ -67,7 +67,7 @@ def derive_uuid(original_id: str, ticks: int) -> str:
 
 
 def is_uuid(text: str) -> bool:
-    """Return whether `text` is a UUID as mq writes it: lower case, with hyphens."""
+    """Return whether `text` is a UUID in mq's notation: lower case, with hyphens."""
     return _UUID.fullmatch(text) is not None
 
 

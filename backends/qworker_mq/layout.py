@@ -2,7 +2,7 @@
 
     <root>/new/<queue>:<id>  queues/<queue>/<id>  delay/<queue>:<id>  remove/<queue>:<id>     mq's own
     <root>/.qworker/  format  tmp/<nonce>  lease/<queue>:<id>  due/<queue>/<due ms>.<id>
-                      fail/<queue>/<id>  reason/<queue>:<id>  down/<queue>  workers/<holder>  what mq has no place for
+                      fail/<queue>/<id>  reason/<queue>:<id>  down/<queue>  workers/<holder>  data that mq cannot store
 
 Every directory is opened once, as a directory and never through a link. Every name is then resolved below its
 descriptor.
@@ -63,7 +63,7 @@ def try_unlink(name: str, directory: int) -> bool:
     except FileNotFoundError:
         return False
     except IsADirectoryError:
-        # A foreign directory, which is not ours to empty.
+        # It is a directory of another program, which qworker must not empty.
         return False
     return True
 
@@ -130,7 +130,7 @@ class Root:
         try:
             fd = os.open("format", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=own)
         except FileNotFoundError:
-            # Two first openers write the same byte.
+            # Two first openers may write here. They write the same byte.
             fd = os.open("format", os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=own)
             try:
                 os.write(fd, f"{_FORMAT}\n".encode())
@@ -141,7 +141,7 @@ class Root:
             text = os.read(fd, 32).strip()
         finally:
             os.close(fd)
-        # Empty: another process is creating it.
+        # An empty file means that another process is creating it.
         if text and (not text.isdigit() or int(text) > _FORMAT):
             raise FormatTooNew(
                 f"{self.path} has format {text.decode(errors='replace')!r}, "

@@ -75,7 +75,7 @@ async def _lease_ready(
                 await asyncio.sleep(0)
                 until = time.monotonic() + SLICE
     except BaseException:
-        # Cancelled, or the store failed: the caller does not get these leases.
+        # The call was cancelled, or the store failed: the caller does not get these leases.
         _release_all(store, queue, leases)
         raise
     finally:
@@ -159,7 +159,7 @@ def _release_all(store: Store, queue: OpenQueue, leases: Sequence[Lease]) -> Non
             if settle_one(store, Settlement(lease=lease, action=SettleAction.RELEASE), queue.dirs):
                 queue.window.add(lease.message.id)
         except MessageLocked:
-            # It expires.
+            # The lease ends when it expires.
             continue
 
 

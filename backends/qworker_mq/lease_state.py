@@ -1,8 +1,8 @@
-"""What mq has no place for, in `.qworker/lease/<queue>:<id>`: tries, and the lease with its token and expiry.
+"""The data that mq cannot store, in `.qworker/lease/<queue>:<id>`: tries, and the lease with its token and expiry.
 
 A state is written in place by one call, always at the same length, and only under the message's lock (see
-`message_lock`), so that no reader sees half of one. A store that is full takes no new state. It is then kept in this
-process, which can still work the queue empty. To other processes such a lease looks like that of a foreign server.
+`message_lock`), so that no reader sees half of one. A full store accepts no new state. It is then kept in this process,
+which can still empty the queue. To other processes such a lease looks like that of a foreign server.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class LeaseState(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True):
         return LeaseState(
             tries=self.tries if tries is None else tries,
             token=self.token,
-            # The length of a state is bounded, and with it the text. The full error of a failure has a file of its own.
+            # The length of a state is bounded, and so is the text. The full error of a failure has its own file.
             error=self.error if error is None else summary(error)[:200],
             origin=self.origin,
         )

@@ -2,8 +2,8 @@
 
 Each transition of a message is one rename, made under the message's lock and conditional on the lease's token. The lock
 is a flock on the message's file. It is held for the few system calls of one transition, never while a handler works. It
-makes "the token is still valid" and the rename one step among qworker processes. mq's own programs know no locks and no
-tokens. What they did since the lease shows in the file's change time, which every rename sets.
+makes the check of the token and the rename one step among qworker processes. mq's own programs know no locks and no
+tokens. The file's change time shows what they have done since the lease, because every rename sets it.
 
 A crash between the lease state and the rename of one transition leaves a message that no process has leased.
 `StoreReaper` returns it.

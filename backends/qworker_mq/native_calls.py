@@ -1,4 +1,4 @@
-"""Calls of the endpoints that a qworker server has besides mq's, below `/-/`."""
+"""Calls of the endpoints that a qworker server has in addition to mq's, below `/-/`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 _LONGEST_WAIT = 20.0
-# An extension must fail while there is time left to cancel the handler.
+# Seconds. An extension must fail while there is time left to cancel the handler.
 _EXTEND = 5.0
 # Bytes of bodies in one request. Base64 makes them a third longer.
 _BATCH = 4 << 20

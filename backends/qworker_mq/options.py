@@ -13,15 +13,15 @@ __all__ = ["MqOptions"]
 
 
 class MqOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What a URL asks for.
+    """The options of a URL.
 
     Attributes:
         peers: Number of other processes that fetch from the same queues. See `Window`.
         sync: Whether publishes and settlements are synced.
-        daemons: Whether this process does the work of mq's mover and reaper. If not, others move new messages to their
-            queues, return messages that foreign programs fetched, and unlink removed ones.
+        daemons: Whether this process does the work of mq's mover and reaper. If not, other processes move new messages
+            to their queues, return messages that foreign programs fetched, and unlink removed ones.
         delay: Seconds after which a message returns that a foreign program fetched. A lease of this length that belongs
-            to no process is what the fetch of an mq server is. It needs no state: its token is the file's change time.
+            to no process is equal to the fetch of an mq server. It needs no state: its token is the file's change time.
     """
 
     peers: int

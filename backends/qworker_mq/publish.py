@@ -29,7 +29,7 @@ class _NewMessage(msgspec.Struct, kw_only=True, eq=False):
     """A message that is written and not yet visible."""
 
     id: str
-    # Its name in tmp/. Empty: it is not there any more.
+    # Its name in tmp/. Empty: it is not in tmp/ any more.
     tmp: str
     fd: int
     tries: int
@@ -91,7 +91,7 @@ class Publisher:
         """Return the id that a message must have: given, or derived from its id in another store. None: any."""
         if draft.id is not None or draft.original_id is None or draft.enqueued_at is None:
             return draft.id
-        # No two get the same time: their ids must keep the order in which they are published.
+        # No two messages get the same time, because their ids must keep the order in which they are published.
         self._last_ticks = max(to_ticks(draft.enqueued_at), self._last_ticks + 1)
         return derive_uuid(draft.original_id, self._last_ticks)
 

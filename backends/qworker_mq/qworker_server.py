@@ -1,7 +1,7 @@
 """`mq+http://[:TOKEN@]host[:port]` and `mq+https:`: the queues of a server, such as `qworker serve`.
 
-The token can also come from QWORKER_HTTP_TOKEN. A server of another make, which has only mq's endpoints, is reached
-with `?standard_only=1` (see `standard_server`).
+The token can also come from QWORKER_HTTP_TOKEN. A server of another implementation, which has only mq's endpoints, is
+reached with `?standard_only=1` (see `standard_server`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class _ServerInfo(msgspec.Struct):
 
 
 class QworkerServerBackend(Backend):
-    """The queues of a qworker server. They do what its backend does.
+    """The queues of a qworker server. They have the behaviour of its backend.
 
     Args:
         url: The server.
@@ -42,7 +42,7 @@ class QworkerServerBackend(Backend):
         remote_leases: See `Backend.from_url`.
     """
 
-    deviations: ClassVar[Mapping[str, str]] = {"keep_done": "the URL that the server runs with says what is kept"}
+    deviations: ClassVar[Mapping[str, str]] = {"keep_done": "the server's own URL decides which messages are kept"}
 
     def __init__(self, url: BackendURL, *, clock: Clock = SYSTEM_CLOCK, remote_leases: bool = False) -> None:
         self._server = ServerClient(url)

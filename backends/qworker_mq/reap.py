@@ -19,10 +19,10 @@ __all__ = ["StoreReaper"]
 
 
 class _ObservedLease(msgspec.Struct, frozen=True, kw_only=True):
-    """A leased message as this process saw it first.
+    """A leased message as this process first saw it.
 
-    It expires when it has stayed unchanged for `length` seconds of the monotonic clock. No step of any clock ends a
-    live lease early: the wall clock's times are compared with nothing but themselves.
+    It expires when it has stayed unchanged for `length` seconds of the monotonic clock. So no step of any clock ends a
+    live lease early: the wall clock's times are only compared with one another.
     """
 
     # Token, expiry and change time.
@@ -49,7 +49,11 @@ class StoreReaper:
         self._observed: dict[str, _ObservedLease] = {}
 
     def reap(self, queue: str) -> int:
-        """Return expired and due messages to their queue, do the daemons' work, and count what became ready."""
+        """Return expired and due messages to their queue, and do the daemons' work.
+
+        Returns:
+            The number of messages that became ready.
+        """
         self._mover.sweep()
         self._trash.sweep()
         open_queue = self._store.get(queue)
@@ -81,7 +85,7 @@ class StoreReaper:
         return count
 
     def note(self, lease: MqLease, visibility: float, holder: str) -> None:
-        """Note a lease that this process took or extended. Any thread can call it."""
+        """Record a lease that this process took or extended. Any thread can call it."""
         name = f"{lease.message.queue}:{lease.message.id}"
         self._observed[name] = _ObservedLease(
             version=(lease.token, lease.expires_at, lease.moved) if lease.has_state else (0, 0.0, lease.moved),
@@ -141,7 +145,8 @@ class StoreReaper:
         observed = _ObservedLease(
             version=version,
             since=now,
-            # A message without a lease of ours was fetched by another program, or a crash cut its transition short.
+            # A message without a lease of qworker was fetched by another program, or a crash interrupted its
+            # transition.
             length=state.visibility if is_ours else self._foreign_delay,
             holder=state.holder if is_ours else "",
         )

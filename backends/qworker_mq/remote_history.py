@@ -1,4 +1,4 @@
-"""The history of a qworker server, over HTTP: the server keeps what a worker here records."""
+"""The history of a qworker server, over HTTP: the server keeps the events that a worker here records."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class RemoteHistory(HistoryStore):
             self._log.warning(events.HISTORY_RESUMED, server=self._server.url)
 
     async def aclose(self) -> None:
-        """Wait up to 2 s for what is being sent."""
+        """Wait up to 2 s for the batch that is being sent."""
         if self._sender is not None:
             sender = self._sender
             if not self._paused:
@@ -107,10 +107,10 @@ class RemoteHistory(HistoryStore):
         return page.events, page.after
 
     async def delete_before(self, log: str, position: str) -> None:
-        """Ask the server to remove them."""
+        """Ask the server to remove the events."""
         await self._server.ask("POST", f"/-/-history/{check_queue(log)}/forget", {"until": position})
 
     async def for_message(self, queue: str, message_id: str) -> list[Event]:
-        """Ask the server."""
+        """Ask the server for the events."""
         target = f"/-/{check_queue(queue)}/messages/{quote(message_id, safe='')}/history"
         return decode(await self._server.ask("GET", target), list[Event])

@@ -1,4 +1,4 @@
-"""Requests to one server, whose answers are checked: what both backends for servers share."""
+"""Requests to one server, whose answers are checked. Both backends for servers share this code."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _JSON = {"content-type": "application/json"}
 
 
 class ServerClient:
-    """Sends requests to one server, and raises the errors that it answers with.
+    """A client that sends requests to one server, and raises the errors in its answers.
 
     Args:
         url: URL of the server. QWORKER_HTTP_TOKEN has the token if the URL has none.
@@ -74,7 +74,7 @@ class ServerClient:
 
         Args:
             answer: The answer.
-            queue: The queue that was asked for, for the error.
+            queue: The queue of the request, for the error.
 
         Raises:
             BackendError: The error that the server's backend raised.
@@ -101,7 +101,7 @@ def decode(answer: Answer, kind: type[T]) -> T:
     """Decode the JSON of an answer.
 
     Raises:
-        BackendUnavailable: It is not what this kind of answer has.
+        BackendUnavailable: It does not have the form of this kind of answer.
     """
     try:
         return msgspec.json.decode(answer.body, type=kind)
@@ -112,7 +112,7 @@ def decode(answer: Answer, kind: type[T]) -> T:
 async def keep_or_release(
     leasing: Coroutine[Any, Any, list[Lease]], settle: Callable[[Sequence[Settlement]], Awaitable[object]]
 ) -> list[Lease]:
-    """Return the leases that a request gets. If this call is cancelled, wait for them and release them."""
+    """Return the leases of a request. If this call is cancelled, wait for them and release them."""
     task = asyncio.ensure_future(leasing)
     try:
         return await asyncio.shield(task)

@@ -58,7 +58,7 @@ async def _settle_when_unlocked(store: Store, settlement: Settlement, dirs: Queu
 
 
 def _note_settled(store: Store, queue: OpenQueue, settlement: Settlement, acked: list[str]) -> set[int]:
-    """Note what a settlement did, and return the directories to sync."""
+    """Record what a settlement did, and return the directories to sync."""
     message = settlement.lease.message
     if settlement.action is SettleAction.ACK:
         acked.append(f"{message.queue}:{message.id}")
@@ -107,7 +107,7 @@ def _ack(store: Store, name: str) -> bool:
 
 
 def _fail(store: Store, name: str, message_id: str, dirs: QueueDirs, state: LeaseState, error: str) -> bool:
-    # The reason first: a message in fail/ always has one.
+    # The reason is written first: a message in fail/ always has one.
     _write_reason(store, name, error)
     store.lease_states.write(name, state.without_lease())
     return try_rename(name, store.root.delay, message_id, dirs.fail)
@@ -125,9 +125,9 @@ def release(store: Store, name: str, message_id: str, dirs: QueueDirs, after: Le
         due_at: When it becomes ready, in Unix seconds. 0: now.
 
     Returns:
-        Whether it was still there. If not, a foreign program has moved it.
+        Whether the message was still in delay/. If not, a foreign program has moved it.
     """
-    # The state first: a stale holder finds its lease ended before the message can be leased again.
+    # The state is written first: a stale holder finds its lease ended before the message can be leased again.
     store.lease_states.write(name, after)
     if due_at:
         return try_rename(name, store.root.delay, f"{int(due_at * 1000)}.{message_id}", dirs.due)
@@ -135,13 +135,13 @@ def release(store: Store, name: str, message_id: str, dirs: QueueDirs, after: Le
 
 
 def move_to_failed(store: Store, name: str, directory: int, queue: OpenQueue, message_id: str) -> None:
-    """Move what is not a regular file to the failed messages, with the reason."""
+    """Move a file that is not regular to the failed messages, with the reason."""
     _write_reason(store, f"{queue.name}:{message_id}", "this is not a regular file, so it is not a message")
     try_rename(name, directory, message_id, queue.dirs.fail)
 
 
 def _write_reason(store: Store, name: str, error: str) -> None:
-    """Keep why a message failed. If the store is full, the message is kept without it."""
+    """Store the reason of a failure. If the store is full, the message is kept without it."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         fd = os.open(name, flags, 0o600, dir_fd=store.root.reason)

@@ -1,7 +1,7 @@
-"""`mq+http://host?standard_only=1`: a server of another make, with mq's six endpoints and nothing else.
+"""`mq+http://host?standard_only=1`: a server of another implementation, with mq's six endpoints and nothing else.
 
 It knows no tokens, no tries and no failures. Its mover's delay is the visibility timeout of every message, whatever the
-caller asks for. A message that failed temporarily is left to that mover. A message that failed permanently is put into
+caller requests. A message that failed temporarily is left to that mover. A message that failed permanently is put into
 the queue `<queue>failed` before it is deleted, because nothing is deleted silently.
 """
 
@@ -54,9 +54,9 @@ class StandardServerBackend(Backend):
         "priority": "mq has no priorities",
         "unique_key": "mq has no keys",
         "given_ids": "the server makes the ids",
-        "fields": "a message is its contents alone",
-        "keep_done": "mq has no place for finished messages: its reaper unlinks what was acked",
-        "argv": "a message is its contents alone",
+        "fields": "a message consists of its contents only",
+        "keep_done": "mq cannot keep finished messages: its reaper unlinks acked ones",
+        "argv": "a message consists of its contents only",
         "delay": "mq publishes at once",
         "fifo": "a server with peers takes one of the first at random",
         "tries_carried": "mq counts no tries",
@@ -146,7 +146,7 @@ class StandardServerBackend(Backend):
         await asyncio.sleep(min(timeout, _POLL * random.uniform(0.5, 1.0)))
 
     def extend(self, leases: Sequence[Lease], visibility: float) -> list[Lease]:
-        """Extend nothing. A lease is lost when the time that was asked for is over."""
+        """Extend nothing. A lease is lost when the requested time is over."""
         now = time.time()
         return [lease for lease in leases if lease.expires_at <= now]
 
@@ -202,14 +202,14 @@ class StandardServerBackend(Backend):
 
     async def find(self, queue: str, ids: Sequence[str]) -> list[StoredMessage]:
         """Refuse: the server shows no messages."""
-        _refuse("look at messages")
+        _refuse("read messages")
 
     async def requeue(self, queue: str, selection: Selection) -> int:
         """Refuse: the server has no failed messages."""
         _refuse("requeue")
 
     async def remove(self, queue: str, selection: Selection) -> int:
-        """Delete messages by their ids. The server does not report whether they were there."""
+        """Delete messages by their ids. The server does not report whether they existed."""
         if selection.ids is None:
             _refuse("remove messages otherwise than by their ids")
         for message_id in selection.ids:

@@ -58,7 +58,7 @@ class Store:
     """
 
     def __init__(self, path: Path, clock: Clock, options: MqOptions, *, has_remote_holders: bool) -> None:
-        # No lease can be taken without it. An error here is better than a worker that waits for ever.
+        # Without the boot id no lease can be taken. An error here is better than a worker that waits for ever.
         boot_id()
         raise_file_limit()
         self.clock = clock
@@ -126,7 +126,7 @@ class Store:
         """Return whether a message is stored, in any state."""
         root, dirs = self.root, queue.dirs
         name = f"{queue.name}:{message_id}"
-        # In the direction in which messages move, twice: one that moves on meanwhile is found in the second pass.
+        # In the direction in which messages move, twice: one that moves on in the meantime is found in the second pass.
         places = [(message_id, dirs.ready), (name, root.delay), (name, root.new), (message_id, dirs.fail)] * 2
         return (
             queue.due.get(message_id) is not None
@@ -155,7 +155,7 @@ class Store:
 
     @contextmanager
     def listen(self, queues: Sequence[str]) -> Generator[asyncio.Event]:
-        """Give an event that `wake` and changes in the directories set."""
+        """Yield an event that `wake` and changes in the directories set."""
         row = (frozenset(queues), asyncio.Event())
         self._waiting.add(row)
         try:
@@ -179,9 +179,9 @@ class Store:
     # -- holder ------------------------------------------------------------------------------------------------------
 
     def holder(self) -> str:
-        """Return the name that this process's leases carry. Its liveness file is created at the first call.
+        """Return the name of this process in its leases. Its liveness file is created at the first call.
 
-        Leases of remote holders carry none: they end by time alone.
+        Leases of remote holders have no name: they end by time alone.
         """
         if self._has_remote_holders:
             return ""

@@ -1,4 +1,4 @@
-"""Waiting for something to lease."""
+"""Waiting for a message to lease."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from qworker_mq.store import Store
 
 __all__ = ["wait_for_work"]
 
-# Seconds between checks that need no wake-up, and while a change may be too young to show.
+# Seconds between checks that need no wake-up, and while a change may be too recent to show.
 _RESCAN = 1.0
 _UNSTABLE = 0.05
 
@@ -57,7 +57,7 @@ async def _seconds_until_work(
 
 
 async def _wait_for_event(event: asyncio.Event, timeout: float) -> bool:
-    """Wait for an event, and return whether it came."""
+    """Wait for an event, and return whether it was set."""
     try:
         async with asyncio.timeout(timeout):
             await event.wait()

@@ -18,11 +18,12 @@ __all__ = ["SLICE", "Window", "iterate_names", "read_order"]
 _LIMIT = 50_000
 # Seconds after which a long piece of work lets the event loop run.
 SLICE = 0.002
-# A change less than this before a listing (ns) may carry the same time stamp as one after it.
+# A change less than this before a listing (ns) may have the same time stamp as one after it.
 _TICK_NS = 50_000_000
-# Seconds after which a listing is repeated whatever the change times are: the clock of a file server is not ours.
+# Seconds after which a listing is repeated whatever the change times are, because a file server has a different clock.
 _RESCAN = 1.0
-# A listing is repeated early, to find what other processes returned, if that costs at most this part of the time.
+# A listing is repeated early, to find messages that other processes returned, if that costs at most this part of the
+# time.
 _SHARE = 0.02
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
@@ -148,7 +149,7 @@ class Window:
         self._cost = self._listed_at - started
 
     def _keep(self, rows: list[tuple[int, str]]) -> None:
-        # The listing may have missed what was added while it ran. What it found again is not added twice.
+        # The listing may have missed messages that were added while it ran. Those that it found are not added twice.
         found = set(rows)
         for row in self._heap:
             if row not in found and (self._cut is None or row < self._cut):

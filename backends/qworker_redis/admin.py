@@ -1,4 +1,4 @@
-"""Queues as administrators see them: create, delete, count, pause, requeue and remove."""
+"""The administration of queues: create, delete, count, pause, requeue and remove."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def make_stats(queue: str, counts: Sequence[int], since: float | None, retention
         queue: Name of the queue.
         counts: The numbers of the script's answer.
         since: When the oldest ready message was enqueued.
-        retention: How long the queue keeps what is finished.
+        retention: How long the queue keeps finished messages.
     """
     ready, leased, delayed, done, failed, paused, now = counts
     return QueueStats(
@@ -112,7 +112,7 @@ async def set_paused(pool: ConnectionPool, queue: str, paused: bool) -> None:
 async def requeue(
     pool: ConnectionPool, queue: str, selection: Selection, stats: Callable[[str], Awaitable[QueueStats]]
 ) -> int:
-    """Make failed messages ready again, with no tries."""
+    """Make failed messages ready again, with tries 0."""
     selection.require_failed()
     if selection.state is not None:
         return await _count_all(pool, "requeue", queue, (), (await stats(queue)).failed)
@@ -161,7 +161,7 @@ async def remove(
 
 
 async def _count_all(pool: ConnectionPool, name: str, queue: str, arguments: tuple[Argument, ...], there: int) -> int:
-    """Let a script take the messages that are there, in batches. Later ones may stay, or this might never end."""
+    """Let a script take the present messages, in batches. Later messages may stay, or this might never end."""
     total = 0
     while total < there:
         count = await _count(pool, name, queue, (*arguments, min(there - total, BATCH)))
@@ -177,9 +177,9 @@ def discard_call(found: Sequence[FinishedMessage]) -> Call:
 
 
 def in_batches(chosen: Iterable[T]) -> list[list[T]]:
-    """Divide what is chosen, each once, into batches for one script call.
+    """Divide the items, each once, into batches for one script call.
 
-    There is at least one batch, because its call finds out whether the queue exists.
+    There is at least one batch, because its call checks whether the queue exists.
     """
     unique = list(dict.fromkeys(chosen))
     return [unique[first : first + BATCH] for first in range(0, max(1, len(unique)), BATCH)]

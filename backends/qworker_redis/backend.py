@@ -63,7 +63,7 @@ class RedisBackend(Backend):
 
         `redis://[user:password@]host[:port][/db]` has the options `timeout`, `retry_timeout`, `min_replicas`,
         `keep_done` and `keep_failed`, and for TLS `tls_ca`, `tls_cert`, `tls_key` and `tls_verify`; see docs/redis.md.
-        All times are the server's. The clock only finds out whether the server's clock was set.
+        All times are the server's. The clock only shows whether the server's clock was set.
         """
         return cls(Options.parse(url), clock=clock, remote_leases=remote_leases)
 
@@ -99,7 +99,7 @@ class RedisBackend(Backend):
     # -- consuming ---------------------------------------------------------------------------------------------------
 
     async def lease(self, queue: str, limit: int, visibility: float, timeout: float = 0.0) -> list[Lease]:
-        """Lease messages. With a timeout, one trip waits and leases."""
+        """Lease messages. With a timeout, one round trip waits and leases."""
         check_queue(queue)
         check_limit(limit)
         if timeout > 0:
@@ -121,7 +121,7 @@ class RedisBackend(Backend):
         return await self._settler.settle(settlements)
 
     async def reap(self, queue: str) -> int:
-        """Make expired and due messages ready, and remove finished ones in time."""
+        """Make expired and due messages ready, and remove finished messages whose retention has ended."""
         return await self._reaper.reap(check_queue(queue))
 
     # -- queues ------------------------------------------------------------------------------------------------------
@@ -164,7 +164,7 @@ class RedisBackend(Backend):
         return read(self._pool, queue, query)
 
     async def parts(self, queue: str, state: State, count: int) -> list[str]:
-        """Return make_shares of the ids."""
+        """Return shares of the ids."""
         await read_rows(self._pool, "stats", queue, ())
         return make_shares(count)
 
@@ -173,14 +173,14 @@ class RedisBackend(Backend):
         return await find(self._pool, queue, ids, parse_stored)
 
     async def requeue(self, queue: str, selection: Selection) -> int:
-        """Make failed messages ready again, with no tries."""
+        """Make failed messages ready again, with tries 0."""
         return await requeue(self._pool, queue, selection, self.stats)
 
     async def remove(self, queue: str, selection: Selection) -> int:
         """Delete messages."""
         return await remove(self._pool, queue, selection, self.stats, discard_call)
 
-    # -- besides the contract (qworker/backend/offers.py) --------------------------------------------------------------
+    # -- beyond the contract (qworker/backend/offers.py) ---------------------------------------------------------------
 
     @classmethod
     async def doctor(cls, url: BackendURL) -> list[Check]:

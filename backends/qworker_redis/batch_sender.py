@@ -1,8 +1,8 @@
-"""Group commit: what arrives while one batch for a queue is being sent becomes the next batch.
+"""Group commit: items that arrive while one batch for a queue is being sent become the next batch.
 
 One batch at a time keeps the order of a publisher over reconnections. It also lets the server keep the answer of the
 last batch only, under the key `mark:...`. If an answer was lost, the batch is sent again with the same sequence number,
-and the server gives that answer.
+and the server returns that answer.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class RetryToken:
         return str(self._sequence)
 
     def keep(self) -> None:
-        """Keep the last answer, because it may be asked for later. The next answers get another key."""
+        """Keep the last answer, because it may be requested later. The next answers get another key."""
         self._epoch += 1
         self.key = f"mark:{self._name}:{self._epoch}"
 
@@ -80,7 +80,7 @@ class BatchSender(Generic[Item, Result]):
             self._busy = False
 
     async def _drain(self) -> None:
-        """Send what has arrived meanwhile, until nothing has."""
+        """Send the items that have arrived in the meantime, until there are none."""
         try:
             while self._waiting:
                 gathered, self._waiting = self._waiting, []

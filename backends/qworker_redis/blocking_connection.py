@@ -20,9 +20,9 @@ class BlockingConnection:
     """A connection that one thread at a time uses.
 
     Args:
-        options: How to connect.
+        options: The options of the connection.
         address: The server.
-        sentinel: Whether the server is a sentinel, which has a password of its own and no databases.
+        sentinel: Whether the server is a sentinel, which has its own password and no databases.
 
     Raises:
         BackendUnavailable: The server cannot be reached.

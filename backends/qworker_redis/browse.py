@@ -28,7 +28,7 @@ __all__ = [
 
 # Messages in one script call, which blocks all other clients of the server.
 _BATCH = 500
-# The same before their size is known.
+# The number of messages in one call before their size is known.
 _FIRST = 100
 # The most rows of a list.
 _MOST_ROWS = 1 << 48
@@ -52,12 +52,12 @@ async def browse_pages(
     parse: Parse,
     moving: frozenset[State],
 ) -> AsyncIterator[list[StoredMessage]]:
-    """Yield the messages of a state in its order. A page is one call, and begins where the one before it has ended.
+    """Yield the messages of a state in its order. A page is one call, and begins where the one before it ended.
 
     Args:
         pool: The connections of the backend.
         queue: Name of the queue.
-        query: What to yield.
+        query: The query.
         start: Returns the arguments of the script `look` that say where the first page begins.
         parse: Parses the answers of the script.
         moving: The states in which a page can show a message again.
@@ -76,7 +76,7 @@ async def browse_pages(
         if reply[0] == 1 or left == 0:
             return
         after = tuple(cast("list[bytes | int]", reply[0]))
-        # Not more than a page holds, estimated from the size of the last messages.
+        # No more messages than a page holds, estimated from the size of the last messages.
         size = sum(len(stored.message.body) for stored in seen) // max(1, len(seen))
         count = max(1, min(_BATCH, PAGE_BYTES // max(1, size)))
 
@@ -127,7 +127,7 @@ def parse_stored(queue: str, reply: Sequence[Reply], positions: bool) -> Iterato
         try:
             message = decode(queue, message_id, value)
         except BackendError:
-            # Shown as it is, so that it can be seen and removed.
+            # The message is shown as it is, so that it can be seen and removed.
             message = Message(id=message_id, queue=queue, body=value)
         position = _position(state, message_id, place.decode()) if positions else None
         yield make_stored(message, state, when, claim, error, position)
@@ -136,7 +136,7 @@ def parse_stored(queue: str, reply: Sequence[Reply], positions: bool) -> Iterato
 def make_stored(
     message: Message, state: State, when: float, claim: bytes, error: bytes, position: str | None
 ) -> StoredMessage:
-    """Make a stored message. `when` is the time that orders its state, in seconds. 0: it has none."""
+    """Make a stored message. `when` is the time that orders its state, in seconds. 0: no time."""
     return StoredMessage(
         message=message,
         state=state,

@@ -54,7 +54,7 @@ _read_done = msgspec.json.Decoder(LoadDone).decode
 
 
 class RedisBulkStore:
-    """The bulk writes of a Redis; see `qworker.bulk.contract.BulkStore`.
+    """The bulk writes of a Redis, as a `qworker.bulk.contract.BulkStore`.
 
     Args:
         store: The store of the backend.
@@ -85,7 +85,7 @@ class RedisBulkWriter(BulkWriter):
     Args:
         store: The store of the backend.
         register: Its register of queues.
-        queue: Where the messages go.
+        queue: The queue of the messages.
         load: The load's name.
     """
 
@@ -96,11 +96,11 @@ class RedisBulkWriter(BulkWriter):
         self._register = register
 
     async def done(self, step: int) -> LoadDone | None:
-        """Ask for the mark."""
+        """Read the mark."""
         return (await self._seal(step, b""))[0]
 
     async def sealed(self, step: int) -> Manifest | None:
-        """Ask for the seal."""
+        """Read the seal."""
         _, seal = await self._seal(step, b"")
         return _read_manifest(seal[1:]) if seal.startswith(_SEALED) else None
 
@@ -148,14 +148,14 @@ class RedisBulkWriter(BulkWriter):
         keys = [queue_key(self.queue, self._list(name.decode())) for name in names]
         for first in range(0, len(keys), BATCH):
             await self._command("UNLINK", *keys[first : first + BATCH])
-        # Last: as long as it exists, the lists can be found.
+        # The set comes last: as long as it exists, the lists can be found.
         await self._command("UNLINK", queue_key(self.queue, self._run(run)))
 
     # -- committing --------------------------------------------------------------------------------------------------
 
     async def seal(self, step: int, partitions: Sequence[StagedPartition]) -> Manifest | None:
         """Write the seal, keep its lists from expiring, then let it count."""
-        # First, because incomplete loads are looked for in the listed queues.
+        # This comes first, because incomplete loads are searched for in the listed queues.
         await self._register.create(check_queue(self.queue))
         ours = _encode(Manifest(step=step, sealed_at=time.time(), partitions=sort_partitions(partitions)))
         while True:
@@ -165,7 +165,8 @@ class RedisBulkWriter(BulkWriter):
             manifest = _read_manifest(seal[1:])
             if seal.startswith(_SEALED):
                 return manifest
-            # Ours, or one of another run that stopped here. It counts if its lists exist: nothing of it is published.
+            # The seal is this run's, or that of another run that stopped here. It counts if its lists exist: nothing of
+            # it is published.
             absent = await self._persist(manifest)
             await self._seal(step, (b"=" if absent is None else b"!") + seal[1:])
             if absent is not None and seal[1:] == ours:
@@ -210,7 +211,7 @@ class RedisBulkWriter(BulkWriter):
     # -- the server --------------------------------------------------------------------------------------------------
 
     async def _script(self, name: str, arguments: Sequence[Argument], *keys: str) -> Reply:
-        """Run a script that can be repeated, until the number of replicas that the URL asks for have its writes."""
+        """Run a script that can be repeated, until the number of replicas that the URL requires have its writes."""
 
         def attempt(connection: Connection, again: bool) -> Awaitable[Reply]:
             del again
@@ -232,7 +233,7 @@ class RedisBulkWriter(BulkWriter):
 
 
 async def delete_staged(pool: ConnectionPool, queue: str) -> None:
-    """Delete what seals keep from expiring. What is not sealed expires by itself."""
+    """Delete the lists that seals keep from expiring. Lists that are not sealed expire by themselves."""
     keys: set[bytes] = set()
     for seal, _ in _parse_seals(await _read_seals(pool, queue)):
         for partition in seal.manifest.partitions:
@@ -246,7 +247,7 @@ async def delete_staged(pool: ConnectionPool, queue: str) -> None:
 
 
 async def _read_seals(pool: ConnectionPool, queue: str) -> list[bytes]:
-    """Read the hash of seals: names and manifests in turns."""
+    """Read the hash of seals: names and manifests alternate."""
     return cast("list[bytes]", await pool.command(queue_slot(queue), "HGETALL", queue_key(queue, "seals")))
 
 
@@ -258,6 +259,6 @@ def _parse_seals(fields: Sequence[bytes]) -> Iterator[tuple[IncompleteLoad, byte
 
 
 def _row(draft: Draft) -> bytes:
-    """Encode a draft as it waits in a list."""
+    """Encode a draft in the form in which it waits in a list."""
     _, special, rest = encode("", draft)
     return _LENGTH.pack(len(special)) + special + rest if special else _PLAIN + rest

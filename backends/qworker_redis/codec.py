@@ -1,4 +1,4 @@
-"""The value of a message in Redis: what the scripts read (`lua/common.lua`), what only clients read, and the body."""
+"""The value of a message in Redis: a part for scripts (`lua/common.lua`), a part for clients only, and the body."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from qworker.names import check_key
 
 __all__ = ["PlainDraft", "decode", "encode", "read_enqueued_at"]
 
-# Tries, order in microseconds, priority, flags. The scripts put the first two in front of what `encode` makes.
+# Tries, order in microseconds, priority, flags. The scripts put the first two in front of the value from `encode`.
 _HEAD = struct.Struct(">HQBB")
 # Tries, delay and due time in microseconds, priority; then the key.
 _SPECIAL = struct.Struct(">HQQB")
@@ -27,7 +27,7 @@ class _Extra(msgspec.Struct, array_like=True):
     """The parts of a message that few messages have."""
 
     enqueued_at: float | None = None
-    # Other programs may have written them, so that they need not be UTF-8.
+    # Other programs may have written them, so they need not be UTF-8.
     arguments: tuple[bytes, ...] = ()
     fields: dict[str, str] | None = None
 
@@ -37,7 +37,10 @@ _extra_decoder = msgspec.msgpack.Decoder(_Extra)
 
 
 def encode(message_id: str, draft: Draft) -> PlainDraft:
-    """Encode a draft for the publish script: its id, what is special about it (empty: nothing), and its value.
+    """Encode a draft for the publish script, and return three parts.
+
+    Returns:
+        Its id, its unusual properties (empty if it has none), and its value.
 
     Raises:
         InvalidName: The key is too long.
@@ -61,7 +64,7 @@ def _special(draft: Draft) -> bytes:
     if not 0 <= draft.priority <= 9:
         raise NotSupported(f"priority must be from 0 to 9 (got {draft.priority})")
     key = b"" if draft.unique_key is None else check_key(draft.unique_key).encode(errors="surrogateescape")
-    # A due time in the past is a due time. 0 says that there is none.
+    # A due time in the past is a due time. 0 means that there is no due time.
     due = 0 if draft.due_at is None else max(1, int(draft.due_at * 1e6))
     return _SPECIAL.pack(min(draft.tries, 0xFFFF), max(0, int(draft.delay * 1e6)), due, draft.priority) + key
 

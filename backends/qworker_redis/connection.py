@@ -1,7 +1,7 @@
-"""One connection to a Redis server: commands are sent as they come, answers arrive in their order.
+"""One connection to a Redis server: commands are sent when they arrive, and answers come in the same order.
 
-The general client library spends some 150 us of CPU on a command; this spends about 10, because it does only what
-queues need.
+The general client library needs about 150 us of CPU for a command. This code needs about 10 us, because it does only
+what queues need.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ __all__ = ["Argument", "Connection", "connect", "hello_commands", "ignore_result
 
 Argument = bytes | str | int | float
 
-# Its own annotation speaks of one argument, and of no result.
+# Its own annotation has one argument and no result.
 pack = cast("Callable[[tuple[Argument, ...]], bytes]", hiredis.pack_command)  # pyright: ignore[reportUnknownMemberType]
 
-# The part of the time for a connection in which its TLS must be agreed on.
+# The part of the time for a connection within which its TLS handshake must finish.
 _HANDSHAKE = 0.8
 
 _Pending = tuple["asyncio.Future[Reply]", float]
 
 
 def unreachable(options: Options, address: Address, error: BaseException) -> BackendUnavailable:
-    """Return the error that says error_text there is no connection, and what to do."""
+    """Return the error that says why there is no connection, and what to do."""
     if isinstance(error, ssl.SSLCertVerificationError):
-        reason = f"its certificate is not trusted ({error.verify_message}): name who signed it with ?tls_ca=FILE"
+        reason = f"its certificate is not trusted ({error.verify_message}): name its authority with ?tls_ca=FILE"
     elif options.tls is not None and isinstance(error, ssl.SSLError | ConnectionAbortedError):
-        # A plain Redis waits for the end of the line that it takes the first bytes of TLS for.
+        # A plain Redis reads the first bytes of TLS as a line, and waits for the end of it.
         reason = "it does not speak TLS on this port: use redis:// (without tls=1) there, or the port for TLS"
     elif options.tls is None and isinstance(error, ConnectionLost) and not isinstance(address, UnixAddress):
         return BackendUnavailable(f"{error}: if it speaks TLS on this port, use rediss:// (or tls=1)")
@@ -114,7 +114,7 @@ class Connection(asyncio.Protocol):
         self._check_answers()
 
     def data_received(self, data: bytes) -> None:
-        """Give the answers to their commands, in order."""
+        """Pass the answers to their commands, in order."""
         reader, pending = self._reader, self._pending
         try:
             reader.feed(data)

@@ -35,7 +35,7 @@ Attempt = Callable[[Connection, bool], Awaitable[Reply]]
 
 @lru_cache(4096)
 def _head(scripts: ScriptSet, name: str, queue: str, flags: bool, extra: int) -> tuple[Argument, ...]:
-    """A command up to the keys that differ from call to call."""
+    """Return a command up to the keys that differ between calls."""
     found = scripts.get(name, flags=flags)
     keys = [scripts.key(queue, part) for part in found.keys[: len(found.keys) - extra]]
     return ("EVALSHA", found.sha, len(found.keys), *keys)
@@ -43,18 +43,18 @@ def _head(scripts: ScriptSet, name: str, queue: str, flags: bool, extra: int) ->
 
 @lru_cache(4096)
 def _packed_head(scripts: ScriptSet, name: str, queue: str, flags: bool, mark: str, arguments: int) -> bytes:
-    """A command up to its arguments, packed."""
+    """Return a command up to its arguments, packed."""
     head = (*_head(scripts, name, queue, flags, 1), scripts.key(queue, mark))
-    # Its first line counts what follows.
+    # Its first line contains the number of parts.
     return b"*%d\r\n%b" % (len(head) + arguments, pack(head).partition(b"\r\n")[2])
 
 
 class ConnectionPool:
-    """The connections of one backend: one to each server for commands that do not block, more for those that do.
+    """The connections of one backend: one to each server for commands that do not block, more for those that block.
 
     Args:
-        options: How to connect.
-        topology: Which server has a queue.
+        options: The options of the connections.
+        topology: Finds the server of a queue.
         scripts: The scripts of the protocol.
     """
 
@@ -68,9 +68,9 @@ class ConnectionPool:
         self._blocked: set[Connection] = set()
         self._log: Any = structlog.get_logger("qworker.redis").bind(url=options.shown)
         self._down_since: float | None = None
-        # Rises with each close: what began before ends.
+        # This rises with each close: an opening that began before it is ended.
         self._opening = 0
-        # Of the server that was reached last.
+        # The server that was reached last.
         self.server_info: ServerInfo | None = None
 
     async def aclose(self) -> None:
@@ -125,7 +125,7 @@ class ConnectionPool:
     async def evaluate_packed(
         self, connection: Connection, name: str, queue: str, mark: str, arguments: tuple[bytes, ...]
     ) -> Reply:
-        """Evaluate a small call. What is the same in all calls with one `mark` is packed once."""
+        """Evaluate a small call. The parts that all calls with one `mark` have in common are packed once."""
         flags = not (0, 0) < connection.version < (7, 0)
         command = _packed_head(self._scripts, name, queue, flags, mark, len(arguments))
         try:
@@ -204,7 +204,7 @@ class ConnectionPool:
             await asyncio.sleep(pause)
 
     def _follow_redirect(self, error: Redirected, slot: int, connection: Connection | None) -> Address | None:
-        """Learn from a redirection. Return the address to ask once, for a slot that is being moved."""
+        """Use a redirection. Return the address to ask once, for a slot that is being moved."""
         if connection is None:
             return None
         target = self._topology.learn_redirect(error, connection.address)
@@ -261,7 +261,7 @@ class ConnectionPool:
         if task is None:
             task = self._connecting[address] = asyncio.create_task(self._connect(address))
             task.add_done_callback(ignore_result)
-        # A call that is cancelled here does not take the connection away from the others.
+        # If a call is cancelled here, the other calls still get the connection.
         return await asyncio.shield(task)
 
     async def _connect(self, address: Address) -> Connection:
@@ -286,11 +286,11 @@ class ConnectionPool:
 
     @asynccontextmanager
     async def blocking_connection(self, slot: int) -> AsyncGenerator[Connection]:
-        """Give the caller a connection of its own, for a command that blocks.
+        """Open a separate connection for the caller, for a command that blocks.
 
         After an error or a cancellation the connection is closed, because no caller reads its answers.
         """
-        # Through the shared one first, which knows where the slot is and whether the server will do.
+        # The shared connection is opened first: it knows which server has the slot and whether that server is safe.
         address = (await self.get_connection(slot)).address
         spare = self._spare.setdefault(address, [])
         connection: Connection | None = None
@@ -315,7 +315,7 @@ class ConnectionPool:
             self._blocked.discard(connection)
 
     def learn_from(self, error: BackendError, slot: int, connection: Connection) -> None:
-        """Learn from an error on a connection of `blocking_connection`."""
+        """Use an error on a connection of `blocking_connection` to update the topology."""
         if isinstance(error, Redirected):
             self._follow_redirect(error, slot, connection)
         elif isinstance(error, BackendUnavailable):

@@ -19,13 +19,13 @@ from qworker_redis.topology import make_topology, queue_slot
 __all__ = ["check_server"]
 
 _PINGS = 20
-# Seconds.
+# In seconds.
 _SLOW = 0.005
 _SKEW = 5.0
 
 
 async def check_server(url: BackendURL, scripts: ScriptSet) -> list[Check]:
-    """Check the server of a URL. If it cannot be reached, there is nothing: that is a check of its own."""
+    """Check the server of a URL. Return nothing if it cannot be reached, because another check reports that."""
     options = Options.parse(url)
     try:
         address = await asyncio.to_thread(make_topology(options).discover, queue_slot("queues"))
@@ -77,7 +77,7 @@ def _persistence(info: ServerInfo, options: Options) -> Check:
     detail = f"{level}: appendonly {'yes' if info.append_only else 'no'}, appendfsync {info.fsync or 'unknown'}"
     if info.durability == "disk":
         return Check(name, CheckStatus.OK, detail)
-    fix = "appendonly yes and appendfsync always survive a loss of power"
+    fix = "appendonly yes and appendfsync always survive a power failure"
     if not info.append_only:
         fix += "; without appendonly a restart of Redis loses what came after its last snapshot"
     return Check(name, CheckStatus.WARN, detail, fix)

@@ -13,7 +13,7 @@ __all__ = ["ConnectionLost", "NoScript", "Redirected", "Reply", "to_error"]
 # The answer to a command: text, a number, nothing, an error, or a list of these.
 Reply = object
 
-# The server runs, but cannot serve now: repeat later.
+# The server runs, but cannot serve now: repeat the command later.
 _LATER = frozenset({"LOADING", "BUSY", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN", "NOREPLICAS", "UNBLOCKED"})
 _CHECK = "check QWORKER_REDIS_PASSWORD, and the user and password of the URL"
 _NO_DATABASE = re.compile(r"ERR (?:invalid )?DB index")

@@ -89,12 +89,13 @@ class RedisLeaseExtender:
                 asking = target if error.code == "ASK" else None
                 problem = error
             except ConnectionLost as error:
-                # To extend twice does no harm: try again on a new connection.
+                # Extending twice is harmless: try again on a new connection.
                 self._connections.pop(address, None)
                 self._topology.invalidate(slot, address)
                 asking, problem = None, error
                 if time.monotonic() >= deadline:
-                    # The server does not answer. Leases expire meanwhile, and their holder must learn it in time.
+                    # The server does not answer. Leases expire in the meantime, and their holder must be informed in
+                    # time.
                     break
         raise BackendUnavailable(f"leases of {queue} cannot be extended now: {problem}") from problem
 

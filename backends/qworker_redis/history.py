@@ -28,7 +28,7 @@ from qworker_redis.topology import queue_slot
 __all__ = ["RedisHistory"]
 
 _FIELD = b"b"
-# In a position: all events of the entry were given.
+# In a position: all events of the entry were returned.
 _ALL = 999_999
 # Entries in one XRANGE.
 _ENTRIES = 16
@@ -36,7 +36,7 @@ _ENTRIES = 16
 _FEWEST, _MOST = 200, 200_000
 # Records that wait for a connection. If there are more, the oldest are dropped.
 _MOST_WAITING = 100
-# Seconds between two trims by age, until a store that refused is tried again, and for which `aclose` waits.
+# Seconds between two trims by age; until a store that refused is tried again; and for which `aclose` waits.
 _TRIMMING, _PAUSE, _CLOSE = 60.0, 30.0, 1.0
 
 
@@ -120,7 +120,7 @@ class RedisHistory(HistoryStore):
                 self._paused_until = 0.0
                 self._log.warning(events.HISTORY_RESUMED)
         elif not isinstance(error, ConnectionLost | Redirected):
-            # No memory or no permission. Other users of a lost connection report it.
+            # The store has no memory, or denies permission. Other users of a lost connection report it.
             if not self._paused_until:
                 fields = {events.ERROR_TYPE: type(error).__name__, events.ERROR: printable(str(error))}
                 self._log.warning(events.HISTORY_PAUSED, **fields)
@@ -143,7 +143,7 @@ class RedisHistory(HistoryStore):
     async def read(self, log: str, after: str | None, limit: int) -> tuple[list[Event], str | None]:
         """Read the entries of a queue's stream.
 
-        A position is the id of an entry and how many of its events were given.
+        A position is the id of an entry and how many of its events were returned.
         """
         found: list[Event] = []
         place, skip = _parsed(after)
@@ -214,7 +214,7 @@ def _position(place: tuple[int, int], given: int) -> str:
 
 
 def _parsed(text: str | None) -> tuple[tuple[int, int], int]:
-    """Return the place of an entry, and how many of its events were given.
+    """Return the place of an entry, and how many of its events were returned.
 
     Raises:
         UsageError: It is not a position.

@@ -29,7 +29,7 @@ K = TypeVar("K", bound=Hashable)
 
 # The prefix of a claimant whose leases outlive its process.
 _DETACHED = "detached/"
-# Milliseconds for which a call for a lease that was given up may still reach the server.
+# Milliseconds for which an abandoned call for a lease may still reach the server.
 _VOID_MS = 600_000
 
 # The key and the sequence number under which the server may keep the answer to a settlement, and the settlement's
@@ -94,7 +94,7 @@ class RedisLeaser:
         self._parse = parse
         self._claimant = _DETACHED + store.holder if remote else store.holder
         self._requests = 0
-        # Queues whose last lease gave nothing, and the loop's time when something becomes due there.
+        # Queues whose last lease returned nothing, and the loop's time when a message becomes due there.
         self._empty: dict[str, float] = {}
         self._log: Any = structlog.get_logger("qworker.redis")
 
@@ -118,7 +118,7 @@ class RedisLeaser:
         return leases
 
     async def lease_or_wait(self, queue: str, limit: int, visibility: float, timeout: float) -> list[Lease]:
-        """Lease, and wait for up to `timeout` seconds if there is nothing."""
+        """Lease, and wait for up to `timeout` seconds if there is nothing to lease."""
         due = self._empty.pop(queue, None)
         if due is None:
             leases = await self.lease(queue, limit, visibility)
@@ -130,14 +130,14 @@ class RedisLeaser:
     async def _wait_and_lease(
         self, queue: str, limit: int, visibility: float, timeout: float, due: float | None
     ) -> list[Lease]:
-        """Wait and lease in one trip: the call for a lease is sent behind the one that blocks.
+        """Wait and lease in one round trip: the call for a lease is sent after the one that blocks.
 
         Args:
             queue: Name of the queue.
             limit: Number of messages.
             visibility: Seconds that the leases last.
             timeout: Seconds to wait.
-            due: The loop's time when something becomes due. None: it is not known.
+            due: The loop's time when a message becomes due. None: it is not known.
         """
         if due is None:
             return []
@@ -159,7 +159,7 @@ class RedisLeaser:
         return await self._read(queue, reply)
 
     def drop_empty(self, queue: str) -> None:
-        """Drop what the last lease showed: a wait takes wake-ups, so that the queue may have something since."""
+        """Drop the result of the last lease: a wait takes wake-ups, so the queue may have messages since then."""
         self._empty.pop(queue, None)
 
     async def _lease_batch(self, queue: str, limit: int, visibility: float) -> list[Lease]:
@@ -181,13 +181,13 @@ class RedisLeaser:
         return await self._read(queue, reply)
 
     def _request(self, limit: int, visibility: float) -> tuple[list[Argument], str, str]:
-        """Return the arguments of a call, its claimant, which is unique, and its key of calls that were given up."""
+        """Return the arguments of a call, its claimant, which is unique, and its key of abandoned calls."""
         self._requests += 1
         claimant = f"{self._claimant}/{self._requests}"
         return [limit, int(visibility * 1e6), claimant], claimant, f"void:{claimant}"
 
     async def _read(self, queue: str, reply: Reply) -> list[Lease]:
-        """Return the leases of an answer, and move damaged messages to failed so that all others still flow."""
+        """Return the leases of an answer. Damaged messages are moved to failed, so that all others still run."""
         answer = cast("list[Any]", reply)
         if not answer[3]:
             due: int = answer[2]
@@ -215,7 +215,7 @@ class RedisLeaser:
             await asyncio.wait([task], timeout=UNDO_TIMEOUT)
 
     async def _undo(self, queue: str, claimant: str, void: str, visibility: float) -> None:
-        """Release what a call has leased whose answer is not read, and pass on the wake-up that it may have taken."""
+        """Release the leases of a call whose answer is not read, and pass on the wake-up that it may have taken."""
         try:
             # After the visibility timeout there is nothing left to release.
             await self._pool.run_script("giveback", queue, (claimant, _VOID_MS), (void,), retry_timeout=visibility)
@@ -224,14 +224,14 @@ class RedisLeaser:
             self._log.warning("lease_release_failed", queue=queue, error=str(error))
 
     async def _release(self, leases: Sequence[Lease]) -> None:
-        """Release what a cancelled call has leased."""
+        """Release the leases of a cancelled call."""
         if leases:
             settlements = [Settlement(lease=lease, action=SettleAction.RELEASE) for lease in leases]
             await asyncio.wait([self._store.start_task(self._settle(settlements))], timeout=UNDO_TIMEOUT)
 
 
 class RemoteRedisLeases:
-    """Leases that outlive the process that took them; see `qworker.backend.RemoteLeases`.
+    """Leases that outlive the process that took them, as `qworker.backend.RemoteLeases`.
 
     Args:
         pool: The connections of the backend.

@@ -21,7 +21,7 @@ _TLS_OPTIONS = ("tls_ca", "tls_cert", "tls_key", "tls_verify")
 _OPTIONS: frozenset[str] = frozenset(
     {*_TLS_OPTIONS, "timeout", "retry_timeout", "min_replicas", *KEEP_OPTIONS, *HISTORY_OPTIONS}
 )
-# Those of `rfq:`. The rest is for the other implementations of its protocol.
+# The options of `rfq:`. The other options do not fit the other implementations of its protocol.
 _RFQ_OPTIONS: frozenset[str] = frozenset({"timeout", "retry_timeout", "min_replicas", "keep_failed", *HISTORY_OPTIONS})
 # Bytes of a queue's stream of events.
 _HISTORY = 32 << 20
@@ -63,7 +63,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     sentinel_password: str | None = None
     db: int = 0
     tls: ssl.SSLContext | None = None
-    # Seconds for a connection to be made, and for each answer.
+    # Seconds for opening a connection, and for each answer.
     timeout: float = 5.0
     # Seconds for which a call that can be repeated is repeated before it fails.
     retry_timeout: float = 10.0
@@ -182,7 +182,7 @@ def _no_tls(url: BackendURL) -> None:
 
 
 def _tls(url: BackendURL) -> ssl.SSLContext:
-    """Return the context for TLS, which verifies unless `?tls_verify=0` says otherwise."""
+    """Return the context for TLS. It verifies the server unless the URL has `?tls_verify=0`."""
     verify = url.choice("tls_verify", "1", ("1", "0", "ca"))
     try:
         context = ssl.create_default_context(cafile=url.options.get("tls_ca"))

@@ -1,8 +1,8 @@
-"""Reading a whole state in shares of its ids.
+"""Reading a complete state in shares of its ids.
 
-Every share lists all ids, which is cheap, and reads the messages of its own. Sets are read by `ZSCAN`, which misses
-nothing that stays. The list of ready ids is read from its end: what leases take from its front moves the rest towards
-the part that is not read yet.
+Every share lists all ids, which is cheap, and reads the messages of its own. Sets are read by `ZSCAN`, which misses no
+member that stays. The list of ready ids is read from its end: leases take ids from its front and so move the rest
+towards the part that is not read yet.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ class _ShareReader:
         self._state = state
 
     async def read(self, share: HashShare) -> AsyncIterator[list[StoredMessage]]:
-        # Moves what is due, and finds out whether the queue exists.
+        # This call makes due messages ready, and checks whether the queue exists.
         await read_rows(self._pool, "look", self._queue, ("id",))
-        # Ids of rows of `ready` whose message is elsewhere: it was removed, and perhaps published again.
+        # Ids of rows of `ready` whose message is in another place: it was removed, and perhaps published again.
         stale = frozenset(
             cast("list[bytes]", await self._command("HKEYS", "gone")) if self._state is State.READY else ()
         )

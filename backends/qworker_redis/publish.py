@@ -26,8 +26,8 @@ class RedisPublisher:
 
     Args:
         store: The store of the backend.
-        register: Gets the queues that have messages. A plain message for a queue that it knows has a script of its own.
-            None: the protocol has no register.
+        register: Receives the queues that have messages. A plain message for a queue that it knows has its own script.
+            None: the protocol does not have a register.
     """
 
     def __init__(self, store: RedisStore, register: QueueRegister | None) -> None:
@@ -81,7 +81,7 @@ class RedisPublisher:
     async def _send_batch(
         self, queue: str, sequence: str, key: str, batch: Sequence[PlainDraft], sent: bool
     ) -> list[str]:
-        # The first of several drafts with one id is stored, as it would be over several calls.
+        # If several drafts have one id, the first one is stored, as it would be over several calls.
         unique: dict[str, PlainDraft] = {}
         for item in batch:
             unique.setdefault(item[0], item)

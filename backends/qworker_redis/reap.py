@@ -1,4 +1,4 @@
-"""Reaping: messages with expired leases and due messages become ready, and finished ones are removed in time."""
+"""Reaping: expired and due messages become ready, and finished messages whose retention has ended are removed."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class RedisQueueReaper:
         failed, done = store.options.keep_failed, store.options.keep_done
         self._ages = _microseconds(failed.age), _microseconds(done.age)
         self._counts = _number(failed.count), _number(done.count)
-        # The server's time at the last reap of a queue, and this process's: they show whether the server's clock was
-        # set.
+        # The server's time and this process's time at the last reap of a queue. They show whether the server's clock
+        # was set.
         self._last: dict[str, tuple[str, float]] = {}
 
     async def reap(self, queue: str) -> int:

@@ -41,7 +41,7 @@ class QueueRegister:
             await self._add(queue)
 
     async def on_stored(self, queue: str, new: bool) -> None:
-        """Add a queue in which messages were stored if it is new, or not known to be there."""
+        """Add a queue in which messages were stored if it is new, or not known to be in the register."""
         if new or queue not in self.known:
             await self._add(queue)
 

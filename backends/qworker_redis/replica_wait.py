@@ -1,4 +1,4 @@
-"""Writes that count only if the number of replicas that the URL asks for have them."""
+"""Writes that count only if the number of replicas that the URL requires have them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def run_replicated(
     """Run a script, and wait until enough replicas have its writes.
 
     Raises:
-        ConnectionLost: Too few confirm in time. The write has been made, and can be repeated.
+        ConnectionLost: Too few replicas confirm in time. The write was made, and can be repeated.
     """
     reply = await pool.evaluate(connection, name, queue, arguments, extra)
     wanted = options.min_replicas

@@ -1,7 +1,8 @@
 """The Lua scripts: one per transition, read from `lua/`, with the keys that each of them names in its header.
 
-Each protocol has scripts and keys of its own. A script that both have takes the same arguments and has the same kind of
-answer. `lua/shared.lua` has what the scripts of both share, and `common.lua` what those of one share.
+Each protocol has its own scripts and keys. A script that both have takes the same arguments and has the same kind of
+answer. `lua/shared.lua` contains the functions that the scripts of both protocols share, and `common.lua` those of one
+protocol.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _COMMENT = re.compile(r"--.*")
 _PARTS = re.compile(r"\n\n(?=\S)")
 _DEFINED = re.compile(r"^local (?:function )?(\w+)", re.MULTILINE)
 
-# Scripts that Redis may refuse when its memory is full. Those that only drain must continue.
+# Scripts that Redis may refuse when its memory is full. Scripts that only drain queues must continue.
 _DENIED_WHEN_FULL = frozenset({"publish", "publish_one", "publish_staged", "stage"})
 
 
@@ -39,7 +40,7 @@ class Script:
         self.name = name
         self.keys = tuple(found[1].split())
         self.source = f"{first}{_with_used(shared, text)}".encode()
-        # Redis names scripts by this digest. It secures nothing.
+        # Redis names scripts by this digest. It has no security purpose.
         self.sha = hashlib.sha1(self.source, usedforsecurity=False).hexdigest().encode()
 
 
@@ -56,7 +57,7 @@ class ScriptSet:
     """The scripts of one protocol, and its names of keys.
 
     Args:
-        folder: The folder of this package that has them in `lua/`. Empty: the package itself.
+        folder: The folder of this package that contains them in `lua/`. Empty: the package itself.
         key: Returns the key of a queue's part, as the headers name it.
     """
 

@@ -1,4 +1,4 @@
-"""What a server reports about itself: whether queues are safe there, and what a write survives."""
+"""The facts that a server reports about itself: whether queues are safe there, and what a write survives."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _OLDEST = (6, 2)
 
 
 class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """One server. An empty text: it does not say."""
+    """One server. An empty text means that the server does not report the value."""
 
     address: str
     version: tuple[int, int]
@@ -34,7 +34,7 @@ class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def durability(self) -> str:
-        """What a successful write survives on this server alone: `process` or `disk`."""
+        """The durability of a successful write on this server alone: `process` or `disk`."""
         return "disk" if self.append_only and self.fsync == "always" else "process"
 
 
@@ -61,7 +61,7 @@ async def read_server_info(connection: Connection) -> ServerInfo:
 
 
 async def _reply_or_none(asked: asyncio.Future[Reply]) -> Reply:
-    """Return the answer, or None if this user may not ask or the provider has removed the command."""
+    """Return the answer, or None if this user has no permission or the provider has removed the command."""
     try:
         return await asked
     except PermissionDenied:
@@ -86,7 +86,7 @@ def require_safe(info: ServerInfo) -> None:
     if (0, 0) < info.version < _OLDEST:
         version = ".".join(map(str, info.version))
         raise PermissionDenied(f"Redis {version} at {info.address} is too old: qworker needs 6.2 or newer")
-    # volatile-* evicts only keys with a time to live, and queues have none.
+    # volatile-* evicts only keys with a time to live, and queues do not have one.
     if info.policy.startswith("allkeys"):
         raise PermissionDenied(
             f"Redis at {info.address} may evict queues (maxmemory-policy {info.policy}): "

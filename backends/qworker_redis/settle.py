@@ -1,4 +1,4 @@
-"""Settling: batches, one after another. If the answer to one was lost, it can be asked for later."""
+"""Settling: batches, one after another. If the answer to one was lost, it can be requested later."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ class SettleBatch:
         return arguments
 
     def mark_uncertain(self, key: str, sequence: str) -> None:
-        """Note in the leases that the answer is lost, and where the server may keep it."""
+        """Record in the leases that the answer is lost, and where the server may keep it."""
         for number, settlement in enumerate(self.ordered, start=1):
             cast("RedisLease", settlement.lease).lost_answer = (key, sequence, number)
 

@@ -21,8 +21,8 @@ T = TypeVar("T")
 
 # Seconds. An answer over a network mostly takes longer.
 LONGEST = 0.0002
-# Seconds since the last answer. If calls are further apart, nothing is gained, and a worker on this machine could use
-# the processor.
+# Seconds since the last answer. If calls are further apart, polling gains nothing, and a worker on this machine could
+# use the processor.
 CLOSE = 0.0005
 _MOST_SKIPPED = 1023
 

@@ -1,4 +1,4 @@
-"""What all parts of one backend share: its options, its connections, its name and its background tasks."""
+"""The state that all parts of one backend share: its options, its connections, its name and its background tasks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which server has a queue: the one of the URL, the primary that the sentinels know, or the node of a cluster.
+"""Find the server of a queue: the one of the URL, the primary that the sentinels know, or the node of a cluster.
 
 Discovery blocks and runs in threads. It is rare, and `extend` must be able to do it while the event loop is blocked.
 """
@@ -34,7 +34,7 @@ def key_slot(tag: bytes) -> int:
 
 
 class Topology(abc.ABC):
-    """Where queues are. Safe to use from any thread."""
+    """The servers of queues. It is safe to use from any thread."""
 
     def __init__(self, options: Options) -> None:
         self._options = options
@@ -54,10 +54,10 @@ class Topology(abc.ABC):
 
     @abc.abstractmethod
     def invalidate(self, slot: int, address: Address) -> None:
-        """Note that a server failed or refused: what is known of it must be asked for again."""
+        """Record that a server failed or refused, so that the server of its slots must be found again."""
 
     def learn_redirect(self, redirected: Redirected, address: Address) -> Address | None:
-        """Learn from a redirection. Return the address that it names, if any."""
+        """Use a redirection. Return the address that it names, if any."""
         self.invalidate(-1, address)
         del redirected
         return None
@@ -73,11 +73,11 @@ class _Single(Topology):
         return self._options.addresses[0]
 
     def invalidate(self, slot: int, address: Address) -> None:
-        """There is no other."""
+        """Do nothing: there is no other server."""
 
 
 class _Sentinel(Topology):
-    """The primary of a name, by the word of the first sentinel that answers."""
+    """The primary of a name, as the first sentinel that answers reports it."""
 
     def __init__(self, options: Options) -> None:
         super().__init__(options)
@@ -102,7 +102,7 @@ class _Sentinel(Topology):
             raise BackendUnavailable(f"no sentinel knows the primary: {'; '.join(errors)}")
 
     def _ask(self, address: Address) -> Address | None:
-        """The primary that one sentinel names, if that server agrees."""
+        """Return the primary that one sentinel names, if that server agrees."""
         with BlockingConnection(self._options, address, sentinel=True) as sentinel:
             reply = sentinel.call("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self._options.primary)
         if not isinstance(reply, list):

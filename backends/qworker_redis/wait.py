@@ -1,6 +1,6 @@
-"""Waiting for work: a blocking read of the wake lists of queues, on a connection of its own. It never reads messages.
+"""Waiting for work: a blocking read of the wake lists of queues, on a separate connection. It never reads messages.
 
-A lost wake-up costs a moment: a worker that leases and leaves something wakes the next one, and every reap repairs the
+A lost wake-up costs a moment: a worker that leases and leaves messages wakes the next one, and every reap repairs the
 list.
 """
 
@@ -20,12 +20,12 @@ from qworker_redis.topology import queue_slot
 
 __all__ = ["PAUSED", "REDIRECTION_PAUSE", "SHORTEST_BLOCK", "ReadTimeout", "WakeListWaiter"]
 
-# The answer of scripts, in microseconds, instead of the time until there is work: the queue's list does not show when
+# The answer of scripts, in microseconds, instead of the time until there is work. The queue's list does not show when
 # it is resumed.
 PAUSED = -2
-# Seconds until a queue that is being moved to another server is asked for again.
+# Seconds until a queue that is being moved to another server is requested again.
 REDIRECTION_PAUSE = 0.05
-# Seconds that one blocking read may take. A connection that is lost without a word is noticed soon after.
+# Seconds that one blocking read may take. If a connection is lost silently, this is noticed soon after.
 SHORTEST_BLOCK = 0.001
 _LONGEST_BLOCK = 5.0
 # Seconds after its time in which the answer to a blocking read must arrive.
@@ -33,7 +33,7 @@ _GRACE = 1.0
 
 
 class ReadTimeout(BackendUnavailable):
-    """A blocking read did not end in time. Its connection was closed."""
+    """A blocking read did not finish in time. Its connection was closed."""
 
 
 class WakeListWaiter:
@@ -49,7 +49,7 @@ class WakeListWaiter:
         self._pool = store.pool
 
     async def wait(self, queues: Sequence[str], timeout: float) -> None:
-        """Return when a queue may have something, or after `timeout` seconds."""
+        """Return when a queue may have a message, or after `timeout` seconds."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout
         try:
@@ -69,11 +69,11 @@ class WakeListWaiter:
         try:
             await self._pool.run_script("peek", queue, (1,), retry_timeout=0)
         except BackendUnavailable:
-            # Every reap does it too.
+            # Every reap does this too.
             return
 
     async def _next_due(self, queues: Sequence[str]) -> float:
-        """Return the seconds until a queue has something, as far as is known."""
+        """Return the seconds until a queue has a message, as far as is known."""
         replies = await asyncio.gather(*[self._pool.run_script("peek", queue, (0,)) for queue in queues])
         known = [reply / 1e6 for reply in cast("list[int]", replies) if reply >= 0]
         return min(known, default=math.inf)
@@ -141,9 +141,10 @@ class WakeListWaiter:
             return replies[0], replies[1]
 
     async def _wait_for_answers(self, answers: Sequence[asyncio.Future[Reply]], seconds: float) -> None:
-        """Wait for answers, but not longer than the block and some grace.
+        """Wait for answers, but not longer than the block and a grace time.
 
-        A server whose clock is set back blocks for that time too. It runs, and only has to be asked again.
+        If the clock of a server is set back, it blocks for that time too. It runs, and the call only has to be
+        repeated.
         """
         for answer in answers:
             answer.add_done_callback(ignore_result)

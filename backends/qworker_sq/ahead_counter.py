@@ -8,12 +8,15 @@ from qworker.kit.segments.log import Log
 
 __all__ = ["AheadCounter"]
 
-# Records that are read in one loop turn.
+# Records that are read in one turn of the loop.
 _SLICE = 1000
 
 
 class AheadCounter:
-    """The number of records between two places that only move forward: each is read when it comes, and when it goes."""
+    """The number of records between two places that only move forward.
+
+    Each record is read when it is added and when it is dropped.
+    """
 
     def __init__(self) -> None:
         self._from = self._to = 0

@@ -31,15 +31,15 @@ __all__ = ["SqBackend"]
 
 
 class SqBackend(Backend):
-    """Segment logs in a directory: a message is a record, and each channel is a queue of its own."""
+    """Segment logs in a directory: a message is a record, and each channel is a separate queue."""
 
     deviations: ClassVar[Mapping[str, str]] = {
         "priority": "a log has one order",
         "unique_key": "a log keeps no index of keys",
         "empty_bodies": "a record of length 0 is the end of the log",
-        "fields": "a record is its bytes alone",
+        "fields": "a record consists of its bytes only",
         "keep_done": "a segment is deleted when every channel has read it",
-        "argv": "a record is its bytes alone",
+        "argv": "a record consists of its bytes only",
     }
 
     def __init__(self, url: BackendURL, options: SqOptions, clock: Clock = SYSTEM_CLOCK) -> None:
@@ -50,7 +50,7 @@ class SqBackend(Backend):
 
     @classmethod
     def from_url(cls, url: BackendURL, *, clock: Clock = SYSTEM_CLOCK, remote_leases: bool = False) -> Self:
-        """`sq:///dir[?channel=default&temporary=0&segment_size=BYTES&sync=full|off]`."""
+        """Create an instance for `sq:///dir[?channel=default&temporary=0&segment_size=BYTES&sync=full|off]`."""
         return cls(url, SqOptions.from_url(url), clock)
 
     async def open(self) -> None:
@@ -58,7 +58,7 @@ class SqBackend(Backend):
         self._store.open(create=True)
 
     async def aclose(self) -> None:
-        """Finish what is being written, and close. Other processes may lease from now on."""
+        """Finish the writes in progress, and close. Other processes may lease from now on."""
         await self.history.aclose()
         await self._store.aclose()
 
@@ -140,7 +140,7 @@ class SqBackend(Backend):
         await admin.delete(self._store, queue)
 
     async def stats(self, queue: str) -> QueueStats:
-        """Count the messages. The log ahead is read once, in slices; later counts read what is new."""
+        """Count the messages. The log ahead is read once, in slices. Later counts read only new records."""
         return await admin.count_messages(self._store, queue, self.history.retention)
 
     async def pause(self, queue: str) -> None:
@@ -154,11 +154,11 @@ class SqBackend(Backend):
     # -- messages ----------------------------------------------------------------------------------------------------
 
     def browse(self, queue: str, query: Query) -> AsyncIterator[list[StoredMessage]]:
-        """Yield the messages of a state, page by page. The channel is not held meanwhile."""
+        """Yield the messages of a state, page by page. The channel is not held between two pages."""
         return browse.browse(self._store, queue, query)
 
     async def parts(self, queue: str, state: State, count: int) -> list[str]:
-        """Divide the log into ranges; what was handed out is one more part."""
+        """Divide the log into ranges. The records that were handed out are one more part."""
         async with self._store.channel_section(queue) as channel:
             return divide(channel, state, count)
 

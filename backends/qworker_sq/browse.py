@@ -22,7 +22,7 @@ from qworker_sq.store import SqStore
 
 __all__ = ["ahead_delayed", "browse", "browse_ready", "find", "locate"]
 
-# Records that are read in one loop turn.
+# Records that are read in one turn of the loop.
 _SLICE = 1000
 
 # The time that orders a message in its state, and its place in the log.
@@ -30,7 +30,7 @@ _TimedPlace = tuple[float, int]
 
 
 async def browse(store: SqStore, queue: str, query: Query) -> AsyncIterator[list[StoredMessage]]:
-    """Yield the messages of a state, page by page. The channel is not held meanwhile."""
+    """Yield the messages of a state, page by page. The channel is not held between two pages."""
     now = store.clock.time()
     async with store.channel_section(queue) as channel:
         channel.ledger.make_due(now)
@@ -142,7 +142,7 @@ def _browse_part(channel: Channel, state: State, part: str, now: float) -> Async
 
 
 async def _browse_handed_out(channel: Channel, state: State, now: float) -> AsyncIterator[list[StoredMessage]]:
-    """Yield what the ledger has in a state, and what waits for its time ahead of the cursor."""
+    """Yield the records that the ledger has in a state, and those ahead of the cursor that wait for a time."""
     channel.ledger.make_due(now)
     if state is State.READY:
         places = list(channel.ledger.in_state(state))
@@ -155,7 +155,7 @@ async def _browse_handed_out(channel: Channel, state: State, now: float) -> Asyn
 async def _browse_range(channel: Channel, log_range: LogRange, now: float) -> AsyncIterator[list[StoredMessage]]:
     """Yield the ready messages of a range that are not handed out."""
     waiting = set(ahead_delayed(channel, now))
-    # The log ahead as it is now: what is handed out meanwhile may be given or not.
+    # The log ahead as it is now. Records that are handed out in the meantime may or may not be returned.
     cursor, skipped = channel.ledger.cursor, channel.ledger.skipped
     queue_end = channel.end()
     found = (
@@ -188,11 +188,11 @@ def _has_info(channel: Channel, place: int) -> bool:
 
 
 def _ready_ahead(channel: Channel, now: float, after: int) -> Iterator[tuple[int, bytes]]:
-    """Yield the ready records behind a place that are not handed out, in order."""
+    """Yield the ready records after a place that are not handed out, in order."""
     waiting = set(ahead_delayed(channel, now))
     log, place = channel.topic.log, channel.ledger.cursor
     if after > place and log.read_one(after, channel.end()) is not None:
-        # A record certainly begins there.
+        # A record is known to begin there.
         place = after
     while place < channel.end():
         found, place = log.read(place, _SLICE, channel.end())
@@ -205,7 +205,10 @@ def _ready_ahead(channel: Channel, now: float, after: int) -> Iterator[tuple[int
 
 
 async def _ready_from_the_end(channel: Channel, now: float, before: int | None) -> AsyncIterator[list[int]]:
-    """Yield the places of such records before a place, the last first: a log is read forwards, segment by segment."""
+    """Yield the places of such records before a place, the last one first.
+
+    A log is read forwards, segment by segment.
+    """
     waiting = set(ahead_delayed(channel, now))
     log, end = channel.topic.log, channel.end()
     for segment in reversed(log.segments()):
@@ -222,7 +225,7 @@ async def _ready_from_the_end(channel: Channel, now: float, before: int | None) 
 
 
 def _timed(channel: Channel, state: State, now: float) -> list[_TimedPlace]:
-    """Return what is delayed, leased or failed, in no order."""
+    """Return the delayed, leased or failed records, in no order."""
     # Read the ids that other processes have given since the last call.
     channel.topic.infos.file.follow()
     if state is State.FAILED:

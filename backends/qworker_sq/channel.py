@@ -35,7 +35,7 @@ from qworker_sq.topic import Topic, sync_directories
 __all__ = ["Channel"]
 
 _log = structlog.get_logger("qworker.sq")
-# A journal of this many bytes, and four times what its last rewrite had, is rewritten.
+# A journal with this many bytes, and four times the size after its last rewrite, is rewritten.
 _REWRITE = 4 << 20
 # Seconds that a thread waits for a section, which other processes hold for microseconds.
 _PATIENCE = 10.0
@@ -45,7 +45,7 @@ class Channel:
     """A channel of an open topic.
 
     Args:
-        topic: The topic. It stays the caller's.
+        topic: The topic. The caller closes it.
         name: The channel's name, checked.
         index: Its entry in the state file. None: a temporary channel, which begins at the write position, belongs to
             this instance alone, and leaves nothing behind.
@@ -112,7 +112,7 @@ class Channel:
         return self._start if self._index is None else self.topic.state.place(self._index)
 
     async def finish(self) -> None:
-        """Wait for what is in progress, and close everything. Idempotent."""
+        """Wait for the operations in progress, and close everything. Idempotent."""
         await self._rounds.finish()
         if self._trimming is not None:
             await asyncio.wait([self._trimming])
@@ -179,7 +179,10 @@ class Channel:
             self._leave()
 
     def follow(self) -> None:
-        """Apply what other processes have written. Outside of a section: only on the loop, and only to read."""
+        """Apply the rows that other processes have written.
+
+        Outside of a section: only on the loop, and only to read.
+        """
         self.journal.follow()
         if self.ledger.cursor == 0:
             self.ledger.foreign_progress(self._place())
@@ -199,7 +202,7 @@ class Channel:
     def acquire_ownership(self) -> bool:
         """Try to become the process that leases, in a section.
 
-        What a dead process had leased is ready again, with tries + 1.
+        Messages that a dead process had leased are ready again, with tries + 1.
         """
         if self._owner is not None:
             return True
@@ -208,7 +211,7 @@ class Channel:
             return False
         self._owner, new = found
         if new:
-            # Past the end: that part of the log was lost in a power cut, and is written again.
+            # The cursor is past the end: that part of the log was lost in a power failure, and is written again.
             self.ledger.cursor = min(self.ledger.cursor, self.end())
             self.ledger.foreign_progress(self._place())
             self.append([self.ledger.snapshot_row(), [RowKind.OWNER]])
@@ -240,7 +243,7 @@ class Channel:
         return await self._ahead.count(self.topic.log, self.ledger.cursor, self.end())
 
     def read_body(self, place: int) -> bytes | None:
-        """Return the payload of a record: the kept body if it failed, else what is in the log."""
+        """Return the payload of a record: the kept body if it failed, otherwise the payload in the log."""
         kept = self._read_kept_body(place)
         return self.topic.log.read_one(place, self.end()) if kept is None else kept
 
@@ -272,7 +275,7 @@ class Channel:
     # -- commits -----------------------------------------------------------------------------------------------------
 
     async def commit(self, *, wake: bool = False) -> None:
-        """Make the rows so far durable, if the store is, move the position, and wake other processes if asked."""
+        """Make the rows so far durable if the store is, move the position, and wake other processes if needed."""
         with store_errors(f"use the queue {self.topic.name}"):
             if self._synced:
                 if self.journal.sync_failed:
@@ -343,5 +346,5 @@ class Channel:
     def _on_trimmed(self, task: asyncio.Task[int]) -> None:
         self._trimming = None
         if not task.cancelled() and (error := task.exception()) is not None:
-            # Nothing is lost: the next segment that is finished tries again.
+            # Nothing is lost: the deletion is tried again when the next segment is finished.
             _log.warning("sq_segment_delete_failed", topic=self.topic.name, error=str(error))

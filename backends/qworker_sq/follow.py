@@ -1,4 +1,4 @@
-"""Following a topic by its positions, as the channel that the URL names: Spark's streams do it."""
+"""Following a topic by its positions, as the channel that the URL names. Spark's streams use it."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ __all__ = ["SqFollower"]
 
 
 class SqFollower:
-    """The log of one queue, read in order; see `qworker.backend.offers.Follower`.
+    """The log of one queue, read in order, as a `qworker.backend.offers.Follower`.
 
-    Positions are written as message ids are: `SEGMENT-OFFSET`. The log stays as long as the channel is before it.
+    Positions have the form of message ids: `SEGMENT-OFFSET`. The log stays as long as the channel is before it.
     """
 
     def __init__(self, url: BackendURL, queue: str) -> None:
@@ -58,7 +58,7 @@ class SqFollower:
         return position_id((await self._channel()).end())
 
     async def ahead(self, start: str, limit: int, end: str) -> str:
-        """Return the position behind the next `limit` records."""
+        """Return the position after the next `limit` records."""
         channel = await self._channel()
         place, stop = _place(start), _place(end)
         while place < stop and limit > 0:
@@ -74,7 +74,10 @@ class SqFollower:
         return [str(one) for one in make_ranges(channel.topic.log, _place(start), _place(end), wanted)]
 
     async def read(self, part: str) -> AsyncIterator[list[StoredMessage]]:
-        """Yield the records of a range, whatever their state in the channel, except damaged ones: see `commit`."""
+        """Yield the records of a range, whatever their state in the channel.
+
+        Damaged ones are left out: see `commit`.
+        """
         channel = await self._channel()
         found = (
             self._read_one(channel, place, payload)
@@ -91,7 +94,7 @@ class SqFollower:
         return StoredMessage(message=make_message(channel, place, payload, info), state=State.READY, due_at=due or None)
 
     async def commit(self, end: str) -> None:
-        """Move the channel: records before the position are finished. A damaged one is kept as a failed message."""
+        """Move the channel: records before the position are finished. A damaged record is kept as a failed message."""
         place = _place(end)
         async with self._store.channel_section(self._queue) as channel:
             if place <= channel.ledger.cursor:

@@ -1,8 +1,8 @@
 """Append-only side files of framed records (`length u32, crc32 u32, payload`).
 
 Many processes follow them, and append under a lock. The payloads are JSON arrays, because positions have more than 64
-bits. A process that died during an append, or a power cut, leaves a torn tail. The next process that appends cuts it
-off.
+bits. A process that died during an append, or a power failure, leaves a torn tail. The next process that appends
+removes it.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ _NO_ROOM = FULL | {errno.EFBIG}
 
 
 class FrameFile:
-    """One side file, and how far this process has read it.
+    """One side file, and the position up to which this process has read it.
 
     Args:
-        folder: The directory that it is in.
+        folder: The open directory of the file.
         name: Its file name.
         apply: Called with each row, in order, exactly once.
         restart: Called before the rows of a file that another process has rewritten.
-        snapshot: Returns the row that has everything that was applied. None: a full disk does not rewrite the file.
+        snapshot: Returns a row with everything that was applied. None: a full disk does not rewrite the file.
 
     Attributes:
-        size: How far the rows are applied; bytes.
+        size: The bytes of the rows that are applied.
         base: The size after the last rewrite.
         sync_failed: Whether a sync of this file failed. It must not be synced again, only rewritten.
     """
@@ -76,7 +76,7 @@ class FrameFile:
         self._identity = None
 
     def follow(self) -> None:
-        """Apply the rows that other processes have appended. A torn tail is left as it is."""
+        """Apply the rows that other processes have appended. A torn tail is not changed."""
         try:
             now = os.stat(self._name, dir_fd=self._folder, follow_symlinks=False)
         except FileNotFoundError:
@@ -111,7 +111,7 @@ class FrameFile:
         try:
             self._apply(_decode(payload))
         except (TypeError, ValueError, LookupError, RecursionError) as error:
-            # An intact record of another program, or of a newer release.
+            # It is an intact record of another program, or of a newer release.
             _log.warning("sq_row_invalid", file=self._name, error=str(error))
 
     def append(self, rows: Iterable[Sequence[Any]]) -> None:
@@ -151,7 +151,7 @@ class FrameFile:
         self._reserve_space()
 
     def _reserve_space(self) -> None:
-        """Write the reserve for `_use_reserve`; on a disk that is full already, do without."""
+        """Write the reserve for `_use_reserve`. If the disk is full already, work without it."""
         try:
             fd = open_regular("reserve", self._folder, os.O_RDWR | os.O_CREAT)
             try:

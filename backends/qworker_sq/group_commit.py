@@ -13,7 +13,7 @@ class ChannelCommit:
     """Rounds of syncs, one after another.
 
     Args:
-        pool: Where the work of a round runs.
+        pool: The threads that do the work of a round.
         prepare: Called on the loop when a round begins; returns its work.
         on_success: Called on the loop after the work succeeded.
         on_failure: Called on the loop after the work raised.
@@ -38,7 +38,7 @@ class ChannelCommit:
         """Return when everything that was written before this call is synced.
 
         Raises:
-            OSError: It is unknown whether it is.
+            OSError: It is unknown whether it is synced.
         """
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append(done)

@@ -29,7 +29,8 @@ def acquire(folder: int) -> tuple[tuple[int, int], bool] | None:
     """Take the lock of the channel with this directory, for one more instance.
 
     Returns:
-        What `release` needs, and whether this process did not have the lock before; None while another process has it.
+        The argument of `release`, and whether this process did not have the lock before. None if another process has
+        it.
     """
     with _lock:
         fd = open_regular("owner", folder, os.O_RDWR | os.O_CREAT)

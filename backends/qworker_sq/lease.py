@@ -18,7 +18,7 @@ from qworker_sq.record_info import RecordInfo
 __all__ = ["SqLease", "claim", "extend_leases", "is_held", "make_message", "move_damaged_to_failed"]
 
 _log = structlog.get_logger("qworker.sq")
-_DAMAGED = "a damaged record: its length or checksum does not fit; what stands in the log is kept as the body"
+_DAMAGED = "a damaged record: its length or checksum is wrong; the bytes in the log are kept as the body"
 
 
 class SqLease(Lease, kw_only=True, eq=False):
@@ -28,7 +28,7 @@ class SqLease(Lease, kw_only=True, eq=False):
 
 
 def make_message(channel: Channel, place: int, payload: bytes, info: RecordInfo | None = None) -> Message:
-    """Return the message of a record, with what the ledger and the infos have of it."""
+    """Return the message of a record, with its data in the ledger and the infos."""
     info = info or channel.topic.infos.get(place, payload)
     entry = channel.ledger.open.get(place) or channel.ledger.failed.get(place)
     enqueued_at = None if info is None else info.enqueued_at
@@ -105,13 +105,14 @@ def _fresh(
         else:
             chosen.append((place, payload, None))
     if delayed:
-        # Not up to the cursor: what lies between is leased by the row that follows, or not at all.
+        # The row does not go up to the cursor: the records in between are leased by the row that follows, or not at
+        # all.
         channel.append([[RowKind.ASIDE, 0, delayed]])
     return chosen
 
 
 def move_damaged_to_failed(channel: Channel, place: int, payload: bytes, now: float) -> None:
-    """Keep what is in the place of a record as a failed message, in a section. Idempotent."""
+    """Keep the bytes in the place of a record as a failed message, in a section. Idempotent."""
     _log.error(
         "sq_record_damaged",
         topic=channel.topic.name,

@@ -1,10 +1,10 @@
 """The state of a channel: a pure fold over the rows of its journal.
 
-The log is handed out up to `cursor`. A record before it that is not in `open` is finished, so that the ledger's size
-depends on what is in progress and not on the backlog. The channel's position in the state file is the oldest open
-record, or the cursor.
+The log is handed out up to `cursor`. A record before it that is not in `open` is finished, so the ledger's size depends
+on the records in progress and not on the backlog. The channel's position in the state file is the oldest open record,
+or the cursor.
 
-Every row is applied in the same way by the process that wrote it and by all that follow.
+Every row is applied in the same way by the process that wrote it and by all processes that follow.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class RowKind(IntEnum):
     REQUEUE = 8  # [place]: from failed to ready, tries 0
     REMOVE = 9  # [place]: open, failed, or not yet handed out
     SKIP = 10  # cursor: everything before it that is not open is finished
-    OWNER = 11  # another process owns the channel now: what was leased is ready again, tries + 1
+    OWNER = 11  # another process owns the channel now: leased records are ready again, tries + 1
     ASIDE = 12  # cursor, [[place, due, tries]]: handed out as delayed
     PAUSE = 13  # whether the channel is paused
     SNAPSHOT = 14  # cursor, token, paused, [open], [failed], [skipped]: everything
@@ -224,7 +224,7 @@ class Ledger:
         self.failed = {place: msgspec.convert(row, FailedRecord) for place, row in failed}
 
     def snapshot_row(self) -> list[Any]:
-        """Return the row that has the whole state."""
+        """Return a row with the complete state."""
         entries = [[place, entry] for place, entry in self.open.items()]
         failed = [[place, entry] for place, entry in self.failed.items()]
         return [RowKind.SNAPSHOT, self.cursor, self.token, self.paused, entries, failed, sorted(self.skipped)]
@@ -271,7 +271,7 @@ class Ledger:
                 found[place] = None
             heapq.heappop(self._leased)
         for place in found:
-            # They stay listed until a row says that they are expired: writing it may fail.
+            # They stay in the list until a row says that they are expired, because writing that row may fail.
             heapq.heappush(self._leased, (self.open[place].at, place))
         return list(found)
 

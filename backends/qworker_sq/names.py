@@ -1,4 +1,4 @@
-"""The ids of messages whose publisher chose none: `SEGMENT-OFFSET`, the place of the record."""
+"""The ids of messages whose publisher did not choose one: `SEGMENT-OFFSET`, the place of the record."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["place_of_id", "position_id"]
 
 
 def position_id(place: int) -> str:
-    """Return the id of a message whose publisher chose none."""
+    """Return the id of a message whose publisher did not choose one."""
     segment, offset = split(place)
     return f"{segment}-{offset}"
 

@@ -24,7 +24,7 @@ class SqOptions(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         channel: The name of our channel.
         temporary: Whether the channel begins at the write position, and leaves nothing behind.
-        segment_size: Bytes of new segments. None: as many as the newest has.
+        segment_size: Bytes of new segments. None: the size of the newest segment.
         durable: Whether a publish and a settlement are synced before they return.
     """
 

@@ -1,4 +1,4 @@
-"""The parts of a channel: what it has handed out is one, and the log ahead is cut into ranges of equal length."""
+"""The parts of a channel: one of the records that were handed out, and ranges of equal length of the log ahead."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from qworker_sq.channel import Channel
 
 __all__ = ["HELD", "LogRange", "divide", "make_ranges"]
 
-# What was handed out: the ledger has it.
+# The part of the records that were handed out. The ledger contains them.
 HELD = "held"
 # Bytes below which a range is not cut.
 _SMALLEST_RANGE = 1 << 20
 
 
 class LogRange(msgspec.Struct, frozen=True):
-    """The records that begin at or behind `begin` and before `end`.
+    """The records that begin at or after `begin` and before `end`.
 
     Attributes:
-        read_from: A place before them, or at the first of them, where a record certainly begins.
+        read_from: A place before them, or at the first of them, where a record is known to begin.
         begin: The first place of the range.
-        end: The place behind the range.
+        end: The place after the range.
     """
 
     read_from: int
@@ -38,10 +38,10 @@ class LogRange(msgspec.Struct, frozen=True):
 
     @classmethod
     def parse(cls, text: str) -> LogRange:
-        """Return the range of the text that `str` gave.
+        """Return the range of a text that `str` made.
 
         Raises:
-            UsageError: It is not such a text.
+            UsageError: The text is not a range.
         """
         numbers = text.split(" ")
         if len(numbers) != 3 or not all(number.isdecimal() and len(number) < 40 for number in numbers):
@@ -59,9 +59,9 @@ class LogRange(msgspec.Struct, frozen=True):
 
 
 def make_ranges(log: Log, begin: int, end: int, wanted: int) -> list[LogRange]:
-    """Cut the log between two positions into about `wanted` ranges. A record must begin at the first position."""
+    """Divide the log between two positions into about `wanted` ranges. A record must begin at the first position."""
     first, last = split(begin)[0], split(end)[0]
-    # (place of the first record, place behind the last) in each segment.
+    # (place of the first record, place after the last one) in each segment.
     inside: list[tuple[int, int]] = []
     for segment in log.segments():
         if first <= segment <= last:
@@ -78,7 +78,7 @@ def make_ranges(log: Log, begin: int, end: int, wanted: int) -> list[LogRange]:
 
 
 def _place_at(inside: Sequence[tuple[int, int]], offset: int) -> tuple[int, int]:
-    """Return where an offset into the joined segments is: a place before it where a record begins, and its place."""
+    """Return a place where a record begins, before an offset into the joined segments, and the place of the offset."""
     for start, stop in inside:
         if offset < stop - start:
             return start, start + offset

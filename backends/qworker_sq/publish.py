@@ -1,7 +1,7 @@
 """Publishing to a topic: the writer with its group commit.
 
-A commit is: records after the write position, one fdatasync per touched file in a thread, then the write position
-moves. Publishes that arrive meanwhile are stored by the next commit.
+A commit writes records after the write position, makes one fdatasync per touched file in a thread, and then moves the
+write position. Publishes that arrive in the meantime are stored by the next commit.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from qworker_sq.topic import Topic
 
 __all__ = ["TopicDeleted", "TopicPublisher"]
 
-# Bytes of one commit: what a loop turn writes, and what one sync waits for.
+# Bytes of one commit: a turn of the loop writes them, and one sync waits for them.
 _COMMIT_BYTES = 1 << 20
 
 
@@ -34,10 +34,10 @@ class _PublishRequest(msgspec.Struct, eq=False):
     """One publish that waits for its commit.
 
     Attributes:
-        drafts: What is published.
-        done: Gets the ids.
+        drafts: The messages.
+        done: Receives the ids.
         ids: The ids so far.
-        records: What is to be written: the index of its id, its payload, its info.
+        records: The records to write: the index of the id, the payload, the info.
     """
 
     drafts: Sequence[Draft]
@@ -50,7 +50,7 @@ class TopicPublisher:
     """Writes messages into an open topic.
 
     Args:
-        topic: The topic. It stays the caller's.
+        topic: The topic. The caller closes it.
         is_stored: Returns whether the record at a place is ready, delayed, leased or failed for our channel.
     """
 
@@ -68,7 +68,7 @@ class TopicPublisher:
             await asyncio.wait([self._writer])
 
     def publish(self, drafts: Sequence[Draft]) -> asyncio.Future[list[str]]:
-        """Append messages; the result has their ids, and comes when they are durable.
+        """Append messages. The result has their ids, and is set when they are durable.
 
         Raises:
             TopicDeleted: The topic is gone, and nothing was stored. The result raises it.
@@ -131,7 +131,7 @@ class TopicPublisher:
                 request.done.set_result(request.ids)
 
     def _resolve(self, requests: list[_PublishRequest], end: int) -> None:
-        """Leave out what is stored already, and make the infos of the rest."""
+        """Leave out the messages that are stored already, and make the infos of the others."""
         chosen: set[str] = set()
         now = self._topic.clock.time()
         for request in requests:
@@ -157,7 +157,7 @@ class TopicPublisher:
         return draft.id if place is not None and place < end and self._is_stored(place) else None
 
     def _has_info(self, place: int, message_id: str, end: int) -> bool:
-        """Return whether the info is of the record that is there now: a publish that failed may have left it."""
+        """Return whether the info belongs to the present record: a publish that failed may have left it."""
         info = self._infos.by_place.get(place)
         payload = self._log.read_one(place, end)
         return info is not None and info.id == message_id and (payload is None or info.fits(payload))
@@ -174,7 +174,7 @@ class TopicPublisher:
             if rows or time_row:
                 self._infos.file.append([*rows, *([time_row] if time_row else [])])
             if rows and self._topic.durable:
-                # Before the records: a record without its info would run early, or twice.
+                # The infos are synced before the records: a record without its info would run early, or twice.
                 await self._topic.sync_infos()
             self._log.write([payload for _, payload, _ in records], places, at)
         except OSError:

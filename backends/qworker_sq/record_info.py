@@ -1,7 +1,7 @@
-"""What the log has no place for: chosen ids, due times, tries, and when records were written.
+"""The data that the log cannot store: chosen ids, due times, tries, and when records were written.
 
-Each topic has a file of it. A record has an info only if its publisher gave more than a body. The time is recorded once
-per second for all records.
+Each topic has a file for it. A record has an info only if its publisher gave more than a body. The time is recorded
+once per second for all records.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _TIME = 2
 
 
 class RecordInfo(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What a publisher gave for one record besides its body.
+    """The data that a publisher gave for one record in addition to its body.
 
     Attributes:
         crc: The checksum of the payload. After a crash, another record may have the place.
@@ -51,7 +51,7 @@ class RecordInfos:
         folder: The topic's side directory.
 
     Attributes:
-        file: The file `notes`, which has them.
+        file: The file `notes`, which contains them.
         by_place: The info of each record that has one.
         by_id: The place of each record with a chosen id.
         due: When each record that waits for a time is due, by its place, until it is handed out.
@@ -84,7 +84,7 @@ class RecordInfos:
         return [_INFO, place, info.crc, info.id, info.due, info.tries, info.enqueued_at]
 
     def time_row(self, place: int, now: float) -> list[Any] | None:
-        """Return the row that has the time of a place; None if a row of the same second comes before it."""
+        """Return a row with the time of a place, or None if a row of the same second comes before it."""
         if self._times and self._times[-1][1] <= now < self._times[-1][1] + 1.0:
             return None
         return [_TIME, place, now]
@@ -101,7 +101,7 @@ class RecordInfos:
         return info if info is not None and info.fits(payload) else None
 
     def drop_old(self, oldest: int, keep: set[int]) -> None:
-        """Rewrite the file without what is older than a position, if that is most of it; under the topic's lock."""
+        """Rewrite the file without the data before a position, if that is most of it. Under the topic's lock."""
         old = sum(place < oldest and place not in keep for place in self.by_place)
         old_times = max(0, bisect_right(self._times, (oldest, 0.0)) - 1)
         if old + old_times < 64 or 2 * (old + old_times) < len(self.by_place) + len(self._times):

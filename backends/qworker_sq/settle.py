@@ -15,7 +15,7 @@ __all__ = ["settle_in_channel"]
 
 async def settle_in_channel(channel: Channel, settlements: Sequence[Settlement]) -> list[Settlement]:
     """End leases of one channel and return the refused settlements."""
-    # (place, token) of each that was ended, also when a later one raises.
+    # (place, token) of each lease that was ended, also when a later one raises.
     ended: list[tuple[int, int]] = []
     wake = any(settlement.action in {SettleAction.RELEASE, SettleAction.FAIL_TMP} for settlement in settlements)
     try:

@@ -48,7 +48,7 @@ class OpenTopic:
         )
 
     async def finish(self) -> None:
-        """Finish what is being written, and close."""
+        """Finish the writes in progress, and close."""
         if self.channel is not None:
             await self.channel.finish()
         await self.publisher.finish()
@@ -61,7 +61,7 @@ class SqStore:
     Attributes:
         topics: The topics that were opened, by name. Another process may have deleted one.
         changed: Set when something has changed in a topic.
-        pool: Where syncs and deletions wait. None: the store is not open.
+        pool: The threads for syncs and deletions. None: the store is not open.
     """
 
     def __init__(self, directory: Path, options: SqOptions, clock: Clock) -> None:
@@ -90,7 +90,7 @@ class SqStore:
         return True
 
     async def aclose(self) -> None:
-        """Finish what is being written, and close. Other processes may lease from now on."""
+        """Finish the writes in progress, and close. Other processes may lease from now on."""
         while self.topics:
             await self.topics.popitem()[1].finish()
         if self._watcher is not None:

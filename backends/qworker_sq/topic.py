@@ -1,10 +1,10 @@
-"""One topic as one backend instance sees it: its directory, its locks, its recovery, and its deletion of old segments.
+"""One topic in one backend instance: its directory, its locks, its recovery, and its deletion of old segments.
 
 Next to `state` and the segments is a directory `.qworker/`, which no other implementation reads:
 
-    lock, turn        one writer at a time; `turn` is the waiting line, so that no process waits for ever
+    lock, turn        one writer at a time; `turn` is the waiting line, so that each process gets its turn
     boot              the boot in which the write position was last verified
-    notes             what the log has no place for
+    notes             the data that the log cannot store
     wake              closed after writing: its watchers read the log again
     channels/<name>/  journal, lock, owner, fail/
 """
@@ -43,12 +43,12 @@ class Topic:
     """An open topic.
 
     Args:
-        root: Descriptor of the store's directory. It stays the caller's.
+        root: Descriptor of the store's directory. The caller closes it.
         name: The topic's name, checked.
         clock: The store's clock.
         segment_size: See `Log`.
         durable: Whether everything is synced before it is acknowledged.
-        pool: Where syncs wait.
+        pool: The threads for syncs.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Topic:
         return fd
 
     async def open(self) -> None:
-        """Create what a new topic does not have yet, and find the write position after a crash."""
+        """Create the missing files of a new topic, and find the write position after a crash."""
         async with self.locked():
             try:
                 self._attach(self._keep(open_regular("state", self.folder)))
@@ -109,7 +109,10 @@ class Topic:
         self._mark_verified()
 
     def _recover(self) -> None:
-        """Find the write position: by reading the whole segment after a reboot, else only if something is behind it."""
+        """Find the write position.
+
+        After a reboot this reads the whole segment, otherwise only if something follows the position.
+        """
         if os.fstat(self.state.fd).st_size < STATE_SIZE:
             os.ftruncate(self.state.fd, STATE_SIZE)
         recorded = self.state.place(0)
@@ -144,7 +147,7 @@ class Topic:
             os.close(fd)
 
     def _rewind_channels(self, end: int) -> None:
-        """Move channels back that are behind the end: that part of the log was lost in a power cut.
+        """Move channels back that are past the end: that part of the log was lost in a power failure.
 
         Such a channel would miss the records that are written next.
         """
@@ -189,14 +192,14 @@ class Topic:
     # -- syncs -------------------------------------------------------------------------------------------------------
 
     async def sync_infos(self) -> None:
-        """Put the infos on the disk."""
+        """Write the infos to the disk."""
         if self._new_files:
             await asyncio.get_running_loop().run_in_executor(self.pool, sync_directories, [self.side, self.folder])
             self._new_files = False
         await self.sync([self.infos.file.fd])
 
     async def sync(self, descriptors: list[int]) -> None:
-        """Put the contents of files on the disk."""
+        """Write the contents of files to the disk."""
         await asyncio.get_running_loop().run_in_executor(self.pool, _sync_data, descriptors)
 
     # -- deletion ----------------------------------------------------------------------------------------------------
@@ -234,7 +237,7 @@ class Topic:
 
 
 def _list_if_exists(name: str, parent: int) -> list[str]:
-    """Return the names in a directory; none if it does not exist."""
+    """Return the names in a directory, or no names if it does not exist."""
     try:
         fd = open_directory(name, parent)
     except (FileNotFoundError, NotADirectoryError):

@@ -10,7 +10,7 @@ from qworker_sq.store import SqStore
 
 __all__ = ["wait_for_work"]
 
-# Seconds between two reads of the log while nothing wakes us: writers that do not know qworker leave no wake-up.
+# Seconds between two reads of the log without a wake-up: writers that are not qworker leave no wake-up.
 _POLL_INTERVAL = 0.05
 
 
@@ -34,7 +34,7 @@ async def wait_for_work(store: SqStore, queues: Sequence[str], timeout: float) -
 
 
 async def _seconds_until_work(store: SqStore, queue: str) -> float:
-    """Return when a queue has a message for us, as far as is known now."""
+    """Return the seconds until a queue has a message for this instance, as far as is known now."""
     channel = await store.get_channel(queue)
     if channel is None:
         return float("inf")

@@ -107,7 +107,7 @@ async def remove(store: VsqsStore, name: str, selection: Selection) -> int:
 async def _select(
     store: VsqsStore, queue: QueueDirectory, selection: Selection, *states: State
 ) -> Iterable[tuple[State, ListedMessage]]:
-    """Return what is selected; by ids, in some states only."""
+    """Return the selected messages. Those that are selected by ids are in some states only."""
     if selection.unchanged is not None:
         return _select_unchanged(queue, selection.unchanged)
     listed = await list_states(store, queue)
@@ -120,14 +120,14 @@ async def _select(
 def _select_unchanged(
     queue: QueueDirectory, messages: Iterable[FinishedMessage]
 ) -> Iterator[tuple[State, ListedMessage]]:
-    """Yield the failed messages that are unchanged; each is checked when it is asked for."""
+    """Yield the failed messages that are unchanged. Each is checked when it is requested."""
     for one in messages:
         parsed = parse(one.id)
         if one.state is not State.FAILED or parsed is None or parsed[1] is not None:
             continue
         info = queue.read_info(parsed[0])
         if one.has_finished_at(info.failed_at):
-            # In fail/ alone: what was requeued since is not there.
+            # Only in fail/: a message that was requeued since then is not there.
             yield State.FAILED, (parsed[0], None, info)
 
 

@@ -35,10 +35,10 @@ class VsqsBackend(Backend):
     deviations: ClassVar[Mapping[str, str]] = {
         "priority": "the order is that of the ids",
         "unique_key": "the protocol has no keys",
-        "given_ids": "an id is the time of its making",
-        "fields": "a message is its contents alone",
-        "keep_done": "the protocol has no place for finished messages: an ack deletes the file",
-        "argv": "a message is its contents alone",
+        "given_ids": "an id is the time of its creation",
+        "fields": "a message consists of its contents only",
+        "keep_done": "the protocol cannot keep finished messages: an ack deletes the file",
+        "argv": "a message consists of its contents only",
     }
 
     def __init__(self, url: BackendURL, options: VsqsOptions, clock: Clock = SYSTEM_CLOCK) -> None:
@@ -52,7 +52,7 @@ class VsqsBackend(Backend):
 
     @classmethod
     def from_url(cls, url: BackendURL, *, clock: Clock = SYSTEM_CLOCK, remote_leases: bool = False) -> Self:
-        """`vsqs:///dir[?time_unit=us|ms&max_messages=N&publish_timeout=DURATION&sync=full|off]`."""
+        """Create an instance for `vsqs:///dir[?time_unit=us|ms&max_messages=N&publish_timeout=DURATION&sync=full|off]`."""
         return cls(url, VsqsOptions.from_url(url), clock)
 
     async def open(self) -> None:
@@ -76,7 +76,7 @@ class VsqsBackend(Backend):
     # -- producing ---------------------------------------------------------------------------------------------------
 
     async def publish(self, queue: str, drafts: Sequence[Draft]) -> list[str]:
-        """Store messages; with a capacity, wait for room."""
+        """Store messages. With a capacity, wait for room."""
         check_queue(queue)
         refuse_unsupported("vsqs", self.deviations, drafts)
         if not drafts:
@@ -126,7 +126,7 @@ class VsqsBackend(Backend):
         return refused
 
     async def reap(self, queue: str) -> int:
-        """Make expired messages ready with tries + 1, and due ones too."""
+        """Make expired messages ready with tries + 1, and due messages with the same tries."""
         directory = self._store.get(queue)
         if directory is None:
             return 0
@@ -155,7 +155,7 @@ class VsqsBackend(Backend):
         return await admin.count_messages(self._store, queue, self.history.retention)
 
     async def pause(self, queue: str) -> None:
-        """Pause a queue for qworker's workers; the protocol has nothing that other programs would obey."""
+        """Pause a queue for qworker's workers. The protocol has no pause that other programs would obey."""
         await admin.pause(self._store, queue)
 
     async def resume(self, queue: str) -> None:

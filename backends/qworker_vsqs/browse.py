@@ -136,10 +136,10 @@ def _read(queue: QueueDirectory, unit: Unit, state: State, listed: ListedMessage
     try:
         body = queue.read(file_name(listed), queue.fail if state is State.FAILED else None)
         if body is None and state is State.READY and expiry is not None:
-            # It was due, and has got its old name back.
+            # The message was due, and has its old name again.
             body = queue.read(str(number))
     except OSError as error:
-        # What was moved to failed may be something else than a regular file, which is never opened.
+        # The failed file may not be a regular file, and is then never opened.
         if state is not State.FAILED or info.error is None:
             raise
         body, info = b"", MessageInfo(error=f"{info.error} ({error.strerror or error})", failed_at=info.failed_at)

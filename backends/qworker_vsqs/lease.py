@@ -53,7 +53,7 @@ class VsqsLeases:
 
     def __init__(self, unit: Unit) -> None:
         self._unit = unit
-        # No two leases of one process have the same expiry, nor, most likely, any two of different ones.
+        # No two leases of one process have the same expiry, and two processes are very unlikely to choose the same one.
         self._sequence = itertools.count(secrets.randbelow(unit.spread))
         self._token = 0
 
@@ -98,7 +98,7 @@ class VsqsLeases:
         )
 
     def _move_to_failed(self, queue: QueueDirectory, number: int, name: str, now: float) -> None:
-        """A link, a directory or a device with a message's name: kept, never opened."""
+        """Keep a link, a directory or a device with a message's name as failed. It is never opened."""
         _log.error("not_a_regular_file", queue=queue.name, id=str(number))
         os.close(queue.write_info(number, MessageInfo(error="not a regular file", failed_at=now)))
         os.rename(name, str(number), src_dir_fd=queue.fd, dst_dir_fd=queue.fail)

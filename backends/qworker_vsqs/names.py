@@ -32,7 +32,7 @@ class Unit(msgspec.Struct, frozen=True):
     """The unit of a queue's ids and expiries."""
 
     per_second: int
-    # Expiries of one process differ by this much of their last digits, so that no two leases have one name.
+    # Expiries of one process differ in this much of their last digits, so that no two leases have the same name.
     spread: int
 
     def ticks(self, seconds: float) -> int:

@@ -18,7 +18,7 @@ class VsqsOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         unit: The unit of ids and expiries.
-        capacity: How many messages a queue may hold, leased ones included. None: any number.
+        capacity: The largest number of messages in a queue, including leased ones. None: any number.
         publish_timeout: Seconds that a publish waits for room. None: no limit.
         durable: Whether a publish and a settlement are synced before they return.
     """

@@ -1,4 +1,4 @@
-"""Publishing as the protocol says: `.new`, a listing that proves that the id is free, the contents, then the name."""
+"""Publishing in the steps of the protocol: `.new`, a listing that shows that the id is free, the contents, the name."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class VsqsPublisher:
         self._listings: dict[int, asyncio.Future[list[str]]] = {}
 
     async def publish(self, queue: QueueDirectory, drafts: Sequence[Draft]) -> list[str]:
-        """Store messages. One that came from another store, and is stored here already, is not stored twice.
+        """Store messages. A message from another store that is stored here already is not stored twice.
 
         Raises:
             QueueFull: There was no room within the timeout. The messages that had room are stored.
@@ -105,7 +105,7 @@ class VsqsPublisher:
             for new in news:
                 os.close(new.fd)
                 if not new.is_visible:
-                    # Nothing is left behind by a publish that ended in an error.
+                    # A publish that failed leaves nothing behind.
                     try_unlink(f"{new.number}.new", queue.fd)
         if commit is not None:
             await sync_names(commit, queue.touched(has_info=has_info))
@@ -131,7 +131,7 @@ class VsqsPublisher:
             clash = next((index for index, new in enumerate(news) if new.number in taken), None)
             if clash is None:
                 return
-            # With all that come after it, so that the batch keeps its order.
+            # All messages after it change too, so that the batch keeps its order.
             again = news[clash:]
             del news[clash:]
             for new in again:
@@ -152,7 +152,7 @@ class VsqsPublisher:
         return await list_names(queue.fd)
 
     def _make_visible(self, queue: QueueDirectory, news: list[_NewMessage]) -> bool:
-        """Give the messages their names. Return whether one of them has an info."""
+        """Rename the messages to their visible names. Return whether one of them has an info."""
         now = self._clock.time()
         has_info = False
         for new in news:

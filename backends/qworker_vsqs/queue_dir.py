@@ -1,9 +1,9 @@
-"""The directory of a queue, and `.qworker/` in it, which holds what the protocol has no place for.
+"""The directory of a queue, and `.qworker/` in it, which contains the data that the protocol cannot store.
 
     <queue>/<id>, <id>.<expiry>, <id>.new     the protocol's
     <queue>/.qworker/lock                     flock while a message info is read and then written
-    <queue>/.qworker/notes/<id>               tries, reason, and what an expiry in the name means
-    <queue>/.qworker/fail/<id>                messages that failed for good
+    <queue>/.qworker/notes/<id>               tries, reason, and the meaning of an expiry in the name
+    <queue>/.qworker/fail/<id>                messages that failed permanently
     <queue>/.qworker/down                     the queue is paused
 
 Names are the state, and every transition is one rename from a name that has the expiry of the lease: that name is the
@@ -47,12 +47,12 @@ _INFOS_AT_ONCE = 100
 
 
 class MessageInfo(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True):
-    """What a message's name does not say.
+    """The data of a message that its name does not contain.
 
     Attributes:
         tries: The number of failed attempts.
         after: The expiry of the lease whose end is counted in `tries` already.
-        due: An expiry in the name that is not a lease's but a delay's.
+        due: An expiry in the name that belongs to a delay and not to a lease.
         error: Why it failed last.
         enqueued_at: Unix seconds.
         failed_at: Unix seconds.
@@ -76,7 +76,7 @@ class QueueDirectory:
     """An open queue.
 
     Args:
-        root: Descriptor of the store's directory. It stays the caller's.
+        root: Descriptor of the store's directory. The caller closes it.
         name: The queue's name, checked.
     """
 
@@ -152,7 +152,7 @@ class QueueDirectory:
         """Return a message's body; None if it is gone.
 
         Raises:
-            OSError: What has the name is not a regular file (ELOOP, EISDIR, EINVAL), or cannot be read.
+            OSError: The file is not a regular file (ELOOP, EISDIR, EINVAL), or cannot be read.
         """
         try:
             fd = os.open(name, READ, dir_fd=self.fd if directory is None else directory)
@@ -169,7 +169,7 @@ class QueueDirectory:
     # -- infos -------------------------------------------------------------------------------------------------------
 
     def read_info(self, number: int) -> MessageInfo:
-        """Return the info of a message; an empty one if there is none, or none that can be read."""
+        """Return the info of a message, or an empty one if it does not exist or cannot be read."""
         try:
             data = self.read(str(number), self.infos)
             return _NO_INFO if data is None else _decode(data)
@@ -196,7 +196,7 @@ class QueueDirectory:
     async def original_ids(self) -> dict[str, str]:
         """Return the ids of messages that came from other stores, by their ids there.
 
-        They are read once. The publisher of others adds them to the result.
+        They are read once. The publisher of other such messages adds them to the result.
         """
         if self._original_ids is None:
             names = [*await list_names(self.fd), *await list_names(self.fail)]
@@ -212,7 +212,7 @@ class QueueDirectory:
         return self._original_ids
 
     def discard_original_ids(self) -> None:
-        """Have `original_ids` read them again."""
+        """Discard the ids of `original_ids`, so that they are read again."""
         self._original_ids = None
 
     # -- transitions that count; under the lock ----------------------------------------------------------------------
@@ -232,7 +232,7 @@ class QueueDirectory:
         fd = self.write_info(number, change(before))
         if self.try_rename(old, target):
             return fd
-        # Extended, ended or deleted in between: what was written has not happened.
+        # The message was extended, settled or deleted in between: the written change has not happened.
         os.close(self.write_info(number, before))
         os.close(fd)
         return None

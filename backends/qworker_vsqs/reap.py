@@ -12,7 +12,7 @@ __all__ = ["reap_expired"]
 
 
 async def reap_expired(store: VsqsStore, queue: QueueDirectory) -> int:
-    """Bring the window of a queue up to date, make ready what has expired in it, and return the number."""
+    """Bring the window of a queue up to date, make its expired messages ready, and return their number."""
     store.read_events()
     async with queue.refreshing:
         if not queue.window.is_fresh:

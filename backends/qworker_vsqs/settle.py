@@ -96,7 +96,7 @@ def _ack_or_release(queue: QueueDirectory, settlement: Settlement, lease: VsqsLe
 
 
 def _fail_or_delay(queue: QueueDirectory, unit: Unit, settlement: Settlement, now: float) -> int | None:
-    """End a lease whose end has to be recorded; return the descriptor of the info, None if the lease is lost."""
+    """End a lease whose end must be recorded. Return the descriptor of the info, or None if the lease is lost."""
     lease = settlement.lease
     assert isinstance(lease, VsqsLease)
     number, expiry = lease.number, lease.expiry

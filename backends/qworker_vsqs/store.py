@@ -22,7 +22,7 @@ from qworker_vsqs.queue_dir import QueueDirectory
 
 __all__ = ["VsqsStore"]
 
-# Seconds between two checks while no event comes: a network file system reports no changes by other hosts.
+# Seconds between two checks without an event: a network file system reports no changes by other hosts.
 _POLL_INTERVAL = 0.05
 
 
@@ -144,7 +144,7 @@ class VsqsStore:
     # -- changes -----------------------------------------------------------------------------------------------------
 
     def read_events(self) -> None:
-        """Apply what has happened in the directories so far."""
+        """Apply the changes that have happened in the directories so far."""
         if self._watcher is not None:
             self._watcher.drain()
 
@@ -169,8 +169,8 @@ class VsqsStore:
     async def sync(self, queue: QueueDirectory, files: list[int], *, has_info: bool = True) -> None:
         """Make files and the entries of a queue durable, and close the files."""
         try:
-            # Without a journal a synced rename or unlink may be torn all the same: the sync would cost much and
-            # promise nothing.
+            # Without a journal a synced rename or unlink may still be torn: the sync would cost much and promise
+            # nothing.
             if self.group_commit is not None and self._system.keeps_renames:
                 await self.group_commit.both(files, queue.touched(has_info=has_info))
         finally:

@@ -1,8 +1,8 @@
 """The ready ids of a queue in order, and the expiries of the others: a listing that events keep up to date.
 
-Strict FIFO: every name that comes into the directory enters the window, because the kernel reports it. If the kernel
-may not report all of them (other hosts, or no inotify), a window is used for at most 100 ms; else for 1 s, because the
-names alone keep it exact.
+Strict FIFO: every name that arrives in the directory enters the window, because the kernel reports it. If the kernel
+may not report all of them (other hosts, or no inotify), a window is used for at most 100 ms. Otherwise it is used for 1
+s, because the names alone keep it exact.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from qworker_vsqs.names import parse
 
 __all__ = ["IdWindow"]
 
-# Seconds.
+# In seconds.
 _FRESH = 0.1
 _FRESH_WATCHED = 1.0
 
@@ -34,7 +34,7 @@ class IdWindow:
         self.is_watched = False
 
     def invalidate(self) -> None:
-        """Have the directory listed again before the window is used."""
+        """Discard the window, so that the directory is listed again before it is used."""
         self._listed_at = float("-inf")
 
     @property
@@ -47,7 +47,7 @@ class IdWindow:
         ready: list[int] = []
         timed: list[tuple[int, int]] = []
         for name in names:
-            # The common case by hand: a plain number of the usual length.
+            # This is the common case, without the general parser: a plain number of the usual length.
             if len(name) == 16 and name.isascii() and name.isdigit() and name[0] != "0":
                 ready.append(int(name))
             elif (found := parse(name)) is not None:
@@ -61,7 +61,7 @@ class IdWindow:
         self._listed_at = listed_at
 
     def add(self, name: str) -> None:
-        """Add a name that came into the directory."""
+        """Add a name that arrived in the directory."""
         found = parse(name)
         if found is None:
             return

@@ -33,7 +33,7 @@ class RemoteLeases(Protocol):
 class Backend(abc.ABC):
     """A store of queues, opened from a URL.
 
-    An instance belongs to one event loop. All coroutines are called there. `extend` is no coroutine: it blocks, and any
+    An instance belongs to one event loop. All coroutines are called there. `extend` is not a coroutine: it blocks, and any
     thread can call it. Creating an instance does not touch the store. `open` does, and every other method opens the
     store if needed.
 

@@ -37,14 +37,14 @@ __all__ = [
 
 
 def open(backend: Backend, queue: str, name: str, folder: Path | None = None) -> BulkWriter:  # noqa: A001
-    """Open the writer of one load: all of its messages are published, each once, or none. Nothing is touched yet.
+    """Open the writer of one load: all of its messages are published, each once, or none. Nothing is changed yet.
 
     Args:
-        backend: Where the queue is.
-        queue: Where the messages go. It is made when the load is sealed, if it does not exist.
-        name: The load's name. Within a queue, the same name stands for the same messages.
+        backend: The store.
+        queue: The queue of the messages. It is created when the load is sealed, if it does not exist.
+        name: The load's name. Within a queue, the same name means the same messages.
         folder: Where to spool, on a file system that all processes of the load see. A store with its own writer does
-            not need it. None: beside the store's directory.
+            not need it. None: next to the store's directory.
 
     Raises:
         InvalidName: The queue's or the load's name is not valid.
@@ -61,11 +61,12 @@ def open(backend: Backend, queue: str, name: str, folder: Path | None = None) ->
 async def incomplete_loads(backend: Backend, queue: str, folder: Path | None = None) -> list[IncompleteLoad]:
     """Return the loads that were sealed and are not completely published, the oldest first.
 
-    A process publishes such a load now, or it died. In that case the rest is published when the load is run again.
+    Another process publishes such a load now, or the process died. In that case the rest is published when the load is
+    run again.
 
     Args:
-        backend: Where the queue is.
-        queue: Where the messages go.
+        backend: The store.
+        queue: The queue of the messages.
         folder: The folder that `open` was given.
 
     Raises:

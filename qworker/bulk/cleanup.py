@@ -50,7 +50,7 @@ def _last_change(path: str, parent: int) -> float:
         places.append(f"{path}/{partition}")
         chunks = names_in(f"{path}/{partition}", parent)
         if chunks:
-            # Chunks are made one after another, so the last one is the newest.
+            # Chunks are created one after another, so the last one is the newest.
             places.append(f"{path}/{partition}/{max(chunks)}")
     latest = 0.0
     for place in places:

@@ -1,4 +1,4 @@
-"""What a store must do so that many processes can publish as one: all messages of a load, each once, or none.
+"""The contract of a store for many processes that publish as one: all messages of a load, each once, or none.
 
     stage, stage, stage ... ────► seal ────► publish ────► done
           │                        the first seal of a step wins; from then on its content is fixed
@@ -44,7 +44,9 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 class StagedPartition(msgspec.Struct, frozen=True, kw_only=True):
-    """What one attempt of one task staged. The tasks send this, and no messages, to the process that commits.
+    """The partition that one attempt of one task staged.
+
+    The tasks send this, and no messages, to the committing process.
 
     Attributes:
         run: The run of the load. Together with `partition` and `attempt` it is unique.
@@ -123,7 +125,7 @@ class IncompleteLoad(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def check_load(name: str) -> str:
-    """Return `name` if it can be the name of a load: it becomes part of file names, keys and message ids.
+    """Return `name` if it can be the name of a load. It becomes part of file names, keys and message ids.
 
     Raises:
         InvalidName: It is not valid.
@@ -142,12 +144,12 @@ def message_id(load: str, step: int, partition: int, row: int) -> str:
 
 
 def sort_partitions(partitions: Iterable[StagedPartition]) -> tuple[StagedPartition, ...]:
-    """Sort partitions as a manifest has them, without the empty ones."""
+    """Sort partitions in the order of a manifest, without the empty ones."""
     return tuple(sorted((each for each in partitions if each.count or each.rejected), key=lambda each: each.partition))
 
 
 def missing(load: str, partition: StagedPartition) -> BackendError:
-    """Make the error of a seal whose partition is not staged."""
+    """Return the error for a seal whose partition is not staged."""
     return BackendError(
         f"partition {partition.partition} of the load {load} is not staged any more, and nothing was published: "
         "run the load again"
@@ -161,8 +163,8 @@ class BulkWriter(abc.ABC):
     number of processes on any number of hosts can work on the same load. Each belongs to the event loop of its backend.
 
     Args:
-        queue: Where the messages go.
-        load: The load's name. Within a queue it stands for one input.
+        queue: The queue of the messages.
+        load: The load's name. Within a queue it identifies one input.
 
     Raises:
         InvalidName: One of the names is not valid.
@@ -207,7 +209,7 @@ class BulkWriter(abc.ABC):
     async def seal(self, step: int, partitions: Sequence[StagedPartition]) -> Manifest | None:
         """Decide which attempts are the step.
 
-        The queue is made first, because incomplete loads are looked for in queues.
+        The queue is created first, because incomplete loads are searched for in queues.
 
         Returns:
             The seal: this one, or an earlier one by another run. In that case these partitions do not count and can be
@@ -231,7 +233,10 @@ class BulkWriter(abc.ABC):
 
     @abc.abstractmethod
     async def discard(self, run: str) -> None:
-        """Remove what a run staged, unless it is sealed. What is not discarded is removed after 36 hours."""
+        """Remove the messages that a run staged, unless it is sealed.
+
+        If this is not called, they are removed after 36 hours.
+        """
 
     @abc.abstractmethod
     async def forget(self) -> None:
@@ -250,7 +255,7 @@ class BulkWriter(abc.ABC):
 
 
 class BulkStore(Protocol):
-    """A store that keeps staged messages itself, beside its queues."""
+    """A store that keeps staged messages itself, next to its queues."""
 
     def writer(self, queue: str, name: str) -> BulkWriter:
         """Make the writer of one load, without touching the store.
@@ -271,9 +276,9 @@ class BulkStore(Protocol):
 
 @runtime_checkable
 class OffersBulk(Protocol):
-    """A backend with a bulk store of its own. A backend needs none: without it, `qworker.bulk` spools to files."""
+    """A backend with its own bulk store. This is optional: without it, `qworker.bulk` spools to files."""
 
     @property
     def bulk(self) -> BulkStore | None:
-        """The bulk store; None if this instance has none."""
+        """The bulk store; None if this instance does not have one."""
         ...

@@ -2,7 +2,7 @@
 
 The calls block for microseconds, or longer where they say so.
 
-    <parent>/staged/<load>/run-<run>/<partition>.<attempt>   what was staged: a file or a directory
+    <parent>/staged/<load>/run-<run>/<partition>.<attempt>   the staged messages: a file or a directory
     <parent>/staged/<load>/seal-<step>                       the manifest of a step that is being published
     <marks>/job-<sha256 of the load's name>                  the load's last published step
 
@@ -95,7 +95,7 @@ class LoadFiles:
         return f"{self._path}/{RUN}{run}"
 
     def _remove_run(self, run: str) -> None:
-        # Renamed first, so that an attempt that still works there finds nothing instead of a half.
+        # It is renamed first, so that an attempt that still works there finds nothing instead of a half.
         gone = f"{self._path}/{GONE}{secrets.token_hex(8)}"
         try:
             os.rename(self._run(run), gone, src_dir_fd=self._parent, dst_dir_fd=self._parent)
@@ -114,7 +114,7 @@ class LoadFiles:
     def sealed(self, step: int) -> Manifest | None:
         """Return the seal of a step, or None if the step is done."""
         manifest = self._seal(f"{_SEAL}{step}")
-        # In this order: see the module.
+        # The seal is read first, then the mark: see the module.
         if manifest is not None and self.done(step) is not None:
             self.clean(manifest)
             return None
@@ -146,7 +146,7 @@ class LoadFiles:
 
     def unfinished(self) -> list[Manifest]:
         """Return the seals of the steps that are not done."""
-        # In this order: see the module.
+        # The seal is read first, then the mark: see the module.
         return [manifest for manifest in self._seals() if self.done(manifest.step) is None]
 
     def clean(self, manifest: Manifest) -> None:
@@ -260,7 +260,7 @@ def incomplete_loads(parent: int, marks: int) -> list[IncompleteLoad]:
 
 
 def _repeated(step: Callable[[], T]) -> T:
-    """Repeat a step while other processes remove its empty folder at the same moment."""
+    """Repeat a step while other processes remove its empty folder at the same time."""
     for _ in range(_ATTEMPTS):
         try:
             return step()

@@ -41,7 +41,7 @@ from qworker.message import Draft
 
 __all__ = ["SpooledBulkWriter", "incomplete_spooled"]
 
-# Messages in one batch: at most so many can be stored twice, by a store that does not keep given ids.
+# Messages in one batch. At most this many can be stored twice, by a store that does not keep given ids.
 BATCH = 100
 _LENGTH = struct.Struct(">I")
 _STRAY = 36 * 3600.0
@@ -61,7 +61,7 @@ _decode = msgspec.msgpack.Decoder(_SpooledDraft).decode
 
 
 class _Progress(msgspec.Struct, frozen=True):
-    """How much of a seal is known to be published.
+    """The part of a seal that is known to be published.
 
     Attributes:
         partition: The index of the partition in the manifest.
@@ -77,10 +77,10 @@ class SpooledBulkWriter(BulkWriter):
 
     Args:
         backend: The store.
-        queue: Where the messages go.
+        queue: The queue of the messages.
         load: The load's name.
         folder: A folder on a file system that all processes of the load see. It is created if it does not exist. None:
-            beside the store's directory.
+            next to the store's directory.
 
     Raises:
         UsageError: There is no folder, and the store has no directory.
@@ -127,7 +127,7 @@ class SpooledBulkWriter(BulkWriter):
     async def seal(self, step: int, partitions: Sequence[StagedPartition]) -> Manifest | None:
         """Link the seal to its name."""
         manifest = Manifest(step=step, sealed_at=time.time(), partitions=sort_partitions(partitions))
-        # First, because incomplete loads are looked for in queues.
+        # This comes first, because incomplete loads are searched for in queues.
         await self._backend.create(self.queue)
         with self._files() as files:
             if files.sealed(step) is None and files.done(step) is None:
@@ -229,7 +229,7 @@ class SpooledBulkWriter(BulkWriter):
 
     @asynccontextmanager
     async def _alone(self) -> AsyncGenerator[None]:
-        """Let one process publish at a time: two would both publish a batch that neither has noted yet."""
+        """Allow only one process to publish at a time: two would both publish a batch that neither has recorded yet."""
         fd = os.open(self._folder / f"lock-{self.name}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             await asyncio.to_thread(fcntl.flock, fd, fcntl.LOCK_EX)

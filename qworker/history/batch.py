@@ -2,7 +2,7 @@
 
 A record is one JSON object with the fields of `EventBatch`. A column is a list as long as `id`, or a list as long as
 `groups` with one value for each group of messages, or one value for all. A worker records most messages once, when they
-end. Such a record also states when they were leased and published (`begins`), so that no id is written three times.
+finish. Such a record also states when they were leased and published (`begins`), so that no id is written three times.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The history in a directory: `.history/` beside the queues, with one log for each process. Each log is an sq topic.
+"""The history in a directory: `.history/` next to the queues, with one log for each process. Each log is an sq topic.
 
 Any process can read all of it at any time. `sq:///root/.history` opens it too.
 """
@@ -30,7 +30,7 @@ FOLDER = ".history"
 # Seconds between two removals of old events, and seconds after which a failed store is tried again.
 _PRUNING = 60.0
 _PAUSE = 30.0
-# At most so many records wait for a lock. More are dropped.
+# The largest number of records that wait for a lock. More are dropped.
 _MOST_WAITING = 1000
 
 
@@ -42,7 +42,8 @@ def directory_history(
     Args:
         url: The URL of the backend.
         directory: The root of its queues.
-        default: Whether events are recorded if the URL has no option `history`. False if other programs use the directory.
+        default: Whether events are recorded if the URL has no option `history`. False if other programs use the
+            directory.
         clock: The clock of the backend.
 
     Raises:
@@ -157,7 +158,7 @@ class DirectoryHistory(HistoryStore):
             finally:
                 os.close(root)
         except OSError as error:
-            reason = str(store_error(error, "remove what is old"))
+            reason = str(store_error(error, "remove old events"))
             self._log.warning(events.HISTORY_PRUNE_FAILED, directory=self._path, **{events.ERROR: reason})
         finally:
             self._pruning = None

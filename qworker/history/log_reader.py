@@ -154,7 +154,7 @@ def _position(place: int, given: int) -> str:
 
 
 def _parsed(text: str | None) -> tuple[int, int]:
-    """Return the place of a record, and how many of its events were given.
+    """Return the place of a record, and how many of its events were returned.
 
     Raises:
         UsageError: It is not a position.

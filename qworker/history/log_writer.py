@@ -1,13 +1,13 @@
 """The log of one process: an sq topic that the process creates for its first event, and appends to with plain writes.
 
     <root>/.history/<host>-<pid>-<nonce>/
-        state, <id>.q          the topic, as `sq:` has it
-        .qworker/writer        flocked while a process writes the log; it contains the id of the boot
+        state, <id>.q          the topic, in the format of `sq:`
+        .qworker/writer        locked with flock while a process writes the log; it contains the id of the boot
         .qworker/lock          the topic's lock, as the sq backend takes it: held for each append
 
-When its process has ended, a process of the same host and boot continues the log. So there are never more logs than
+When its process has exited, a process of the same host and boot continues the log. So there are never more logs than
 there were processes at the same time. Nothing is synced. The write position moves after the records. If a process dies
-between the two, no reader looks at the rest. After a power failure a record can be damaged, which its crc shows.
+between the two, no reader reads the rest. After a power failure a record can be damaged, which its crc shows.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class Writer:
             raise LogInUse
 
     def _truncate_tail(self) -> None:
-        """Recover the records behind the write position, which a dead process wrote last."""
+        """Recover the records after the write position, which a dead process wrote last."""
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -159,7 +159,7 @@ class Writer:
             self._rolled(split(end)[0])
 
     def _rolled(self, segment: int) -> None:
-        # Closes the descriptors of the earlier segments. A needed one is opened again.
+        # This closes the descriptors of the earlier segments. A needed one is opened again.
         self._log.close()
         self._segment = segment
         if self._shared:
@@ -175,7 +175,7 @@ class Writer:
 
 
 def start_log(root: int, clock: Clock, *, shared: bool, avoid: Collection[str] = ()) -> Writer:
-    """Continue a log that an ended process of this host has left, except those in `avoid`, or create a new one.
+    """Continue a log that an exited process of this host has left, except those in `avoid`, or create a new one.
 
     Raises:
         OSError: No log can be created.

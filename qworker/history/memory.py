@@ -42,7 +42,7 @@ class MemoryHistory(HistoryStore):
         return [_LOG] if self._batches else []
 
     async def read(self, log: str, after: str | None, limit: int) -> tuple[list[Event], str | None]:
-        """Read the one log. A position is the number of a batch and how many of its events were given."""
+        """Read the one log. A position is the number of a batch and how many of its events were returned."""
         number, given = [0, 0] if after is None else parse_position(after, 2)
         with self._lock:
             batches = [(own, batch) for own, batch in self._batches if own >= number and log == _LOG]

@@ -68,11 +68,11 @@ async def read_newest(
 
 
 async def follow(history: HistoryStore, wanted: EventFilter, ends: dict[str, str | None]) -> AsyncIterator[list[Event]]:
-    """Yield the events after `ends`, by time, once for each look. If a look finds nothing, the list is empty.
+    """Yield the events after `ends`, by time, once for each search. If a search finds nothing, the list is empty.
 
     Args:
-        history: Where to look.
-        wanted: Which events.
+        history: The history to search.
+        wanted: The filter of the events.
         ends: The position in each log, which this function moves. A log that is not in it is read from its beginning.
     """
     while True:

@@ -1,4 +1,4 @@
-"""Where events are kept: a backend has one history store, `Backend.history`, which callers use directly."""
+"""The interface of history stores. A backend has one, `Backend.history`, which callers use directly."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ class HistoryStore(abc.ABC):
     """Append-only logs of events, which belong to one event loop.
 
     Attributes:
-        enabled: False if this process records nothing. What others record, or recorded earlier, can still be read.
+        enabled: False if this process records nothing. Events that other processes record, or recorded earlier, can
+            still be read.
     """
 
     enabled: bool = True
@@ -196,7 +197,7 @@ class HistoryOptions(msgspec.Struct, frozen=True, kw_only=True):
                 options = msgspec.structs.replace(options, size=int(match[1]) * _SIZE_UNITS[match[2]])
                 continue
             try:
-                # A bare number could be a size as well.
+                # A bare number could also be a size.
                 age = 0.0 if text[-1].isdigit() else parse_duration(text, least=1.0)
             except UsageError:
                 age = 0.0
@@ -216,6 +217,6 @@ class HistoryOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _in_units(amount: int) -> str:
-    """In the largest unit that needs no fraction."""
+    """Return the number in the largest unit that needs no fraction."""
     unit, size = next((u, s) for u, s in reversed(_SIZE_UNITS.items()) if amount % s == 0)
     return f"{amount // size}{unit}"

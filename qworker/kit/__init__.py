@@ -1,1 +1,1 @@
-"""What backends share: files, inotify, network, logs of segments, and the steps of `browse`, `find` and `wait` that are alike."""
+"""The code that backends share: files, inotify, segment logs, and steps of `browse`, `find` and `wait`."""

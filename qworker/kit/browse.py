@@ -1,4 +1,4 @@
-"""What backends share to answer a `Query`: the order of a state, positions, parts and limits."""
+"""The parts of `browse` that backends share: the order of a state, positions, parts and limits."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ __all__ = [
 
 Row = TypeVar("Row")
 
-# What orders a state: a number (a time or a rank), then a text for those with the same.
+# The sort key of a message in a state: a number (a time or a rank), then a text that separates equal numbers.
 Place = tuple[float, str]
 
 _POSITION = re.compile(r"(-?[0-9]{1,40}(?:\.[0-9]{1,20})?(?:e[-+][0-9]{1,3})?):([A-Za-z0-9_.~%+-]{0,800})")
-# What `quote` leaves as it is.
+# Texts that `quote` does not change.
 _PLAIN = re.compile(r"[A-Za-z0-9_.~-]*")
-# Rows that are held at least beyond a limit before they are cut: that is rare then.
+# At least this many rows are held beyond a limit before they are cut, so that cutting is rare.
 _SPARE = 4000
-# Passes over a state whose messages change their places meanwhile.
+# Passes over a state whose messages change their places in the meantime.
 PASSES = 4
 
 
 async def at_most(limit: int | None, found: AsyncIterator[list[StoredMessage]]) -> AsyncIterator[list[StoredMessage]]:
-    """Pages up to a limit of messages."""
+    """Yield pages up to a limit of messages."""
     async for page in found:
         yield page if limit is None else page[:limit]
         limit = None if limit is None else limit - len(page)
@@ -56,7 +56,7 @@ async def at_most(limit: int | None, found: AsyncIterator[list[StoredMessage]]) 
 
 
 def position_of(place: Place) -> str:
-    """A place as plain text."""
+    """Return a place as plain text."""
     number, text = place
     if _PLAIN.fullmatch(text) is None:
         text = quote(text, safe="", errors="surrogateescape")
@@ -64,10 +64,10 @@ def position_of(place: Place) -> str:
 
 
 def place_of(position: str | None) -> Place | None:
-    """What `position_of` made a text of; None for none.
+    """Return the place that `position_of` made into a text, or None for None.
 
     Raises:
-        UsageError: it is something else.
+        UsageError: The text is not a position.
     """
     if position is None:
         return None
@@ -79,7 +79,7 @@ def place_of(position: str | None) -> Place | None:
 
 
 def bad_position(position: str) -> UsageError:
-    """The error of an `after` that no message was given with."""
+    """Return the error for an `after` that is not the position of a message."""
     shown = printable(position[:60])
     return UsageError(f"{shown!r} is not a valid position: use the `position` of a message of the same queue and state")
 
@@ -88,13 +88,13 @@ def bad_position(position: str) -> UsageError:
 
 
 class Chosen(Generic[Row]):
-    """The rows that a query wants: only so many are held, however many are added.
+    """The rows that a query wants. It holds a bounded number of rows, however many are added.
 
     Args:
-        place: where a row stands; no two rows stand at the same place.
-        after: where to begin; None: at the end of the order.
-        limit: how many are wanted; None: all.
-        newest: whether the order is reversed.
+        place: Returns the place of a row. No two rows have the same place.
+        after: The place after which the query begins. None: the beginning of the order.
+        limit: The largest number of rows. None: all of them.
+        newest: True if the order is reversed.
     """
 
     def __init__(self, place: Callable[[Row], Place], after: Place | None, limit: int | None, *, newest: bool) -> None:
@@ -105,7 +105,7 @@ class Chosen(Generic[Row]):
         self._rows: list[Row] = []
 
     def add(self, rows: Iterable[Row]) -> None:
-        """Add what is wanted of some rows, in any order."""
+        """Add the rows that the query wants, in any order."""
         place, after = self._place, self._after
         if after is None:
             self._rows.extend(rows)
@@ -117,16 +117,16 @@ class Chosen(Generic[Row]):
             self._rows = self.rows()
 
     def rows(self) -> list[Row]:
-        """What was chosen, in the order of the query."""
+        """Return the chosen rows, in the order of the query."""
         limit = len(self._rows) if self._limit is None else self._limit
-        # A heap is faster while little is wanted.
+        # A heap is faster if only a small share is wanted.
         if limit < len(self._rows) // 10:
             choose = heapq.nlargest if self._newest else heapq.nsmallest
             return choose(limit, self._rows, key=self._place)
         return sorted(self._rows, key=self._place, reverse=self._newest)[:limit]
 
 
-# Rows in the order of a query: those behind a place, and at most so many.
+# Returns rows in the order of a query: those after a place, up to a number of them.
 _Choose = Callable[[Place | None, int | None], Awaitable[Sequence[Row]]]
 
 
@@ -138,15 +138,16 @@ async def browse_rows(
     *,
     identity: Callable[[Row], Hashable] | None = None,
 ) -> AsyncIterator[list[StoredMessage]]:
-    """Answer a query from rows that are cheap to list, of which only the wanted ones are read.
+    """Answer a query from rows that are cheap to list. Only the wanted messages are read.
 
     Args:
-        query: what is wanted.
-        choose: lists the state.
-        place: where a row stands.
-        read: gives the message of a row; None when it is not there any more.
-        identity: of a row's message, for a state in which messages change their places, as leases do that are extended. The
-            state is listed again until nothing new is seen, and no message is given twice.
+        query: The query.
+        choose: Lists the state.
+        place: Returns the place of a row.
+        read: Returns the message of a row, or None if it is gone.
+        identity: Returns what identifies a row's message, for a state in which messages change their places, as an
+            extended lease does. The state is then listed again until nothing new is found, and no message is returned
+            twice.
     """
     if identity is not None:
         async for page in _browse_moving(query, choose, place, read, identity):
@@ -155,7 +156,7 @@ async def browse_rows(
     after, left = place_of(query.after), query.limit
     while True:
         rows = await choose(after, left)
-        # Before anything else runs: a row may be the message itself, which moves on while others are read.
+        # Before anything else runs: a row may be the message itself, which can move while others are read.
         places = [place(row) for row in rows]
         seen = 0
         async for page in in_pages(first(left, map(_positioned, map(read, rows), places))):
@@ -163,7 +164,7 @@ async def browse_rows(
             yield page
         if left is None or len(rows) < left or seen == left:
             return
-        # Of those that were chosen some are gone: as many others take their place.
+        # Some of the chosen messages are gone: read the same number of others in their place.
         left -= seen
         after = places[-1]
 
@@ -185,7 +186,7 @@ async def _browse_moving(
         return stored
 
     for _ in range(PASSES):
-        # What was listed before and could not be read may stand at another place by now.
+        # A message that was listed before and could not be read may have another place by now.
         wanted = [(row, place(row)) for row in await choose(after, None) if identity(row) not in given]
         if not wanted:
             return
@@ -212,9 +213,10 @@ async def browse_share(
     """Read every message of a part, in any order.
 
     Args:
-        list_rows: lists what is in the part.
-        read: gives the message of a row; None when it is not there any more.
-        identity: of a row's message, its id, for a state in which messages change their places: see `browse_rows`.
+        list_rows: Lists the rows of the part.
+        read: Returns the message of a row, or None if it is gone.
+        identity: Returns the id of a row's message, for a state in which messages change their places: see
+            `browse_rows`.
     """
     given: set[str] = set()
     for _ in range(PASSES if identity else 1):
@@ -229,7 +231,7 @@ async def browse_share(
 
 
 def first(limit: int | None, found: Iterable[StoredMessage | None]) -> Iterator[StoredMessage | None]:
-    """So much of what is found that it holds as many messages as the limit says; no more is read."""
+    """Yield results until they hold `limit` messages. Nothing more is read."""
     count = 0
     for stored in found:
         yield stored

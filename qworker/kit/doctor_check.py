@@ -1,4 +1,4 @@
-"""What one check of `qworker doctor` found."""
+"""The result of one check of `qworker doctor`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["Check", "CheckStatus"]
 
 
 class CheckStatus(StrEnum):
-    """How a check came out."""
+    """The status of a check."""
 
     OK = "ok"
     # It works, but worse than it could.
@@ -24,7 +24,7 @@ class Check(msgspec.Struct, frozen=True):
 
     name: str
     health: CheckStatus
-    # What was found.
+    # The finding.
     detail: str
-    # What to do about it; empty where nothing is to be done.
+    # The action to take; empty if there is nothing to do.
     fix: str = ""

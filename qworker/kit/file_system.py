@@ -1,4 +1,4 @@
-"""What the file system of a directory promises: whether what was synced on it is found after a power cut."""
+"""The promises of a directory's file system: whether synced data is found after a power failure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ _NO_BARRIERS = frozenset({"nobarrier", "barrier=0", "barrier=none", "fsync_mode=
 
 
 class FileSystem:
-    """The file system that a directory is on, and what a sync on it is worth; `kind` is empty where the kernel does not show it."""
+    """The file system of a directory, and what a sync on it promises.
+
+    `kind` is empty if the kernel does not show the type.
+    """
 
     __slots__ = ("has_barriers", "is_local", "is_ordered", "keeps_renames", "kind", "source")
 
@@ -30,29 +33,30 @@ class FileSystem:
         if self.kind in {"ext4", "ext3"}:
             options |= ext4_options(os.fstat(directory).st_dev, self.source)
         journal = {option for option in options if option.startswith("data=")}
-        # A synced rename is found after a power cut. Without a journal a torn one can lose a file that was there.
+        # A synced rename is found after a power failure. Without a journal, a torn rename can lose a file that existed.
         self.keeps_renames = bool(journal) or self.kind in _JOURNALED
-        # A sync waits until the disk has emptied its cache. Without it a sync survives the system, and not a power cut.
+        # A sync waits until the disk has emptied its cache. Without this, a sync survives a system crash but not a
+        # power failure.
         self.has_barriers = options.isdisjoint(_NO_BARRIERS)
-        # ext4 in its usual mode: a journal commit carries everything that was allocated before it (`GroupCommit.data`).
+        # ext4 in its usual mode: a journal commit writes everything that was allocated before it (`GroupCommit.data`).
         self.is_ordered = "data=ordered" in journal
         self.is_local = self.kind not in NETWORK and not self.kind.startswith("fuse")
 
     @property
     def survives_power_loss(self) -> bool:
-        """Whether what was synced is found after a power cut, as far as the file system is concerned."""
+        """True if the file system keeps synced data after a power failure."""
         return self.keeps_renames and self.has_barriers
 
     @classmethod
     def of(cls, path: str) -> Self:
-        """The file system of a directory, or of the nearest one above it that exists; nothing is left open.
+        """Return the file system of a directory, or of its nearest existing ancestor. Nothing is left open.
 
         Raises:
-            OSError: it cannot be opened.
+            OSError: It cannot be opened.
         """
         while not os.path.isdir(path):
             path = os.path.dirname(path)
-        # One that this user may not read is on a file system all the same.
+        # A directory that this user cannot read still has a file system.
         fd = open_path(path)
         try:
             return cls(fd)
@@ -61,10 +65,12 @@ class FileSystem:
 
 
 def durability_at(path: str, *, sync: bool) -> str:
-    """The `Backend.durability` of a directory: `disk` if it is synced on a file system that keeps what was synced, else `process`.
+    """Return the `Backend.durability` of a directory.
+
+    It is `disk` if the directory is synced on a file system that keeps synced data, and `process` otherwise.
 
     Raises:
-        BackendError: it cannot be looked at.
+        BackendError: It cannot be checked.
     """
     if not sync:
         return "process"
@@ -76,5 +82,5 @@ def _mount_of(directory: int) -> Mount | None:
     try:
         return find_mount(os.readlink(path_of(directory)))
     except OSError:
-        # Without /proc nothing is known, and nothing promised: `qworker doctor` gives the reason.
+        # Without /proc nothing is known, and nothing is promised. `qworker doctor` shows the reason.
         return None

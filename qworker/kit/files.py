@@ -1,4 +1,4 @@
-"""Operations on files and directories that stores share. No link is followed, and nothing is inherited by other programs."""
+"""Operations on files and directories that stores share. They follow no links, and other programs inherit nothing."""
 
 from __future__ import annotations
 
@@ -48,27 +48,27 @@ __all__ = [
     "write_new",
 ]
 
-# No link is followed, no FIFO blocks, nothing is inherited by a program that a handler starts.
+# No link is followed, no FIFO blocks, and a program that a handler starts inherits nothing.
 READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _SAFE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
-# Files of one batch.
+# Files in one batch.
 _BATCH = 1000
-# How many directory entries are read before others on the loop get their turn; about 1 ms.
+# Directory entries read between two turns of the loop; about 1 ms of work.
 _SLICE = 1000
-# How often a tree is removed again in which another process has written meanwhile.
+# Attempts to remove a tree into which another process writes in the meantime.
 _REMOVALS = 10
-# Seconds without a change after which a file is finished, where the kernel does not tell.
+# Seconds without a change after which a file is finished, if the kernel cannot say whether it has a writer.
 _QUIET = 1.0
 
 
 def check_writable(directory: int) -> None:
-    """Find out early that nothing can be written to a directory.
+    """Check early that a directory can be written to.
 
     Raises:
-        OSError: nothing can: EROFS, EACCES.
+        OSError: It cannot: EROFS, EACCES.
     """
     if not os.access(".", os.W_OK | os.X_OK, dir_fd=directory, effective_ids=True):
         read_only = os.fstatvfs(directory).f_flag & os.ST_RDONLY
@@ -77,19 +77,22 @@ def check_writable(directory: int) -> None:
 
 
 def raise_file_limit() -> int:
-    """Let this process have as many open files as it may; how many that are."""
+    """Raise this process's limit of open files as far as possible, and return the limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         try:
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         except (OSError, ValueError):
-            # Refused (some systems cap an unlimited one): what there is must do.
+            # Refused (some systems cap an unlimited value): the current limit stays.
             return soft
     return 1 << 20 if hard == resource.RLIM_INFINITY else hard
 
 
 def files_at_once() -> int:
-    """How many files one batch may have open: most of what this process may open is for everything else."""
+    """Return how many files one batch may have open.
+
+    Most of the files that this process may open are kept for other uses.
+    """
     return max(1, min(_BATCH, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4))
 
 
@@ -97,12 +100,12 @@ def files_at_once() -> int:
 
 
 def write_all(fd: int, body: bytes, offset: int | None = None) -> None:
-    """Write the whole of `body`; a short write is continued (a disk that fills up gives one before ENOSPC).
+    """Write all of `body`. A short write is continued, because a disk that fills up makes one before ENOSPC.
 
     Args:
         fd: An open file.
-        body: What to write.
-        offset: Where to write it. None: at the file's own position.
+        body: The bytes to write.
+        offset: Where to write them. None: at the file's own position.
     """
     written = os.write(fd, body) if offset is None else os.pwrite(fd, body, offset)
     if written < len(body):
@@ -127,7 +130,7 @@ def read_all(fd: int, size: int) -> bytes:
 
 
 def read_file(name: str, directory: int) -> bytes | None:
-    """The content of a small file; None where there is none."""
+    """Return the content of a small file, or None if it does not exist."""
     try:
         fd = os.open(name, READ, dir_fd=directory)
     except FileNotFoundError:
@@ -178,7 +181,7 @@ async def lock_file(fd: int) -> None:
 
 
 def write_new(name: str, parent: int, data: bytes, *, durable: bool = True) -> None:
-    """Write a whole file, durably, under its name, over what had that name before."""
+    """Write a complete file, durably, under its name. It replaces an older file of that name."""
     temporary = f".{secrets.token_hex(8)}.tmp"
     fd = open_regular(temporary, parent, os.O_RDWR | os.O_CREAT | os.O_EXCL)
     try:
@@ -198,29 +201,29 @@ def write_new(name: str, parent: int, data: bytes, *, durable: bool = True) -> N
 
 
 def link_file(source: str, target: str, source_dir: int, target_dir: int) -> None:
-    """Give a file a second name, never over another one's; a link is not followed.
+    """Give a file a second name. The name is never overwritten, and a link is not followed.
 
     Raises:
-        Unsupported: the file system has no hard links.
-        OSError: it cannot be done; `FileExistsError`: the name is taken.
+        Unsupported: The file system has no hard links.
+        OSError: It cannot be done; `FileExistsError`: the name is taken.
     """
     try:
         os.link(source, target, src_dir_fd=source_dir, dst_dir_fd=target_dir, follow_symlinks=False)
     except OSError as error:
         if error.errno in NOT_SUPPORTED:
             found = os.stat(source, dir_fd=source_dir, follow_symlinks=False)
-            # A directory has one name only, and another user's file is protected, on every file system.
+            # A directory has only one name, and another user's file is protected, on every file system.
             if stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid():
                 raise Unsupported("hard links") from error
         raise
 
 
 def change_mode(directory: int, mode: int) -> None:
-    """Give a new directory of ours a mode, whatever the umask says.
+    """Set the mode of a directory that this process created, whatever the umask is.
 
     Raises:
-        Unsupported: the file system keeps no such modes.
-        OSError: it cannot be done.
+        Unsupported: The file system does not keep such modes.
+        OSError: It cannot be done.
     """
     try:
         os.fchmod(directory, mode)
@@ -231,26 +234,26 @@ def change_mode(directory: int, mode: int) -> None:
 
 
 def make_fifo(name: str, mode: int, directory: int) -> None:
-    """Make a named pipe.
+    """Create a named pipe.
 
     Raises:
-        Unsupported: the file system has none.
-        OSError: it cannot be made; `FileExistsError`: the name is taken.
+        Unsupported: The file system has no named pipes.
+        OSError: It cannot be created; `FileExistsError`: the name is taken.
     """
     try:
         os.mkfifo(name, mode, dir_fd=directory)
     except OSError as error:
-        # EIO is the answer of file systems that are programs.
+        # File systems in user space answer EIO.
         if error.errno in NOT_SUPPORTED or error.errno == errno.EIO:
             raise Unsupported("named pipes") from error
         raise
 
 
 def hide_directory(name: str, parent: int) -> str | None:
-    """Take a directory out of sight for good, by one rename, so that nobody sees half of it while it is removed.
+    """Hide a directory permanently by one rename, so that no process sees half of it while it is removed.
 
     Returns:
-        Its name from now on, which no queue can have; None where it is gone: somebody else was faster.
+        Its new name, which no queue can have. None if another process has already hidden or removed it.
     """
     hidden = f".{secrets.token_hex(8)}.gone"
     try:
@@ -371,9 +374,9 @@ def remove_empty(name: str, parent: int) -> bool:
 
 
 def close_all(fds: list[int]) -> None:
-    """Close descriptors that nothing was written to, so that no error is left to be told, and empty the list.
+    """Close descriptors to which nothing was written, so that no error can be lost, and empty the list.
 
-    Neighbours take one call, which is half of the cost.
+    Adjacent numbers are closed by one call, which halves the cost.
     """
     fds.sort()
     first = 0
@@ -385,9 +388,9 @@ def close_all(fds: list[int]) -> None:
 
 
 async def list_names(directory: int) -> list[str]:
-    """Every name in a directory, unsorted, read in slices so that the loop stays free.
+    """Return every name in a directory, unsorted. It is read in slices so that other tasks of the loop can run.
 
-    A directory in which others rename may be shown without some of its files: never conclude from an absence.
+    If other processes rename files in a directory, a listing can miss some: never conclude anything from an absence.
     """
     names: list[str] = []
     async for some in name_slices(directory):
@@ -396,9 +399,10 @@ async def list_names(directory: int) -> list[str]:
 
 
 async def name_slices(directory: int) -> AsyncIterator[list[str]]:
-    """The names of `list_names`, in lists of bounded size."""
+    """Yield the names of `list_names`, in lists of bounded size."""
     names: list[str] = []
-    # A descriptor of its own: a listing in slices would share its position with every other listing of the same one.
+    # It needs its own descriptor: a listing in slices would share its position with every other listing of the same
+    # descriptor.
     fd = os.open(".", DIRECTORY, dir_fd=directory)
     try:
         with os.scandir(fd) as entries:
@@ -414,9 +418,9 @@ async def name_slices(directory: int) -> AsyncIterator[list[str]]:
 
 
 def is_finished(name: str, directory: int) -> bool | None:
-    """Whether nobody writes the file any more; None for what is gone, or no regular file.
+    """Return whether no process writes the file any more. Return None if it is gone or not a regular file.
 
-    Where the kernel cannot tell of writers, a file that has been quiet for a second is finished.
+    If the kernel cannot report writers, a file that has not changed for a second is finished.
     """
     try:
         fd = os.open(name, READ, dir_fd=directory)
@@ -431,7 +435,7 @@ def is_finished(name: str, directory: int) -> bool | None:
         try:
             written = has_writer(fd)
         except OSError:
-            # Whatever the reason, the kernel does not tell: the file's age decides.
+            # For whatever reason, the kernel does not report writers: the file's age decides.
             written = None
         return time.time() - found.st_mtime > _QUIET if written is None else not written
     finally:

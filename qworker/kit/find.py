@@ -1,4 +1,4 @@
-"""Finding messages by their ids where a look can miss what moves meanwhile: what directory backends share."""
+"""Finding messages by their ids in directories, where a search can miss messages that move in the meantime."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from qworker.message import StoredMessage
 
 __all__ = ["find_each", "stamp"]
 
-# A message that moves on between two directories, each time behind the back of a look, is not missed more often than this.
+# A message that moves between two directories just as they are searched is not missed more often than this.
 _LOOKS = 4
-# A change so shortly before a look (ns) may carry the same time as one during it.
+# A change so shortly before a search (ns) may have the same time as a change during it.
 _TICK_NS = 2_000_000_000
 
 _Look = Callable[[frozenset[str]], AsyncIterator[StoredMessage]]
@@ -20,10 +20,13 @@ _Stamp = tuple[int, ...] | None
 
 
 def stamp(directories: Iterable[int]) -> _Stamp:
-    """The times at which some directories last changed, by their descriptors; None: one of them changes just now.
+    """Return the times of the last change of some directories, or None if one has just changed.
+
+    Args:
+        directories: The descriptors of the directories.
 
     Raises:
-        OSError: one of them cannot be read.
+        OSError: One of them cannot be read.
     """
     times = tuple([os.fstat(directory).st_mtime_ns for directory in directories])
     return None if time.time_ns() - max(times) < _TICK_NS else times
@@ -32,12 +35,13 @@ def stamp(directories: Iterable[int]) -> _Stamp:
 async def find_each(
     ids: Sequence[str], look: _Look, changed: Callable[[], _Stamp] = lambda: None
 ) -> list[StoredMessage]:
-    """Look for messages until all are found, or the rest is not stored.
+    """Search for messages until all are found, or the rest is known not to be stored.
 
     Args:
-        ids: what is wanted, in any order; an id that comes twice counts once.
-        look: gives the messages with some ids that it sees in one pass over all states.
-        changed: a `stamp` of all directories: where it stays the same during a look, that look has missed nothing.
+        ids: The wanted ids, in any order. An id that occurs twice counts once.
+        look: Yields the messages with some ids that it finds in one pass over all states.
+        changed: Returns a `stamp` of all directories. If it stays the same during a search, that search has missed
+            nothing.
 
     Returns:
         The messages, in the order of `ids`.

@@ -1,16 +1,18 @@
 """Group commit: publishes, settlements and failures share their syncs.
 
-A commit has two phases. The data of new files is put on the disk first, then the caller renames them into sight, then the
-directories are put on the disk. Renaming before the data is there shows empty messages after a power cut. What is pending when a
-sync starts rides on it, whichever caller asked.
+A commit has two phases. First the data of new files is written to the disk, then the caller renames the files to their
+visible names, then the directories are written to the disk. Renaming before the data is on the disk shows empty
+messages after a power failure. All requests that are pending when a sync starts are part of it, whichever caller made
+them.
 
-A failed sync is final. The kernel drops the pages it could not write and calls the next sync a success, so a file whose sync failed
-is never synced again: its publish fails, and a repetition writes another file.
+A failed sync is final. The kernel drops the pages that it could not write and reports success for the next sync. So a
+file whose sync failed is never synced again: its publish fails, and a repetition writes another file.
 
-On ext4 with data=ordered, contents whose blocks are allocated and written out before a rename are as durable as the rename: the
-journal commit that carries the rename (the sync of the directory) carries every earlier allocation too, and flushes the disk's
-cache before its commit record. So one commit does where two `fsync`s need two. The wait must come before the rename: with
-dioread_nolock a written extent counts only after its conversion, which the end of the write-out includes.
+On ext4 with data=ordered, contents whose blocks are allocated and written out before a rename are as durable as the
+rename. The journal commit that carries the rename (the sync of the directory) also carries every earlier allocation,
+and flushes the disk's cache before its commit record. So one commit is enough where two `fsync`s need two. The wait
+must come before the rename: with dioread_nolock a written extent counts only after its conversion, which the end of the
+write-out includes.
 """
 
 from __future__ import annotations
@@ -26,12 +28,13 @@ from qworker.kit.linux import finish_writing, start_writing, sync_file_system
 
 __all__ = ["GroupCommit"]
 
-# From this many files on, one `syncfs` is cheaper than a sync of each; on ext4, where `sync_file_range` saves a commit, later.
+# From this many files on, one `syncfs` is cheaper than a sync of each file. On ext4 the number is higher, because
+# `sync_file_range` saves a commit there.
 _MANY, _MANY_ORDERED = 16, 256
 
 
 class _Request:
-    """What one caller waits for."""
+    """The sync that one caller waits for."""
 
     __slots__ = ("directories", "done", "error", "files")
 
@@ -43,14 +46,15 @@ class _Request:
 
 
 class GroupCommit:
-    """Syncs descriptors for everybody on one event loop, in one thread, one round after another.
+    """Syncs descriptors for all callers on one event loop, in one thread, one round after another.
 
-    A round takes all that was asked for before it started, and nothing later. The thread runs nothing but the long waits: every
-    system call in it gives the GIL away and has to win it back from a busy loop.
+    A round takes all requests that were made before it started, and none later. The thread runs only the long waits:
+    every system call in it releases the GIL and has to win it back from a busy loop.
 
     Args:
-        directory: any descriptor of the file system, open as long as this object: `syncfs` reports the errors since its opening.
-        system: what the file system promises.
+        directory: Any descriptor of the file system, open as long as this object: `syncfs` reports the errors since it
+            was opened.
+        system: The promises of the file system.
     """
 
     def __init__(self, directory: int, system: FileSystem) -> None:
@@ -64,26 +68,26 @@ class GroupCommit:
         self._loop = asyncio.get_running_loop()
 
     async def data(self, files: Sequence[int]) -> None:
-        """Put the contents of new files on the disk, so that they may be renamed into sight.
+        """Write the contents of new files to the disk, so that the files may be renamed to their visible names.
 
         Raises:
-            OSError: one of them was not written; sync it never again.
+            OSError: One of them was not written. Never sync it again.
         """
         await self._sync(files, ())
 
     async def directories(self, directories: Collection[int]) -> None:
-        """Put what was renamed, linked and unlinked in directories on the disk.
+        """Write the renames, links and unlinks in directories to the disk.
 
         Raises:
-            OSError: the outcome is unknown.
+            OSError: The outcome is unknown.
         """
         await self._sync((), directories)
 
     async def both(self, files: Sequence[int], directories: Collection[int]) -> None:
-        """Put contents that need not be there before their names, and names, on the disk in one commit.
+        """Write names, and contents that need not be on the disk before them, in one commit.
 
         Raises:
-            OSError: the outcome is unknown; sync none of the files again.
+            OSError: The outcome is unknown. Sync none of the files again.
         """
         await self._sync(files, directories)
 
@@ -91,7 +95,7 @@ class GroupCommit:
         request = _Request(files, directories, self._loop.create_future())
         self._pending.append(request)
         if not self._running:
-            # Later in this turn of the loop, so that what others ask for in the same turn rides along.
+            # Later in this turn of the loop, so that other requests of the same turn are included.
             self._running = True
             self._loop.call_soon(self._start_round)
         cancelled: asyncio.CancelledError | None = None
@@ -122,7 +126,7 @@ class GroupCommit:
             try:
                 self._loop.call_soon_threadsafe(self._end_round, requests)
             except RuntimeError:
-                # The loop is closed: nobody waits any more.
+                # The loop is closed: no task waits any more.
                 return
 
     def _end_round(self, requests: list[_Request]) -> None:
@@ -132,7 +136,7 @@ class GroupCommit:
         self._start_round()
 
     def _run(self, requests: list[_Request]) -> None:
-        """In the thread: one round."""
+        """Run one round, in the thread."""
         files = sum(len(request.files) for request in requests)
         if files >= self._many:
             error = _try(sync_file_system, self._directory)
@@ -151,7 +155,7 @@ class GroupCommit:
         _each(requests, finish_writing if self._ordered else os.fsync)
 
     async def aclose(self) -> None:
-        """End the thread, after everything that was asked for. Idempotent."""
+        """Stop the thread after all pending requests. Idempotent."""
         while self._running:
             await asyncio.sleep(0.001)
         if self._thread is not None:
@@ -163,7 +167,8 @@ class GroupCommit:
 def _each(requests: list[_Request], step: Callable[[int], None]) -> None:
     for request in requests:
         for fd in request.files:
-            # After its first error a file is not touched again, nor are those of the same batch: the batch has failed.
+            # After its first error a file is not touched again, and neither are those of the same batch: the batch has
+            # failed.
             if request.error is not None:
                 break
             request.error = _try(step, fd)

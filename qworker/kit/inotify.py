@@ -1,7 +1,7 @@
 """Wake-ups from directories, without a thread: inotify on a descriptor that the event loop reads.
 
-A hint only. The kernel may refuse watches (their number is limited per user), events may overflow, and a network file system reports
-nothing of other hosts. Every user of this module also scans again on a timer.
+These are only hints. The kernel may refuse watches (their number is limited per user), events may overflow, and a
+network file system does not report changes by other hosts. Every user of this module also scans again on a timer.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def _add(fd: int, directory: int, mask: int) -> int:
 
 
 class Inotify:
-    """One inotify instance whose events are read by name; `fd` is -1 if the kernel gives none."""
+    """One inotify instance whose events are read by name. `fd` is -1 if the kernel refuses an instance."""
 
     def __init__(self) -> None:
         try:
@@ -62,8 +62,9 @@ class Inotify:
 
         Args:
             directory: The directory's descriptor.
-            on_arrival: Called for each name that came into it; if `on_removal` is None, also when a file there was closed after writing.
-            on_removal: Called for each name that left it.
+            on_arrival: Called for each name that arrived. If `on_removal` is None, it is also called when a file was
+                closed after writing.
+            on_removal: Called for each name that left.
         """
         mask = _ARRIVALS | (CLOSE_WRITE if on_removal is None else _REMOVALS)
         watch = _add(self.fd, directory, mask)

@@ -72,10 +72,11 @@ _WAIT_BEFORE, _WRITE, _WAIT_AFTER = 1, 2, 4
 
 
 def sync_file_system(fd: int) -> None:
-    """Put everything that was written to a file system on the disk; blocks for long.
+    """Write everything that was written to a file system to the disk. It blocks for a long time.
 
     Args:
-        fd: Any descriptor there, opened before the first of the writes that matter: the kernel reports errors since then.
+        fd: Any descriptor there, opened before the first of the writes that matter: the kernel reports errors since
+            then.
 
     Raises:
         OSError: Something was not written. Another try does not write it either.
@@ -95,7 +96,7 @@ def start_writing(fd: int) -> None:
 
 
 def finish_writing(fd: int) -> None:
-    """Write a file's content to the disk and wait for it; `qworker.kit.group_commit` says what this is worth.
+    """Write a file's content to the disk and wait for it. `qworker.kit.group_commit` describes what this promises.
 
     Raises:
         OSError: Some of it was not written.
@@ -173,7 +174,7 @@ def set_parent_death_signal(number: signal.Signals) -> None:
 
 # -- files -----------------------------------------------------------------------------------------------------------
 
-# No leases on this file system, or not on another user's file.
+# Leases do not exist on this file system, or not on another user's file.
 _NO_LEASES = frozenset({errno.EINVAL, errno.EACCES, errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK})
 
 
@@ -184,11 +185,12 @@ def has_writer(fd: int) -> bool | None:
         OSError: For another reason than a file of another user, or a file system without leases.
     """
     try:
-        # A process that opens it meanwhile makes the kernel signal this one: not with SIGIO, which kills.
+        # A process that opens the file in the meantime makes the kernel signal this one: not with SIGIO, which kills.
         fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)
         # Refused while any process has the file open for writing.
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
-        # A process that has come in between waits for the lease to go, and would write into what the caller is about to read.
+        # A process that opened it in between waits until the lease is removed, and would write into what the caller is
+        # about to read.
         comes = fcntl.fcntl(fd, fcntl.F_GETLEASE) != fcntl.F_RDLCK
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
         return comes
@@ -201,7 +203,7 @@ def has_writer(fd: int) -> bool | None:
 
 
 def open_path(path: str) -> int:
-    """Open a directory to ask what it is on, also one that this user may not read.
+    """Open a directory to query its file system. It works also for a directory that this user cannot read.
 
     Raises:
         OSError: It cannot be opened.

@@ -1,4 +1,4 @@
-"""Which mounted file system a path is on, as the kernel tells it under /proc."""
+"""Find the mounted file system of a path, as the kernel shows it under /proc."""
 
 from __future__ import annotations
 
@@ -12,33 +12,38 @@ from qworker.kit.linux import read_ext4_options, read_mountinfo
 
 __all__ = ["Mount", "ext4_options", "find_mount", "parse_mounts"]
 
-# Spaces and line ends of names are written in octal.
+# Spaces and line ends in names are written in octal.
 _ESCAPED = re.compile(r"\\([0-7]{3})")
 
 
 class Mount(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of mountinfo."""
+    """One line of mountinfo.
+
+    Attributes:
+        id: The number of the mount.
+        parent: The mount on which this one is mounted.
+        point: Where it is mounted. The path is absolute, without a slash at its end (so that the root is empty).
+        kind: The type of the file system.
+        source: The device, or the name that a virtual file system shows for it.
+        options: The options of the mount and of the file system.
+    """
 
     id: int
-    # The mount that this one is mounted on.
     parent: int
-    # Where it is mounted; absolute, without a slash at its end (so that the root is empty).
     point: str
     kind: str
-    # The device, or what a virtual file system gives for it.
     source: str
-    # Of the mount and of the file system.
     options: frozenset[str]
 
     def holds(self, path: str) -> bool:
-        """Whether a path is, by its name, below the mount point."""
+        """Return whether a path is, by its name, below the mount point."""
         return path.startswith(f"{self.point}/") or path == self.point
 
 
 def find_mount(path: str) -> Mount | None:
-    """The mount that an absolute path without links is on; None where the kernel does not show it.
+    """Return the mount of an absolute path without links, or None if the kernel does not show it.
 
-    The device number of the path is no help: a btrfs subvolume has one of its own, which no mount has.
+    The device number of the path does not identify it: a btrfs subvolume has its own number, which no mount has.
 
     Raises:
         OSError: /proc is not mounted.
@@ -47,7 +52,7 @@ def find_mount(path: str) -> Mount | None:
 
 
 def parse_mounts(lines: Iterable[str]) -> Iterator[Mount]:
-    """The mounts of a mountinfo file; lines of another form are passed over."""
+    """Yield the mounts of a mountinfo file. Lines of another form are skipped."""
     for line in lines:
         before, separator, after = line.rstrip("\n").partition(" - ")
         place, device = before.split(" "), after.split(" ")
@@ -64,9 +69,9 @@ def parse_mounts(lines: Iterable[str]) -> Iterator[Mount]:
 
 
 def _deepest(path: str, mounts: list[Mount]) -> Mount | None:
-    """Of the mounts above a path, the one that a walk to it ends on.
+    """Return the mount on which a walk to the path ends, out of the mounts above it.
 
-    Not simply the longest: a mount over a directory hides those that were made below it before.
+    It is not always the longest one: a mount over a directory hides those that were mounted below it before.
     """
     ids = {mount.id for mount in mounts}
     roots = [mount for mount in mounts if mount.parent not in ids or mount.parent == mount.id]
@@ -75,7 +80,7 @@ def _deepest(path: str, mounts: list[Mount]) -> Mount | None:
         on = [mount for mount in mounts if mount.parent == found.id != mount.id]
         if not on:
             break
-        # The first that the walk comes across; of two on one directory the later one, which covers the other.
+        # The first one on the walk. Of two on one directory it is the later one, which covers the other.
         found = min(reversed(on), key=lambda mount: len(mount.point))
     return found
 
@@ -85,16 +90,16 @@ def _unescaped(name: str) -> str:
 
 
 def ext4_options(device: int, source: str) -> frozenset[str]:
-    """The options in force on an ext4 file system, defaults among them; none where they are not shown.
+    """Return the options in force on an ext4 file system, including defaults, or none if they are not shown.
 
     Args:
-        device: its number, as `stat` gives it.
-        source: as mountinfo gives it, which may be another name of the device (a mapper's).
+        device: Its number, as `stat` returns it.
+        source: Its name in mountinfo, which may be another name of the device (a mapper's).
     """
     shown = os.path.realpath(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}")
     for name in (os.path.basename(shown), os.path.basename(source)):
         options = read_ext4_options(name)
         if options is not None:
             return options
-    # A container may hide them: nothing is promised then.
+    # A container may hide them. Then nothing is promised.
     return frozenset()

@@ -1,4 +1,4 @@
-"""What errors of connections mean to people."""
+"""Messages of connection errors for people."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import ssl
 
 __all__ = ["error_text"]
 
-# asyncio puts what each address of a host answered into one text.
+# asyncio joins the errors of all addresses of a host in one text.
 _FIRST_ERRNO = re.compile(r"Multiple exceptions: \[Errno ([0-9]+)\]")
 
 
 def error_text(error: BaseException) -> str:
-    """The reason of an OSError, short."""
+    """Return the reason of an OSError as a short text."""
     if isinstance(error, TimeoutError):
         return "no answer in time"
     if isinstance(error, OSError) and not isinstance(error, ssl.SSLError):

@@ -1,6 +1,7 @@
-"""Reading a state in parts, side by side in many processes: what backends share.
+"""Reading a state in parts, in parallel by many processes. Backends share this code.
 
-A backend whose store has no cheaper division lists all names in every part and reads those of its share: the crc of a name decides.
+If a store has no cheaper division, a backend lists all names for every part and reads those of its share. The crc of a
+name decides the share.
 """
 
 from __future__ import annotations
@@ -17,18 +18,18 @@ from qworker.names import printable
 
 __all__ = ["PAGE_BYTES", "PAGE_MESSAGES", "WHOLE", "HashShare", "bad_part", "in_pages", "make_shares"]
 
-# The one part of a store that cannot divide.
+# The only part of a store that cannot divide.
 WHOLE = "whole"
 
-# A page ends at the first of these.
+# A page ends when it has this many messages.
 PAGE_MESSAGES = 4000
 PAGE_BYTES = 8 << 20
-# Messages that are read before others on the loop get their turn.
+# Messages that are read before other tasks of the loop run.
 _SLICE = 50
 
 
 class HashShare(msgspec.Struct, frozen=True):
-    """One of `of` shares of all names; `str` and `parse` are inverse."""
+    """One of `of` shares of all names. `str` and `parse` are inverse."""
 
     number: int
     of: int
@@ -38,10 +39,10 @@ class HashShare(msgspec.Struct, frozen=True):
 
     @classmethod
     def parse(cls, text: str) -> HashShare:
-        """The share that `str` named.
+        """Return the share that `str` named.
 
         Raises:
-            UsageError: it is not one of them.
+            UsageError: It is not a share.
         """
         number, _, of = text.partition("/")
         if not (number.isdecimal() and of.isdecimal() and len(of) < 10 and int(number) < int(of)):
@@ -49,25 +50,25 @@ class HashShare(msgspec.Struct, frozen=True):
         return cls(int(number), int(of))
 
     def has(self, name: str) -> bool:
-        """Whether a name is in this share; of the shares of one number, exactly one has it."""
+        """Return whether a name is in this share. Exactly one of `of` shares has it."""
         return self.of == 1 or crc32(name.encode(errors="surrogateescape")) % self.of == self.number
 
 
 def bad_part(text: str) -> UsageError:
-    """The error of what is not one of the parts of a state."""
+    """Return the error for a text that is not a part of a state."""
     return UsageError(
         f"{printable(text[:60])!r} is not a valid part: use one that `parts` gave for the same queue and state"
     )
 
 
 def make_shares(count: int) -> list[str]:
-    """`count` shares, at least one."""
+    """Return `count` shares, at least one."""
     of = max(1, count)
     return [str(HashShare(number, of)) for number in range(of)]
 
 
 async def in_pages(found: Iterable[StoredMessage | None]) -> AsyncIterator[list[StoredMessage]]:
-    """Lists of bounded size; what is gone meanwhile (None) is left out."""
+    """Yield lists of bounded size. Messages that are gone (None) are left out."""
     page: list[StoredMessage] = []
     size = 0
     for count, stored in enumerate(found):

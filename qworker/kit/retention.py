@@ -1,4 +1,4 @@
-"""How long finished messages are kept: `keep_done=none|all|AGE|N-messages`, and `keep_failed=` in the same words."""
+"""The retention of finished messages: `keep_done=none|all|AGE|N-messages`, and `keep_failed=` with the same values."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["KEEP_ALL", "KEEP_NONE", "KEEP_OPTIONS", "RetentionPolicy", "keep_don
 
 T = TypeVar("T")
 
-# What a URL may say of finished messages: `BackendURL.only` has to know.
+# The options of a URL about finished messages, for `BackendURL.only`.
 KEEP_OPTIONS = frozenset({"keep_done", "keep_failed"})
 
 _COUNT = re.compile(r"([1-9][0-9]{0,11})-messages")
@@ -37,7 +37,7 @@ class RetentionPolicy(msgspec.Struct, frozen=True):
 
     @property
     def limits(self) -> bool:
-        """Whether messages that are kept are removed later: a store looks for these now and then, when it reaps."""
+        """True if kept messages are removed later. A store checks for these from time to time, when it reaps."""
         return self.age is not None or self.count is not None
 
     def __str__(self) -> str:
@@ -56,7 +56,7 @@ class RetentionPolicy(msgspec.Struct, frozen=True):
         return "kept" if self.age is None else f"kept for {format_duration(self.age)}"
 
     def choose_old(self, finished: Sequence[tuple[float, T]], now: float) -> list[T]:
-        """Choose what is kept no longer.
+        """Choose the messages whose retention has ended.
 
         Args:
             finished: When each message finished, in Unix seconds, and the message; the oldest first.
@@ -82,7 +82,9 @@ def keep_done(url: BackendURL, default: RetentionPolicy = KEEP_NONE) -> Retentio
 
 
 def keep_failed(url: BackendURL) -> RetentionPolicy:
-    """Read the option `keep_failed`; the default is `all`. With `none` failed messages are removed when the store reaps.
+    """Read the option `keep_failed`, whose default is `all`.
+
+    With `none` failed messages are removed when the store reaps.
 
     Raises:
         InvalidURL: It is not one of the four forms.
@@ -101,7 +103,7 @@ def _read(url: BackendURL, name: str, default: RetentionPolicy) -> RetentionPoli
     if count is not None:
         return RetentionPolicy(count=int(count[1]))
     try:
-        # Other releases took a bare number for a switch, or for a number of messages.
+        # A bare number is refused: other releases read it as a switch, or as a number of messages.
         age = 0.0 if text[-1:].isdigit() else parse_duration(text)
     except UsageError:
         age = 0.0

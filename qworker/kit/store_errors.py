@@ -1,4 +1,4 @@
-"""The one table from the kernel's errors to those of qworker, and the sets of error numbers that directory stores decide by."""
+"""The table from the kernel's errors to those of qworker, and the sets of error numbers that directory stores use."""
 
 from __future__ import annotations
 
@@ -21,23 +21,24 @@ __all__ = [
     "store_errors",
 ]
 
-# No room on the disk, or none for this user.
+# There is no room on the disk, or none for this user.
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
-# This user may not do it.
+# This user has no permission.
 DENIED = frozenset({errno.EACCES, errno.EPERM})
-# `open` without following links meets no regular file: a link, a pipe, a socket or a device.
+# `open` without following links meets something that is not a regular file: a link, a pipe, a socket or a device.
 NOT_A_FILE = frozenset({errno.ELOOP, errno.ENXIO, errno.ENODEV})
-# One message cannot be read, but the store is well: no regular file, another user's file, or a bad block of the disk.
+# One message cannot be read, but the store works: it is not a regular file, it is another user's file, or the disk has
+# a bad block.
 UNREADABLE = NOT_A_FILE | {errno.EACCES, errno.EIO}
-# A directory that was to be removed or replaced has files.
+# A directory that was to be removed or replaced contains files.
 NOT_EMPTY = frozenset({errno.ENOTEMPTY, errno.EEXIST})
-# How a file system says that it does not support an operation.
+# The errors with which a file system reports that it does not support an operation.
 NOT_SUPPORTED = frozenset({errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EMLINK})
 
-# What to make of the kernel's errors: what is wrong, where it does not say it well itself, and what to do. All others may be over at
-# the next try.
+# The meaning of the kernel's errors: what is wrong, if the kernel's own text does not say it well, and what to do. All
+# other errors may disappear at the next try.
 _MEANING: dict[int, tuple[type[BackendError], str, str]] = {
-    **dict.fromkeys(FULL, (StorageFull, "", "free some space, or purge what is done")),
+    **dict.fromkeys(FULL, (StorageFull, "", "free some space, or purge finished messages")),
     errno.EFBIG: (StorageFull, "", "a file of this size is not allowed by the file system, or by `ulimit -f`"),
     **dict.fromkeys(
         DENIED,
@@ -60,7 +61,8 @@ _MEANING: dict[int, tuple[type[BackendError], str, str]] = {
     ),
 }
 
-# Nothing is stored, and another try ends the same until an operator has acted. After all others the outcome of a write is unknown.
+# Nothing is stored, and another try fails in the same way until an operator has acted. After all other errors the
+# outcome of a write is unknown.
 FINAL = frozenset(number for number, (kind, _, _) in _MEANING.items() if kind is not BackendUnavailable)
 
 # One message's name, or what is written for it alone, is too long for the store.
@@ -81,7 +83,7 @@ class Unsupported(OSError):
     """The file system cannot do what a queue needs.
 
     Args:
-        what: it has not, in the plural.
+        what: The missing feature, in the plural.
     """
 
     def __init__(self, what: str) -> None:
@@ -89,16 +91,16 @@ class Unsupported(OSError):
 
 
 def store_error(error: OSError, doing: str) -> BackendError:
-    """The error of the tree that an `OSError` of the store is; attach the cause with `raise ... from error`.
+    """Return the qworker error for an `OSError` of the store. Attach the cause with `raise ... from error`.
 
     Returns:
-        `StorageFull`: no space, inodes or quota are left. `PermissionDenied`: the directory cannot be used by this user, or at all.
-        `BackendUnavailable`: everything else, for it may be over at the next try.
+        `StorageFull`: no space, inodes or quota are left. `PermissionDenied`: this user, or no user, can use the
+        directory. `BackendUnavailable`: everything else, because it may disappear at the next try.
     """
     if is_proc_error(error):
         return BackendUnavailable(f"{error.filename} cannot be read: mount /proc")
     if isinstance(error, Unsupported):
-        what = f"{error.strerror}: put the queues on another one (`qworker doctor URL` tries what they need)"
+        what = f"{error.strerror}: put the queues on another one (`qworker doctor URL` checks it)"
         return PermissionDenied(f"cannot {doing}: {what}")
     kind, what, advice = _MEANING.get(error.errno or 0, (BackendUnavailable, "", ""))
     reason = f"cannot {doing}: {what or error.strerror or error}"
@@ -106,9 +108,9 @@ def store_error(error: OSError, doing: str) -> BackendError:
 
 
 class store_errors:  # noqa: N801 - reads as a statement: `with store_errors("list the queue"):`
-    """Let every `OSError` of the block arrive as a `BackendError`; `doing` completes "cannot ..."."""
+    """Raise every `OSError` of the block as a `BackendError`. `doing` completes "cannot ..."."""
 
-    # No generator: every call of a directory backend passes here, several times per message to an idle worker.
+    # Not a generator: every call of a directory backend passes here, several times per message to an idle worker.
     __slots__ = ("_doing",)
 
     def __init__(self, doing: str) -> None:

@@ -1,4 +1,4 @@
-"""What `Backend.lease` of most backends begins with: a wait, where it has a timeout."""
+"""The wait with which `Backend.lease` of most backends begins if it has a timeout."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ __all__ = ["Waits", "check_limit", "wait_for_ready"]
 
 
 class Waits(Protocol):
-    """A backend, as far as it is needed here."""
+    """The part of a backend that is needed here."""
 
     async def wait(self, queues: Sequence[str], timeout: float) -> None:
-        """See `Backend.wait`."""
+        """Wait: see `Backend.wait`."""
 
 
 async def wait_for_ready(backend: Waits, queue: str, limit: int, timeout: float) -> None:
-    """Return at once if something may be ready, otherwise when it is, and after `timeout` seconds at the latest.
+    """Return at once if something may be ready, otherwise when something is, and after `timeout` seconds at the latest.
 
     Raises:
         UsageError: `limit` is less than 1.

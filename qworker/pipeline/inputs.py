@@ -54,7 +54,7 @@ def read_snapshot(
         columns: The columns of the messages. Empty: all.
 
     Raises:
-        UsageError: Neither is given, or there is no archive.
+        UsageError: Neither is given, or the archive does not exist.
     """
     events: list[DataFrame] = []
     messages: list[DataFrame] = []
@@ -105,7 +105,7 @@ def read_archived(spark: SparkSession, archive: str, table: str, queues: Sequenc
     archive = absolute_path(archive)
     if archive.startswith("file://") and not os.path.isdir(archive.removeprefix("file://")):
         raise UsageError(
-            f"{archive.removeprefix('file://')}: there is no archive there: create one with `qworker pipeline archive`"
+            f"{archive.removeprefix('file://')}: the archive does not exist: create it with `qworker pipeline archive`"
         )
     schema = {"messages": MESSAGES, "events": EVENTS}[table]
     found = read_table(spark, f"{archive.rstrip('/')}/{table}", schema).select(*column_names(table))

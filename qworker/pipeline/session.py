@@ -27,7 +27,7 @@ _QUIET = Path(__file__).with_name("quiet.properties")
 # For the JVM of a driver: the configuration of its logs.
 QUIET_OPTION = f"-Dlog4j2.configurationFile={_QUIET.as_uri()}"
 
-# No ports that are not needed, and no output.
+# Only the ports that are needed, and no output.
 _DEFAULTS = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
@@ -69,8 +69,8 @@ def _started(master: str | None, name: str, options: Mapping[str, str]) -> Spark
     running = SparkContext._active_spark_context  # noqa: SLF001  # pyright: ignore[reportPrivateUsage] - no public way
     if running is None and "SPARK_REMOTE" not in os.environ:
         if "PYSPARK_GATEWAY_PORT" in os.environ:
-            # Its JVM runs already, and knows what spark-submit was told: a configuration that is made without it does
-            # not.
+            # Its JVM runs already, and has the configuration of spark-submit. A configuration that is made without it
+            # does not have that.
             SparkContext._ensure_initialized()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage] - no public way
         conf = _configuration(master, name, options)
         _start_quietly(conf)

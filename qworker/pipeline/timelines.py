@@ -1,8 +1,8 @@
-"""From events and stored messages to lives: one row for each message, from its enqueueing to its end.
+"""Make timelines from events and stored messages: one row for each message, from its enqueueing to its end.
 
-Either side may be missing. A protocol whose directory belongs to others keeps no history, and a message that is not
-kept when it is done leaves nothing else. What both tell is told once: each row says the earliest, the latest or the
-number, so that a history that was archived twice changes nothing.
+Either side may be missing. A protocol whose directory belongs to other programs keeps no history, and a message that is
+not kept when it is done leaves only events. If both sides contain the same fact, it counts once: each row has the
+earliest, the latest or the number, so that a history that was archived twice changes nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["ENDS", "MESSAGE_COLUMNS", "RUN_ENDS", "build_timelines", "seconds", 
 # The events that end a message, and those that end a run of its handler.
 ENDS = ("acked", "failed")
 RUN_ENDS = ("acked", "retried", "failed", "released", "lost")
-# What a life needs of a stored message.
+# The columns of a stored message that a timeline needs.
 MESSAGE_COLUMNS = ("queue", "id", "task", "state", "enqueued_at", "finished_at", "error")
 _PENDING = ("ready", "leased", "delayed")
 _COLUMNS = ("queue", "id", "task", "kind", "at", "enqueued_at", "duration_s", "worker", "error")
@@ -75,7 +75,7 @@ def first_line(column: str) -> Column:
     text = F.col(column)
     plain = F.regexp_extract(text, r"^\s*([^\r\n]*)", 1)
     raised_last = F.element_at(F.split(text, CHAINED.pattern), -1)
-    # A group's error stands behind a margin, as its frames do.
+    # The error of a group has a margin before it, as its frames have.
     lines = F.transform(F.split(raised_last, "\n"), lambda line: F.regexp_replace(line, r"^  \| (?=\S)", ""))
     said = F.filter(lines, lambda line: line.rlike(r"^\S") & ~line.startswith("Traceback (most recent call last):"))
     error = F.regexp_replace(F.get(said, 0), f"^{MODULE.pattern}", "")
@@ -92,9 +92,9 @@ def build_timelines(trace: DataFrame) -> DataFrame:
         trace: The rows of `timeline_points`.
 
     Returns:
-        queue, id, task, enqueued_at, begun_at (of the first run), seen_at (of the latest that is known), ended_at,
-        outcome (`done`, `failed` or `open`), error (of the failure), present (whether it pended when the queue was
-        read); times in Unix seconds, null where they are not known.
+        queue, id, task, enqueued_at, begun_at (of the first run), seen_at (of the latest known event), ended_at,
+        outcome (`done`, `failed` or `open`), error (of the failure), present (whether it was pending when the queue was
+        read). Times are in Unix seconds, and null if they are not known.
     """
 
     def of(*kinds: str) -> Column:

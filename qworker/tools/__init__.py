@@ -1,1 +1,1 @@
-"""What an operator runs: check a store, explain a message, move a queue, run a program for each message."""
+"""The tools of operators: check a store, explain a message, move a queue, run a program for each message."""

@@ -1,4 +1,4 @@
-"""Is everything here that queues need? Each check really tries; a backend class adds its own by `doctor` (qworker/backend/offers.py)."""
+"""Check everything that queues need. Each check really tries it. A backend class adds its own checks by `doctor`."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ async def run_checks(url: str | None) -> list[Check]:
     """Run every check that applies.
 
     Args:
-        url: the backend; None: only what does not depend on one.
+        url: The backend. None: only the checks that do not depend on one.
 
     Raises:
-        InvalidURL: the URL is not known.
+        InvalidURL: The URL is not known.
     """
     checks = [_versions(), *_entry_points(), *check_limits()]
     if url is None:
@@ -57,7 +57,7 @@ def _versions() -> Check:
         try:
             found.append(f"{package} {version(package)}")
         except PackageNotFoundError:
-            # Optional ones may be absent; required ones were imported on the way here.
+            # Optional packages may be missing. Required ones were imported before this point.
             continue
     health = CheckStatus.OK if sys.platform == "linux" else CheckStatus.WARN
     fix = "" if health is CheckStatus.OK else "qworker is made for Linux: leases and wake-ups are untested elsewhere"
@@ -120,15 +120,15 @@ async def check_reachable(url: str) -> list[Check]:
         if not missing:
             await backend.open()
         queues = await backend.queues()
-        found = "which is not there yet" if missing else counted(len(queues), "queue")
+        found = "which does not exist yet" if missing else counted(len(queues), "queue")
         return [
             Check("reachable", CheckStatus.OK, f"{backend.describe()}, {found}"),
             Check("durability", *check_durability(backend.durability)),
             *await _bulk_writes(backend, queues),
         ]
     except QworkerError as error:
-        # Whatever refuses says itself what to do.
-        fix = "check that it runs, and that its URL is right" if isinstance(error, BackendUnavailable) else ""
+        # Any other error says itself what to do.
+        fix = "check that it is running and that its URL is correct" if isinstance(error, BackendUnavailable) else ""
         return [Check("reachable", CheckStatus.BROKEN, str(error), fix)]
     finally:
         await backend.aclose()
@@ -140,14 +140,14 @@ async def _bulk_writes(backend: Backend, queues: Sequence[str]) -> list[Check]:
     try:
         found = [(queue, load) for queue in queues for load in await incomplete_loads(backend, queue)]
     except QworkerError as error:
-        return [Check(name, CheckStatus.BROKEN, str(error), "fix what it names, and run the load again")]
+        return [Check(name, CheckStatus.BROKEN, str(error), "fix this problem, then run the load again")]
     if not found:
-        return [Check(name, CheckStatus.OK, "none is incomplete")]
+        return [Check(name, CheckStatus.OK, "all are complete")]
     return [
         Check(
             f"bulk write {load.name}",
             CheckStatus.WARN,
-            f"to {queue}: {counted(load.manifest.rows, 'message')}, of which not all have been published since {_moment(load)}",
+            f"to {queue}: {counted(load.manifest.rows, 'message')}, not all of them published since {_moment(load)}",
             "if no process is running this load, run it again to publish the rest",
         )
         for queue, load in found
@@ -167,8 +167,8 @@ def check_durability(level: str) -> tuple[CheckStatus, str, str]:
         case "process":
             return (
                 CheckStatus.WARN,
-                "process: what was published or settled survives the death of processes, and not a loss of power",
-                "a synced directory on a file system with a journal, or a Redis with appendfsync always, survives that too",
+                "process: what was published or settled survives the death of processes, but not a power failure",
+                "use a synced directory on a file system with a journal, or Redis with appendfsync always",
             )
         case _:
             return (

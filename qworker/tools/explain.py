@@ -1,4 +1,7 @@
-"""Why one message is not running yet, or what happened to it: from what a backend shows, and the app where it is known."""
+"""Explain why one message is not running yet, or what happened to it.
+
+It uses the backend, and the app if it is known.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +23,9 @@ from qworker.parcel import unpack
 
 __all__ = ["Code", "Explanation", "Reason", "explain"]
 
-# A position beyond so many is not counted out.
+# A position after this one is not counted exactly.
 _FURTHEST = 20_000
-# Ready for longer than this while nobody leases anything: it seems that nobody works on the queue.
+# If a message has been ready for longer than this while no message is leased, probably no worker reads the queue.
 _ABANDONED_S = 5.0
 
 Code = Literal[
@@ -46,26 +49,36 @@ Code = Literal[
 
 
 class Reason(msgspec.Struct, frozen=True):
-    """One thing to know about the message."""
+    """One fact about the message.
 
-    # Constant, for programs.
+    Attributes:
+        code: A constant, for programs.
+        text: One sentence, for people.
+    """
+
     code: Code
-    # One sentence, for people.
     text: str
 
 
 class Explanation(msgspec.Struct, frozen=True):
-    """All there is to know, the most important first."""
+    """All that is known about a message, the most important first.
+
+    Attributes:
+        id: The id of the message.
+        queue: Its queue.
+        state: Its state. None: it is not stored.
+        reasons: The facts about it.
+        stored: The stored message, if there is one.
+        history: The events that workers have recorded, the oldest first. Empty if no history is kept.
+        error: Its last failure, complete, as far as it is kept. None if it has not failed.
+    """
 
     id: str
     queue: str
-    # None: it is not stored.
     state: State | None
     reasons: list[Reason]
     stored: StoredMessage | None = None
-    # What workers have told of it, oldest first; none where no history is kept.
     history: list[Event] = []
-    # Its last failure, whole, as far as it is kept; None where it has not failed.
     error: str | None = None
 
 
@@ -75,14 +88,14 @@ async def explain(
     """Explain one message.
 
     Args:
-        backend: where it is.
-        queue: its queue.
-        message_id: its id.
-        tasks: the app that should run it; None: nothing is said about tasks.
-        clock: tells now.
+        backend: The store.
+        queue: The queue of the message.
+        message_id: The id of the message.
+        tasks: The app that should run it. None: nothing is said about tasks.
+        clock: The clock.
 
     Raises:
-        QueueNotFound: there is no such queue.
+        QueueNotFound: The queue does not exist.
     """
     stored = next(iter(await backend.find(queue, [message_id])), None)
     stats = await backend.stats(queue)
@@ -103,12 +116,15 @@ async def explain(
 
 
 def _told_error(history: list[Event]) -> str | None:
-    """The last failure that workers have told of."""
+    """Return the last failure that workers have recorded."""
     return next((event.text or event.error for event in reversed(history) if event.error), None)
 
 
 async def _history(backend: Backend, queue: str, message_id: str) -> tuple[list[Event], list[Reason]]:
-    """What is told of it; and why nothing is, where the history is damaged: the message itself may be well."""
+    """Return the events of a message.
+
+    If the history is damaged, return the reason: the message itself may be intact.
+    """
     try:
         return await backend.history.for_message(queue, message_id), []
     except BackendError as error:
@@ -116,7 +132,7 @@ async def _history(backend: Backend, queue: str, message_id: str) -> tuple[list[
 
 
 def _gone(last: Event) -> Reason:
-    """What is not stored any more, by the last that is known of it."""
+    """Explain a message that is not stored any more, from its last event."""
     ran = f" after {last.duration_s:.3g} s" if last.duration_s is not None else ""
     if last.kind == "acked":
         return Reason("done", f"it finished{_at(last.at)}{ran} on {last.worker}, and is not kept")
@@ -134,7 +150,7 @@ def _not_found(stats: QueueStats) -> Reason:
     done = f"finished messages here: {kept}" if kept else "finished messages may not be kept here"
     return Reason(
         "not-found",
-        f"{stats.queue} has no message with this id: it has finished ({done}), was purged or removed, or was never here",
+        f"{stats.queue} has no message with this id: it has finished ({done}), was removed, or never existed",
     )
 
 
@@ -176,14 +192,14 @@ def _ahead(count: int | None) -> str:
 
 
 async def _position(backend: Backend, stored: StoredMessage) -> int | None:
-    """How many ready messages are taken before this one; None: too many to count."""
+    """Return how many ready messages are taken before this one. None: too many to count."""
     position = 0
     async for page in backend.browse(stored.message.queue, Query(State.READY, limit=_FURTHEST)):
         for other in page:
             if other.message.id == stored.message.id:
                 return position
             position += 1
-    # Taken meanwhile, or beyond the limit.
+    # The message was taken in the meantime, or is beyond the limit.
     return None if position >= _FURTHEST else position
 
 

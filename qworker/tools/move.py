@@ -1,14 +1,17 @@
 """Moving live queues from one backend to another, message by message, without losing one.
 
-Each message is stored at the target under its own id before it leaves the source, so that at every moment at least one of the two
-has it. Killed in between, both have it: another run of the move stores nothing twice (the target knows the id) and takes it away
-from the source. Only a message that the target has already finished and forgotten can run a second time.
+Each message is stored at the target under its own id before it leaves the source, so at every moment at least one of
+the two has it. If the move is killed in between, both have it. Another run of the move stores nothing twice (the target
+knows the id) and removes the message from the source. Only a message that the target has already finished and deleted
+can run a second time.
 
-What the target's protocol has no place for travels in the body (`qworker.parcel`), and a protocol that has ids of its own form gives
-one, and keeps the old one beside it where it can. A message that it has under that one is stored already.
+If the target's protocol cannot store a part of a message, the part travels in the body (`qworker.parcel`). If a
+protocol has its own form of ids, it gives the message a new one, and keeps the old id with it if it can. A message that
+it has under the old id is stored already.
 
-Ready messages are leased at the source, so that its workers and the move never take the same one. Delayed ones cannot be leased:
-they are copied while they are still far from due, and those that come due meanwhile are leased like all others.
+Ready messages are leased at the source, so that its workers and the move never take the same one. Delayed messages
+cannot be leased: they are copied while they are still far from due. Those that become due in the meantime are leased
+like all others.
 """
 
 from __future__ import annotations
@@ -30,28 +33,36 @@ from qworker.parcel import pack, unpack
 __all__ = ["MoveResult", "move"]
 
 _BATCH = 200
-# Seconds that a batch is leased for: longer than any sane publish of so many.
+# The length of the lease of a batch in seconds: longer than any normal publish of so many messages.
 _VISIBILITY = 120.0
-# A delayed message nearer to its time than this is waited for and leased: copying it would race with a worker at the source.
+# A delayed message that is due in fewer seconds than this is not copied, but leased when it is due: a copy would race
+# with a worker at the source.
 _NEAR_S = 10.0
 _WAIT_S = 1.0
 
 
 class MoveResult(msgspec.Struct):
-    """What a move has done to one queue."""
+    """The result of moving one queue.
+
+    Attributes:
+        queue: The name of the queue.
+        ready: Ready messages that were moved.
+        delayed: Delayed messages that were moved.
+        failed: Failed messages that were moved.
+        twice: Messages whose leases were lost before they were acked at the source: both stores have them.
+        left_leased: Messages that workers of the source have leased.
+    """
 
     queue: str
     ready: int = 0
     delayed: int = 0
     failed: int = 0
-    # Messages that the source had taken back before they were acked: both have them.
     twice: int = 0
-    # Messages that workers of the source hold.
     left_leased: int = 0
 
     @property
     def total(self) -> int:
-        """Messages that the target has now."""
+        """The number of messages that were moved to the target."""
         return self.ready + self.delayed + self.failed
 
 
@@ -67,20 +78,21 @@ async def move(
 ) -> MoveResult:
     """Move a queue's messages, with their ids, tries, times, priorities, keys, fields and arguments.
 
-    Ends when the source has none that is ready or delayed. What its workers hold is theirs to finish.
+    It returns when the source has no ready and no delayed messages. Workers of the source finish the messages that they
+    have leased.
 
     Args:
-        source: where the messages are.
-        target: where they go; the queue is made there if need be.
-        queue: the name at both.
-        failed: also failed messages, which become ready at the target with tries 0, as by `requeue`.
-        progress: is called with the size of each batch.
-        renamed: is called with each id that another takes the place of, and that one.
-        clock: tells now.
+        source: The store of the messages.
+        target: The store that receives them. The queue is created there if it does not exist.
+        queue: The name of the queue in both stores.
+        failed: Whether to move failed messages too. They become ready at the target with tries 0, as with `requeue`.
+        progress: Called with the size of each batch.
+        renamed: Called with the old id and the new id of each message that gets a new one.
+        clock: The clock.
 
     Raises:
-        QueueNotFound: the source has no such queue.
-        NotSupported: the target has no place for a message's priority or key.
+        QueueNotFound: The source does not have the queue.
+        NotSupported: The target cannot store a message's priority or key.
     """
     moved = MoveResult(queue)
     receiver = _Target(target, queue, renamed)
@@ -92,7 +104,7 @@ async def move(
         moved.ready += await _move_leased(source, receiver, moved, progress)
         moved.delayed += await _move_delayed(source, receiver, queue, progress, clock)
         stats = await source.stats(queue)
-        # A paused queue gives no leases: what is ready in it stays until the queue is resumed.
+        # No message of a paused queue can be leased: its ready messages stay until the queue is resumed.
         if (not stats.ready or stats.paused) and not stats.delayed:
             moved.left_leased = stats.leased
             break
@@ -104,7 +116,7 @@ async def move(
 
 
 async def _move_leased(source: Backend, target: _Target, moved: MoveResult, progress: Callable[[int], None]) -> int:
-    """Move what can be leased; count it."""
+    """Move the messages that can be leased, and return their number."""
     count = 0
     while leases := await source.lease(moved.queue, _BATCH, _VISIBILITY):
         await _publish_to_target(source, target, leases, moved)
@@ -117,7 +129,7 @@ async def _publish_to_target(source: Backend, target: _Target, leases: Sequence[
     try:
         await target.store([_draft(lease.message) for lease in leases])
     except BaseException:
-        # The target has some of them perhaps; the source keeps all, unharmed and at once.
+        # The target may have some of them. The source keeps all of them, unchanged and available at once.
         await asyncio.shield(source.settle([Settlement(lease=lease, action=SettleAction.RELEASE) for lease in leases]))
         raise
     refused = await source.settle([Settlement(lease=lease, action=SettleAction.ACK) for lease in leases])
@@ -127,11 +139,11 @@ async def _publish_to_target(source: Backend, target: _Target, leases: Sequence[
 async def _move_delayed(
     source: Backend, target: _Target, queue: str, progress: Callable[[int], None], clock: Clock
 ) -> int:
-    """Move what is delayed; count it. What is nearly due stays for `_move_leased`."""
+    """Move the delayed messages, and return their number. Those that are nearly due are left for `_move_leased`."""
     count = 0
     async for page in source.browse(queue, Query(State.DELAYED)):
         for start in range(0, len(page), _BATCH):
-            # By now: a slow target may take longer for a page than its messages are delayed.
+            # Computed for each batch, because a slow target may need longer for a page than its messages are delayed.
             far = clock.time() + _NEAR_S
             count += await _copy_away(
                 source,
@@ -144,9 +156,10 @@ async def _move_delayed(
 
 
 async def _move_failed(source: Backend, target: _Target, queue: str, progress: Callable[[int], None]) -> int:
-    """Move what has failed; count it.
+    """Move the failed messages, and return their number.
 
-    The state is listed again for each batch: a copy of a message that was requeued since it was listed would run a second time.
+    The state is listed again for each batch: the copy of a message that was requeued since it was listed would run a
+    second time.
     """
     count, after, full = 0, None, True
     while full:
@@ -162,7 +175,7 @@ async def _copy_away(
 ) -> int:
     if batch:
         await target.store([_copy(stored) for stored in batch])
-        # A message that was removed meanwhile is not removed here.
+        # A message that was removed in the meantime is not removed here.
         progress(await source.remove(queue, Selection(ids=[stored.message.id for stored in batch])))
     return len(batch)
 
@@ -180,7 +193,7 @@ def _draft(message: Message) -> Draft:
     task = opened.task if isinstance(opened, Envelope) else None
     arguments = message.argv
     if task is not None and arguments[:1] == (task,):
-        # The label that a directory puts into the names of files.
+        # The first argument is the label that a directory puts into the names of files.
         arguments = arguments[1:]
     return Draft(
         body=message.body,
@@ -196,7 +209,7 @@ def _draft(message: Message) -> Draft:
 
 
 def _is_plain(message_id: str | None) -> bool:
-    """Whether any store that keeps ids can keep this one."""
+    """Return whether any store that keeps ids can keep this one."""
     try:
         return message_id is None or bool(check_id(message_id))
     except InvalidName:
@@ -204,12 +217,12 @@ def _is_plain(message_id: str | None) -> bool:
 
 
 class _Target:
-    """The target, as its protocol takes messages.
+    """The target. It adapts messages to its protocol.
 
     Args:
-        target: the backend.
-        queue: where they go.
-        renamed: is told of each id that another takes the place of, and that one.
+        target: The backend.
+        queue: The queue of the messages.
+        renamed: Called with the old id and the new id of each message that gets a new one.
     """
 
     def __init__(self, target: Backend, queue: str, renamed: Callable[[str, str], None]) -> None:
@@ -223,7 +236,8 @@ class _Target:
         try:
             ids = await self._target.publish(self._queue, fitted)
         except NotSupported:
-            # One of them is refused for what it is; in their order, for nothing of the batch is stored.
+            # The target refuses one of them because of its content. They are published in order, because nothing of the
+            # batch is stored.
             ids = [await self._store_one(draft) for draft in fitted]
         for draft, new in zip(drafts, ids, strict=True):
             if draft.id is not None and draft.id != new:

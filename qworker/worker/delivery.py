@@ -133,12 +133,12 @@ class WorkerCounts(msgspec.Struct):
     """What a worker has done since its start.
 
     Attributes:
-        leased: Messages that it took.
-        acked: Messages that are done.
+        leased: Messages that it leased.
+        acked: Messages that it acked.
         retried: Failed attempts whose message runs again.
-        failed: Messages that failed for good.
-        released: Messages that it gave back.
-        lost: Leases whose outcome was refused, or never reached the store.
+        failed: Messages that will not run again.
+        released: Messages that it released.
+        lost: Leases whose outcome the store refused, or never received.
     """
 
     leased: int = 0

@@ -296,7 +296,7 @@ def servers() -> Iterator[dict[str, int]]:
         ("redis://127.0.0.1:{tls}/0", "if it speaks TLS on this port, use rediss://"),
         (
             "rediss://127.0.0.1:{tls}/0",
-            "its certificate is not trusted (self-signed certificate): name who signed it with ?tls_ca=FILE",
+            "its certificate is not trusted (self-signed certificate): name its authority with ?tls_ca=FILE",
         ),
         ("redis://127.0.0.1:{locked}/0", "Redis asks for a password: set QWORKER_REDIS_PASSWORD"),
         ("redis://:wrong@127.0.0.1:{locked}/0", "Redis refuses the user or the password: check QWORKER_REDIS_PASSWORD"),

@@ -31,10 +31,10 @@ EVERYWHERE = {
     r"thus|hence|whence": "so",
     # Only the valid case.
     r"(?<!there )(is|are|was|were) no(?! (longer|older|more)\b)": "is not a valid ...",
-    r"at (least|most) .*, not|is at (least|most)": "must be at least N (got M)",
+    r"at (least|most) .*, not|(?<!there )is at (least|most)": "must be at least N (got M)",
     r"is \d+ to \d+": "must be from N to M (got X)",
     # Phrases of the old dialect.
-    r"(?<!there )(is|are) none": "does not exist, is not a ...",
+    r"(?<!there )(is|are) (?-i:none)": "does not exist, is not a ...",
     r"g(ive|ives|ave|iven|iving) (it |them )?back|put(s|ting)? (it |them )?back": "release, return",
     r"hand(s|ed|ing)? (it |them )?on": "pass on, forward",
     r"let go": "release, close",

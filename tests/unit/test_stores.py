@@ -95,7 +95,7 @@ async def test_the_doctor_of_a_directory_that_is_not_there_makes_none(scheme: st
     place = tmp_path / "spool"
     checks = {check.name: check for check in await run_checks(f"{scheme}://{place}")}
     assert checks["reachable"].health is CheckStatus.OK
-    assert "which is not there yet" in checks["reachable"].detail
+    assert "which does not exist yet" in checks["reachable"].detail
     assert not place.exists()
 
 

@@ -1,4 +1,4 @@
-"""What these commands share."""
+"""The code that these commands share."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class FsqCommand(URLCommand):
-    """A command that takes an `fsq:` URL, and ends with fsq's statuses."""
+    """A command that takes an `fsq:` URL, and exits with fsq's statuses."""
 
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
     ) -> click.Context:
-        """Wrong usage ends with status 100."""
+        """Exit with status 100 on wrong usage."""
         try:
             return super().make_context(info_name, args, parent, **extra)
         except click.UsageError as error:
@@ -52,7 +52,7 @@ class FsqCommand(URLCommand):
             raise click.exceptions.Exit(EXIT_USAGE) from error
 
     def invoke(self, ctx: click.Context) -> Any:
-        """What goes wrong is one line, and status 100 or 111."""
+        """Print an error as one line, and exit with status 100 or 111."""
         try:
             return super().invoke(ctx)
         except UsageError as error:
@@ -67,12 +67,12 @@ class FsqCommand(URLCommand):
 
 
 class FsqRoot(msgspec.Struct, frozen=True):
-    """Where the queues are, and what their parts are called.
+    """A root directory and the names in it.
 
     Attributes:
         directory: The path of the root.
         constants: The standard's constants.
-        fd: Open on the root.
+        fd: A descriptor of the root.
     """
 
     directory: str
@@ -116,7 +116,7 @@ def open_fsq_root(url: str, **constants: str | None) -> Generator[FsqRoot]:
 
 
 def owner_options(function: F) -> F:
-    """`-o`, `-g` and `-m`."""
+    """Add the options `-o`, `-g` and `-m`."""
     for option in (
         click.option(
             "-m", "--mode", metavar="MODE", help="Octal mode of new files, instead of FSQ_QUEUE_MODE and FSQ_ITEM_MODE."

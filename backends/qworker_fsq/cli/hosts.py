@@ -153,7 +153,7 @@ def up_host_command(url: str, host: str, queues: tuple[str, ...], verbose: bool)
 @click.option("-g", "--trigger", is_flag=True, help="Pull the trigger of the hosts after each item.")
 @click.option("-n", "--no-open", is_flag=True, help="Accepted as by fsq, without effect.")
 @click.option("-i", "--ignore-down", is_flag=True, help="Distribute from a paused queue too.")
-@click.option("-l", "--lock", is_flag=True, help="Lock each item meanwhile (the default).")
+@click.option("-l", "--lock", is_flag=True, help="Lock each item during its distribution (the default).")
 @click.option("-L", "--no-lock", is_flag=True, help="Do not lock items.")
 @click.option("-D", "--no-done", is_flag=True, help="Leave each item in the queue.")
 @item_limit_options

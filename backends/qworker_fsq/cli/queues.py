@@ -1,4 +1,4 @@
-"""`qworker fsq install`, `down` and `up`: queues as fsq's own programs make, pause and resume them."""
+"""`qworker fsq install`, `down` and `up`: create, pause and resume queues as fsq's own programs do."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def push_command(
     \b
     Example:
       qworker fsq push fsq:///var/fsq http://web1:8080 thumbs thumbs web1 _20131005205643_0_25577_mss_0_a.png
-      qworker scan -A web1 fsq:///var/fsq thumbs sh -c 'qworker fsq push -L fsq:///var/fsq http://web1:8080 thumbs thumbs "$FSQ_ITEM_HOST" "$FSQ_ITEM_ID"'
+      qworker scan -A web1 fsq: jobs sh -c 'qworker fsq push -L fsq: http://web1:8080 jobs jobs web1 "$FSQ_ITEM_ID"'
     """
     del protocol
     there = RemoteHost(remote)
@@ -142,9 +142,9 @@ def jsonrpcd_command(
             print_warning(f"qworker: cannot listen on {host}:{port}: {error.strerror}")
             return EXIT_TEMPORARY
     for number in (signal.SIGTERM, signal.SIGINT):
-        # In another thread, because this one is in the loop that ends.
+        # The call is made in another thread, because this one runs the loop that must stop.
         signal.signal(number, lambda _number, _frame: threading.Thread(target=server.shutdown).start())
-    # fsq's server restarts its children. There are none here.
+    # fsq's server restarts its children. This server has no children.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     print_warning(f"starting jsonrpcd server on: {host}:{server.server_address[1]}")
     try:

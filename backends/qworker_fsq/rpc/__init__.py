@@ -1,1 +1,1 @@
-"""JSON-RPC between hosts: `client` pushes items to another host's `jsonrpcd`, which `server` is."""
+"""JSON-RPC between hosts: `client` pushes items to another host's `jsonrpcd`, which is in `server`."""

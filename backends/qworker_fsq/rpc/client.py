@@ -37,7 +37,7 @@ class RemoteHost:
         address: `http://[user:token@]host:port[/path]`, `https://...` or `unix:///path`.
 
     Raises:
-        InvalidURL: It is none of these.
+        InvalidURL: The address does not have one of these forms.
     """
 
     def __init__(self, address: str) -> None:
@@ -63,7 +63,7 @@ class RemoteHost:
 
         Raises:
             NotSupported: The protocol carries only text, and this is not text.
-            BackendUnavailable: There is no answer; perhaps it is stored.
+            BackendUnavailable: There is no answer. The item may or may not be stored.
             BackendError: It was refused.
         """
         try:

@@ -1,4 +1,4 @@
-"""The methods of jsonrpcd: a request's bytes in, a reply's bytes out. Nothing here knows HTTP."""
+"""The methods of jsonrpcd: a request's bytes in, a reply's bytes out. This module does not use HTTP."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class RpcError(Exception):
 
 
 class RpcMethods:
-    """The methods of one root. Safe to call from several threads.
+    """The methods of one root. They are safe to call from several threads.
 
     Args:
         directory: The root.

@@ -17,7 +17,7 @@ from qworker_fsq.rpc.methods import RpcMethods
 
 __all__ = ["RpcServer", "require_token_if_public"]
 
-# Where other implementations post to.
+# The paths to which other implementations post.
 _PATHS = frozenset({"", "/", "/RPC2"})
 # Seconds that a client may take for a line or for a part of its body.
 _PATIENCE = 30.0
@@ -52,9 +52,9 @@ class RpcServer(socketserver.TCPServer):
     Args:
         address: Host and port. Port 0 takes a free one.
         methods: The methods.
-        workers: The number of requests at once.
+        workers: The number of requests at the same time.
         body_limit: The largest request in bytes.
-        token: The token that clients must send; None: none.
+        token: The token that clients must send; None: no token is needed.
         say: Prints a line for each request; None: nothing is printed.
 
     Raises:
@@ -80,12 +80,12 @@ class RpcServer(socketserver.TCPServer):
         self.say = say
         self._token = token
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="qworker-rpc")
-        # As many wait as work; the rest waits in the kernel.
+        # As many requests wait as are processed. The others wait in the kernel.
         self._room = threading.BoundedSemaphore(2 * workers)
         super().__init__(address, _Handler)
 
     def process_request(self, request: socket.socket | tuple[bytes, socket.socket], client_address: object) -> None:
-        """Let a thread answer."""
+        """Let a thread answer the request."""
         self._room.acquire()
         self._threads.submit(self._process, request, client_address)
 
@@ -93,7 +93,7 @@ class RpcServer(socketserver.TCPServer):
         try:
             self.finish_request(request, client_address)
         except OSError:
-            # The client is gone, or too slow, and knows it.
+            # The client is gone or too slow. It does not need an answer.
             pass
         finally:
             self.shutdown_request(request)
@@ -113,7 +113,7 @@ class RpcServer(socketserver.TCPServer):
         return kind.lower() in {"basic", "bearer"} and hmac.compare_digest(given, self._token.encode())
 
     def server_close(self) -> None:
-        """Stop listening, and finish what was begun."""
+        """Stop listening, and finish the requests that have begun."""
         super().server_close()
         self._threads.shutdown()
 
@@ -161,6 +161,6 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's name
-        """Print a request, if that was asked for."""
+        """Print a request, if that was requested."""
         if self._rpc.say is not None:
             self._rpc.say(f"{self.client_address[0]} {format % args}")

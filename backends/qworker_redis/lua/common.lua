@@ -1,13 +1,12 @@
--- What the scripts of `redis:` share, besides shared.lua.
+-- The functions that the scripts of `redis:` share, in addition to shared.lua.
 --
 -- A message's value in the hash `msg`: tries (2 bytes), order (8 bytes, microseconds: when it was published, made
--- unique by its place in its batch), priority (1 byte), then what only clients read. Big-endian.
--- `ready` is a list of ids: fresh messages of priority 0 in the order published. Every other ready message is in
--- `sorted`, a sorted set of one score, whose members begin with 9 - priority and the order: first the higher priority,
--- then the older. `gone` counts, by id, how often `ready` still names a message that was removed; meta.gone is their
--- sum.
+-- unique by its place in its batch), priority (1 byte), then the part that only clients read. Big-endian. `ready` is a
+-- list of ids: fresh messages of priority 0 in the order published. Every other ready message is in `sorted`, a sorted
+-- set of one score, whose members begin with 9 - priority and the order: first the higher priority, then the older one.
+-- `gone` counts, by id, how often `ready` still names a message that was removed; meta.gone is their sum.
 
--- The place of a message among the ready ones, which is also the member of `sorted`.
+-- Return the place of a message among the ready ones, which is also the member of `sorted`.
 local function place(id, value)
   local order = struct.unpack('>I8', value, 3)
   return string.format('%d%017.0f', 9 - string.byte(value, 11), order) .. id
@@ -17,7 +16,7 @@ local function id_of(member)
   return string.sub(member, 19)
 end
 
--- The values of messages, false for absent ones; any number of them.
+-- Return the values of any number of messages, false for missing ones.
 local function read(msg, ids)
   if #ids <= 4000 then return #ids > 0 and call('HMGET', msg, unpack(ids)) or {} end
   local values = {}
@@ -28,7 +27,7 @@ local function read(msg, ids)
   return values
 end
 
--- The key of a value, if it has one.
+-- Return the key of a value, if it has one.
 local function key_of(value)
   if string.byte(value, 12) % 2 == 1 then
     local length = string.byte(value, 13)
@@ -52,7 +51,7 @@ local function one_more_try(value)
   return struct.pack('>I2', math.min(tries + 1, 65535)) .. string.sub(value, 3)
 end
 
--- Make due messages ready. Returns how many.
+-- Make due messages ready. Return their number.
 local function take_due(msg, sorted, delayed, now, limit)
   local due = call('ZRANGEBYSCORE', delayed, '-inf', text(now), 'LIMIT', 0, limit)
   if #due > 0 then
@@ -77,8 +76,8 @@ local function make_delayed(delayed, wake, id, due)
   if not first[1] or due < tonumber(first[2]) then wake_one(wake) end
 end
 
--- Make a queue. Redis keeps small sets and hashes in a compact form that it searches from the beginning, at some 3 us
--- per leased message; one member too long for that form, which means nothing and never expires, keeps `leased` and
+-- Create a queue. Redis keeps small sets and hashes in a compact form that it searches from the beginning, at about 3
+-- us per leased message. One member that is too long for that form, has no meaning and never expires keeps `leased` and
 -- `claims` out of it.
 local ANCHOR = string.rep('-', 65)
 
@@ -92,7 +91,7 @@ local function too_new(version)
   return redis.error_reply('QWTOONEW the queue has format ' .. version)
 end
 
--- The rows of `ready` that are messages: {row number, id, value} each; and the numbers of the rows that were removed
+-- Return the rows of `ready` that are messages, as {row number, id, value}, and the numbers of the rows of removed
 -- messages.
 local function list_rows(msg, ready, gone, removed, limit)
   local rows, stale = {}, {}
@@ -111,8 +110,8 @@ local function list_rows(msg, ready, gone, removed, limit)
   return rows, stale, heads
 end
 
--- The first `limit` ready messages in their order, untouched: ids, values, their members of `sorted`, and how many rows
--- of `ready` end with the last of them.
+-- Return the first `limit` ready messages in their order, unchanged: ids, values, their members of `sorted`, and how
+-- many rows of `ready` end with the last of them.
 local function first_ready(msg, ready, sorted, gone, removed, limit)
   local rows, stale, heads = list_rows(msg, ready, gone, removed, limit)
   local members = call('ZRANGE', sorted, 0, limit - 1)
@@ -137,7 +136,7 @@ local function first_ready(msg, ready, sorted, gone, removed, limit)
       i = i + 1
     end
   end
-  -- Removed messages at the end go with the last row.
+  -- Removed messages at the end are taken off with the last row.
   if not rows[j] then out.rows = #heads end
   return out
 end
@@ -150,7 +149,7 @@ local function forget_gone(meta, gone, ids)
   if #ids > 0 then call('HINCRBY', meta, 'gone', -#ids) end
 end
 
--- How many messages are ready.
+-- Return the number of ready messages.
 local function count_ready(meta, ready, sorted)
   return call('LLEN', ready) - tonumber(call('HGET', meta, 'gone') or 0) + call('ZCARD', sorted)
 end

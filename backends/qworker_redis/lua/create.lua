@@ -1,4 +1,4 @@
--- Make a queue; pause or resume it.
+-- Create a queue; pause or resume it.
 -- KEYS: meta leased claims wake
 -- ARGV: create, down or up
 -- RETURNS: 1, or 0 if there is no queue

@@ -1,4 +1,5 @@
--- Release what a call for a lease has claimed whose answer is not read. That call claims nothing from now on.
+-- Release the messages that a call for a lease has claimed, because its answer is not read. That call claims nothing
+-- from now on.
 -- KEYS: meta msg sorted leased claims wake void
 -- ARGV: claimant, ms for which the call might still arrive
 -- RETURNS: messages released

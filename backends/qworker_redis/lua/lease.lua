@@ -4,7 +4,7 @@
 -- RETURNS: [token, expiry us, us until the next message is due (-1: none is known), ids, values, claimant]
 local meta, msg, ready, sorted, delayed, leased, claims, gone, wake, void = unpack(KEYS)
 local none = {0, 0, -1, {}, {}}
--- The client has given this call up, and counts on it that the call claims nothing.
+-- The client has abandoned this call, and relies on it that the call claims nothing.
 if call('EXISTS', void) == 1 then return none end
 local state = call('HMGET', meta, 'version', 'down', 'fence', 'gone')
 if not state[1] or state[2] then return none end
@@ -31,7 +31,7 @@ else
 end
 if #ids == 0 then return {0, 0, until_due(delayed, now), {}, {}} end
 
--- Rises even where a fail-over has lost the last increments.
+-- The token rises even if a failover has lost the last increments.
 local token = math.max(tonumber(state[3] or 0) + 1, now)
 local expiry = now + tonumber(ARGV[2])
 local claim, expires = text(token) .. ' ' .. ARGV[3], text(expiry)

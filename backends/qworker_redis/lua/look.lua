@@ -1,12 +1,12 @@
--- Look at messages: those of a state in its order, or some by their ids.
+-- Read messages: those of a state in its order, or some by their ids.
 -- KEYS: meta msg ready sorted delayed leased claims errors fail done gone
 -- ARGV: id, then ids; or a state (ready, delayed, leased, done, fail), how many, 1 if the last come first, and where to
---   go on: the time us and the id of a message that was seen;
+--   continue: the time us and the id of a message that was seen;
 --   of a ready one: kind, number and id of a row of `ready`, and a member of `sorted`, each '' if there is none:
---     kind l: it is that row, and the member stands before it; s: it is that member, and the row stands before it;
+--     kind l: it is that row, and the member comes before it; s: it is that member, and the row comes before it;
 --     e: both were seen last. A number is where the row was: rows have moved towards the front since.
 -- RETURNS: [] if there is no queue; or [1, then for each message: id, value, state, place, claim, error]; for a state,
---   where to go on in place of the 1, if there may be more
+--   where to continue in place of the 1, if there may be more
 --   place: the time us that orders its state; of a ready one of a state, where it is, separated by ~
 local meta, msg, ready, sorted, delayed, leased, claims, errors, fail, done, gone = unpack(KEYS)
 local head = call('HMGET', meta, 'version', 'gone')
@@ -15,8 +15,8 @@ if head[1] ~= '1' then return too_new(head[1]) end
 local removed = tonumber(head[2] or 0)
 while take_due(msg, sorted, delayed, clock(), 1000) == 1000 do end
 
--- Rows in which another row is looked for before the whole list is: so many are taken from its front between two pages
--- at most.
+-- The rows in which another row is searched before the whole list is. At most this many are taken from its front
+-- between two pages.
 local NEAR = 1000
 local answer = {1}
 local sets = {leased = leased, delayed = delayed, fail = fail, done = done}
@@ -40,7 +40,7 @@ local function one(id)
   tell_of(id, value, 'ready')
 end
 
--- The number that a row has now; -1 if it was taken, and all before it with it.
+-- Return the present number of a row, or -1 if it was taken, and all rows before it with it.
 local function row_of(number, id)
   if call('LINDEX', ready, number) == id then return number end
   local first = math.max(0, number - NEAR)
@@ -51,19 +51,20 @@ local function row_of(number, id)
   return first > 0 and call('LPOS', ready, id, 'MAXLEN', first) or -1
 end
 
--- Whether a row still names a message that was removed, and stored again: the first rows of an id are those.
+-- Return whether a row still names a message that was removed and stored again: the first rows of an id are those.
 local function is_stale(id, number)
   local count = removed > 0 and tonumber(call('HGET', gone, id) or 0) or 0
   return count > 0 and #call('LPOS', ready, id, 'COUNT', 0, 'MAXLEN', number + 1) <= count
 end
 
--- Up to `limit` rows of the list, {number, id, value} each, in the order of the page; and whether they are the last.
+-- Return up to `limit` rows of the list, as {number, id, value}, in the order of the page; and whether they are the
+-- last.
 local function list_page(limit, newest, kind, number, id)
   local size = call('LLEN', ready)
   local seen = number and row_of(number, id)
   local first, last
   if newest then
-    -- A row that stands before what was seen is still to come.
+    -- A row before the last seen one is still to come.
     last = kind == 's' and (seen or -1) or (seen or size) - 1
     first = math.max(0, last - limit + 1)
   else
@@ -94,7 +95,7 @@ local function sorted_page(limit, newest, kind, member)
   return members, read(msg, ids), #members < limit
 end
 
--- Two orders are merged, each from where it was left.
+-- Two orders are merged, each from the place where it was left.
 local function ready_rows(limit, newest, kind, number, id, member)
   local rows, rows_end = list_page(limit, newest, kind, number, id)
   local members, values, members_end = sorted_page(limit, newest, kind, member)
@@ -102,7 +103,7 @@ local function ready_rows(limit, newest, kind, number, id, member)
 
   local function place_of(which)
     local at, name, each = number, id, member
-    -- Backwards, what stands before it is what comes next.
+    -- In reverse order, the rows before it come next.
     if newest and which == 'l' then each = members[j] end
     if newest and which == 's' then
       at, name = nil, nil

@@ -1,4 +1,4 @@
--- Whether there may be something to lease, for a client that is about to wait.
+-- Return when there may be a message to lease, for a client that is about to wait.
 -- KEYS: meta ready sorted delayed wake
 -- ARGV: 1 to pass on a wake-up that this client took and did not use
 -- RETURNS: us until there is something to lease: 0 now, -1 not known

@@ -1,4 +1,4 @@
--- Store messages: ready, or delayed until they are due. The only script that a full store refuses.
+-- Store messages: ready, or delayed until they are due. It is the only script that a full store refuses.
 -- KEYS: meta msg ready sorted delayed leased claims keys wake mark
 -- ARGV: sequence, 1 if an earlier attempt may have been made, then for each message: id, special, rest
 --   special: '' for a message with nothing unusual, or tries (2 bytes), delay us (8), due us (8; 0: none),

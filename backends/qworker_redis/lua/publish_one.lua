@@ -1,8 +1,8 @@
--- Store one message with nothing unusual in a queue that is there: what most calls are. A script of its own, because a
+-- Store one message with nothing unusual in an existing queue, as most calls do. This is a separate script, because a
 -- server spends more on the keys, the arguments and the functions of `publish` than on the message.
 -- KEYS: meta msg ready wake mark
 -- ARGV: sequence, id, rest: as in `publish`
--- RETURNS: 0; 1 if nothing was done, and `publish` must do it. For repeated attempts there is `publish`, too.
+-- RETURNS: 0; 1 if nothing was done, and `publish` must do it. `publish` also makes repeated attempts.
 if call('HGET', KEYS[1], 'version') ~= '1' then return 1 end
 local id, now = ARGV[2], call('TIME')
 if call('HSETNX', KEYS[2], id, struct.pack('>I2I8', 0, now[1] * 1000000 + now[2] + 1) .. ARGV[3]) == 1 then

@@ -1,4 +1,4 @@
--- Make ready what has expired (tries + 1) and what is due, and remove what has been kept for long enough.
+-- Make expired messages (tries + 1) and due messages ready, and remove finished ones whose retention has ended.
 -- KEYS: meta msg ready sorted delayed leased claims errors fail done wake
 -- ARGV: most messages of each kind, us to keep failed messages ('' forever), us to keep done ones ('' forever), the
 --   time that this client's last call answered ('' none), us that have passed since on a clock that is never set, most
@@ -35,13 +35,13 @@ local function forget(set, age, most)
 end
 
 call('ZREM', leased, '')
--- More than the anchor.
+-- There are more members than the anchor.
 if call('ZCARD', leased) > 1 then keep_leases(meta, leased, state[3], now) end
 local expired = expire()
 local due = take_due(msg, sorted, delayed, now, limit)
 local failed = forget(fail, ARGV[2], ARGV[6])
 local finished = forget(done, ARGV[3], ARGV[7])
--- Also replaces a wake-up that was lost with the client that took it.
+-- This also replaces a wake-up that was lost with the client that took it.
 if not state[2] and count_ready(meta, ready, sorted) > 0 then wake_one(wake) end
 local more = math.max(expired, due, failed, finished) == limit
 return {expired + due, more and 1 or 0, now}

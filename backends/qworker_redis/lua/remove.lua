@@ -21,7 +21,7 @@ local function take_out(id, value)
       return
     end
   end
-  -- A list is searched from its end to find a row: leave the row, and know that it means nothing.
+  -- A list is searched from its end to find a row, so leave the row, and record that it has no meaning.
   if call('ZREM', sorted, place(id, value)) == 0 then
     call('HINCRBY', gone, id, 1)
     call('HINCRBY', meta, 'gone', 1)
@@ -66,7 +66,7 @@ end
 
 local function timed_ones(set, limit)
   local ids = call('ZRANGE', set, 0, limit - 1)
-  -- The last of the leased: the anchor.
+  -- The anchor is the last member of the leased set.
   if ids[#ids] == ANCHOR then table.remove(ids) end
   spread('ZREM', set, ids)
   spread('HDEL', claims, ids)

@@ -1,4 +1,4 @@
--- Say which staged lists are a step of a load, once and for all. A seal is made in two steps: it is void until all its
+-- Record permanently which staged lists are a step of a load. A seal is made in two steps: it is void until all its
 -- lists are held.
 -- KEYS: jobs seals
 -- ARGV: load, step, and: '' to read, or the seal to make ('s' sealed, 'h' still to be held, then the manifest), or '!'

@@ -3,7 +3,7 @@
 -- ARGV: sequence, sequence under `earlier` of a call whose answer was lost ('' none), 0 to keep done messages ('' not),
 --   number of plain acks, then for each of these: id, claim; then for each other: how, id, claim, delay us, error, key
 --   how: a(ck), t(emporary failure), p(ermanent failure), r(elease)
---   without any of both, the script only looks for the earlier answer
+--   without both kinds, the script only reads the earlier answer
 -- RETURNS: [1 if this is the answer of the earlier call, then the numbers of the refused, plain acks first]
 local meta, msg, sorted, delayed, leased, claims, keys, errors, fail, done, wake, mark, earlier = unpack(KEYS)
 local early = early_answer(earlier)

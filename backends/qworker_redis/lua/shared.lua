@@ -1,36 +1,36 @@
--- What the scripts of `redis:` and `rfq:` share. Every key of a script belongs to one queue or topic. A script gets
--- only those parts of this file and of common.lua that it uses (scripts.py), because the server makes each function
--- again in every call. A part ends at an empty line in front of a line that is not indented.
+-- The functions that the scripts of `redis:` and `rfq:` share. Every key of a script belongs to one queue or topic. A
+-- script gets only those parts of this file and of common.lua that it uses (scripts.py), because the server makes each
+-- function again in every call. A part ends at an empty line in front of a line that is not indented.
 
 local call = redis.call
 
 local insert = table.insert
 
--- Microseconds since 1970 by this server.
+-- Return microseconds since 1970 by the clock of this server.
 local function clock()
   local now = call('TIME')
   return now[1] * 1000000 + now[2]
 end
 
--- A number of microseconds as text: Lua's own conversion keeps 14 digits only.
+-- Return a number of microseconds as text: Lua's own conversion keeps only 14 digits.
 local function text(number)
   return string.format('%.0f', number)
 end
 
--- Call a command with any number of trailing arguments; Lua's stack holds some 8,000.
+-- Call a command with any number of trailing arguments. Lua's stack holds about 8,000.
 local function spread(command, key, arguments)
   for first = 1, #arguments, 4000 do
     call(command, key, unpack(arguments, first, math.min(first + 3999, #arguments)))
   end
 end
 
--- Microseconds until the next message is due; -1: none is delayed.
+-- Return microseconds until the next message is due, or -1 if no message is delayed.
 local function until_due(delayed, now)
   local due = call('ZRANGE', delayed, 0, 0, 'WITHSCORES')
   return due[2] and math.max(0, tonumber(due[2]) - now) or -1
 end
 
--- The ids in ARGV, from a place on, that a set has with just the time that follows each.
+-- Return the ids in ARGV, from a place on, that a set has with exactly the time that follows each.
 local function as_found(set, first)
   local ids = {}
   for i = first, #ARGV, 2 do
@@ -40,15 +40,15 @@ local function as_found(set, first)
   return ids
 end
 
--- The ids of failed messages that the arguments of `requeue` select.
+-- Return the ids of failed messages that the arguments of `requeue` select.
 local function selected(failed)
   if ARGV[1] == 'unchanged' then return as_found(failed, 2) end
   if #ARGV == 1 then return call('ZRANGE', failed, 0, tonumber(ARGV[1]) - 1) end
   return {unpack(ARGV, 2)}
 end
 
--- What an earlier attempt of the same call answered, kept under `mark` for clients that lost the reply. A sequence
--- number alone is that of `publish_one`.
+-- Return the answer of an earlier attempt of the same call, kept under `mark` for clients that lost the reply. A
+-- sequence number alone is that of `publish_one`.
 local function answered(mark, sequence)
   local kept, answer = call('GET', mark)
   if kept == sequence then
@@ -66,7 +66,7 @@ local function remember(mark, sequence, answer)
   return answer
 end
 
--- Extend the leases in the arguments of `extend` whose claim holds, if they are still there.
+-- Extend the leases in the arguments of `extend` whose claim holds, if the messages are still leased.
 local function extend_leases(leased, claims, is_there)
   local expiry = clock() + tonumber(ARGV[1])
   local ids, scores = {}, {}
@@ -81,13 +81,14 @@ local function extend_leases(leased, claims, is_there)
       insert(answer, i)
     end
   end
-  -- A first write that needs no memory: before Redis 7 a full store lets a script go on that has begun to write.
+  -- The first write needs no memory: before Redis 7 a full store lets a script continue that has begun to write.
   call('ZREM', leased, '')
   spread('ZADD', leased, scores)
   return answer
 end
 
--- The answer to a call of `settle` that needs no more than that: an earlier one, or none if the call only asks for it.
+-- Return the answer to a call of `settle` that needs no more than that: an earlier one, or none if the call only asks
+-- for it.
 local function early_answer(earlier)
   if ARGV[2] ~= '' then
     local refused = answered(earlier, ARGV[2])
@@ -99,10 +100,10 @@ local function early_answer(earlier)
   if #ARGV == 4 then return {0} end
 end
 
--- End the leases in the arguments of `settle` whose claim holds. `ack_plain` gets the ids of the plain acks, `finish`
--- each other one. Returns the answer.
+-- End the leases in the arguments of `settle` whose claim holds. `ack_plain` gets the ids of the plain acks, and
+-- `finish` gets each other one. Return the answer.
 local function end_leases(leased, claims, ack_plain, finish)
-  -- A first write that needs no memory: before Redis 7 a full store lets a script go on that has begun to write.
+  -- The first write needs no memory: before Redis 7 a full store lets a script continue that has begun to write.
   call('ZREM', leased, '')
   local answer, plain = {0}, tonumber(ARGV[4])
   if plain > 0 then
@@ -135,8 +136,8 @@ local function keep_error(errors, id, reason)
   if reason ~= '' then call('HSET', errors, id, reason) else call('HDEL', errors, id) end
 end
 
--- End the leases of the claimant in ARGV: their ids and their claims. A call of that claimant that is still on its way
--- claims nothing from now on.
+-- End the leases of the claimant in ARGV, and return their ids and their claims. A call of that claimant that is still
+-- on its way claims nothing from now on.
 local function end_call(leased, claims, void)
   call('ZREM', leased, '')
   call('SET', void, '1', 'PX', ARGV[2])
@@ -153,8 +154,8 @@ local function end_call(leased, claims, void)
   return ids, found
 end
 
--- In `reap`: if this server's clock was set, leases keep what was left of them. It was set if it has gone further than
--- time has, for this client and since the last time that any client reaped.
+-- In `reap`: if this server's clock was set, leases keep their remaining time. The clock was set if it has advanced
+-- more than time has, for this client and since the last time that any client reaped.
 local function keep_leases(meta, leased, seen, now)
   local TOLERANCE = 10000000
   call('HSET', meta, 'seen', text(now))
@@ -163,7 +164,7 @@ local function keep_leases(meta, leased, seen, now)
   if math.abs(step) <= TOLERANCE or math.abs(now - tonumber(seen)) <= TOLERANCE then return end
   local rows, moved = call('ZRANGE', leased, 0, -1, 'WITHSCORES'), {}
   for i = 1, #rows, 2 do
-    -- An anchor expires never.
+    -- An anchor never expires.
     if rows[i + 1] ~= 'inf' then
       insert(moved, text(tonumber(rows[i + 1]) + step))
       insert(moved, rows[i])
@@ -172,7 +173,7 @@ local function keep_leases(meta, leased, seen, now)
   spread('ZADD', leased, moved)
 end
 
--- In `reap`: take the finished messages out of a set that were kept for long enough, or are too many. Their ids.
+-- In `reap`: remove from a set the finished messages whose retention has ended, or that are too many. Return their ids.
 local function take_old(set, age, most, now, limit)
   local old = {}
   if age ~= '' then
@@ -185,7 +186,7 @@ local function take_old(set, age, most, now, limit)
   return old
 end
 
--- Byte by byte, as Redis orders members of one score: Lua's own comparison depends on the server's language.
+-- Compare byte by byte, as Redis orders members of one score: Lua's own comparison depends on the server's language.
 local function precedes(a, b)
   for i = 1, math.min(#a, #b) do
     local x, y = string.byte(a, i), string.byte(b, i)
@@ -194,7 +195,7 @@ local function precedes(a, b)
   return #a < #b
 end
 
--- In `look`: how many members are before a time and an id, which need not be there any more; and 1 if they are there.
+-- In `look`: return how many members are before a time and an id, which may be gone; and 1 if they are present.
 local function rank_of(set, time, id)
   local score = call('ZSCORE', set, id)
   if score and tonumber(score) == tonumber(time) then return call('ZRANK', set, id), 1 end
@@ -206,7 +207,7 @@ local function rank_of(set, time, id)
   return low, 0
 end
 
--- A page of a sorted set: members and scores in turns, and whether it is the last one.
+-- Return a page of a sorted set, in which members and scores alternate, and whether it is the last page.
 local function timed_page(set, limit, newest, time, id)
   local size = call('ZCARD', set)
   local start, stop

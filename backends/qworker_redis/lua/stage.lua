@@ -1,9 +1,9 @@
--- Stage rows in their order: they are not leased from there. Rows of an earlier attempt of the same call are not added
+-- Stage rows in their order. They are not leased from there. Rows of an earlier attempt of the same call are not added
 -- twice.
 -- KEYS: run staged
--- ARGV: how many rows are there already, ms until rows expire that are not sealed, this list's name, then rows:
---   the length of what is special about the message (2 bytes), that, and the rest, as `publish` takes them
--- RETURNS: how many rows are there now; -1: others than expected, because they have expired
+-- ARGV: the number of rows in the list so far, ms until unsealed rows expire, this list's name, then rows:
+--   the length of `special` (2 bytes), `special` and `rest`, as `publish` takes them
+-- RETURNS: the number of rows now; -1: another number than expected, because rows have expired
 local run, staged = unpack(KEYS)
 local before, life, name = tonumber(ARGV[1]), ARGV[2], ARGV[3]
 local have = call('LLEN', staged)

@@ -1,4 +1,4 @@
-"""Topics as administrators see them."""
+"""The administration of topics."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ _SCAN = 1000
 
 
 async def list_topics(pool: ConnectionPool, parts: Sequence[str]) -> list[str]:
-    """Return the topics that have one of some keys, sorted. There is no register: other programs create topics too."""
+    """Return the topics that have one of some keys, sorted.
+
+    There is no register, because other programs create topics too.
+    """
     found = await asyncio.gather(*[_scan(pool, part) for part in parts])
     return sorted({topic for topics in found for topic in topics})
 

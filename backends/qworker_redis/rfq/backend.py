@@ -43,11 +43,11 @@ class RfqBackend(Backend):
 
     Args:
         options: The parsed URL.
-        clock: The time of new ids, and how much time has passed. Otherwise the time is the server's.
+        clock: The time of new ids, and the measure of elapsed time. All other times are the server's.
         remote_leases: Whether leases outlive this process.
 
     Attributes:
-        commands: What the commands of the rfq package do.
+        commands: The commands of the rfq package.
     """
 
     deviations: ClassVar[Mapping[str, str]] = {
@@ -57,10 +57,10 @@ class RfqBackend(Backend):
         "keep_done": "an ack is rfq's commit, which deletes the message",
         "argv": "a message is a map",
         "after_removed": (
-            "a message that is removed leaves no trace in the list: it is taken for leased, and the whole line follows"
+            "a removed message leaves no trace in the list: it counts as leased, and the whole line follows"
         ),
     }
-    # Found by name: the ids that can be given although they deviate.
+    # It is found by its name: the ids that can be given although given ids are a deviation.
     takes_id = staticmethod(is_id)
 
     def __init__(self, options: Options, *, clock: Clock = SYSTEM_CLOCK, remote_leases: bool = False) -> None:
@@ -141,7 +141,7 @@ class RfqBackend(Backend):
         return await self._settler.settle(settlements)
 
     async def reap(self, queue: str) -> int:
-        """Harvest what qworker's own consumers left behind, make due messages ready, and remove failed ones in time."""
+        """Harvest the expired messages of qworker's own consumers, make due messages ready, and prune failed ones."""
         return await self._reaper.reap(check_queue(queue))
 
     # -- queues ------------------------------------------------------------------------------------------------------
@@ -186,14 +186,14 @@ class RfqBackend(Backend):
         return await find(self._pool, queue, ids, parse_stored)
 
     async def requeue(self, queue: str, selection: Selection) -> int:
-        """Make failed messages ready again, with no tries."""
+        """Make failed messages ready again, with tries 0."""
         return await requeue(self._pool, queue, selection, self.stats)
 
     async def remove(self, queue: str, selection: Selection) -> int:
         """Delete messages."""
         return await remove(self._pool, queue, selection, self.stats, remove_call)
 
-    # -- besides the contract (qworker/backend/offers.py) --------------------------------------------------------------
+    # -- beyond the contract (qworker/backend/offers.py) ---------------------------------------------------------------
 
     @classmethod
     async def doctor(cls, url: BackendURL) -> list[Check]:

@@ -17,16 +17,16 @@ from qworker_redis.rfq.keys import decode_id
 
 __all__ = ["browse_topic", "parse_stored"]
 
-# More than any time in microseconds, and than any list can have.
+# A number larger than any time in microseconds and the length of any list.
 _MOST = 1 << 60
 # A page starts again with the next message in line if its position is not known any more.
 _MOVING = frozenset({State.LEASED, State.READY})
 
 
 def browse_topic(pool: ConnectionPool, queue: str, query: Query) -> AsyncIterator[list[StoredMessage]]:
-    """Yield the messages of a state in its order. There is one part, which is all of them.
+    """Yield the messages of a state in its order. The only part contains all of them.
 
-    If the message of `after` is not in line any more, it is taken for leased: the next message in line comes first.
+    If the message of `after` is not in line any more, it counts as leased: the next message in line comes first.
     """
     return browse_pages(pool, queue, query, _start, parse_stored, _MOVING)
 
@@ -35,7 +35,7 @@ def _start(query: Query) -> tuple[Argument, ...]:
     """Return where a query begins, as arguments of the script `look`.
 
     Raises:
-        UsageError: `after` is not a position, or the part is not the one that there is.
+        UsageError: `after` is not a position, or the part is not the only part.
     """
     if query.part not in {None, WHOLE}:
         raise bad_part(query.part or "")

@@ -48,7 +48,7 @@ def _queue(function: F) -> F:
 
 
 def _place(function: F) -> F:
-    """`--url` and `--json`, which rfq does not have."""
+    """Add `--url` and `--json`, which rfq does not have."""
     function = click.option("--json", "json", is_flag=True, help="Print one JSON document instead of text.")(function)
     return click.option(
         "--url",
@@ -138,12 +138,12 @@ def info_command(url: str, json: bool) -> None:
 
 
 def say_raw(line: str) -> None:
-    """Print a line of our own making, with its tabs."""
+    """Print a line that qworker has made, with its tabs."""
     click.echo(line)
 
 
 def _bar(count: int) -> str:
-    """About 140 signs for a million."""
+    """Return a bar with about 140 characters for a million."""
     return int(10 * math.log(count + 1)) * "#"
 
 
@@ -206,10 +206,10 @@ def publish_command(topic: str, message: str, front: bool, url: str, json: bool)
 
 
 def _fields(text: str) -> dict[str, str]:
-    """The map that a message is; numbers become text, as they do with rfq.
+    """Return the map of a message. Numbers become text, as in rfq.
 
     Raises:
-        UsageError: it is none.
+        UsageError: It is not a map.
     """
     try:
         found: object = json.loads(text)
@@ -289,13 +289,13 @@ def peek_command(topic: str, msgid: str, url: str, json: bool) -> int:
 
 
 def _dump(fields: dict[str, str]) -> str:
-    # A function of its own: in a command, `json` is the option.
+    # This is a separate function, because in a command `json` is the option.
     return json.dumps(fields)
 
 
 @command.command("completions", cls=Command)
 @click.argument("shell", type=click.Choice(["bash"]))
 def completions_command(shell: str) -> None:
-    """Print completions for a shell in which rfq means `qworker rfq`."""
+    """Print completions for a shell in which rfq is an alias of `qworker rfq`."""
     del shell
     echo(f"complete -W '{' '.join(command.commands)}' rfq")

@@ -27,7 +27,8 @@ _RESERVED = (BODY, BODY_BASE64)
 
 # Tries, delay, due time and time of enqueueing in microseconds, 1 for the front; then the id in another store.
 _SPECIAL = struct.Struct(">HQQQB")
-# Tries, when it was enqueued (microseconds, or nothing), the list of HGETALL or an error's text, and the id elsewhere.
+# Tries; when it was enqueued (microseconds, or nothing); the list of HGETALL or an error's text; and the id in the
+# other store.
 _Value = tuple[int, bytes, bytes | list[bytes], bytes]
 _LENGTH = struct.Struct(">I")
 
@@ -84,7 +85,7 @@ def _special(draft: Draft) -> bytes:
         and draft.original_id is None
     ):
         return b""
-    # A due time in the past is a due time. 0 says that there is none.
+    # A due time in the past is a due time. 0 means that there is no due time.
     due = 0 if draft.due_at is None else max(1, int(draft.due_at * 1e6))
     since = 0 if draft.enqueued_at is None else max(1, round(draft.enqueued_at * 1e6))
     head = _SPECIAL.pack(min(draft.tries, 0xFFFF), max(0, int(draft.delay * 1e6)), due, since, 0)
@@ -117,7 +118,7 @@ def decode(queue: str, message_id: str, value: Reply) -> Message:
 
 
 def decode_leniently(queue: str, message_id: str, value: Reply) -> Message:
-    """Decode any value, to show it."""
+    """Decode any value, for display."""
     try:
         return decode(queue, message_id, value)
     except BackendError:
@@ -138,7 +139,7 @@ def to_fields(raw: Sequence[bytes]) -> dict[str, str]:
 
 
 def _take_body(queue: str, message_id: str, fields: dict[str, str]) -> bytes:
-    """Take the body out of a map."""
+    """Remove the body from a map and return it."""
     body = b""
     if BODY in fields:
         body = fields.pop(BODY).encode()

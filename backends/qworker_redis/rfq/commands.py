@@ -1,4 +1,4 @@
-"""What the commands of the rfq package do with its two lists of a topic."""
+"""The operations of the rfq package's commands on the two lists of a topic."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class RfqCommands:
         return await list_topics(self._pool, ("backlog", "nextlog"))
 
     async def list_ids(self, topic: str, which: List) -> list[str]:
-        """Return the ids in one of the lists, from its head: the next in line comes last."""
+        """Return the ids in one of the lists, from its head. The next one in line comes last."""
         ids: list[str] = []
         while True:
             key = rfq_key(check_queue(topic), which)
@@ -63,7 +63,7 @@ class RfqCommands:
     async def purge_list(self, topic: str, which: List) -> list[str]:
         """Delete the messages of one of the lists, from its tail, and return their ids."""
         ids: list[str] = []
-        # Not more than there are now, or this might never end.
+        # No more messages than there are now, or this might never end.
         left = (await self.lengths(topic))[which == "nextlog"]
         while left > 0:
             arguments: list[Argument] = [which, min(left, BATCH)]
@@ -81,7 +81,7 @@ class RfqCommands:
         """
         (message_id,) = new_ids(1, self._clock.time())
         names_and_values = [part for item in fields.items() for part in item]
-        # Checked before it is sent: an error in a transaction would leave half of it.
+        # The fields are checked before they are sent: an error in a transaction would leave half of it.
         pack_fields(names_and_values)
         flat = [part.encode() for part in names_and_values]
         key = rfq_key(check_queue(topic), "message") + b":" + message_id.encode()
@@ -90,7 +90,7 @@ class RfqCommands:
         async def attempt(connection: Connection, again: bool) -> Reply:
             if again and await connection.send("EXISTS", key):
                 return None
-            # EXEC reports the errors of all of them.
+            # EXEC reports the errors of all commands.
             connection.send("MULTI").add_done_callback(ignore_result)
             connection.send("HSET", key, *flat).add_done_callback(ignore_result)
             connection.send("RPUSH" if front else "LPUSH", backlog, message_id).add_done_callback(ignore_result)
@@ -100,7 +100,10 @@ class RfqCommands:
         return message_id
 
     async def harvest(self, topic: str) -> list[str]:
-        """Move everything in the nextlog back to the backlog, whatever its consumers do. Return the ids."""
+        """Move everything in the nextlog back to the backlog, whether its consumers are alive or not.
+
+        Return the ids.
+        """
         nextlog, backlog = rfq_key(check_queue(topic), "nextlog"), rfq_key(topic, "backlog")
         ids: dict[bytes, None] = {}
         while (name := cast("bytes | None", await self._pool.command(0, "RPOPLPUSH", nextlog, backlog))) is not None:
@@ -110,7 +113,7 @@ class RfqCommands:
         return [decode_id(name) for name in ids]
 
     async def peek(self, topic: str, message_id: str) -> dict[str, str] | None:
-        """Return the map of a message, or None if there is no such message.
+        """Return the map of a message, or None if it does not exist.
 
         Raises:
             BackendError: It is not a map of text to text.

@@ -12,7 +12,7 @@ __all__ = ["derive_id", "is_id", "new_ids", "published_at", "to_ticks"]
 _ID = re.compile(r"[0-9a-f]{32}")
 # 100 ns intervals between the UUID epoch (1582-10-15) and the Unix epoch.
 _EPOCH = 0x01B21DD213814000
-# A step back of so many of them is taken for a clock that was set.
+# A step back of this many intervals means that the clock was set.
 _STEP = 10_000_000
 # The bit of a random node id that says that it is not a network address.
 _MULTICAST = 1 << 40
@@ -63,7 +63,7 @@ def new_ids(count: int, now: float) -> list[str]:
 
 
 def is_id(text: str) -> bool:
-    """Return whether `text` is an id as rfq makes them."""
+    """Return whether `text` is an id in the form of rfq."""
     return _ID.fullmatch(text) is not None
 
 
@@ -72,7 +72,7 @@ def derive_id(origin: str, ticks: int) -> str:
 
     Args:
         origin: The other id.
-        ticks: When the message was enqueued; see `ticks_of`.
+        ticks: When the message was enqueued; see `to_ticks`.
     """
     digest = int.from_bytes(hashlib.sha256(origin.encode(errors="surrogateescape")).digest()[:8])
     return _hex(ticks, _tail(digest >> 50, digest & 0xFFFFFFFFFFFF))

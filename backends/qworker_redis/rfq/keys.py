@@ -9,8 +9,8 @@ from qworker_redis.scripts import ScriptSet
 __all__ = ["PARTS", "RFQ", "decode_id", "parse_topic", "rfq_key"]
 
 _OWN = frozenset({"backlog", "nextlog", "message"})
-# What qworker keeps of a topic. It is deleted with the topic. None of it may end like the lists of rfq, or rfq would
-# list one more topic.
+# The keys that qworker adds to a topic. They are deleted with the topic. None of them may end like the lists of rfq, or
+# rfq would list one more topic.
 PARTS = ("meta", "leased", "claims", "delayed", "failed", "tries", "errors", "enqueued", "origins")
 
 
@@ -31,7 +31,7 @@ def parse_topic(key: bytes, part: str) -> str | None:
 
 
 def decode_id(name: bytes) -> str:
-    """Decode an id. Other programs may have made it, so that it need not be UTF-8."""
+    """Decode an id. Other programs may have made it, so it need not be UTF-8."""
     return name.decode(errors="surrogateescape")
 
 

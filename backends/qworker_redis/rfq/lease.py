@@ -40,7 +40,7 @@ class TopicLeaser(RedisLeaser):
     async def _wait_and_lease(
         self, queue: str, limit: int, visibility: float, timeout: float, due: float | None
     ) -> list[Lease]:
-        """Wait, then lease. The script `lease` does not say when a paused topic has something."""
+        """Wait, then lease. The script `lease` does not say when a paused topic has messages."""
         if due is None:
             await self._waiter.wait([queue], timeout)
         else:
@@ -49,7 +49,7 @@ class TopicLeaser(RedisLeaser):
         return await self.lease(queue, limit, visibility)
 
     async def _wait_for_one(self, queue: str, seconds: float) -> None:
-        """Wait for the list only: an empty lease has just said when something becomes due."""
+        """Wait for the list only: an empty lease has just said when a message becomes due."""
         if seconds <= 0:
             return
         try:

@@ -1,4 +1,4 @@
-"""What the publish script takes for drafts, with their ids."""
+"""The arguments of the publish script for drafts, with their ids."""
 
 from __future__ import annotations
 
@@ -35,6 +35,6 @@ class DraftEncoder:
             return draft.id
         if draft.original_id is None or draft.enqueued_at is None:
             return new_id
-        # The times rise, as those of new ids do, because some stores have no other order than that of ids.
+        # The times rise, like those of new ids, because some stores have no other order than that of ids.
         self._last_derived = max(to_ticks(draft.enqueued_at), self._last_derived + 1)
         return derive_id(draft.original_id, self._last_derived)

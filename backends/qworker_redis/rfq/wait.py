@@ -36,12 +36,12 @@ class BacklogWaiter(WakeListWaiter):
 
     def __init__(self, store: RedisStore) -> None:
         super().__init__(store)
-        # As of the last check.
+        # The paused topics at the last check.
         self._paused: frozenset[str] = frozenset()
         self._watches: dict[str, asyncio.Task[bool]] = {}
 
     async def _next_due(self, queues: Sequence[str]) -> float:
-        """Return the seconds until a topic has something, or until a paused one is checked again."""
+        """Return the seconds until a topic has a message, or until a paused one is checked again."""
         replies = cast(
             "list[int]", await asyncio.gather(*[self._pool.run_script("peek", queue, (0,)) for queue in queues])
         )
@@ -50,7 +50,7 @@ class BacklogWaiter(WakeListWaiter):
         return min(known, default=_PAUSED_POLL if self._paused else math.inf)
 
     async def _wait_for_any(self, queues: Sequence[str], seconds: float) -> bool:
-        """Wait until one of the topics has something. Return whether one has."""
+        """Wait until one of the topics has a message. Return whether one has."""
         awake = [queue for queue in queues if queue not in self._paused]
         seconds = min(seconds, _PAUSED_POLL) if len(awake) < len(queues) else seconds
         if not awake:
@@ -65,7 +65,7 @@ class BacklogWaiter(WakeListWaiter):
         return any(woken)
 
     def _watch(self, queue: str) -> asyncio.Task[bool]:
-        """Return the wait for one of several topics. To end it with the call would cost its connection."""
+        """Return the wait for one of several topics. Ending it with the call would cost its connection."""
         watch = self._watches.get(queue)
         if watch is None:
             watch = asyncio.create_task(self._block_on(queue_slot(queue), [queue], _LONGEST_WATCH))

@@ -1,1 +1,1 @@
-"""What stores that are directories share."""
+"""The code that stores in directories share."""

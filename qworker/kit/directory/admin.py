@@ -1,4 +1,4 @@
-"""Removing messages and whole queues of a store that is a directory."""
+"""Removing messages and whole queues of a store in a directory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from qworker.message import Selection
 
 __all__ = ["remove_queue", "remove_selected"]
 
-# Names changed between two turns of the loop; about 2 ms.
+# Names changed between two turns of the loop; about 2 ms of work.
 _SLICE = 100
 
 
@@ -32,7 +32,7 @@ async def remove_selected(
     """
     removed = await _remove_each(await browser.select(selection), remove)
     if selection.ids is not None:
-        # Twice, because a listing misses what is moved meanwhile.
+        # Twice, because a listing misses files that are moved in the meantime.
         left = frozenset(selection.ids).difference(map(browser.message_id, removed))
         if left:
             removed += await _remove_each([file async for file in browser.matching(left)], remove)

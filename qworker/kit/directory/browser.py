@@ -25,12 +25,13 @@ __all__ = ["MessageFile", "QueueBrowser"]
 Files = TypeVar("Files", bound=QueueFiles)
 
 _FINISHED = frozenset({State.DONE, State.FAILED})
-# The states in the order in which messages go through them: what moves on while it is looked for is found in the next.
+# The states in the order in which messages pass through them: a message that moves on during a search is found in the
+# next state.
 _IN_ORDER = (State.READY, State.DELAYED, State.LEASED, State.FAILED, State.DONE)
 
 
 class MessageFile(msgspec.Struct, gc=False):
-    """A file of a queue, as its name and perhaps its status describe it.
+    """A file of a queue, as described by its name and perhaps its status.
 
     Attributes:
         state: The state of its message.
@@ -130,14 +131,14 @@ class QueueBrowser(abc.ABC, Generic[Files]):
         return await self.list_files(selection.state)
 
     def _unchanged(self, found: Iterable[FinishedMessage]) -> Iterator[MessageFile]:
-        """Yield those that are still where and as they were found; each is checked when it is asked for.
+        """Yield the files that have not changed since they were listed. Each is checked when it is requested.
 
         A requeue renames the file away, and a file of the same name that finished later has another time.
         """
         directories = {State.DONE: self.files.done, State.FAILED: self.files.fail}
         for one in found:
             name, directory = one.location, directories.get(one.state)
-            # The location has been in a table that other programs may write to.
+            # The location comes from a table that other programs may write to.
             if directory is None or not name or name[0] == "." or "/" in name or "\0" in name:
                 continue
             try:
@@ -211,7 +212,7 @@ class QueueBrowser(abc.ABC, Generic[Files]):
             try:
                 file.at = self.finished_at(os.stat(file.name, dir_fd=file.directory, follow_symlinks=False))
             except FileNotFoundError:
-                # Removed meanwhile: reading it finds that out.
+                # The message was removed in the meantime. Reading it will show that.
                 continue
 
     async def find(self, ids: Sequence[str]) -> list[StoredMessage]:
@@ -252,7 +253,7 @@ class QueueBrowser(abc.ABC, Generic[Files]):
         )
 
     def _read_file(self, file: MessageFile) -> tuple[os.stat_result, bytes, str | None]:
-        """Read a file's status, contents and original id; what is not a readable regular file has no contents."""
+        """Read a file's status, contents and original id. If it is not a readable regular file, it has no contents."""
         try:
             fd = os.open(file.name, READ, dir_fd=file.directory)
         except OSError as error:

@@ -1,4 +1,4 @@
-"""What `qworker doctor` checks on the file system of a directory: each operation that the queues need."""
+"""The checks of `qworker doctor` on the file system of a directory: each operation that the queues need."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from qworker.kit.store_errors import FULL, store_error
 
 __all__ = ["Attempt", "examine_directory", "try_fifo", "try_link"]
 
-# Returns what was found, or raises OSError.
+# Returns the result of the check, or raises OSError.
 Attempt = Callable[[str], Check]
 
-# Seconds between this host's clock and the file server's that do no harm.
+# Seconds by which this host's clock may differ from the file server's clock without harm.
 _CLOCK_TOLERANCE_S = 2.0
 _LOW_SPACE_BYTES = 100_000_000
 _LOW_INODES = 10_000
@@ -38,7 +38,7 @@ async def examine_directory(path: str | os.PathLike[str], more: Iterable[tuple[s
 
     Args:
         path: An absolute path, which may not exist.
-        more: Checks besides those for every directory.
+        more: Checks in addition to those for every directory.
     """
     return await asyncio.to_thread(_run_checks, os.fspath(path), [*_ATTEMPTS, *more])
 
@@ -60,7 +60,7 @@ def _run_checks(root: str, attempts: list[tuple[str, Attempt]]) -> list[Check]:
             _broken("writing", error, f"write to {place}"),
         ]
     try:
-        # A new directory is its owner's alone, where there are modes.
+        # A new directory belongs to its owner alone, if the file system has modes.
         keeps_modes = not stat.S_IMODE(os.stat(probe).st_mode) & 0o077
         checks.insert(0, _permissions(root, place, status, keeps_modes=keeps_modes))
         checks += [_run_check(name, attempt, probe) for name, attempt in attempts]
@@ -113,7 +113,7 @@ def _file_system(place: str) -> Check:
     system = FileSystem.of(place)
     found = f"{system.kind} on {system.source}"
     if not system.kind:
-        return Check(name, CheckStatus.WARN, _unknown(), "no message is guaranteed to survive a loss of power")
+        return Check(name, CheckStatus.WARN, _unknown(), "no message is guaranteed to survive a power failure")
     if system.kind in _MEMORY:
         return Check(name, CheckStatus.WARN, f"{system.kind}: memory, empty after a restart of the host", "use a disk")
     if system.kind in NETWORK:
@@ -127,14 +127,14 @@ def _file_system(place: str) -> Check:
         return Check(
             name,
             CheckStatus.WARN,
-            f"{found} is mounted without barriers: a loss of power may lose messages that were stored",
+            f"{found} is mounted without barriers: a power failure may lose stored messages",
             "remount it without the option nobarrier (barrier=1)",
         )
     if system.kind in {"ext3", "ext4"} and not system.keeps_renames:
         return Check(
             name,
             CheckStatus.WARN,
-            f"{found} has no journal, or does not show one: a loss of power may tear a rename and lose a message",
+            f"{found} has no journal, or does not show one: a power failure may tear a rename and lose a message",
             "tune2fs -O has_journal on the unmounted device",
         )
     return Check(name, CheckStatus.OK, found)

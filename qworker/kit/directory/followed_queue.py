@@ -22,7 +22,7 @@ Held = TypeVar("Held", bound=Lease)
 
 # Seconds between two listings if inotify does not report changes, or not those of other hosts.
 _RESCAN_BLIND = 1.0
-# Seconds until a file that another process works on or writes is tried again: the first time, and at most.
+# Seconds until a file that another process works on or writes to is tried again: the first pause and the longest.
 _BUSY_FIRST, _BUSY_LAST = 0.02, 1.0
 
 
@@ -34,7 +34,7 @@ class FollowedQueue(abc.ABC, Generic[Files, Held]):
         clock: The store's clock.
         inotify: Reports changes.
         windows: The windows of names, in the order in which they are listed again.
-        local_disk: Whether no other machine sees the directory.
+        local_disk: True if no other machine uses the directory.
         rescan: Seconds after which a window is listed again although no change was reported.
     """
 
@@ -57,14 +57,18 @@ class FollowedQueue(abc.ABC, Generic[Files, Held]):
         self._inotify = inotify
         self._windows = windows
         self._rescan = rescan if local_disk else min(rescan, _RESCAN_BLIND)
-        # Files that others work on: (the loop's time of the next attempt, name), and the pause that each has reached.
+        # Files that other processes work on, as (the loop's time of the next attempt, name), and the current pause of
+        # each.
         self._busy: list[tuple[float, str]] = []
         self._pauses: dict[str, float] = {}
         self._watches: list[int] = []
         self._is_followed = self._is_watched = False
 
     def follow(self) -> None:
-        """Begin to follow the queue: the watches are set before the first listing, so that nothing falls between."""
+        """Begin to follow the queue.
+
+        The watches are set before the first listing, so that no change is missed between them.
+        """
         if self._is_followed:
             return
         self._is_followed = True
@@ -85,7 +89,7 @@ class FollowedQueue(abc.ABC, Generic[Files, Held]):
 
     @abc.abstractmethod
     def _offer(self, name: str) -> None:
-        """Let a name in the directory of ready messages be claimed."""
+        """Add a name in the directory of ready messages to those that can be claimed."""
 
     @abc.abstractmethod
     async def has_work(self) -> bool:
@@ -108,7 +112,7 @@ class FollowedQueue(abc.ABC, Generic[Files, Held]):
         return max(pause, 0.001)
 
     async def _refresh(self) -> None:
-        """Learn what was added since the last check, by a listing only if nothing else reports it."""
+        """Find what was added since the last check. List the directories only if nothing else reports it."""
         self._inotify.drain()
         oldest = asyncio.get_running_loop().time() - self._rescan
         for window in self._windows:
@@ -129,14 +133,14 @@ class FollowedQueue(abc.ABC, Generic[Files, Held]):
     def _try_later(self, name: str) -> None:
         """Try a file again after a pause, which doubles each time."""
         if len(self._pauses) > 10_000:
-            # Names that are gone by now, nearly all of them.
+            # Nearly all of these names are gone by now.
             self._pauses.clear()
         pause = min(self._pauses.get(name, _BUSY_FIRST / 2) * 2, _BUSY_LAST)
         self._pauses[name] = pause
         heapq.heappush(self._busy, (asyncio.get_running_loop().time() + pause, name))
 
     def is_pruning_due(self) -> bool:
-        """Return whether finished messages are to be pruned now, which is so once in `PRUNING` seconds."""
+        """Return whether to prune finished messages now. It is true once in `PRUNING` seconds."""
         now = self._clock.monotonic()
         if now - self._pruned_at < PRUNING:
             return False
@@ -148,5 +152,5 @@ class FollowedQueue(abc.ABC, Generic[Files, Held]):
         """Close everything. Leases that are held end as if the process had died. Idempotent."""
 
     def close_deleted(self) -> None:
-        """Close a queue that was deleted, but not what its leases need to find that out."""
+        """Close a queue that was deleted, but keep what its leases need to find that out."""
         self.close()

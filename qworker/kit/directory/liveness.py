@@ -1,7 +1,8 @@
-"""Which processes live, by files that each keeps locked for as long as it lives.
+"""Which processes are alive, shown by files that each process keeps locked while it lives.
 
-The kernel drops the lock when the last process that has the descriptor dies, so a free lock is a dead holder, at once. A held lock
-proves nothing: a child that a worker forked may have kept it. So it never vetoes an expiry.
+The kernel drops the lock when the last process that has the descriptor dies, so a free lock shows a dead holder at
+once. A held lock proves nothing: a child that a worker forked may have kept it. So a held lock never prevents an
+expiry.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ _open_files: weakref.WeakSet[LivenessFile] = weakref.WeakSet()
 
 
 class LivenessFile:
-    """A holder's locked file, made before its first lease.
+    """A holder's locked file, which is created before its first lease.
 
     Args:
-        tmp: The open directory in which the file is made.
-        workers: The open directory in which others find it, on the same file system.
+        tmp: The open directory in which the file is created.
+        workers: The open directory in which other processes find it, on the same file system.
         holder: The file's name, unique to this object.
         mode: The file's mode.
-        note: What to write behind the boot id, for people.
+        note: Text to write after the boot id, for people.
     """
 
     def __init__(self, tmp: int, workers: int, holder: str, mode: int = 0o600, note: str = "") -> None:
@@ -37,7 +38,7 @@ class LivenessFile:
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             write_all(self._fd, f"{boot_id()}{note}".encode())
-            # Locked before it is visible: no process ever sees a living holder's file unlocked.
+            # It is locked before it is visible: no process ever sees a living holder's file unlocked.
             self._show(tmp)
         except BaseException:
             # The name is this object's alone, and free for the next attempt.
@@ -55,13 +56,13 @@ class LivenessFile:
                 raise
 
     def close(self) -> None:
-        """Report that the holder is gone. Idempotent."""
+        """Show that the holder is gone. Idempotent."""
         if self._fd >= 0:
             try_unlink(self.holder, self._workers)
             self.abandon()
 
     def abandon(self) -> None:
-        """Close the descriptor only. In a forked child, the parent's lock stays."""
+        """Close only the descriptor. In a forked child, the parent's lock stays."""
         if self._fd >= 0:
             fd, self._fd = self._fd, -1
             os.close(fd)
@@ -73,16 +74,16 @@ def has_died(workers: int, holder: str, *, local: bool) -> bool:
     Args:
         workers: The open directory of the files.
         holder: The file's name.
-        local: Whether no other machine can see the directory.
+        local: True if no other machine uses the directory.
     """
     try:
         fd = os.open(holder, READ, dir_fd=workers)
     except FileNotFoundError:
-        # It reported so itself, or was found dead before: the file is made before the first lease.
+        # It removed the file itself, or was found dead before: the file is created before the first lease.
         return True
     except OSError as error:
         if error.errno in NOT_A_FILE or error.errno in DENIED:
-            # Not a file of qworker: nothing is known, and the lease ends by time.
+            # It is not a file of qworker: nothing is known, and the lease ends by time.
             return False
         raise
     try:
@@ -90,10 +91,10 @@ def has_died(workers: int, holder: str, *, local: bool) -> bool:
             fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
-        # Unlocked by hand: a child forked in this moment would keep the lock that closing here leaves.
+        # Unlocked explicitly: a child forked at this moment would keep the lock that closing here leaves.
         fcntl.flock(fd, fcntl.LOCK_UN)
         boot = read_all(fd, os.fstat(fd).st_size).partition(b"\n")[0].decode(errors="replace")
-        # On a disk that others see, another machine's lock may be unknown here.
+        # On a disk that other machines use, another machine's lock may be unknown here.
         return local or boot == boot_id()
     finally:
         os.close(fd)

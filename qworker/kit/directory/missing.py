@@ -1,4 +1,4 @@
-"""A store that is a directory: whether it is there, and the error when it is not."""
+"""Whether a store's directory exists, and the error if it does not."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["is_missing", "queue_not_found", "require_directory"]
 
 
 def is_missing(directory: Path | None) -> bool:
-    """Return whether a store's directory is not there.
+    """Return whether a store's directory does not exist.
 
     Args:
         directory: `Backend.directory`. None: the store is not a directory, and so not missing.
@@ -23,27 +23,27 @@ def is_missing(directory: Path | None) -> bool:
     except FileNotFoundError:
         return True
     except OSError:
-        # It cannot be known without opening it, which reports the reason.
+        # This cannot be known without opening it, which reports the reason.
         return False
     return False
 
 
 def require_directory(directory: Path | None, queue: str = "") -> None:
-    """Refuse a store whose directory is not there.
+    """Refuse a store whose directory does not exist.
 
     Args:
         directory: `Backend.directory`.
-        queue: The queue that is asked for. Empty: none in particular.
+        queue: The queue that is requested. Empty: no particular one.
 
     Raises:
-        StoreNotFound: The directory is not there.
+        StoreNotFound: The directory does not exist.
     """
     if directory is not None and is_missing(directory):
         raise StoreNotFound(str(directory), queue)
 
 
 def queue_not_found(queue: str, directory: Path | None) -> QueueNotFound:
-    """Return the error that says why there is no such queue.
+    """Return the error that says why the queue does not exist.
 
     Args:
         queue: The queue's name.

@@ -1,4 +1,4 @@
-"""Opening the store of a backend instance when it is needed, and its queues."""
+"""Opening the store of a backend instance, and its queues, when they are needed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Queue = TypeVar("Queue", bound=FollowedQueue[Any, Any])
 
 
 class StoreOpener(Generic[Store, Queue]):
-    """Opens one store, and no other directory for what only reads.
+    """Opens one store. An instance that only reads does not create it.
 
     Args:
         directory: The root.

@@ -14,7 +14,7 @@ class QueueFiles:
 
     Args:
         name: The queue's name.
-        base: A descriptor of the queue's directory. It belongs to this object from now on.
+        base: A descriptor of the queue's directory, which this object owns from now on.
 
     Attributes:
         parts: The attributes that hold the descriptors of its directories; -1 while one is not open.
@@ -41,7 +41,7 @@ class QueueFiles:
 
     @property
     def message_directories(self) -> tuple[int, ...]:
-        """The descriptors of the directories in which messages are."""
+        """The descriptors of the directories that contain messages."""
         return self.queue, self.fail, self.done
 
     def close(self) -> None:

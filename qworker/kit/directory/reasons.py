@@ -1,4 +1,4 @@
-"""Why a message failed: a hidden file next to it in fail/, under a name that each protocol chooses."""
+"""Why a message failed: a hidden file next to it in fail/. Each protocol chooses the file's name."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def write_reason(fail: int, name: str, reason: str, *, mode: int) -> int:
         The open descriptor, for a sync.
 
     Raises:
-        OSError: It is not stored, and nothing of it is left.
+        OSError: The reason is not stored, and nothing of it is left.
     """
     fd = os.open(name, _WRITE, mode, dir_fd=fail)
     try:

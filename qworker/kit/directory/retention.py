@@ -1,4 +1,4 @@
-"""Removing finished messages that are kept no longer."""
+"""Removing finished messages whose retention has ended."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from qworker.kit.retention import RetentionPolicy
 
 __all__ = ["PRUNING", "describe_retention", "prune"]
 
-# Seconds between two checks of a queue's finished messages: each one lists them all.
+# Seconds between two checks of a queue's finished messages. Each check lists all of them.
 PRUNING = 60.0
 
 
@@ -24,15 +24,15 @@ async def prune(
     reason_of: Callable[[str], str] | None = None,
     hidden: bool = False,
 ) -> int:
-    """Remove what is kept no longer; count it.
+    """Remove the messages whose retention has ended, and return their number.
 
     Args:
         directory: The descriptor of the directory of finished messages.
-        keep: What is kept.
+        keep: The retention policy.
         now: Unix seconds.
-        finished_at: When a file's message finished.
-        reason_of: Gives the name of the file with the reason of a failed message.
-        hidden: Whether names that begin with a dot are messages too.
+        finished_at: Returns when a file's message finished.
+        reason_of: Returns the name of the file with the reason of a failed message.
+        hidden: True if names that begin with a dot are messages too.
 
     Raises:
         OSError: Something cannot be removed.
@@ -44,7 +44,7 @@ async def prune(
         try:
             finished.append((finished_at(os.stat(name, dir_fd=directory, follow_symlinks=False)), name))
         except FileNotFoundError:
-            # Requeued or removed meanwhile.
+            # The message was requeued or removed in the meantime.
             continue
         if len(finished) % 500 == 0:
             await asyncio.sleep(0)
@@ -66,7 +66,7 @@ def _remove(name: str, directory: int, reason_of: Callable[[str], str] | None) -
     try:
         os.unlink(name, dir_fd=directory)
     except (FileNotFoundError, IsADirectoryError):
-        # Removed meanwhile; or a directory of another program in fail/, which people remove.
+        # It was removed in the meantime, or it is a directory of another program in fail/, which people remove.
         return False
     if reason_of is not None:
         try_unlink(reason_of(name), directory)

@@ -1,4 +1,4 @@
-"""A root directory, and how many leases a process may have."""
+"""The root directory, and the number of leases that a process may have."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from qworker.kit.files import DIRECTORY, raise_file_limit
 
 __all__ = ["most_leases", "open_root", "warn_of_limit"]
 
-# Files that a worker has open besides its leases, at least.
+# Files that a worker has open in addition to its leases, at least.
 _OTHERS = 40
 
 
@@ -29,7 +29,10 @@ def open_root(directory: str, mode: int) -> int:
 
 
 def most_leases() -> int:
-    """Return how many leases this process may have. Each holds a file open; half of all files are left for the rest."""
+    """Return how many leases this process may have. Each holds a file open.
+
+    Half of all files are kept for other uses.
+    """
     limit = raise_file_limit()
     return max(1, min(limit // 2, limit - _OTHERS))
 

@@ -1,4 +1,4 @@
-"""A root directory as one backend instance has it open: its queues, commits, wake-ups, and the limit of leases."""
+"""A root directory that one backend instance has open: its queues, commits, wake-ups, and the limit of leases."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class DirectoryStore(abc.ABC, Generic[Queue]):
         directory: Its path. It is created if it does not exist.
         clock: The store's clock.
         mode: The mode of a root that is created.
-        sync: Whether changes are put on the disk.
+        sync: Whether changes are written to the disk.
 
     Raises:
         OSError: It cannot be opened.
@@ -39,7 +39,7 @@ class DirectoryStore(abc.ABC, Generic[Queue]):
         self.clock = clock
         self.root = open_root(directory, mode)
         self.system = FileSystem(self.root)
-        # None: what is stored survives the process, and no more.
+        # None: what is stored survives the process, but not a power failure.
         self.group_commit = GroupCommit(self.root, self.system) if sync else None
         self.most_held = most_leases()
         self.settling = asyncio.Lock()
@@ -47,18 +47,19 @@ class DirectoryStore(abc.ABC, Generic[Queue]):
         # Whether the loop reads inotify.
         self._is_reading = False
         self._queues: dict[str, Queue] = {}
-        # Deleted queues of which leases are held: their descriptors stay, so that an end finds nothing.
+        # Deleted queues of which this instance has leases. Their descriptors stay open, so that ending a lease finds
+        # nothing.
         self._deleted: list[Queue] = []
         self._waiters: set[Waiter] = set()
-        # Whether a wait waits for the end of a lease.
+        # True while a wait waits for the end of a lease.
         self._waits_for_room = False
-        # Whether the log has the limit of leases.
+        # True once the limit of leases was logged.
         self._has_warned = False
 
     # -- the limit of leases -----------------------------------------------------------------------------------------
 
     def room(self) -> int:
-        """Return how many more leases may hold a file open. Log it once when none may."""
+        """Return how many more leases may hold a file open. If there is no room, log that once."""
         room = max(0, self.most_held - sum([len(queue.own) for queue in self._queues.values()]))
         if room == 0 and not self._has_warned:
             self._has_warned = True
@@ -66,7 +67,7 @@ class DirectoryStore(abc.ABC, Generic[Queue]):
         return room
 
     def is_full(self) -> bool:
-        """Return whether there is no room for a lease; if so, the end of one wakes the waiters."""
+        """Return whether there is no room for a lease. If there is none, the end of a lease wakes the waiters."""
         self._waits_for_room = self.room() <= 0
         return self._waits_for_room
 
@@ -100,7 +101,7 @@ class DirectoryStore(abc.ABC, Generic[Queue]):
         """
 
     def get_open(self, name: str) -> Queue | None:
-        """Return a queue if it is open, perhaps although another process has deleted it."""
+        """Return a queue if it is open. Another process may have deleted it."""
         return self._queues.get(name)
 
     def get(self, name: str) -> Queue | None:
@@ -120,7 +121,7 @@ class DirectoryStore(abc.ABC, Generic[Queue]):
         return queue
 
     def drop_deleted(self, name: str) -> None:
-        """Close a queue that was deleted; its leases are found lost when they end."""
+        """Close a queue that was deleted. Its leases are found lost when they end."""
         queue = self._queues.get(name)
         if queue is not None and not queue.files.exists:
             del self._queues[name]
@@ -134,7 +135,7 @@ class DirectoryStore(abc.ABC, Generic[Queue]):
     # -- durability --------------------------------------------------------------------------------------------------
 
     async def commit(self, directories: Collection[int], files: Sequence[int] = ()) -> None:
-        """Put changes on the disk, if this store does.
+        """Write changes to the disk, if this store does so.
 
         Raises:
             OSError: The outcome is unknown.
@@ -150,7 +151,7 @@ class DirectoryStore(abc.ABC, Generic[Queue]):
 
     @abc.abstractmethod
     def _stop_listening(self, queue: Queue) -> None:
-        """Leave a queue's trigger to others."""
+        """Stop listening to a queue's trigger."""
 
     @abc.abstractmethod
     def notify(self, queue: Queue) -> None:
@@ -177,8 +178,8 @@ class DirectoryStore(abc.ABC, Generic[Queue]):
 
     def _on_inotify(self) -> None:
         if not self._waiters:
-            # Most waits follow one another: the reader is kept between them, and taken away when something comes
-            # while there is no wait. What it would have reported is read by the next lease.
+            # Most waits follow one another, so the reader is kept between them. It is removed when something arrives
+            # while there is no wait. The next lease reads what it would have reported.
             self._stop_reading()
             return
         self._inotify.drain()
@@ -194,7 +195,7 @@ class DirectoryStore(abc.ABC, Generic[Queue]):
             asyncio.get_running_loop().remove_reader(self._inotify.fd)
 
     async def aclose(self) -> None:
-        """Close everything, after the commits that are under way."""
+        """Close everything, after the running commits."""
         for waiter in tuple(self._waiters):
             waiter.wake()
             self.remove_waiter(waiter)

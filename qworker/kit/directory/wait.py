@@ -13,7 +13,7 @@ from qworker.names import check_queue
 
 __all__ = ["wait_for_work"]
 
-# Seconds between two checks whether a queue that does not exist was created.
+# Seconds between two checks whether a missing queue was created.
 _ABSENT_PAUSE = 1.0
 
 
@@ -21,7 +21,7 @@ async def wait_for_work(store: DirectoryStore[Any], queues: Sequence[str], timeo
     """Wait for a publish, a return to ready, a due time, the end of a pause, or a listing that finds something.
 
     Returns:
-        Whether a change was reported. The lease that follows checks for itself: a check here would only come before it.
+        Whether a change was reported. The lease that follows checks for itself, so a check here would be redundant.
     """
     loop = asyncio.get_running_loop()
     ends = loop.time() + timeout
@@ -44,7 +44,7 @@ async def wait_for_work(store: DirectoryStore[Any], queues: Sequence[str], timeo
 
 
 async def _next_events(store: DirectoryStore[Any], waiter: Waiter) -> tuple[float, float]:
-    """Return the seconds until a queue has work, as far as is known, and until the next check; work now is 0."""
+    """Return the known seconds until a queue has work (0 if it has work now), and the seconds until the next check."""
     if store.is_full():
         # The end of a lease wakes the waiter.
         return float("inf"), float("inf")

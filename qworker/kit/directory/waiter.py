@@ -1,4 +1,4 @@
-"""One wait for messages, and what ends it early."""
+"""One wait for messages, and the events that end it early."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ class Waiter:
         """End the wait.
 
         Args:
-            notified: Whether something happened. False: the time is over.
+            notified: True if something happened. False: the time is over.
         """
         if not self._woken.done():
             self._woken.set_result(notified)
 
     def wake_later(self) -> None:
-        """End the wait a little later than the waiter that has the trigger."""
+        """End the wait slightly later than the waiter that has the trigger."""
         self._timer = self._timer or self._loop.call_later(random.uniform(0.002, 0.02), self.wake)
 
     async def sleep(self, seconds: float) -> bool:

@@ -1,8 +1,8 @@
 """A sorted window of the oldest names of a queue, so that no directory is listed per message.
 
-A listing keeps the smallest names only: memory does not depend on the backlog. The window is `complete` when nothing
-was left out and every later change is known, by inotify or by our own doing; otherwise it is listed again once it is
-used up.
+A listing keeps only the smallest names, so memory does not depend on the backlog. The window is `complete` if nothing
+was left out and every later change is known, by inotify or because this process made it. Otherwise it is listed again
+when it is used up.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from qworker.kit.files import DIRECTORY
 
 __all__ = ["Window"]
 
-# Names kept. About 6 MB; a backlog of a million is listed twenty times, which is some microseconds per message.
+# Names kept: about 6 MB. A backlog of a million is listed twenty times, which costs some microseconds per message.
 SIZE = 50_000
-# Names taken in one run apart from others, and how far from them it may start.
+# Names taken in one run away from those of other workers, and how far from them the run may start.
 _RUN, _APART = 256, 1024
-# Directory entries read between two turns of the loop; about 1 ms.
+# Directory entries read between two turns of the loop; about 1 ms of work.
 _SLICE = 1000
-# Two changes within a clock tick of the kernel leave the same mtime: a younger one proves nothing.
+# Two changes within one clock tick of the kernel leave the same mtime, so an mtime younger than that proves nothing.
 _TICK_NS = 50_000_000
 
 
@@ -34,7 +34,7 @@ class Window:
 
     Args:
         directory: Its descriptor.
-        local: Whether this machine's kernel gives the directory its times.
+        local: True if this machine's kernel sets the times of the directory.
         skip: Names that each listing leaves out.
     """
 
@@ -64,13 +64,13 @@ class Window:
         self._run: list[str] = []
         # The largest name kept when larger ones were left out.
         self.bound: str | None = None
-        # Nothing is known: list before believing that it is empty.
+        # Nothing is known yet: list before concluding that it is empty.
         self.stale = True
-        # The loop's time of the last listing, and the directory's mtime before it; 0 when that proves nothing.
+        # The loop's time of the last listing, and the directory's mtime before it; 0 if the mtime proves nothing.
         self.listed_at = float("-inf")
         self.seen_mtime = 0
         self._listing = asyncio.Lock()
-        # While a listing runs: what was added meanwhile, and whether more was added than was reported.
+        # While a listing runs: the names that were added, and whether more was added than was reported.
         self._added_meanwhile: list[str] | None = None
         self._missed = False
 
@@ -78,17 +78,17 @@ class Window:
         return len(self._names) - self._head + len(self._run)
 
     def first(self) -> str | None:
-        """Return the next name, which stays."""
+        """Return the next name without taking it."""
         if self._run:
             return self._run[-1]
         return self._names[self._head] if self._head < len(self._names) else None
 
     def peek(self, count: int) -> list[str]:
-        """Return the names that are probably taken next, which stay."""
+        """Return the names that will probably be taken next, without taking them."""
         return self._run[: -count - 1 : -1] if self._run else self._names[self._head : self._head + count]
 
     def take(self) -> str:
-        """Take the next name: the oldest, or the next of a run that keeps apart from those of others (`skip_taken`)."""
+        """Take the next name: the oldest, or the next one of a run away from those of other workers (`skip_taken`)."""
         if self._run:
             return self._run.pop()
         name = self._names[self._head]
@@ -99,33 +99,33 @@ class Window:
         return name
 
     def skip_taken(self, name: str, is_there: Callable[[str], bool]) -> None:
-        """Find out how far another worker is that had taken `name`, and take a run of names some way apart.
+        """Find how far another worker is that took `name`, and take a run of names at a distance from it.
 
-        A peer takes names in their order too, so what it has taken is one stretch: its end is found in a few probes
-        instead of by one lost attempt for each name. What is passed over unseen, and is still there, is found by the
-        next listing.
+        The other worker also takes names in order, so what it has taken is one stretch. A few probes find the end of
+        it, instead of one lost attempt for each name. A file that is skipped without a check and still exists is found
+        by the next listing.
 
         Args:
-            name: The last one that `take` gave.
-            is_there: Whether a file is still in the directory.
+            name: The last name that `take` returned.
+            is_there: Returns whether a file is still in the directory.
         """
         names = self._names
         del names[: self._head]
         self._head = 0
         if self._run:
-            # The run met another worker's: what is left of it goes back to its place.
+            # The run met another worker's run: the names that are left go back to their places.
             rest = self._run[::-1]
             self._run = []
             at = bisect_left(names, rest[0])
             names[at:at] = rest
         at = bisect_left(names, name)
         if at >= len(names) or is_there(names[at]):
-            # One file only, which may have been removed: not a stretch.
+            # Only one file is gone, which may have been removed: this is not a stretch.
             return
         step = 1
         while at + step < len(names) and not is_there(names[at + step]):
             step *= 2
-        # The last probe that found nothing was half a step earlier; between the probes nothing is known.
+        # The last probe that found no file was half a step earlier. Between the probes nothing is known.
         taken = step // 2 + 1
         if taken > 2:
             self.bound = names[-1]
@@ -133,7 +133,7 @@ class Window:
         self._take_run(at)
 
     def _take_run(self, at: int) -> None:
-        """Take a run from beyond the frontier, so far off that the peer needs a while to get there."""
+        """Take a run far enough beyond the frontier that the other worker needs some time to reach it."""
         names = self._names
         rest = len(names) - at
         if rest < 4:
@@ -148,11 +148,11 @@ class Window:
             self._added_meanwhile.append(name)
             return
         if self.stale or (self.bound is not None and name > self.bound):
-            # The next listing shows it; until then what is known is the oldest.
+            # The next listing shows it. Until then the known names are the oldest ones.
             return
         names = self._names
         if len(self) >= 2 * SIZE:
-            # More was reported than a window holds: drop the newer half, and list when it is needed.
+            # More was reported than a window holds: drop the newer half, and list the directory when it is needed.
             del names[self._head + SIZE :]
             self.bound = names[-1]
             if name > self.bound:
@@ -165,7 +165,7 @@ class Window:
             insort(names, name, self._head)
 
     def mark_incomplete(self) -> None:
-        """Note that more was added than was reported: nothing is known beyond the names that are here."""
+        """Record that more was added than was reported: nothing is known beyond the names in the window."""
         self._missed = True
         if self._head < len(self._names):
             self.bound = self._names[-1]
@@ -174,11 +174,11 @@ class Window:
 
     @property
     def is_exhausted(self) -> bool:
-        """Whether a listing may show more than is left."""
+        """True if a listing may show more names than are left."""
         return not self and (self.stale or self.bound is not None)
 
     def is_unchanged(self) -> bool:
-        """Return whether the directory provably has not changed since its last listing."""
+        """Return whether the directory has provably not changed since its last listing."""
         return self.seen_mtime != 0 and os.fstat(self._directory).st_mtime_ns == self.seen_mtime
 
     async def list(self) -> None:
@@ -198,7 +198,7 @@ class Window:
         try:
             mtime = os.fstat(fd).st_mtime_ns
             settled = self._local and time.time_ns() - mtime > _TICK_NS
-            # What is added while this listing runs may be missing in it.
+            # Names that are added while this listing runs may be missing from it.
             self._added_meanwhile, self._missed = [], False
             try:
                 found, bound = await _smallest(fd, self._skip)

@@ -1,7 +1,6 @@
-"""Segment logs on the disk: the format that the `sq:` backend's topics have, and the history too.
+"""Segment logs on the disk: the format of the topics of the `sq:` backend, and of the history.
 
-disk.py     files that nobody's link leads elsewhere
 format.py   segments and records, bit for bit
-state.py    the state file: the write position, and the channels'
-log.py      appending, rolling over, reading, recovery
+state.py    the state file: the write position, and the positions of the channels
+log.py      appending, starting new segments, reading, recovery
 """

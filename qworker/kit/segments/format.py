@@ -1,6 +1,6 @@
-"""Segments, bit for bit: the 32-byte header, the records after it, and what can be saved of a damaged one.
+"""Segments, bit for bit: the 32-byte header, the records after it, and the search for records after a damaged one.
 
-A position in a log is one integer, `segment id << 32 | offset`, so that positions compare and hash at no cost.
+A position in a log is one integer, `segment id << 32 | offset`, so that comparing and hashing positions costs nothing.
 """
 
 from __future__ import annotations
@@ -38,35 +38,38 @@ _OFFSET_MASK = (1 << _OFFSET_BITS) - 1
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What stands in the first 32 bytes of a segment."""
+    """The first 32 bytes of a segment."""
 
     id: int
     version: int = 0
     flag: int = 0
     # The end offset of the data; 0 while the segment is the newest.
     size: int = 0
-    # The segment that follows; 0 while this is the newest.
+    # The id of the next segment; 0 while this is the newest.
     next_id: int = 0
 
 
 class Scan(NamedTuple):
-    """What a stretch of a segment holds."""
+    """The contents of a stretch of a segment.
 
-    # The place and the payload of each, in order.
+    Attributes:
+        records: The place and the payload of each record, in order.
+        stop: Where the scan ended, in the stretch.
+        short: True if the limit was not reached, and there is no intact, complete record at `stop`.
+    """
+
     records: list[tuple[int, bytes]]
-    # Where the scan ended, in the stretch.
     stop: int
-    # True: the limit was not reached, and what stands at `stop` is no intact, whole record.
     short: bool
 
 
 def encode_header(header: Header) -> bytes:
-    """The 32 bytes of a header."""
+    """Return the 32 bytes of a header."""
     return _HEADER.pack(header.version, header.flag, header.size, header.id, header.next_id)
 
 
 def decode_header(data: bytes) -> Header | None:
-    """The header in the first bytes of a segment; None when there are too few."""
+    """Return the header in the first bytes of a segment, or None if there are too few bytes."""
     if len(data) < HEADER_SIZE:
         return None
     version, flag, size, own_id, next_id = _HEADER.unpack_from(data)
@@ -74,27 +77,27 @@ def decode_header(data: bytes) -> Header | None:
 
 
 def segment_name(segment: int) -> str:
-    """The file name of a segment."""
+    """Return the file name of a segment."""
     return f"{segment}.q"
 
 
 def position(segment: int, offset: int) -> int:
-    """The integer for a place in the log."""
+    """Return the integer for a place in the log."""
     return segment << _OFFSET_BITS | offset
 
 
 def split(place: int) -> tuple[int, int]:
-    """The segment id and the offset of a position."""
+    """Return the segment id and the offset of a position."""
     return place >> _OFFSET_BITS, place & _OFFSET_MASK
 
 
 def frame(payload: bytes) -> bytes:
-    """The length and crc that stand before a payload."""
+    """Return the length and the crc that come before a payload."""
     return _RECORD.pack(len(payload), crc32(payload))
 
 
 def record_at(data: bytes, offset: int) -> bytes | None:
-    """The payload of the record at `offset`; None when no intact, whole record stands there."""
+    """Return the payload of the record at `offset`, or None if there is no intact, complete record."""
     if offset + RECORD_SIZE > len(data):
         return None
     length, crc = _RECORD.unpack_from(data, offset)
@@ -106,7 +109,7 @@ def record_at(data: bytes, offset: int) -> bytes | None:
 
 
 def scan(data: bytes, limit: int, at: int = 0, base: int = 0) -> Scan:
-    """Read up to `limit` records of a stretch, from `at` on, where one begins; `base` is added to the places found."""
+    """Read up to `limit` records of a stretch, from `at` on, where one begins. `base` is added to the places."""
     records: list[tuple[int, bytes]] = []
     end, unpack = len(data), _RECORD.unpack_from
     while len(records) < limit:
@@ -126,15 +129,15 @@ def scan(data: bytes, limit: int, at: int = 0, base: int = 0) -> Scan:
 
 
 def salvage(data: bytes) -> int | None:
-    """Where, after the damaged record at the start of `data`, the next intact record stands.
+    """Find the next intact record after the damaged record at the start of `data`.
 
-    `data` reaches to the end of what was written; zeros may follow. A payload may itself hold bytes that look like a record,
-    so the first thing that looks like one is not believed: in this order, the length is taken to be damaged by one bit
-    (the payload's crc proves it), then to be right, and only then are places looked for from which whole records follow
-    one another to the end.
+    `data` reaches to the end of what was written; zeros may follow. A payload can itself contain bytes that look like a
+    record, so the first match is not trusted. The assumptions are tried in this order: one bit of the length is wrong
+    (the payload's crc proves it); the length is right; and only then a search for places from which complete records
+    follow one another to the end.
 
     Returns:
-        An offset; `len(data)` or more when nothing follows the damage; None when nothing intact can be found.
+        An offset. It is `len(data)` or more if nothing follows the damage, and None if nothing intact can be found.
     """
     end = len(data.rstrip(b"\0"))
     if len(data) >= RECORD_SIZE:
@@ -158,11 +161,11 @@ def _length_with_one_bit_wrong(data: bytes, length: int, crc: int) -> int | None
 
 
 def _search(data: bytes, end: int) -> int | None:
-    """The first place from which intact records reach the end, or else the first intact record."""
+    """Return the first place from which intact records reach the end, or else the first intact record."""
     dead: set[int] = set()
     first: int | None = None
-    # No segment has 16 MiB of payload in one record and more behind it, so the length's highest byte is 0: a byte search in C
-    # passes over nearly every place.
+    # No segment has a record with 16 MiB of payload and more after it, so the length's highest byte is 0. A byte search
+    # in C then skips nearly every place.
     top = data.find(b"\0", 4)
     while top != -1 and top - 3 < end:
         at = top - 3

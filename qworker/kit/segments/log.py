@@ -1,7 +1,7 @@
-"""A topic's segments: appending, rolling over, reading from a position, recovery by walking, and deletion of what is read.
+"""A topic's segments: appending, starting new ones, reading from a position, recovery, and deletion of read ones.
 
-One `Log` belongs to one backend instance. What it may change, and when, is said by each method: the topic's lock stands for
-"one writer at a time". Readers need no lock: they stop at the write position of the state file, which moves only
+One `Log` belongs to one backend instance. Each method says what it may change, and when. The topic's lock means that
+there is one writer at a time. Readers need no lock: they stop at the write position of the state file, which moves only
 after the records before it are synced.
 """
 
@@ -34,12 +34,12 @@ __all__ = ["DEFAULT_SEGMENT", "Damaged", "Log"]
 DEFAULT_SEGMENT = 16 * 1024 * 1024
 # Bytes read at once.
 _CHUNK = 1 << 17
-# Buffers of one pwritev; the kernel takes 1024.
+# Buffers of one pwritev; the limit of the kernel is 1024.
 _VECTOR = 1000
 
 
 class Damaged(bytes):
-    """What stands in the log in the place of a record: not what was written."""
+    """The bytes in the log in the place of a record that are not what was written."""
 
 
 class _Open(msgspec.Struct, eq=False):
@@ -51,12 +51,12 @@ class Log:
     """The segments of a topic.
 
     Args:
-        folder: the topic's directory.
-        state: its state file.
-        clock: gives new segments their ids.
-        segment_size: bytes of new segments; None: as many as the newest has.
-        durable: new segments are on the disk before anything points to them.
-        read_only: nothing is written, so that the right to read will do.
+        folder: The topic's directory.
+        state: Its state file.
+        clock: Gives new segments their ids.
+        segment_size: Bytes of new segments. None: the size of the newest segment.
+        durable: True if new segments are on the disk before anything points to them.
+        read_only: True if nothing is written, so that the right to read is enough.
     """
 
     def __init__(
@@ -76,13 +76,13 @@ class Log:
         self._durable = durable
         self._flags = os.O_RDONLY if read_only else os.O_RDWR
         self._open: dict[int, _Open] = {}
-        # (segment, offset, bytes): the stretch that was read last. What readers may see never changes.
+        # (segment, offset, bytes): the stretch that was read last. Bytes that readers may see never change.
         self._cached: tuple[int, int, bytes] = (0, 0, b"")
         # Files with appended records that no commit has covered, by segment.
         self.unsynced: set[int] = set()
 
     def close(self) -> None:
-        """Let go of the descriptors."""
+        """Close the descriptors."""
         for held in self._open.values():
             os.close(held.fd)
         self._open.clear()
@@ -91,16 +91,16 @@ class Log:
 
     @staticmethod
     def listed(folder: int) -> list[int]:
-        """The ids of the segments in a directory, oldest first."""
+        """Return the ids of the segments in a directory, oldest first."""
         names = (name.removesuffix(".q") for name in os.listdir(folder) if name.endswith(".q"))
         return sorted(int(name) for name in names if name.isascii() and name.isdigit() and int(name) < 1 << 64)
 
     def segments(self) -> list[int]:
-        """The ids of this topic's segments, oldest first."""
+        """Return the ids of this topic's segments, oldest first."""
         return self.listed(self._folder)
 
     def descriptor(self, segment: int) -> int:
-        """An open descriptor of a segment, closed with the log."""
+        """Return an open descriptor of a segment. It is closed with the log."""
         return self._segment(segment).fd
 
     def _segment(self, segment: int) -> _Open:
@@ -112,7 +112,7 @@ class Log:
         return held
 
     def _load(self, held: _Open) -> Header:
-        # The name of the file counts: a header may be damaged.
+        # The name of the file counts, because a header may be damaged.
         found = decode_header(os.pread(held.fd, HEADER_SIZE, 0)) or held.header
         held.header = msgspec.structs.replace(found, id=held.header.id)
         return held.header
@@ -131,31 +131,35 @@ class Log:
 
     @staticmethod
     def make_first(folder: int, clock: Clock, size: int | None, *, durable: bool = True) -> int:
-        """Make the first segment of a new topic, and say where its first record will stand. Under the topic's lock."""
+        """Create the first segment of a new topic, under the topic's lock. Return the position of its first record."""
         segment = int(clock.time() * 1e9)
         os.close(_new_segment(folder, segment, size or DEFAULT_SEGMENT, durable=durable))
         return position(segment, HEADER_SIZE)
 
     def size_of(self, segment: int) -> int:
-        """The bytes of a segment's file."""
+        """Return the size of a segment's file in bytes."""
         return os.fstat(self._segment(segment).fd).st_size
 
     # -- writing -----------------------------------------------------------------------------------------------------
 
     def room(self, at: int) -> int:
-        """The bytes of the largest payload that a new segment holds, made when the newest is the one at `at`."""
+        """Return the bytes of the largest payload that a new segment can hold.
+
+        Args:
+            at: A position in the newest segment.
+        """
         return (self._wanted_size or self.size_of(split(at)[0])) - HEADER_SIZE - RECORD_SIZE
 
     def plan(self, lengths: list[int], at: int) -> tuple[list[int], int]:
-        """Where records will stand that are written from the position `at` on; under the topic's lock.
+        """Plan where records will be written from the position `at` on, under the topic's lock.
 
-        New segments are created when they are needed. An empty one that a crash leaves behind is found by the next recovery.
+        New segments are created when they are needed. If a crash leaves an empty one, the next recovery finds it.
 
         Returns:
-            The position of each record, and the position behind the last.
+            The position of each record, and the position after the last one.
 
         Raises:
-            OSError: call `undo`.
+            OSError: Call `undo`.
         """
         segment, offset = split(at)
         size = self.size_of(segment)
@@ -170,12 +174,12 @@ class Log:
         return places, position(segment, offset)
 
     def write(self, payloads: list[bytes], places: list[int], at: int) -> None:
-        """Write planned records; under the topic's lock.
+        """Write planned records, under the topic's lock.
 
-        Nobody sees them before the write position in the state file moves behind them.
+        No reader sees them before the write position in the state file moves past them.
 
         Raises:
-            OSError: call `undo`.
+            OSError: Call `undo`.
         """
         segment, stop = split(at)
         begin = stop
@@ -198,7 +202,7 @@ class Log:
             whole = sum(map(len, part))
             written = os.pwritev(fd, part, offset)
             if written < whole:
-                # The rest as one piece: a short write is rare, and ends in the error that explains it.
+                # The rest is written as one piece: a short write is rare, and ends in the error that explains it.
                 write_all(fd, b"".join(part)[written:], offset + written)
             offset += whole
 
@@ -209,7 +213,7 @@ class Log:
         write_all(held.fd, encode_header(held.header), 0)
 
     def undo(self, at: int) -> None:
-        """Take back an append that failed, whole: nothing of it appears, whoever walks the log. Under the topic's lock."""
+        """Undo a failed append completely, under the topic's lock. No process that walks the log finds any of it."""
         segment, offset = split(at)
         held = self._segment(segment)
         size = os.fstat(held.fd).st_size
@@ -226,10 +230,10 @@ class Log:
         self.unsynced.clear()
 
     def abandon(self, at: int) -> int:
-        """Go on in a new segment, because a sync of the one at `at` failed; under the topic's lock.
+        """Continue in a new segment, because a sync of the one at `at` failed. Under the topic's lock.
 
-        The failed file is not synced again: a later success would not mean that the lost pages were written. Should the link
-        in its header be lost with the power, the order of the files' names says the same.
+        The failed file is not synced again: a later success would not mean that the lost pages were written. If a power
+        failure loses the link in its header, the order of the files' names still shows the next segment.
         """
         self.undo(at)
         segment, offset = split(at)
@@ -242,12 +246,12 @@ class Log:
     # -- reading -----------------------------------------------------------------------------------------------------
 
     def read(self, place: int, limit: int, end: int) -> tuple[list[tuple[int, bytes]], int]:
-        """Up to `limit` records from `place` on, but none at or behind the write position `end`.
+        """Read up to `limit` records from `place` on, but none at or after the write position `end`.
 
-        A damaged record is given as `Damaged`, once, and reading goes on behind it.
+        A damaged record is returned as `Damaged`, once, and reading continues after it.
 
         Returns:
-            The place and payload of each, and the position behind the last.
+            The place and payload of each record, and the position after the last one.
         """
         found: list[tuple[int, bytes]] = []
         while place < end and len(found) < limit:
@@ -266,9 +270,10 @@ class Log:
         return found, place
 
     def _bound(self, segment: int, end: int) -> int:
-        """Where readers of a segment stop at the latest; 0 when the segment is gone.
+        """Return the offset at which readers of a segment stop at the latest, or 0 if the segment is gone.
 
-        An old segment is bound by its file, not by the size in its header: zeros end it, and a damaged header hides nothing.
+        An old segment ends with its file, not at the size in its header: zeros end it, and a damaged header hides
+        nothing.
         """
         last, last_offset = split(end)
         try:
@@ -278,7 +283,7 @@ class Log:
         return min(last_offset, size) if segment == last else size
 
     def _next(self, segment: int) -> int | None:
-        """The segment after one: by its link, or by name where the link is lost or the segment is gone."""
+        """Return the next segment: by the link, or by name if the link is lost or the segment is gone."""
         held = self._open.get(segment)
         linked = self._load(held).next_id if held is not None else 0
         later = [other for other in self.segments() if other > segment]
@@ -287,9 +292,9 @@ class Log:
     def _read_some(
         self, segment: int, offset: int, bound: int, newest: bool, limit: int
     ) -> tuple[list[tuple[int, bytes]], int]:
-        """What one stretch holds, and the offset behind it."""
+        """Return the records of one stretch, and the offset after it."""
         data, at = self._stretch(segment, offset, bound)
-        # A place is the segment's, plus where the stretch begins in it.
+        # A place is a position in the segment: add the offset at which the stretch begins.
         base = position(segment, offset - at)
         result = scan(data, limit, at, base)
         if not result.records:
@@ -303,7 +308,7 @@ class Log:
         return [(base, Damaged(data[:step]))], offset + step
 
     def _stretch(self, segment: int, offset: int, bound: int) -> tuple[bytes, int]:
-        """Bytes that hold the record at an offset, or its beginning, and where in them it begins."""
+        """Return bytes that hold the record at an offset, or its beginning, and the index at which it begins."""
         cached, begin, data = self._cached
         if cached != segment or not begin <= offset < begin + len(data) or begin + len(data) > bound:
             begin = offset
@@ -312,7 +317,7 @@ class Log:
         return data, offset - begin
 
     def read_one(self, place: int, end: int) -> bytes | None:
-        """The payload of the record at a position; None when no intact one stands there."""
+        """Return the payload of the record at a position, or None if there is no intact one."""
         segment, offset = split(place)
         if place >= end or offset < HEADER_SIZE:
             return None
@@ -329,7 +334,10 @@ class Log:
     # -- recovery ----------------------------------------------------------------------------------------------------
 
     def looks_written(self, end: int) -> bool:
-        """Whether something stands at the write position: a writer died, or is of the kind that does not move it."""
+        """Return whether something is written at the write position.
+
+        In that case a writer died, or is of the kind that does not move the write position.
+        """
         segment, offset = split(end)
         try:
             fd = self._segment(segment).fd
@@ -338,20 +346,21 @@ class Log:
         return any(os.pread(fd, RECORD_SIZE, offset)) or bool(self._load(self._segment(segment)).next_id)
 
     def recover(self, recorded: int, *, whole: bool) -> int:
-        """Find the write position again: follow the links from the recorded one, and walk. Under the topic's lock.
+        """Find the write position again, under the topic's lock: follow the links from the recorded one, and walk.
 
-        A torn record at the end is cleared; a damaged one with intact ones behind it stays, for readers to set aside.
+        A torn record at the end is cleared. A damaged record with intact ones after it stays, and readers move it to
+        failed.
 
         Args:
-            recorded: the write position in the state file.
-            whole: walk the recorded segment from its start; False: from the recorded offset.
+            recorded: The write position in the state file.
+            whole: Whether to walk the recorded segment from its start. False: from the recorded offset.
         """
         segment, offset = split(recorded)
         existing = self.segments()
         if not existing:
             return self.make_first(self._folder, self._clock, self._wanted_size)
         if segment not in existing:
-            # What is recorded is gone: everything that is left may hold unread records.
+            # The recorded segment is gone: all the other segments may hold unread records.
             segment, offset = existing[0], 0
         begin = HEADER_SIZE if whole else max(HEADER_SIZE, offset)
         while True:
@@ -365,7 +374,7 @@ class Log:
         return position(segment, self._settle_tail(segment, end, offset))
 
     def _scan_records(self, segment: int, begin: int) -> int:
-        """Where the records of a segment end."""
+        """Return where the records of a segment end."""
         held = self._segment(segment)
         self._load(held)
         data = os.pread(held.fd, os.fstat(held.fd).st_size, 0)
@@ -389,7 +398,7 @@ class Log:
         if not tail.strip(b"\0"):
             return end
         if recorded > end:
-            # It was acknowledged, and is damaged: readers set it aside, and nothing overwrites it.
+            # It was acknowledged, and is damaged: readers move it to failed, and nothing overwrites it.
             return min(recorded, size)
         os.ftruncate(fd, end)
         os.ftruncate(fd, size)
@@ -399,7 +408,7 @@ class Log:
     # -- deletion ----------------------------------------------------------------------------------------------------
 
     def trim(self, oldest: int) -> int:
-        """Delete the segments before `oldest`; under the topic's lock. Returns how many there were."""
+        """Delete the segments before `oldest`, under the topic's lock. Return their number."""
         gone = [segment for segment in self.segments() if segment < oldest]
         for segment in gone:
             self._forget(segment)
@@ -414,7 +423,7 @@ class Log:
 
 
 def _new_segment(folder: int, segment: int, size: int, *, durable: bool) -> int:
-    """A descriptor of a new segment."""
+    """Create a segment and return a descriptor of it."""
     name = segment_name(segment)
     fd = open_regular(name, folder, os.O_RDWR | os.O_CREAT | os.O_EXCL)
     try:

@@ -21,7 +21,7 @@ __all__ = [
     "encode_state",
 ]
 
-# flag, name length, name, 3 bytes of padding, offset, segment id.
+# The flag, the length of the name, the name, 3 bytes of padding, the offset, and the segment id.
 _ENTRY = struct.Struct("<QB32s3xIQ")
 _PLACE = struct.Struct("<IQ")
 _PLACE_AT = 44
@@ -40,7 +40,7 @@ class ChannelEntry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 def encode_state(write: int, channels: list[ChannelEntry]) -> bytes:
-    """A whole state file."""
+    """Return a complete state file."""
     rows = [_encode(ChannelEntry(name=b"", place=write)), *(_encode(entry) for entry in channels)]
     return b"".join(rows).ljust(STATE_SIZE, b"\0")
 
@@ -56,7 +56,10 @@ def _decode(data: bytes, index: int) -> ChannelEntry:
 
 
 def decode_state(data: bytes) -> tuple[int, dict[int, ChannelEntry]]:
-    """The write position, and the channels by their index (1 to 128). A file cut short has fewer; free entries are left out."""
+    """Return the write position, and the channels by their index (1 to 128).
+
+    A file that was cut short has fewer channels. Free entries are left out.
+    """
     data = data[:STATE_SIZE]
     entries = {index: _decode(data, index) for index in range(len(data) // ENTRY_SIZE)}
     write = entries.pop(0, ChannelEntry(name=b"", place=0))
@@ -70,11 +73,11 @@ class StateFile:
         self.fd = fd
 
     def read(self) -> tuple[int, dict[int, ChannelEntry]]:
-        """See `decode_state`."""
+        """Read the file: see `decode_state`."""
         return decode_state(os.pread(self.fd, STATE_SIZE, 0))
 
     def place(self, index: int) -> int:
-        """The position in one entry."""
+        """Return the position in one entry."""
         data = os.pread(self.fd, _PLACE.size, index * ENTRY_SIZE + _PLACE_AT)
         if len(data) < _PLACE.size:
             return 0
@@ -87,7 +90,7 @@ class StateFile:
         os.pwrite(self.fd, _PLACE.pack(offset, segment), index * ENTRY_SIZE + _PLACE_AT)
 
     def find(self, name: bytes) -> int | None:
-        """The index of a channel."""
+        """Return the index of a channel."""
         return next((index for index, entry in self.read()[1].items() if entry.name == name), None)
 
     def add(self, name: bytes, place: int) -> int:
@@ -104,5 +107,5 @@ class StateFile:
         return index
 
     def free(self, index: int) -> None:
-        """Forget a channel."""
+        """Remove a channel."""
         os.pwrite(self.fd, bytes(ENTRY_SIZE), index * ENTRY_SIZE)

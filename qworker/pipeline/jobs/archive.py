@@ -1,11 +1,11 @@
 """`archive`: copy finished messages and the history to Parquet: `TARGET/messages` and `TARGET/events`.
 
-A run copies what it finds into staging, drops what the tables have already, and moves the rest into place
-(`intent.py`). A message is identified by its id, its state and the time at which it finished, and the history by its
-positions. So a run after a crash, or over a queue from which nothing is removed, adds only what is new. Only messages
-that are durable in the tables are removed from the queue, and only if they have not changed.
+A run copies what it finds into staging, drops what the tables already have, and moves the rest into place
+(`write_ahead.py`). A message is identified by its id, its state and the time at which it finished, and the history by
+its positions. So a run after a crash, or over a queue from which nothing is removed, adds only what is new. Only
+messages that are durable in the tables are removed from the queue, and only if they have not changed.
 
-No row passes through the driver. It sees the names of files, and counts for each queue and day.
+No row passes through the driver. It receives only the names of files, and counts for each queue and day.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _FINISHED = {state.word: state.value for state in (State.DONE, State.FAILED)}
 
 
 class ArchiveResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run has done.
+    """The result of a run.
 
     Attributes:
         target: The archive.
@@ -179,7 +179,7 @@ class _ArchiveRun:
         self.result = msgspec.structs.replace(self.result, events=self._add(table, found.drop(*hidden)))
 
     def _add(self, table: Table, rows: DataFrame) -> int:
-        """Write the new rows of a table to staging, and note the moves. Return the number of rows."""
+        """Write the new rows of a table to staging, and record the moves. Return the number of rows."""
         return 0 if stage(table, "new", table.repartition_by_size(rows)) is None else self._note(table)
 
     def _note(self, table: Table) -> int:
@@ -202,7 +202,7 @@ class _ArchiveRun:
 
         if not self._delete:
             return
-        self._say("removing what is archived from the queue")
+        self._say("removing archived messages from the queue")
         if self._found is not None:
             with use_current_interpreter(self._spark):
                 removed = discard_rows(self._found, self._url)

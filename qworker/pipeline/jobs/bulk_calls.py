@@ -66,7 +66,7 @@ def _total(done: DataFrame) -> int:
 
 
 def _each(ids: DataFrame, url: str, queue: str, call: _Call) -> DataFrame:
-    """Return what `call` says of each id, on the executors: id, yes."""
+    """Return the answer of `call` for each id, computed on the executors: id, yes."""
 
     def work(batches: Iterator[Any]) -> Iterator[Any]:
         arrow: Any = importlib.import_module("pyarrow")

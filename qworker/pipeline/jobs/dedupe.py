@@ -25,9 +25,9 @@ class DuplicateGroup(msgspec.Struct, frozen=True, kw_only=True):
     """Messages for the same work.
 
     Attributes:
-        key: What makes them the same.
+        key: The key that they have in common.
         kept: The id of the message that stays; None if one is done.
-        surplus: The number of the others.
+        surplus: The number of the other messages.
     """
 
     key: str
@@ -36,7 +36,7 @@ class DuplicateGroup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DedupeResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What `dedupe` found and did.
+    """The result of `dedupe`.
 
     Attributes:
         queue: The queue.
@@ -115,7 +115,7 @@ def find_duplicates(
     waits = F.col("state").isin("ready", "delayed")
     finished = F.max(F.when(F.col("state") == "done", F.lit(True))) if done else F.max(F.lit(None).cast("boolean"))
     group = Window.partitionBy("same")
-    # A message that moved meanwhile can be in two states, and is one message.
+    # A message that moved in the meantime can be in two states, and is one message.
     pending = F.when(waits | (F.col("state") == "leased"), F.struct("enqueued_at", "id"))
     ranked = keyed.withColumn("oldest", F.min(pending).over(group)["id"]).withColumn("is_done", finished.over(group))
     settled = F.coalesce("is_done", F.lit(False))

@@ -52,7 +52,7 @@ async def _discard_found(backend: Backend, queue: str, found: list[FinishedMessa
     try:
         return await backend.remove(queue, Selection(unchanged=found))
     except QueueNotFound:
-        # The queue was deleted meanwhile, with its messages.
+        # The queue was deleted in the meantime, with its messages.
         return 0
 
 

@@ -32,7 +32,7 @@ _BESIDE = ("due_at", "priority", "key")
 
 
 class LoadResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What a load has enqueued, in all of its runs.
+    """The result of a load, in all of its runs.
 
     Attributes:
         name: The name of the load.
@@ -40,7 +40,7 @@ class LoadResult(msgspec.Struct, frozen=True, kw_only=True):
         task: The task of the calls.
         enqueued: The number of calls.
         rejected: The number of rejected rows.
-        rejects: The table of the rejected rows; None if there are none.
+        rejects: The table of the rejected rows; None if no row was rejected.
         already_loaded: True if an earlier run decided everything, so that this one read nothing.
     """
 
@@ -101,7 +101,7 @@ def load(  # noqa: PLR0913 - each argument is one option of a load
     signature = None if found is None else found.signature
     columns = _mapping(source_df, signature, args)
     if signature is not None:
-        # Before Spark reads anything: errors that no row can fix.
+        # This comes before Spark reads anything, because no row can correct these errors.
         signature.check((), dict.fromkeys(columns))
     if priority is None and found is not None and found.options.priority:
         priority = str(found.options.priority)

@@ -1,4 +1,4 @@
-"""KeyMatch the rows of a table with messages for the same work.
+"""Match the rows of a table with messages for the same work.
 
 `path=kwargs.path` means: the column `path` of the table is the argument `path` of the call. The left side is a column
 or an SQL expression over the table. The right side is one of
@@ -65,7 +65,7 @@ def _joined(parts: list[Column]) -> Column:
     complete = F.lit(True)
     for one in texts:
         complete = complete & one.isNotNull()
-    # As JSON, so that ("a,", "b") and ("a", ",b") are different keys.
+    # The key is JSON, so that ("a,", "b") and ("a", ",b") are different keys.
     return F.when(complete, F.to_json(F.array(*texts)))
 
 

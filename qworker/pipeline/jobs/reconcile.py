@@ -1,4 +1,4 @@
-"""`reconcile`: check that every row of a table has exactly one message, and that every message has ended."""
+"""`reconcile`: check that every row of a table has exactly one message, and that every message has finished."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReconcileResult(msgspec.Struct, frozen=True, kw_only=True):
-    """How a table and a queue compare, in numbers of keys.
+    """The comparison of a table with a queue, in numbers of keys.
 
     Attributes:
         queue: The queue.
@@ -51,7 +51,7 @@ class ReconcileResult(msgspec.Struct, frozen=True, kw_only=True):
         never_enqueued: Keys without a message.
         lost: Keys whose messages are lost.
         failed: Keys whose messages have failed.
-        open: Keys whose messages have not ended.
+        open: Keys whose messages have not finished.
         done: Keys whose messages are done.
         enqueued_twice: Keys of the table that have more than one message.
         unknown: Keys of messages that are not in the table.
@@ -100,11 +100,11 @@ def reconcile(
         spark: The session.
         source: The table, with one row for each piece of work.
         queue: The queue's name.
-        on: What makes a row and a message the same.
+        on: The expressions that match a row with a message.
         url: The backend. Without it, no message can be lost: a message without an end is open.
         archive: The path of an archive, for messages that the queue no longer keeps.
         grace_period: Seconds. A message that moved more recently is open, and not lost.
-        output: The Parquet path for every key with its verdict. What is there is replaced.
+        output: The Parquet path for every key with its verdict. An existing table is replaced.
     """
     known = read_snapshot(spark, url=url, archive=archive, queues=[queue])
     now = time.time()

@@ -32,7 +32,7 @@ _SHOWN = 20
 
 
 class ReplaySelection(msgspec.Struct, frozen=True, kw_only=True):
-    """What a replay does with the messages of one task and error.
+    """The action of a replay for the messages of one task and error.
 
     Attributes:
         act: `requeue`, `enqueue`, or `skip` with the reason: `pending`, `done since` or `replayed before`.
@@ -48,7 +48,7 @@ class ReplaySelection(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReplayResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What a replay did. In a dry run: what it would do.
+    """The result of a replay. In a dry run: what it would do.
 
     Attributes:
         queue: The queue.
@@ -107,7 +107,7 @@ def replay(
     plans = ReplayPlans(spark, archive, queue, name)
     run = plans.pending_plan()
     if run is not None and not dry_run:
-        # The plan of the replay that died: nothing is decided again.
+        # This is the plan of the replay that died: nothing is decided again.
         result = _to_result(plans.read_plan(run), queue, name, dry_run=False)
         _carry_out(plans, run, url, result)
         return result
@@ -174,6 +174,6 @@ def _to_result(chosen: DataFrame, queue: str, name: str | None, *, dry_run: bool
 
 
 def _replay_name(queue: str, predicate: str, state: str) -> str:
-    # Uses the stored word of the state, so that replays of earlier releases keep their names.
+    # The digest uses the stored word of the state, so that replays of earlier releases keep their names.
     digest = hashlib.sha256("\0".join((queue, predicate, state)).encode()).hexdigest()
     return f"replay-{digest[:12]}"

@@ -1,8 +1,8 @@
-"""ReplayPlans: what a replay from an archive does with each message, written next to the archive before anything is done.
+"""The plans of a replay from an archive: the action for each message, written before anything is done.
 
-All plans are in one table that only grows. It has a row for each message of a plan, and a row that says that the plan
-is carried out. If a replay dies while it writes its plan, the written rows are the plan. The other messages are in the
-next plan.
+All plans are in one table next to the archive, which only grows. It has a row for each message of a plan, and a row
+that says that the plan is carried out. If a replay dies while it writes its plan, the written rows are the plan. The
+other messages are in the next plan.
 """
 
 from __future__ import annotations
@@ -21,14 +21,17 @@ from qworker.pipeline.timelines import build_timelines, timeline_points
 
 __all__ = ["ENQUEUE", "REQUEUE", "ReplayPlans", "select_archived", "select_matching"]
 
-# Acts. All others are reasons why a message is skipped.
+# The acts. All other values are reasons why a message is skipped.
 REQUEUE = "requeue"
 ENQUEUE = "enqueue"
 _PENDING = "skip: pending"
 _DONE_SINCE = "skip: done since"
 _REPLAYED = "skip: replayed before"
 
-_SCHEMA = "queue string, job string, run int, id string, task string, error string, finished_at timestamp, act string, at timestamp"
+_SCHEMA = (
+    "queue string, job string, run int, id string, task string, error string, finished_at timestamp, "
+    "act string, at timestamp"
+)
 _FINISHED = "finished"
 
 
@@ -117,7 +120,7 @@ def _newest(messages: DataFrame) -> DataFrame:
 
 
 def select_archived(plans: ReplayPlans, url: str, predicate: str, state: str) -> DataFrame:
-    """Decide what to do with each archived message that a predicate selects.
+    """Decide the action for each archived message that a predicate selects.
 
     Args:
         plans: The replay's plans, which contain what it has replayed before.

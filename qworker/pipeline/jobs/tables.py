@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 __all__ = ["Table", "plan_merge", "stage"]
 
-# About how many bytes a task writes into one file, and the size below which a file is compacted.
+# The approximate number of bytes that a task writes into one file. A smaller file is compacted.
 _FILE = 32 << 20
 _SMALL = 8 << 20
 # Partitions that a task writes at the same time. It sorts its rows by partition only if there are more.
 _OPEN_FILES = 8
 _DAY_US = 86_400_000_000
-# With the queue and the day: what makes two rows of `messages` the same.
+# The key of a row of `messages`, together with the queue and the day.
 _KEY = ("id", "state")
 # The columns that give a row its day: the first one that is not null.
 _TIMES = {"messages": ("finished_at", "enqueued_at"), "events": ("at",)}
@@ -74,7 +74,7 @@ class Table:
         return {partition: names for partition, names in found.items() if names}
 
     def affected_partitions(self) -> list[str]:
-        """Return the partitions of the found rows that have rows in the table already."""
+        """Return the partitions of the found rows that already have rows in the table."""
         known = self.files(self.name)
         return [partition for partition in self.files(self.staging("found")) if partition in known]
 
@@ -91,7 +91,7 @@ class Table:
         return found.join(there, same, "left_anti")
 
     def repartition_by_size(self, rows: DataFrame) -> DataFrame:
-        """Divide rows into so many tasks that their files have a good size."""
+        """Divide rows into as many tasks as give their files a good size."""
         partitions = self.files(self.staging("found"))
         size = sum(
             self.folder.size(f"{self.staging('found')}/{partition}/{name}")
@@ -138,7 +138,7 @@ def _day(table: str, rows: DataFrame) -> Column:
 
 
 def plan_merge(table: Table, *, compact: bool) -> tuple[list[tuple[str, str]], list[str]]:
-    """Return what to move from staging into the table, and which files it replaces there.
+    """Return the moves from staging into the table, and the files that they replace there.
 
     With `compact`, the small files of each partition with new files are first compacted in staging.
     """

@@ -1,4 +1,4 @@
-"""`report`: a queue's history in figures, computed by Spark, as tables, as JSON and as one HTML page."""
+"""`report`: a queue's history in numbers, computed by Spark, as tables, as JSON and as one HTML page."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ def report(
     since: float | None = None,
     until: float | None = None,
 ) -> Report:
-    """Count and measure what happened.
+    """Count and measure the events of a period.
 
     Args:
-        spark: the session.
-        source: the path of an archive, or the URL of a store, which is read as it is now.
-        queues: only these; none: all.
-        since: Unix seconds at which the report begins; None: at the first thing that is known.
-        until: Unix seconds at which it ends; None: after the last one.
+        spark: The session.
+        source: The path of an archive, or the URL of a store, which is read as it is now.
+        queues: The queues. Empty: all.
+        since: When the report begins, in Unix seconds. None: at the first known event.
+        until: When it ends, in Unix seconds. None: after the last known event.
 
     Raises:
-        UsageError: the period is empty.
+        UsageError: The period is empty.
     """
     if since is not None and until is not None and since >= until:
         raise UsageError("--since must be before --until")
@@ -57,7 +57,7 @@ def report(
 
 
 def _before(trace: DataFrame, until: float) -> DataFrame:
-    """What was known at a moment: of a message that moved later, only that it had been enqueued."""
+    """Return what was known at a moment. For a message that moved later, only its enqueueing is known."""
     later = F.col("at") >= until
     kind, at = (
         F.when(later, "enqueued").otherwise(F.col("kind")),
@@ -93,7 +93,7 @@ def _measured(everything: DataFrame, source: str, now: float, since: float | Non
 
 
 def _nothing(source: str, now: float, since: float | None, until: float | None) -> Report:
-    """The report of a history in which nothing is."""
+    """Return the report of an empty history."""
     end = now if until is None else until
     begin = end if since is None else since
     return Report(

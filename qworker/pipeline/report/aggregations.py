@@ -1,4 +1,4 @@
-"""The figures of a report, each one aggregation of points, bounded in rows by what a reader can take in."""
+"""The numbers of a report. Each is one aggregation of points with a bounded number of rows."""
 
 from __future__ import annotations
 
@@ -31,23 +31,23 @@ __all__ = [
     "workers",
 ]
 
-# Rows of a table, and lines of a plot: those with most. Others are many only where somebody makes queues by the thousand.
+# Rows of a table, and lines of a plot: the largest ones. There are more only if programs create queues by the thousand.
 _MOST_ROWS = 100
 _MOST_LINES = 8
-# Steps of time that a plot shows, at most.
+# The largest number of steps of time in a plot.
 _MOST_STEPS = 120
 _STEPS = (0.1, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10_800, 21_600, 43_200, 86_400)
 OTHERS = "(others)"
 
 
 def time_range(found: DataFrame) -> tuple[float, float] | None:
-    """The times of the first and the last point; None where there are no points."""
+    """Return the times of the first and the last point, or None if there are no points."""
     row = found.agg(F.min("at"), F.max("at")).collect()[0]
     return None if row[0] is None else (float(row[0]), float(row[1]))
 
 
 def choose_step(span_s: float) -> float:
-    """The length of a step for a span: a round number of seconds, minutes, hours or days."""
+    """Return the length of a step for a span: a round number of seconds, minutes, hours or days."""
     for step in _STEPS:
         if span_s <= step * _MOST_STEPS:
             return float(step)
@@ -55,7 +55,7 @@ def choose_step(span_s: float) -> float:
 
 
 def queue_totals(found: DataFrame, open_at_end: DataFrame, span_s: float) -> list[QueueTotals]:
-    """Counts by queue, the busiest first."""
+    """Return counts by queue, the busiest first."""
     counted = found.groupBy("queue").agg(
         *(_count(kind).alias(kind) for kind in ("enqueued", "done", "failed")),
         F.count_if(F.col("kind").startswith("run-")).alias("runs"),
@@ -67,12 +67,16 @@ def queue_totals(found: DataFrame, open_at_end: DataFrame, span_s: float) -> lis
 
 
 def open_counts(found: DataFrame) -> DataFrame:
-    """queue, open: how many messages of each are neither done nor failed, by all points up to the report's end."""
+    """Return how many messages of each queue are neither done nor failed, by all points up to the report's end.
+
+    Returns:
+        queue, open.
+    """
     return found.groupBy("queue").agg(F.sum(_growth()).alias("open"))
 
 
 def task_times(found: DataFrame) -> list[TaskTimes]:
-    """Waits and runs by task, the busiest first."""
+    """Return waits and runs by task, the busiest first."""
     counted = found.groupBy("queue", "task").agg(
         *(_count(kind).alias(kind) for kind in ("done", "failed", "begun")),
         F.count("run_s").alias("runs"),
@@ -96,7 +100,7 @@ def task_times(found: DataFrame) -> list[TaskTimes]:
 
 
 def failures(found: DataFrame) -> list[Failures]:
-    """Kinds of errors by task, the most frequent first."""
+    """Return kinds of errors by task, the most frequent first."""
     wrong = found.where(F.col("kind").isin("failed", "run-retried"))
     counted = (
         wrong.withColumn("error", F.coalesce("error", F.lit("")))
@@ -118,7 +122,7 @@ def failures(found: DataFrame) -> list[Failures]:
 
 
 def workers(found: DataFrame) -> list[WorkerShare]:
-    """What each worker did, the busiest first."""
+    """Return the work of each worker, the busiest first."""
     counted = (
         found.where("worker is not null")
         .groupBy("worker")
@@ -133,7 +137,7 @@ def workers(found: DataFrame) -> list[WorkerShare]:
 
 
 def counts_by_step(found: DataFrame, since: float, step_s: float, steps: int) -> list[TimeStep]:
-    """Counts and times by step; steps in which nothing happened are there with nothing."""
+    """Return counts and times by step. Steps in which nothing happened are included with zeros."""
     counted = (
         found.groupBy(_step(since, step_s, steps).alias("step"))
         .agg(
@@ -155,14 +159,15 @@ def counts_by_step(found: DataFrame, since: float, step_s: float, steps: int) ->
 
 
 def depth_by_step(found: DataFrame, queues: Sequence[str], since: float, step_s: float, steps: int) -> list[Depth]:
-    """Open messages at the end of each step: those of the first `queues` one by one, and the others together.
+    """Return the open messages at the end of each step, for each of the first `queues`, and for all others together.
 
     Args:
-        found: all points up to the report's end; what was enqueued before `since` is in the first step's count.
-        queues: names, the most important first.
-        since: where the first step begins, in Unix seconds.
-        step_s: the length of a step.
-        steps: how many.
+        found: All points up to the report's end. Messages that were enqueued before `since` are in the first step's
+            count.
+        queues: The names of the queues, the most important first.
+        since: When the first step begins, in Unix seconds.
+        step_s: The length of a step in seconds.
+        steps: The number of steps.
     """
     shown = list(queues[: _MOST_LINES if len(queues) <= _MOST_LINES else _MOST_LINES - 1])
     line = F.when(F.col("queue").isin(*shown), F.col("queue")).otherwise(OTHERS) if shown else F.lit(OTHERS)
@@ -179,7 +184,7 @@ def depth_by_step(found: DataFrame, queues: Sequence[str], since: float, step_s:
 
 
 def _fill_forward(known: dict[int, int], steps: int) -> list[int]:
-    """A count for each step: that of the last one in which it changed."""
+    """Return a count for each step: that of the last step in which it changed."""
     counts: list[int] = []
     for i in range(steps):
         counts.append(known.get(i, counts[-1] if counts else 0))
@@ -194,7 +199,7 @@ def _count(kind: str) -> Column:
 
 
 def _growth() -> Column:
-    """By how much a point changes its queue's depth."""
+    """Return by how much a point changes its queue's depth."""
     return F.when(F.col("kind") == "enqueued", 1).when(F.col("kind").isin("done", "failed"), -1).otherwise(0)
 
 

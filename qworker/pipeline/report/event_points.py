@@ -1,4 +1,7 @@
-"""Points: a history as rows that can be counted, each with its time. Every figure of a report is an aggregation of them."""
+"""Points: a history as rows that can be counted, each with its time.
+
+Every number of a report is an aggregation of them.
+"""
 
 from __future__ import annotations
 
@@ -13,18 +16,18 @@ _COLUMNS = ("queue", "task", "kind", "at", "wait_s", "run_s", "worker", "error")
 
 
 def event_points(trace: DataFrame) -> DataFrame:
-    """What happened, one row each.
+    """Return one row for each event.
 
     Args:
-        trace: the rows of `timelines.timeline_points`.
+        trace: The rows of `timelines.timeline_points`.
 
     Returns:
-        queue, task, kind, at (Unix seconds), wait_s, run_s, worker, error. The kinds are `enqueued`, `begun` (with wait_s), `done` and
-        `failed`, at most one of each for a message, and `run-acked`, `run-retried`, `run-failed`, `run-released` and `run-lost`, one for
-        each run that ended.
+        queue, task, kind, at (Unix seconds), wait_s, run_s, worker, error. The kinds are `enqueued`, `begun` (with
+        wait_s), `done` and `failed`, at most one of each for a message, and `run-acked`, `run-retried`, `run-failed`,
+        `run-released` and `run-lost`, one for each run that finished.
     """
     life = build_timelines(trace)
-    # Whatever began or ended was enqueued, at the latest then.
+    # A message that began or finished was enqueued at that time or earlier.
     known = life.withColumn(
         "first_at", F.least(F.coalesce("enqueued_at", "begun_at", "ended_at"), "begun_at", "ended_at")
     )
@@ -34,7 +37,7 @@ def event_points(trace: DataFrame) -> DataFrame:
         _points(life.where("outcome = 'done'"), "done", "ended_at"),
         _points(life.where("outcome = 'failed'"), "failed", "ended_at", error=F.col("error")),
     ]
-    # Stored messages tell of no run, and have no worker.
+    # Stored messages contain no runs, and have no worker.
     runs = trace.where(F.col("kind").isin(*RUN_ENDS) & F.col("worker").isNotNull()).select(
         "queue",
         "task",
@@ -54,7 +57,7 @@ def _points(
     life: DataFrame, kind: str, at: str, *, wait: Column | None = None, error: Column | None = None
 ) -> DataFrame:
     nothing = F.lit(None)
-    # Clocks of two machines differ: nobody waits for less than nothing.
+    # The clocks of two machines differ, and a wait is never negative.
     waited = nothing.cast("double") if wait is None else F.greatest(wait, F.lit(0.0))
     return life.select(
         "queue",
@@ -69,14 +72,14 @@ def _points(
 
 
 def clip(found: DataFrame, since: float | None, until: float | None) -> DataFrame:
-    """The points from `since` on and before `until`, in Unix seconds; None: all."""
+    """Return the points from `since` on and before `until`, in Unix seconds. None: no limit."""
     if since is not None:
         found = found.where(F.col("at") >= since)
     return found if until is None else found.where(F.col("at") < until)
 
 
 def normalize_error(error: Column) -> Column:
-    """An error without what differs from one message to the next: quoted text, ids and numbers."""
+    """Return an error without the parts that differ between messages: quoted text, ids and numbers."""
     plain = F.regexp_replace(error, r"""'[^']*'|"[^"]*\"""", "'...'")
     plain = F.regexp_replace(plain, r"\b(?=[a-fA-F-]*[0-9])[0-9a-fA-F-]{6,}\b", "#")
     return F.regexp_replace(plain, "[0-9]+", "#")

@@ -1,4 +1,4 @@
-"""A report's figures in words and rows, the same on the terminal and on the page."""
+"""The numbers of a report as texts and rows, for the terminal and for the page."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ Table = tuple[list[str], list[list[str]]]
 
 
 def format_time(seconds: float) -> str:
-    """A Unix time as people write it, in UTC."""
+    """Return a Unix time in the usual notation, in UTC."""
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
 
 
 def format_seconds(seconds: float) -> str:
-    """A length of time with about three figures: `250 us`, `3.2 ms`, `45 s`, `12 min`, `3 h`, `2 d`."""
+    """Return a duration with about three digits: `250 us`, `3.2 ms`, `45 s`, `12 min`, `3 h`, `2 d`."""
     for most, size, unit in (
         (1e-3, 1e-6, "us"),
         (1.0, 1e-3, "ms"),
@@ -41,19 +41,19 @@ def format_seconds(seconds: float) -> str:
 
 
 def format_count(value: float) -> str:
-    """A number of things: `1,234`; a part of one where a scale is that fine."""
+    """Return a number as text: `1,234`. It has a fraction if the scale is that fine."""
     return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.2g}"
 
 
 def format_rate(value: float) -> str:
-    """A number per second, with three figures."""
+    """Return a number per second, with three digits."""
     if value >= 100 or float(value).is_integer():
         return f"{value:,.0f}"
     return f"{value:.3g}"
 
 
 def queue_rows(report: Report) -> Table:
-    """What happened in each queue."""
+    """Return the counts of each queue."""
     headings = ["queue", "enqueued", "done", "failed", "open", "runs", "retries", "released", "lost leases", "done/s"]
     rows = [
         [
@@ -67,7 +67,7 @@ def queue_rows(report: Report) -> Table:
 
 
 def task_rows(report: Report) -> Table:
-    """How long each task's messages waited and ran."""
+    """Return how long each task's messages waited and ran."""
     headings = [
         "queue",
         "task",
@@ -96,7 +96,7 @@ def _cells(found: Percentiles | None) -> list[str]:
 
 
 def failure_rows(report: Report) -> Table:
-    """Errors, the most frequent first."""
+    """Return errors, the most frequent first."""
     headings = ["queue", "task", "error", "failed", "tried again"]
     return headings, [
         [f.queue, f.task or "-", f.example, format_count(f.failed), format_count(f.retried)] for f in report.failures
@@ -104,7 +104,7 @@ def failure_rows(report: Report) -> Table:
 
 
 def worker_rows(report: Report) -> Table:
-    """Who did it, the busiest first."""
+    """Return the work of each worker, the busiest first."""
     headings = ["worker", "runs", "failed runs", "busy"]
     return headings, [
         [w.worker, format_count(w.runs), format_count(w.failed), format_seconds(w.busy_s)] for w in report.workers

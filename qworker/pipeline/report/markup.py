@@ -1,4 +1,4 @@
-"""HTML and SVG as text, with one way in for what is not ours: `text` and attributes escape, nothing else is let through."""
+"""HTML and SVG as text. Foreign text can enter only by `text` and by attributes, which escape it."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ __all__ = ["element", "table", "text"]
 
 
 def text(words: str) -> str:
-    """`words` as the text of an element: nothing in them is markup, and no control character survives but a line end."""
+    """Return `words` as the text of an element. It contains no markup, and no control characters except line ends."""
     return "\n".join(escape(printable(line)) for line in words.split("\n"))
 
 
 def element(name: str, *content: str, **attributes: str | float) -> str:
-    """One element.
+    """Return one element.
 
     Args:
-        name: its name, ours.
-        content: markup, made by these functions.
-        attributes: escaped here; `class_` is `class`, and `aria_label` is `aria-label`. Numbers are shortened.
+        name: Its name, which must not be foreign text.
+        content: Markup that these functions have made.
+        attributes: The attributes, which are escaped. `class_` is `class`, and `aria_label` is `aria-label`. Numbers
+            are shortened.
     """
     pairs = "".join(f' {key.rstrip("_").replace("_", "-")}="{_attribute(value)}"' for key, value in attributes.items())
     return f"<{name}{pairs}>{''.join(content)}</{name}>"
@@ -33,7 +34,7 @@ def _attribute(value: str | float) -> str:
 
 
 def table(headings: list[str], rows: list[list[str]], *, words: int = 1) -> str:
-    """A table of plain texts whose first `words` columns are words, and the others numbers."""
+    """Return a table of plain texts. The first `words` columns are texts, and the others are numbers."""
     head = element("tr", *(element("th", text(cell), class_=_column(i, words)) for i, cell in enumerate(headings)))
     body = [
         element("tr", *(element("td", text(cell), class_=_column(i, words)) for i, cell in enumerate(row)))

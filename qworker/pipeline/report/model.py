@@ -1,4 +1,4 @@
-"""What a report says: counts, percentiles and series, bounded in size however long the history is."""
+"""The contents of a report: counts, percentiles and series. Their size is bounded, however long the history is."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["Depth", "Failures", "Percentiles", "QueueTotals", "Report", "TaskTim
 
 
 class Percentiles(msgspec.Struct, frozen=True, kw_only=True):
-    """How a time is spread, in seconds."""
+    """The distribution of a time, in seconds."""
 
     p50: float
     p90: float
@@ -17,53 +17,79 @@ class Percentiles(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class QueueTotals(msgspec.Struct, frozen=True, kw_only=True):
-    """What happened in one queue between `since` and `until`."""
+    """The counts of one queue between `since` and `until`.
+
+    Attributes:
+        queue: The queue.
+        enqueued: Messages that were enqueued.
+        done: Messages that were acked.
+        failed: Messages that failed.
+        open: Messages that were neither done nor failed at `until`, whenever they were enqueued.
+        runs: Runs of handlers.
+        retried: Runs that were retried.
+        released: Runs that were released.
+        lost: Runs whose lease was lost.
+        per_second: Messages done per second of the report's span.
+    """
 
     queue: str
     enqueued: int
     done: int
     failed: int
-    # Neither done nor failed at `until`, whenever they were enqueued.
     open: int
-    # Runs of handlers, and how those ended that did not end their message.
     runs: int
     retried: int
     released: int
     lost: int
-    # Messages done per second of the report's span.
     per_second: float
 
 
 class TaskTimes(msgspec.Struct, frozen=True, kw_only=True):
-    """How long one task's messages waited and ran. `task` is None for raw messages."""
+    """How long one task's messages waited and ran.
+
+    Attributes:
+        queue: The queue.
+        task: The name of the task; None for raw messages.
+        done: Messages that were acked.
+        failed: Messages that failed.
+        begun: Messages that began.
+        wait: Seconds from the enqueueing of these messages to their beginning, including a requested delay.
+        runs: Runs whose duration is known.
+        run: Seconds that these runs took.
+    """
 
     queue: str
     task: str | None
     done: int
     failed: int
-    # Messages that began, and how long they had waited since they were enqueued; a delay that was asked for is in it.
     begun: int
     wait: Percentiles | None
-    # Runs whose length is known.
     runs: int
     run: Percentiles | None
 
 
 class Failures(msgspec.Struct, frozen=True, kw_only=True):
-    """One kind of error of one task: errors that differ in nothing but numbers and quoted text are one kind."""
+    """One kind of error of one task. Errors that differ only in numbers and quoted text are one kind.
+
+    Attributes:
+        queue: The queue.
+        task: The name of the task; None for raw messages.
+        error: The error without numbers and quoted text.
+        example: One of the errors as it was written.
+        failed: Messages that failed permanently.
+        retried: Runs that were retried.
+    """
 
     queue: str
     task: str | None
     error: str
-    # One of them, as it was written.
     example: str
-    # Messages that failed for good, and runs that were tried again.
     failed: int
     retried: int
 
 
 class WorkerShare(msgspec.Struct, frozen=True, kw_only=True):
-    """What one worker did."""
+    """The work of one worker."""
 
     worker: str
     runs: int
@@ -72,35 +98,55 @@ class WorkerShare(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TimeStep(msgspec.Struct, frozen=True, kw_only=True):
-    """One step of time, over all queues. `at` is its beginning, in Unix seconds."""
+    """One step of time, over all queues.
+
+    Attributes:
+        at: When it begins, in Unix seconds.
+        enqueued: Messages that were enqueued.
+        done: Messages that were acked.
+        failed: Messages that failed.
+        retried: Runs that were retried.
+        wait: Seconds that the messages waited which began in it.
+        run: Seconds that the runs took which finished in it.
+    """
 
     at: float
     enqueued: int
     done: int
     failed: int
     retried: int
-    # Of the messages that began in it, and of the runs that ended in it.
     wait: Percentiles | None
     run: Percentiles | None
 
 
 class Depth(msgspec.Struct, frozen=True, kw_only=True):
-    """How many messages of a queue were open at the end of each step of time."""
+    """The number of open messages of a queue at the end of each step of time."""
 
     queue: str
     counts: list[int]
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """A queue's history in figures."""
+    """A queue's history in numbers.
 
-    # The archive's path or the queue's URL, without its password.
+    Attributes:
+        source: The archive's path or the store's URL, without its password.
+        made_at: When the report was made, in Unix seconds.
+        since: When it begins, in Unix seconds.
+        until: When it ends, in Unix seconds.
+        step_s: The length of a step of `moments`, in seconds.
+        queues: The counts of each queue.
+        tasks: The times of each task.
+        failures: The kinds of errors.
+        workers: The work of each worker.
+        moments: The steps of time.
+        depths: The open messages of each queue.
+    """
+
     source: str
-    # Unix seconds.
     made_at: float
     since: float
     until: float
-    # The length of a step of `moments`, in seconds.
     step_s: float
     queues: list[QueueTotals]
     tasks: list[TaskTimes]
@@ -111,5 +157,5 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def span_s(self) -> float:
-        """Seconds that the report covers."""
+        """The seconds that the report covers."""
         return self.until - self.since

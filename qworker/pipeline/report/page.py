@@ -1,7 +1,7 @@
 """A report as one HTML page that needs nothing else: no script, no file, no network.
 
-What messages brought (names, errors) is escaped, and the page's policy forbids everything but its own style sheet, named by its hash:
-were something to slip through, the browser would not run it.
+Text from messages (names, errors) is escaped, and the page's policy forbids everything except its own style sheet,
+which is named by its hash. So the browser would not run a script that was not escaped.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ __all__ = ["page"]
 
 
 def page(report: Report) -> str:
-    """The whole document."""
+    """Return the complete document."""
     style = files("qworker.pipeline.report").joinpath("page.css").read_text()
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
-    # `meta` has no end tag.
+    # `meta` does not have an end tag.
     head = (
         '<meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
@@ -91,7 +91,7 @@ def _plots(report: Report) -> str:
 
 
 def _spread(report: Report, *, wait: bool) -> list[plots.Series]:
-    """The median and the high percentiles of each step."""
+    """Return the median and the high percentiles of each step."""
 
     def of(moment: TimeStep) -> Percentiles | None:
         return moment.wait if wait else moment.run

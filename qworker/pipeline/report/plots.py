@@ -1,4 +1,7 @@
-"""Plots as SVG text: lines over time, ranges and bars. No script, no style of their own: classes that the page colours."""
+"""Plots as SVG text: lines over time, ranges and bars.
+
+They contain no script and no style, only classes that the page colours.
+"""
 
 from __future__ import annotations
 
@@ -16,19 +19,19 @@ Unit = Callable[[float], str]
 _WIDTH, _HEIGHT = 720, 240
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 12, 12, 28
 _ROW, _LABELS = 26, 220
-# As many colours as page.css has.
+# The number of colours in page.css.
 COLOURS = 8
 
 
 class Series(NamedTuple):
-    """A line: one value for each time, None where there is none."""
+    """A line: one value for each time, or None if there is no value."""
 
     name: str
     values: Sequence[float | None]
 
 
 class Range(NamedTuple):
-    """A row of a range chart: from `low` over `middle` to `high`."""
+    """A row of a range chart: from `low` through `middle` to `high`."""
 
     label: str
     low: float
@@ -44,7 +47,7 @@ class Bar(NamedTuple):
 
 
 def line_chart(name: str, times: Sequence[float], series: Sequence[Series], unit: Unit) -> str:
-    """Lines over time, with a scale, a legend where there is more than one, and the values of a time under the pointer."""
+    """Draw lines over time, with a scale, a legend if there are several, and the values at the pointer."""
     top = nice_ceiling(max((v for one in series for v in one.values if v is not None), default=0.0))
     xs = _positions(times)
     parts = [_grid(top, unit), _time_axis(times, xs)]
@@ -57,7 +60,7 @@ def line_chart(name: str, times: Sequence[float], series: Sequence[Series], unit
 
 
 def range_chart(name: str, rows: Sequence[Range], unit: Unit) -> str:
-    """One row each: a bar from low to high and a dot at the middle, on a logarithmic scale."""
+    """Draw a bar from low to high and a dot at the middle in each row, on a logarithmic scale."""
     values = [v for row in rows for v in (row.low, row.middle, row.high) if v > 0]
     low = math.floor(math.log10(min(values))) if values else -3
     high = max(low + 1, math.ceil(math.log10(max(values)))) if values else 0
@@ -78,7 +81,7 @@ def range_chart(name: str, rows: Sequence[Range], unit: Unit) -> str:
 
 
 def bar_chart(name: str, parts_of: Sequence[str], rows: Sequence[Bar], unit: Unit) -> str:
-    """One row each: parts beside one another, on a scale from 0."""
+    """Draw the parts of each row next to one another, on a scale from 0."""
     top = nice_ceiling(max((sum(row.parts) for row in rows), default=0.0))
     width = _WIDTH - _LABELS - _RIGHT
     height = _TOP + _ROW * len(rows) + _BOTTOM
@@ -97,7 +100,7 @@ def bar_chart(name: str, parts_of: Sequence[str], rows: Sequence[Bar], unit: Uni
 
 
 def nice_ceiling(value: float) -> float:
-    """The least of 1, 2, 4, 5, 6, 8 or 10 times a power of ten that is not below `value`; 1 for nothing."""
+    """Return the smallest of 1, 2, 4, 5, 6, 8 or 10 times a power of ten that is not below `value`, or 1 for 0."""
     if value <= 0:
         return 1.0
     power = 10.0 ** math.floor(math.log10(value))
@@ -105,7 +108,7 @@ def nice_ceiling(value: float) -> float:
 
 
 def _ticks(top: float) -> list[float]:
-    """The values of a scale that ends at a `nice_ceiling`: parts of it that are round themselves."""
+    """Return the values of a scale that ends at a `nice_ceiling`: parts of it that are round themselves."""
     lead = round(top / 10.0 ** math.floor(math.log10(top) + 1e-9))
     parts = {6: 3, 2: 4, 4: 4, 8: 4}.get(lead, 5)
     return [top * i / parts for i in range(parts + 1)]
@@ -128,7 +131,7 @@ def _svg(name: str, height: float, parts: Sequence[str]) -> str:
 
 
 def _positions(times: Sequence[float]) -> list[float]:
-    """Where each time stands, from the left edge to the right one."""
+    """Return the position of each time, from the left edge to the right one."""
     width = _WIDTH - _LEFT - _RIGHT
     return [_LEFT + width * i / max(1, len(times) - 1) for i in range(len(times))]
 
@@ -138,7 +141,7 @@ def _y_position(value: float, top: float) -> float:
 
 
 def _path(xs: Sequence[float], values: Sequence[float | None], top: float) -> str:
-    """A line that is broken where there is no value; one value alone is a dot."""
+    """Draw a line that is interrupted where there is no value. A single value is a dot."""
     commands: list[str] = []
     pen_down = False
     for x, value in zip(xs, values, strict=True):
@@ -162,7 +165,7 @@ def _grid(top: float, unit: Unit) -> str:
 
 
 def _vertical_line(x: float, height: float, label: str) -> str:
-    """A line of a scale that lies under rows."""
+    """Draw a line of a scale below the rows."""
     line = element("line", x1=x, x2=x, y1=_TOP, y2=height - _BOTTOM, class_="grid")
     return line + element("text", text(label), x=x, y=height - _BOTTOM + 16, class_="mid")
 
@@ -196,7 +199,7 @@ def _moment(at: float, shown: str) -> str:
 
 
 def _tooltip(times: Sequence[float], xs: Sequence[float], series: Sequence[Series], unit: Unit) -> str:
-    """For each time an unseen strip that tells its values."""
+    """Draw an invisible strip for each time that shows its values."""
     step = (_WIDTH - _LEFT - _RIGHT) / max(1, len(times) - 1)
     strips: list[str] = []
     for i, at in enumerate(times):

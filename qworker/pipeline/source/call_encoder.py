@@ -76,5 +76,5 @@ class CallMaker:
 
 def _values(column: Any) -> list[Any]:
     values = cast("list[Any]", column.to_pylist())
-    # Arrow gives pairs for what is an object in JSON.
+    # Arrow returns pairs for a JSON object.
     return [None if value is None else dict(value) for value in values] if pa.types.is_map(column.type) else values

@@ -33,7 +33,7 @@ _COMPARISONS = {
     "<": pc.less,
     "<=": pc.less_equal,
 }
-# Of plain texts and numbers; times are left to Spark, which knows its time zone.
+# Columns of plain texts and numbers. Times are left to Spark, which knows its time zone.
 _COLUMNS = frozenset({"id", "queue", "state", "task", "args", "kwargs", "tries", "priority", "key", "holder", "error"})
 
 

@@ -34,20 +34,30 @@ _STARTING = ("channel", "earliest", "latest")
 
 
 class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The options of a batch read or of a stream."""
+    """The options of a batch read or of a stream.
+
+    Attributes:
+        url: The store.
+        queues: The queues. Empty: every queue of the store.
+        states: The states of the messages.
+        table: `messages` or `events`.
+        columns: The columns to return, in order. Empty: all.
+        partitions: The approximate number of tasks that read a state of a queue.
+        after: For events, by log of the history: the positions after which to continue.
+        consume: For streams: lease messages instead of following a log.
+        starting_position: For streams: where to begin (`channel`, `earliest` or `latest`).
+        max_messages: For streams: the largest number of messages in one batch.
+        max_bytes: For streams: the largest size of one batch in bytes.
+        visibility: For streams: the length of a lease in seconds.
+    """
 
     url: str
-    # Empty: every queue of the store.
     queues: tuple[str, ...] = ()
     states: tuple[State, ...] = tuple(State)
     table: str = "messages"
-    # The columns that are given, in order.
     columns: tuple[str, ...] = ()
-    # About how many tasks a state of a queue is read by.
     partitions: int = 2
-    # Of events, by part of the history: the positions to go on from.
     after: dict[str, str] = {}
-    # -- streams: lease instead of following a log; where to begin; how much one batch holds; how long a lease lasts.
     consume: bool = False
     starting_position: str = "channel"
     max_messages: int = 10_000
@@ -64,11 +74,11 @@ class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
         """Read Spark's options.
 
         Args:
-            given: by lower-case name; values are text.
-            parallelism: how many tasks the session runs at once.
+            given: The options, as texts by lower-case name.
+            parallelism: The number of tasks that the session runs at the same time.
 
         Raises:
-            UsageError: one is unknown, absent or makes no sense.
+            UsageError: An option is unknown, missing or not valid.
         """
         texts = {name.lower(): str(value) for name, value in given.items()}
         for name in texts:
@@ -114,10 +124,10 @@ class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def checked_url(texts: Mapping[str, str]) -> str:
-    """The store's URL, if other processes can open it.
+    """Return the store's URL if other processes can open it.
 
     Raises:
-        UsageError: it is absent, not known, or of a store that lives in one process.
+        UsageError: It is missing or not known, or the store exists in one process only.
     """
     url = texts.get("url")
     if url is None:
@@ -125,7 +135,8 @@ def checked_url(texts: Mapping[str, str]) -> str:
     parsed = BackendURL.parse(url)
     if not backend_class(parsed.scheme).shared:
         raise NotSupported(
-            f"{parsed.scheme}: queues exist only in the process that created them, and Spark's workers are other processes: use file: or redis:"
+            f"{parsed.scheme}: queues exist only in the process that created them, "
+            "and Spark's workers are other processes: use file: or redis:"
         )
     return url
 
@@ -146,7 +157,7 @@ def _choice(texts: Mapping[str, str], name: str, words: tuple[str, ...]) -> str:
 
 
 def _state(word: str) -> State:
-    # What stands in the column is taken too.
+    # The stored word of the column is accepted too.
     if word == State.FAILED.value:
         return State.FAILED
     return State.of_word(_one_of("state", word, [*STATE_WORDS.values()]))

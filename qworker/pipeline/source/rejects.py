@@ -55,7 +55,7 @@ class RejectsTable:
         """Publish the files of the attempts that count. It can be repeated.
 
         Raises:
-            BackendError: A file is gone that was not published.
+            BackendError: A file is missing that was not published.
         """
         for part in manifest.partitions:
             if part.rejected:

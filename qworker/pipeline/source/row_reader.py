@@ -14,7 +14,7 @@ from qworker.pipeline.source.call_encoder import CALL, CallMaker
 
 __all__ = ["COLUMNS", "SOURCE", "RowReader", "check_columns"]
 
-# What a DataFrame may hold, with the Spark types that each of them may have.
+# The columns that a DataFrame can have, with the Spark types that each of them can have.
 COLUMNS: Mapping[str, tuple[str, ...]] = {
     "task": ("string",),
     "args": ("string",),
@@ -24,7 +24,7 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
     "priority": ("tinyint", "smallint", "int", "bigint"),
     "key": ("string",),
 }
-# The struct column of what a row was, for the table of those that cannot be enqueued.
+# The struct column with the original row, for the table of rejected rows.
 SOURCE = "_source"
 
 _json = msgspec.json.Encoder().encode

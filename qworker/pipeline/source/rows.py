@@ -20,7 +20,7 @@ __all__ = ["events_batch", "messages_batch", "timestamps"]
 _TIME = pa.timestamp("us", "UTC")
 _TEXTS = pa.list_(pa.string())
 _FIELDS = pa.map_(pa.string(), pa.string())
-# What JSON may begin with: everything else is no envelope, and is not looked into.
+# The bytes with which JSON can begin. A body that begins differently is not an envelope, and is not decoded.
 _OPENS = frozenset(b"{ \t\r\n")
 
 
@@ -82,12 +82,12 @@ def _strings(values: Iterable[str | None]) -> pa.Array[Any]:
     try:
         return pa.array(texts, pa.string())
     except UnicodeEncodeError:
-        # Names of files may hold bytes that are no text.
+        # Names of files may contain bytes that are not text.
         return pa.array([None if text is None else _text(text) for text in texts], pa.string())
 
 
 def _same(values: Sequence[str]) -> pa.Array[Any]:
-    """Texts that are nearly always one."""
+    """Make an array of texts that are nearly always the same."""
     first = values[0] if values else ""
     if values.count(first) == len(values):
         return pa.repeat(pa.scalar(str(first), pa.string()), len(values))

@@ -34,10 +34,11 @@ FORMAT = "qworker"
 class QworkerSource(DataSource):
     """The data source of one query."""
 
-    # Set by `source_class`: how many tasks the session runs at once, and whether it hands filters down.
+    # Set by `source_class`: the number of tasks that the session runs at the same time, and whether it pushes filters
+    # down.
     parallelism = 2
     pushes_filters = False
-    # Set by `loading_class`: makes the calls of what is written.
+    # Set by `loading_class`: makes the calls of the written rows.
     maker: CallMaker | None = None
 
     @classmethod

@@ -3,7 +3,7 @@
 Following: Spark's offsets are the log's positions, so a batch that Spark repeats after a crash has the same rows. The
 channel moves, and lets the log be deleted, only up to what Spark has committed.
 
-Consuming: the driver's reader leases a batch when Spark asks for the newest offset, gives the messages to the tasks,
+Consuming: the driver's reader leases a batch when Spark asks for the newest offset, passes the messages to the tasks,
 extends the leases while the batch runs, and acks them when Spark has committed it. After a crash between a batch and
 its commit, the messages stay leased until their leases expire, and are in a later batch. So every message is processed
 at least once, and a batch that Spark repeats after a crash is empty.
@@ -152,7 +152,7 @@ class FollowingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             await follower.aclose()
 
     def commit(self, end: Mapping[str, str]) -> None:
-        """Move the channel: Spark does not ask for earlier records again."""
+        """Move the channel, because Spark does not ask for earlier records again."""
         self._ask(lambda follower: follower.commit(end[self._queue]))
 
     def stop(self) -> None:
@@ -256,7 +256,7 @@ class _BatchLeases:
         self._portal = Portal()
         self._backend: Backend = open_backend(options.url)
         self._batches: dict[int, list[Lease]] = {}
-        # Keeps a lease from being settled and extended at the same time.
+        # It prevents a lease from being settled and extended at the same time.
         self._lock = threading.Lock()
         self._ended = threading.Event()
         self._keeper = threading.Thread(target=self._keep, name="qworker-stream-keeper", daemon=True)

@@ -97,10 +97,10 @@ async def bulk_writer(options: WriteOptions, load: str) -> AsyncGenerator[BulkWr
 
 @dataclass
 class TaskResult(WriterCommitMessage):
-    """What a task sends to the driver.
+    """The result of a task, which it sends to the driver.
 
     Attributes:
-        part: What the task staged. None: the load was done or sealed before the task started.
+        part: The partition that the task staged. None: the load was done or sealed before the task started.
         query: The id of the stream.
     """
 
@@ -184,7 +184,7 @@ class PartWriter:
             if manifest is not None:
                 await self.publish(writer, manifest)
             if self.options.load is None:
-                # Nobody can run a load without a name again.
+                # No process can run a load without a name again.
                 await writer.forget()
 
     async def publish(self, writer: BulkWriter, manifest: Manifest) -> None:
@@ -194,12 +194,13 @@ class PartWriter:
             PublishUncertain: Not all of it was published. The error says how to continue.
         """
         try:
-            # Before the mark: after it, no run publishes rejects.
+            # This comes before the mark: after it, no run publishes rejects.
             self.publish_rejects(manifest, writer.name)
             await writer.publish(manifest)
         except (BackendError, OSError) as error:
             raise PublishUncertain(
-                f"the load {writer.name} may be incomplete: run the same load again (load={writer.name}) to finish it: {error}"
+                f"the load {writer.name} may be incomplete: "
+                f"run the same load again (load={writer.name}) to finish it: {error}"
             ) from error
 
     async def abort(self, load: str, step: int, runs: set[str]) -> None:

@@ -1,1 +1,1 @@
-"""What the source and the jobs need of Spark: sessions, schemas, storage, paths and the text of its errors."""
+"""The Spark code that the source and the jobs share: sessions, schemas, storage, paths and the text of its errors."""

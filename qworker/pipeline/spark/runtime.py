@@ -1,4 +1,4 @@
-"""What the pipeline needs of an installed Spark and of a session: checks, and calls that differ between its kinds."""
+"""Checks of an installed Spark and of a session, and calls that differ between kinds of sessions."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _check_java() -> None:
 
 
 def is_local(master: str) -> bool:
-    """Whether a master is this machine."""
+    """Return whether a master is this machine."""
     return master == "local" or master.startswith("local[")
 
 
@@ -108,7 +108,7 @@ def use_current_interpreter(spark: SparkSession) -> Generator[None]:
 
 
 def map_in_arrow(rows: DataFrame, work: Callable[[Any], Any], schema: str) -> DataFrame:
-    """Return the frame that `work` makes of the rows' record batches."""
+    """Return the frame that `work` makes from the rows' record batches."""
     with silence_about_pandas():
         # Its types are unknown to strict checkers.
         untyped: Any = rows
@@ -117,7 +117,7 @@ def map_in_arrow(rows: DataFrame, work: Callable[[Any], Any], schema: str) -> Da
 
 @contextmanager
 def silence_about_pandas() -> Generator[None]:
-    """Keep PySpark from warning about pandas 3 where it asks for its version: nothing here gives pandas any data."""
+    """Keep PySpark from warning about pandas 3 when it checks its version: this code passes no data to pandas."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
         yield

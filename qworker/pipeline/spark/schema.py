@@ -9,9 +9,9 @@ from qworker.errors import UsageError
 __all__ = ["EVENTS", "MESSAGES", "PLACE", "TABLES", "column_names", "columns", "selected"]
 
 MESSAGES = (
-    "id string, queue string, state string, task string, args string, kwargs string, body binary, tries int, priority int, "
-    "key string, enqueued_at timestamp, due_at timestamp, expires_at timestamp, finished_at timestamp, holder string, "
-    "error string, arguments array<string>, fields map<string,string>"
+    "id string, queue string, state string, task string, args string, kwargs string, body binary, tries int, "
+    "priority int, key string, enqueued_at timestamp, due_at timestamp, expires_at timestamp, "
+    "finished_at timestamp, holder string, error string, arguments array<string>, fields map<string,string>"
 )
 EVENTS = (
     "event string, at timestamp, queue string, id string, task string, tries int, worker string, token bigint, "
@@ -38,7 +38,7 @@ def selected(table: str, names: Iterable[str]) -> str:
     """Return some columns of a table, in Spark's notation.
 
     Raises:
-        UsageError: There is no such column.
+        UsageError: A column does not exist.
     """
     known = columns(table)
     chosen = [name.strip() for name in names]

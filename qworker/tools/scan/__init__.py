@@ -1,7 +1,7 @@
-"""Any program as a handler: it runs once for each message, and its exit status decides what becomes of it.
+"""Run any program as a handler: it runs once for each message, and its exit status decides how the message is settled.
 
-`engine` runs programs over a `Source` of work; `leased` makes one of any backend. A protocol with its own ways of taking work brings
-another by `open_scan` on its backend class (qworker/backend/offers.py).
+`engine` runs programs over a `ScanSource`. `leased` makes a source of any backend. A protocol with its own way of
+taking work provides another source by `open_scan` on its backend class (qworker/backend/offers.py).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Running a program for each piece of work, one after another."""
+"""Run a program for each item, one after another."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ __all__ = ["scan"]
 
 
 def scan(source: ScanSource, program: Sequence[str], options: ScanOptions, say: Callable[[str], None]) -> int:
-    """Run `program` for all of a source's work.
+    """Run `program` for all items of a source.
 
     Args:
-        source: of the work.
-        program: and its first arguments.
-        options: see there.
-        say: prints a line.
+        source: The source of the items.
+        program: The program and its first arguments.
+        options: The options of the scan.
+        say: Prints a line.
 
     Returns:
-        The exit status: 0, or `fail_tmp` when the queue is down or absent or a program was killed.
+        The exit status: 0, or `fail_tmp` if the queue is paused or missing, or a program was killed.
     """
     exits = source.exits
     try:
@@ -49,14 +49,14 @@ def _paced(works: Iterator[ScanItem], rate: int) -> Iterator[ScanItem]:
 def _run(
     work: ScanItem, program: Sequence[str], options: ScanOptions, exits: ExitCodes, say: Callable[[str], None]
 ) -> bool:
-    """Run it for one piece of work; False when the scan must not go on."""
+    """Run the program for one item. Return False if the scan must stop."""
     command = [*program, *work.arguments]
     if options.verbose:
         say(f"working on {work.name} ...")
     try:
         status = _status(work, command, options)
     except BaseException:
-        # The program may still run: it keeps the lock with its standard input, where there is one.
+        # The program may still run. If it has the item as its standard input, it keeps the lock with it.
         work.leave()
         raise
     if isinstance(status, str):
@@ -77,7 +77,7 @@ def _run(
 
 
 def _status(work: ScanItem, command: Sequence[str], options: ScanOptions) -> int | str:
-    """The exit status, negative for a signal; or why the program cannot be run."""
+    """Return the exit status, which is negative for a signal, or the reason why the program cannot be run."""
     if not command:
         return "cannot exec: no program, and the item has no arguments"
     environment = {**os.environ, **work.environment()} if options.env else None

@@ -1,4 +1,4 @@
-"""ScanItem from any backend: leased one by one, extended while the program runs, and settled as it says."""
+"""Scan items from any backend: leased one by one, extended while the program runs, and settled by its exit status."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["LeasedSource"]
 
 T = TypeVar("T")
 
-# Seconds that a lease lasts, and after which it is extended.
+# The length of a lease, and the time between two extensions, in seconds.
 _VISIBILITY, _RENEWED = 30.0, 10.0
 _SETTLE = {
     ProgramOutcome.SUCCESS: SettleAction.ACK,
@@ -34,9 +34,9 @@ class LeasedSource:
     """A queue of a backend.
 
     Args:
-        url: of the backend.
-        queue: its name.
-        options: of the scan.
+        url: The URL of the backend.
+        queue: The queue's name.
+        options: The options of the scan.
     """
 
     def __init__(self, url: str, queue: str, options: ScanOptions) -> None:
@@ -62,9 +62,9 @@ class LeasedSource:
         return self._portal.run(coroutine, instead="the backend's own methods")
 
     def work(self, say: Callable[[str], None]) -> Iterator[ScanItem]:
-        """What is ready; each message once, however soon it is ready again."""
+        """Yield the ready messages. Each is yielded once, however soon it is ready again."""
         seen: set[str] = set()
-        # Ready again already: kept from this scan until it has seen the others.
+        # These are ready again already. The scan keeps them leased until it has seen the others.
         again: list[LeasedWork] = []
         try:
             yield from self._work(seen, again, say)
@@ -95,7 +95,7 @@ class LeasedSource:
             raise QueuePaused(f"{self._queue} is paused")
 
     def exhausted(self, lease: Lease, tries: int) -> str | None:
-        """Why a message may not be worked on any more; None when it may."""
+        """Return why a message must not run any more, or None if it can run."""
         if 0 < self._max_tries <= tries:
             return f"Max tries exceeded: {self._max_tries} ({tries})"
         if 0 < self._ttl < time.time() - lease.message.enqueued_at:
@@ -103,16 +103,16 @@ class LeasedSource:
         return None
 
     def close(self) -> None:
-        """Let go of the backend."""
+        """Close the backend."""
         self.call(self.backend.aclose())
 
 
 class LeasedWork:
-    """One message; see `ScanItem`.
+    """One message, as a `ScanItem`.
 
     Args:
-        source: where it is from.
-        lease: on it.
+        source: The source of the message.
+        lease: Its lease.
     """
 
     def __init__(self, source: LeasedSource, lease: Lease) -> None:
@@ -123,16 +123,16 @@ class LeasedWork:
 
     @property
     def name(self) -> str:
-        """Its id."""
+        """The id of the message."""
         return self._lease.message.id
 
     @property
     def arguments(self) -> tuple[str, ...]:
-        """Its arguments."""
+        """The argv of the message."""
         return self._lease.message.argv
 
     def environment(self) -> Mapping[str, str]:
-        """As fsq names them; what an id of another form does not tell is empty."""
+        """Return the variables with the names of fsq. Those that an id of another form does not contain are empty."""
         message = self._lease.message
         fields = message.id.split("_")
         _, entropy, pid, host = fields if len(fields) == 4 else ("", "", "", "")
@@ -146,7 +146,7 @@ class LeasedWork:
         }
 
     def contents(self) -> int:
-        """A file that has the body."""
+        """Return the descriptor of a file with the body."""
         self._file = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `_settle`
         self._file.write(self._lease.message.body)
         self._file.flush()
@@ -154,7 +154,7 @@ class LeasedWork:
         return self._file.fileno()
 
     def end(self, how: ProgramOutcome, reason: str) -> str | None:
-        """Settle it."""
+        """Settle the message."""
         why = (
             self._source.exhausted(self._lease, self._lease.message.tries + 1)
             if how is ProgramOutcome.FAIL_TMP
@@ -169,7 +169,7 @@ class LeasedWork:
         return None if why is None else f"{why} for item {self.name}; failed permanently"
 
     def leave(self) -> None:
-        """Release it."""
+        """Release the message."""
         self._settle(Settlement(lease=self._lease, action=SettleAction.RELEASE))
 
     def _settle(self, settlement: Settlement) -> list[Settlement]:
@@ -183,7 +183,7 @@ async def _begin(backend: Backend, lease: Lease) -> asyncio.Task[None]:
 
 
 async def _renew(backend: Backend, lease: Lease) -> None:
-    """Extend until the lease is lost. While the store cannot be reached, the next try may still come in time."""
+    """Extend a lease until it is lost. If the store cannot be reached, the next try may still be in time."""
     while True:
         await asyncio.sleep(_RENEWED)
         try:

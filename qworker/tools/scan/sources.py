@@ -1,4 +1,4 @@
-"""From a URL to a source of work."""
+"""Open a source of scan items from a URL."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ __all__ = ["open_source"]
 
 
 def open_source(url: str, queue: str, options: ScanOptions) -> ScanSource:
-    """The source of a queue's work.
+    """Open the source of a queue's items.
 
     Raises:
-        InvalidURL: the URL, its scheme or an option is not known.
-        NotSupported: an option means nothing on this backend.
-        ScanError: there is no such queue.
+        InvalidURL: The URL, its scheme or an option is not known.
+        NotSupported: An option has no meaning for this backend.
+        ScanError: The queue does not exist.
     """
     parsed = BackendURL.parse(url)
     own = scan_of(parsed.scheme)

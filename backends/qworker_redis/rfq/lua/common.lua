@@ -1,20 +1,20 @@
--- What the scripts of `rfq:` share, besides shared.lua.
+-- The functions that the scripts of `rfq:` share, in addition to shared.lua.
 --
--- rfq's own: `backlog`, a list whose tail is next in line; `nextlog`, the ids being worked on; `message`:<id>, hashes.
--- Next to them qworker keeps, by id: `leased` (expiry in microseconds) and `claims` (token and claimant) of its own
--- consumers, `delayed` (due), `failed` (when), `tries`, `errors`, `enqueued` (microseconds, of what came from another
--- store), `origins` (its id there).
+-- The keys of rfq: `backlog`, a list whose tail is next in line; `nextlog`, the ids that are being processed;
+-- `message`:<id>, hashes. In addition qworker keeps, by id: `leased` (expiry in microseconds) and `claims` (token and
+-- claimant) of its own consumers, `delayed` (due), `failed` (when), `tries`, `errors`, `enqueued` (microseconds, for
+-- messages that came from another store), `origins` (their ids there).
 
 local function too_new(version)
   return redis.error_reply('QWTOONEW the topic has format ' .. version)
 end
 
--- Whether the topic exists, by qworker or by another program.
+-- Return whether the topic exists, by qworker or by another program.
 local function is_topic(version, backlog, nextlog)
   return version or call('EXISTS', backlog, nextlog) > 0
 end
 
--- Delete messages and all that is kept about them outside of the lists.
+-- Delete messages and everything that is kept about them outside of the lists.
 local function forget(message, tries, errors, enqueued, origins, ids)
   if #ids == 0 then return 0 end
   local keys = {}
@@ -27,7 +27,7 @@ local function forget(message, tries, errors, enqueued, origins, ids)
   return count
 end
 
--- Put messages back where they were leased, the next in line last: {token, id} each, in any order.
+-- Put messages back to the place from which they were leased, the next in line last: {token, id} each, in any order.
 local function put_back(backlog, places)
   table.sort(places, function(a, b) return a[1] > b[1] end)
   local ids = {}
@@ -39,7 +39,7 @@ local function token_of(claim)
   return tonumber(string.match(claim, '^%d+'))
 end
 
--- Move what is due to the end of the line. Returns how many.
+-- Move due messages to the end of the line. Return their number.
 local function take_due(backlog, message, delayed, now, limit)
   local due = call('ZRANGEBYSCORE', delayed, '-inf', text(now), 'LIMIT', 0, limit)
   if #due == 0 then return 0 end
@@ -52,7 +52,7 @@ local function take_due(backlog, message, delayed, now, limit)
   return #due
 end
 
--- The fields of a message: the text of an error if the key is not a hash, and empty if there is nothing.
+-- Return the fields of a message: the text of an error if the key is not a hash, and empty if there is no key.
 local function fields_of(message, id)
   local fields = redis.pcall('HGETALL', message .. ':' .. id)
   return fields.err or fields
@@ -62,7 +62,7 @@ local function notes_of(hash, ids)
   return #ids > 0 and call('EXISTS', hash) == 1 and call('HMGET', hash, unpack(ids)) or {}
 end
 
--- For each message: {tries, enqueued us or '', fields, id elsewhere or ''}.
+-- Return for each message: {tries, enqueued us or '', fields, id elsewhere or ''}.
 local function values_of(tries, enqueued, origins, ids, fields)
   local tried, since, former = notes_of(tries, ids), notes_of(enqueued, ids), notes_of(origins, ids)
   local values = {}

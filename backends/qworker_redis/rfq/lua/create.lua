@@ -1,4 +1,4 @@
--- Make a topic; pause or resume it for qworker's consumers.
+-- Create a topic; pause or resume it for qworker's consumers.
 -- KEYS: meta backlog nextlog
 -- ARGV: create, down or up
 -- RETURNS: 1, or 0 if there is no such topic

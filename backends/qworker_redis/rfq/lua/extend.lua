@@ -1,4 +1,4 @@
--- Extend leases; one whose message was harvested is lost.
+-- Extend leases. A lease whose message was harvested is lost.
 -- KEYS: leased claims nextlog
 -- ARGV: visibility us, then for each lease: id, claim
 -- RETURNS: [expiry us, then the numbers of the leases that are lost]

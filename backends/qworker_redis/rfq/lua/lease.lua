@@ -4,7 +4,7 @@
 -- RETURNS: [first token, expiry us, us until the next message is due (-1: none is known, -2: the topic is paused), ids,
 --   values, claimant]; the token of each id is one more than that of the one before
 local meta, backlog, nextlog, message, leased, claims, delayed, tries, enqueued, origins, void = unpack(KEYS)
--- The client has given this call up, and counts on it that the call claims nothing.
+-- The client has abandoned this call, and relies on it that the call claims nothing.
 if call('EXISTS', void) == 1 then return {0, 0, -1, {}, {}} end
 local state = call('HMGET', meta, 'version', 'down', 'fence')
 if state[1] and state[1] ~= '1' then return too_new(state[1]) end
@@ -18,7 +18,7 @@ while #ids < limit do
   if #popped == 0 then break end
   for _, id in ipairs(popped) do
     local found = fields_of(message, id)
-    -- An id whose message is gone is what another program's interrupted commit or harvest leaves.
+    -- An interrupted commit or harvest of another program leaves an id whose message is gone.
     if #found > 0 and not seen[id] then
       seen[id] = true
       ids[#ids + 1], fields[#fields + 1] = id, found
@@ -27,7 +27,7 @@ while #ids < limit do
 end
 if #ids == 0 then return {0, 0, until_due(delayed, now), {}, {}} end
 
--- Rises even where a fail-over has lost the last increments.
+-- The token rises even if a failover has lost the last increments.
 local token = math.max(tonumber(state[3] or 0) + 1, now)
 local expires = text(now + tonumber(ARGV[2]))
 local scores, holders = {}, {}
@@ -35,7 +35,8 @@ for i, id in ipairs(ids) do
   scores[2 * i - 1], scores[2 * i] = expires, id
   holders[2 * i - 1], holders[2 * i] = id, text(token + i - 1) .. ' ' .. ARGV[3]
 end
--- Harvested as a copy, while another worker still holds it: it is worked on once, by the worker that leased it last.
+-- It was harvested as a copy while another worker still holds it: it is processed once, by the worker that leased it
+-- last.
 for i, claim in ipairs(call('HMGET', claims, unpack(ids))) do
   if claim then call('LREM', nextlog, 1, ids[i]) end
 end

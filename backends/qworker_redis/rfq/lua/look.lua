@@ -1,11 +1,11 @@
--- Look at messages: those of a state in its order, or some by their ids.
+-- Read messages: those of a state in its order, or some by their ids.
 -- KEYS: meta backlog nextlog message leased claims delayed tries errors enqueued origins failed
 -- ARGV: id, then ids; or a state (ready, delayed, leased, done, fail), how many, 1 if the last come first, and where to
---   go on: the place and the id of a message that was seen
+--   continue: the place and the id of a message that was seen
 -- RETURNS: [] if there is no such topic; or [1, then for each message: id, value, state, place, claim, error]; for a
 --   state, a place and an id in place of the 1, if there may be more
---   place: the time us that orders its state, 0 for what other consumers have; of a ready one of a state, how many are
---     before it
+--   place: the time us that orders its state, 0 for messages of other consumers; of a ready one of a state, how
+--     many are before it
 local meta, backlog, nextlog, message, leased, claims, delayed, tries, errors, enqueued, origins, failed = unpack(KEYS)
 local version = call('HGET', meta, 'version')
 if version and version ~= '1' then return too_new(version) end
@@ -32,7 +32,7 @@ local function one(id)
   if call('LPOS', backlog, id) then return tell_of(id, 'ready') end
 end
 
--- The place in line that a message has now; nil if it is not in line any more.
+-- Return the present place of a message in line, or nil if it is not in line any more.
 local function place_of(number, id)
   if call('LINDEX', backlog, -number - 1) == id then return number end
   local from_head = call('LPOS', backlog, id, 'RANK', -1)
@@ -41,14 +41,14 @@ end
 
 local function ready_rows(limit, newest, number, id)
   local size = call('LLEN', backlog)
-  -- Whatever is not in line any more was next when it left, as far as can be known.
+  -- A message that is not in line any more was next when it left, as far as can be known.
   local seen = number and (place_of(number, id) or -1)
   local first = newest and math.max(0, (seen or size) - limit) or (seen or -1) + 1
   local last = newest and (seen or size) - 1 or first + limit - 1
   if last < first then return end
   local ids = call('LRANGE', backlog, -last - 1, -first - 1)
   for i = 1, #ids do
-    -- Next in line is the last of the list.
+    -- The next one in line is the last of the list.
     local at = newest and i or #ids - i + 1
     tell_of(ids[at], 'ready', math.min(last, size - 1) - at + 1)
   end
@@ -59,7 +59,8 @@ local function ready_rows(limit, newest, number, id)
   end
 end
 
--- Ours by their expiry, and then those of other consumers, which have no time; in the order of the page.
+-- Leased messages of qworker by their expiry, and then those of other consumers, which have no time; in the order of
+-- the page.
 local function all_leased(newest)
   local rows, ours = {}, {}
   local timed = call('ZRANGE', leased, 0, -1, 'WITHSCORES')
@@ -77,7 +78,7 @@ local function all_leased(newest)
   return rows
 end
 
--- The row behind one that was seen, or behind those that stood before it when it was.
+-- Return the row after the last seen one, or after those that were before it when it was seen.
 local function row_behind(rows, newest, time, id)
   local behind = 0
   for i, row in ipairs(rows) do

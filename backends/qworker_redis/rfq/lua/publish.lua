@@ -1,10 +1,10 @@
--- Store messages: HSET and LPUSH, as rfq does, or RPUSH for the front; delayed ones wait apart. The only script that a
--- full store refuses.
+-- Store messages: HSET and LPUSH, as rfq does, or RPUSH for the front; delayed ones wait separately. It is the only
+-- script that a full store refuses.
 -- KEYS: meta backlog message delayed tries enqueued origins mark
 -- ARGV: sequence, 1 if an earlier attempt may have been made, then for each message: id, special, fields
 --   special: '' for a message with nothing unusual and an id that is new, or tries (2 bytes), delay us (8), due us (8;
 --     0: none), enqueued us (8; 0: now), 1 for the front (1), big-endian, and its id in another store
---   fields: name, value, name, value ..., each behind its length (4 bytes)
+--   fields: name, value, name, value ..., each after its length (4 bytes)
 -- RETURNS: [1 if the topic is new]
 local meta, backlog, message, delayed, tries, enqueued, origins, mark = unpack(KEYS)
 local sequence = ARGV[1]
@@ -14,7 +14,7 @@ if ARGV[2] == '1' then
 end
 local version = call('HGET', meta, 'version')
 if version and version ~= '1' then return too_new(version) end
--- A key of another program that is not a list is an error now, before anything is written.
+-- A key of another program that is not a list must fail here, before anything is written.
 call('LLEN', backlog)
 
 local now, line, front = clock(), {}, {}

@@ -1,5 +1,5 @@
--- Harvest what qworker's own consumers left behind (tries + 1), make ready what is due, and remove what failed long
--- enough ago.
+-- Harvest the expired messages of qworker's own consumers (tries + 1), make due messages ready, and remove failed ones
+-- whose retention has ended.
 -- KEYS: meta backlog nextlog message leased claims delayed tries errors enqueued origins failed
 -- ARGV: most messages of each kind, us to keep failed messages ('' forever), '', the time that this client's last call
 --   answered ('' none), us that have passed since on a clock that is never set, most failed messages to keep ('' any
@@ -11,7 +11,7 @@ if not state[1] then return {0, 0, 0} end
 if state[1] ~= '1' then return too_new(state[1]) end
 local now, limit = clock(), tonumber(ARGV[1])
 
--- End our lease of a message that is not ours any more, or was not extended. Returns whether that makes it ready.
+-- End our lease of a message that is not ours any more, or was not extended. Return whether that makes it ready.
 local function end_lease(id, why)
   call('ZREM', leased, id)
   call('HDEL', claims, id)
@@ -34,8 +34,9 @@ local function expire()
   return count, #expired
 end
 
--- After a harvest or a purge by another program, what was ours is not in `nextlog` any more. This must be noticed soon,
--- because another consumer may take it next, and then the list does not show whose it is.
+-- After a harvest or a purge by another program, the messages that were ours are not in `nextlog` any more. This must
+-- be noticed soon, because another consumer may take them next, and then the list does not show which consumer has
+-- them.
 local function notice_harvest()
   local ours = call('ZCARD', leased)
   if ours == 0 or ours > 2000 then return end
@@ -52,7 +53,7 @@ local function forget_failed(age, most)
   return #old
 end
 
--- Other consumers commit messages about which we keep something: check some at a time.
+-- Other consumers commit messages about which we keep data: check some at a time.
 local function sweep(notes)
   for _, id in ipairs(call('HRANDFIELD', notes, 5) or {}) do
     if call('EXISTS', message .. ':' .. id) == 0 then forget(message, tries, errors, enqueued, origins, {id}) end

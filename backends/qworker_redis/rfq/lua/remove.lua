@@ -36,7 +36,7 @@ local what, limit = ARGV[1], tonumber(ARGV[2])
 if what == 'ids' then
   local ids = {}
   for i = 2, #ARGV do
-    -- The hash last: a message that is in no list any more is not found by looking for it.
+    -- The hash comes last: a message that is in no list any more cannot be found by a search.
     if call('EXISTS', message .. ':' .. ARGV[i]) == 1 then
       take_out(ARGV[i])
       insert(ids, ARGV[i])

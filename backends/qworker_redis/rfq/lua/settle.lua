@@ -3,7 +3,7 @@
 -- ARGV: sequence, sequence under `earlier` of a call whose answer was lost ('' none), '', number of plain acks, then
 --   for each of these: id, claim; then for each other: how, id, claim, delay us, error, key
 --   how: a(ck), t(emporary failure), p(ermanent failure), r(elease)
---   without any of both, the script only looks for the earlier answer
+--   without both kinds, the script only reads the earlier answer
 -- RETURNS: [1 if this is the answer of the earlier call, then the numbers of the refused, plain acks first]
 local backlog, nextlog, message, leased, claims, delayed, tries, errors, enqueued, origins = unpack(KEYS)
 local failed, mark, earlier = unpack(KEYS, 11)
@@ -11,8 +11,9 @@ local early = early_answer(earlier)
 if early then return early end
 local now = clock()
 
--- A harvest that copies before it removes may have an id in both lists for a moment, the copy near the head of
--- `backlog`: searching all of that for every commit would make each one cost as much as the backlog is deep.
+-- A harvest that copies before it removes may have an id in both lists for a moment, with the copy near the head of
+-- `backlog`. Searching all of that list for every commit would make the cost of each commit proportional to the depth
+-- of the backlog.
 local young = {}
 for _, id in ipairs(call('LRANGE', backlog, 0, 99)) do young[id] = true end
 
@@ -30,7 +31,7 @@ local function ack_plain(ids)
 end
 
 local function wait_or_run(id, delay, token)
-  -- Who harvested it, or consumed it after that, decides about it now.
+  -- The program that harvested it, or consumed it after that, now decides about it.
   if call('LREM', nextlog, 1, id) == 0 then return end
   if call('EXISTS', message .. ':' .. id) == 0 then
     insert(done, id)

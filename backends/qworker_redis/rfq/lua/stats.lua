@@ -2,7 +2,7 @@
 -- KEYS: meta backlog nextlog message delayed enqueued failed
 -- ARGV: none
 -- RETURNS: [] if there is none; or [ready, leased, delayed, done, fail, 1 if paused, now us, id of the next in line and
---   when it was enqueued (us; '' where its id tells)]
+--   when it was enqueued (us; '' if its id contains it)]
 local meta, backlog, nextlog, message, delayed, enqueued, failed = unpack(KEYS)
 local state = call('HMGET', meta, 'version', 'down')
 if state[1] and state[1] ~= '1' then return too_new(state[1]) end
