@@ -192,7 +192,7 @@ class Backend(abc.ABC):
         """End leases and return the refused settlements.
 
         `ack` finishes the message. `fail_perm` keeps it as failed, with its error. `fail_tmp` (tries + 1) and `release`
-        (tries unchanged) make it ready again after their delay. A release without a delay puts it back into its place
+        (tries unchanged) make it ready again after their delay. A release without a delay returns it to its place
         in the order.
 
         Each settlement is one atomic step. It is refused if the lease is lost, which the fencing token shows. The

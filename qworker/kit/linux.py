@@ -179,7 +179,7 @@ _NO_LEASES = frozenset({errno.EINVAL, errno.EACCES, errno.EPERM, errno.ENOSYS, e
 
 
 def has_writer(fd: int) -> bool | None:
-    """Return whether a process has a file open for writing, or is about to. Return None if the kernel cannot tell.
+    """Return whether a process has a file open for writing, or is about to. Return None if the kernel does not show it.
 
     Raises:
         OSError: For another reason than a file of another user, or a file system without leases.

@@ -30,7 +30,7 @@ _ERRORS = {Outcome.RETRIED, Outcome.FAILED, Outcome.LOST}
 
 
 def observers() -> list[Observer]:
-    """Return what a worker tells OpenTelemetry; empty unless the application has configured it."""
+    """Return the observers that report to OpenTelemetry. Without a configured provider there are none."""
     found: list[Observer] = []
     if (tracer_provider := get_provider("trace", "get_tracer_provider")) is not None:
         found.append(Tracer(tracer_provider))

@@ -1,6 +1,6 @@
 """Waiting for work on a list to which other programs publish too, without taking anything from it.
 
-`BLMOVE backlog backlog RIGHT RIGHT` waits until there is an element and puts it back to its place, in one step. A
+`BLMOVE backlog backlog RIGHT RIGHT` waits until there is an element and moves it back to its place, in one step. A
 process that dies or is cancelled while it waits has nothing to lose. Every idle worker of a topic wakes up for a
 message. Those that find nothing wait again.
 """
