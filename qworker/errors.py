@@ -83,7 +83,7 @@ class MissingExtra(UsageError):
     """An optional dependency that is not installed."""
 
     def __init__(self, extra: str, needed_for: str) -> None:
-        # PyPI has another project named qworker, so the text must not advise `pip install qworker`.
+        # The package index has another project under the name qworker, so the text must not name it.
         super().__init__(
             f"{needed_for} needs the extra {extra!r}: "
             f"in a checkout of qworker run pip install '.[{extra}]', elsewhere pip install 'WHEEL_FILE[{extra}]'"

@@ -1,1 +1,1 @@
-"""How a function becomes a task: its parameters, type hints and options, and how to find it again by name."""
+"""The definition of tasks: the parameters, type hints, options and names of their functions."""

@@ -1,4 +1,4 @@
-"""Callables as handlers: which ones are valid, how each is run, and its name."""
+"""Callables as handlers: the valid ones, where each runs, and its name."""
 
 from __future__ import annotations
 

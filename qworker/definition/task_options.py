@@ -20,15 +20,15 @@ DEFAULT_MAX_TRIES = 5
 
 
 class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How a handler's messages are run.
+    """The options of a handler.
 
     Attributes:
         queue: The queue whose messages it runs.
         max_tries: After this many failed attempts a message is failed and kept. The first attempt counts.
-        timeout: Seconds that an attempt may take. Then it is cancelled and counts as failed. None: no limit.
+        timeout: Seconds after which an attempt is cancelled and counts as failed. None: no limit.
         backoff: The delays of its retries.
         process: Whether it runs in a process pool, for work that holds the GIL.
-        priority: 0 to 9 (first), for calls without a priority of their own.
+        priority: 0 to 9 (first), for calls without their own priority.
 
     Raises:
         UsageError: An option has the wrong type or is out of range.

@@ -1,4 +1,4 @@
-"""Calls of coroutines from code without an event loop: on a loop in a thread of its own, started at the first call."""
+"""Run coroutines for code without an event loop, on a loop in a background thread that starts with the first call."""
 
 from __future__ import annotations
 

@@ -67,25 +67,28 @@ def document() -> dict[str, Any]:
 def _mq() -> dict[str, Any]:
     post = _operation(
         "publish a message",
-        {201: "stored durably", 400: "the body cannot be read", 413: "too large", 503: "not stored"},
+        {201: "stored durably", 400: "the body cannot be read", 413: "too large", 503: "may not be stored: try again"},
         parameters=[_header("Idempotency-Key", "string")],
         body=_CONTENT,
     )
     get = _operation(
         "fetch a message",
-        {200: "the content; X-Message-Id, X-Lease-Token, X-Lease-Expires, X-Message-Tries", 204: "there is none"},
+        {
+            200: "the body, with X-Message-Id, X-Lease-Token, X-Lease-Expires and X-Message-Tries",
+            204: "no message is ready",
+        },
         parameters=[_query("wait"), _query("visibility_timeout")],
     )
     get["responses"]["200"]["content"] = _CONTENT
     delete = _operation(
         "delete a message",
-        {202: "gone, or there was none", 409: "X-Lease-Token was given, and that lease is lost"},
+        {202: "deleted, or it did not exist", 409: "the lease of X-Lease-Token is lost"},
         parameters=[_header("X-Lease-Token", "integer")],
     )
     queue = {
-        "get": _operation("whether a queue exists", {200: "it does", 404: "it does not"}),
-        "put": _operation("make a queue", {201: "it exists"}),
-        "delete": _operation("delete a queue and its messages", {200: "it is gone"}),
+        "get": _operation("check that a queue exists", {200: "it exists", 404: "it does not exist"}),
+        "put": _operation("create a queue", {201: "it exists"}),
+        "delete": _operation("delete a queue and its messages", {200: "deleted"}),
     }
     return {
         "/{queue}": {"parameters": [_path("queue")], **queue},
@@ -96,17 +99,25 @@ def _mq() -> dict[str, Any]:
 
 def _store() -> dict[str, Any]:
     return {
-        "/-/about": {"get": _json("what answers here", {"type": "object"})},
-        "/-/queues": {"get": _json("the queues", _array("string"))},
-        "/-/stats": {"get": _json("every queue's counts", _list("QueueStats"))},
+        "/-/about": {"get": _json("show the version and the backend's properties", {"type": "object"})},
+        "/-/queues": {"get": _json("list the queues", _array("string"))},
+        "/-/stats": {"get": _json("count the messages of all queues", _list("QueueStats"))},
         "/-/settle": {
-            "post": _json("end leases; the places of the refused", _array("integer"), takes=_list("SettleRequest"))
+            "post": _json(
+                "settle leases, and return the positions of the refused ones in the request",
+                _array("integer"),
+                takes=_list("SettleRequest"),
+            )
         },
         "/-/extend": {"post": _json("extend leases", _ref("ExtendResponse"), takes=_ref("ExtendRequest"))},
-        "/-/wait": {"post": _operation("wait for work", {204: "there may be some"}, body=_body(_ref("WaitRequest")))},
+        "/-/wait": {
+            "post": _operation(
+                "wait for a message", {204: "a queue may have a message"}, body=_body(_ref("WaitRequest"))
+            )
+        },
         "/-/-history": {
-            "get": _json("the names of the history's logs", _array("string")),
-            "post": _operation("record events", {202: "they are kept"}, body=_body(_list("EventBatch"))),
+            "get": _json("list the logs of the history", _array("string")),
+            "post": _operation("record events", {202: "recorded"}, body=_body(_list("EventBatch"))),
         },
         "/-/-history/{log}": {
             "parameters": [_path("log")],
@@ -115,7 +126,7 @@ def _store() -> dict[str, Any]:
         "/-/-history/{log}/forget": {
             "parameters": [_path("log")],
             "post": _operation(
-                "allow the removal of events before a position", {204: "done"}, body=_body(_ref("HistoryPosition"))
+                "allow the deletion of events before a position", {204: "done"}, body=_body(_ref("HistoryPosition"))
             ),
         },
     }
@@ -128,7 +139,7 @@ def _messages() -> dict[str, Any]:
     return {
         "/-/{queue}/messages/{id}/history": {
             "parameters": message,
-            "get": _json("the events of a message", _list("Event")),
+            "get": _json("list the events of a message", _list("Event")),
         },
         "/-/{queue}/messages/{id}": {
             "parameters": message,
@@ -139,7 +150,7 @@ def _messages() -> dict[str, Any]:
         },
         "/-/{queue}/messages/{id}/{action}": {
             "parameters": [*message, _path("action", list(ACTIONS))],
-            "post": _operation("end a lease", {202: "done", **lost}, parameters=[token]),
+            "post": _operation("settle a lease", {202: "settled", **lost}, parameters=[token]),
         },
     }
 
@@ -147,25 +158,23 @@ def _messages() -> dict[str, Any]:
 def _queues() -> dict[str, Any]:
     number = {"type": "integer"}
     operations: dict[str, dict[str, Any]] = {
-        "publish": {"post": _json("publish drafts; bodies are base64", _array("string"), takes=_list("Draft"))},
-        "lease": {"post": _json("lease messages; bodies are base64", _list("LeaseGrant"))},
+        "publish": {"post": _json("publish drafts with bodies in base64", _array("string"), takes=_list("Draft"))},
+        "lease": {"post": _json("lease messages, with bodies in base64", _list("LeaseGrant"))},
         "find": {"post": _json("find messages by their ids", _list("StoredMessage"), takes=_ref("IdsRequest"))},
         "requeue": {
-            "post": _json(
-                "make failed messages ready: by ids, or all of the state failed", number, takes=_ref("Selection")
-            )
+            "post": _json("make failed messages ready again, by ids or all of them", number, takes=_ref("Selection"))
         },
-        "remove": {"post": _json("delete messages: by ids, or all of a state", number, takes=_ref("Selection"))},
-        "reap": {"post": _json("return what expired", number)},
-        "stats": {"get": _json("count a queue", _ref("QueueStats"))},
-        "browse": {"get": _json("browse messages; X-More says that others may follow", _list("StoredMessage"))},
+        "remove": {"post": _json("delete messages, by ids or all in a state", number, takes=_ref("Selection"))},
+        "reap": {"post": _json("make expired and due messages ready", number)},
+        "stats": {"get": _json("count the messages of a queue", _ref("QueueStats"))},
+        "browse": {"get": _json("list messages. The header X-More: more can follow", _list("StoredMessage"))},
         **{name: {"post": _operation(f"{name} a queue", {204: "done"})} for name in ("pause", "resume")},
     }
     paths = {f"/-/{{queue}}/{name}": {"parameters": [_path("queue")], **one} for name, one in operations.items()}
     paths["/-/{queue}/browse"]["parameters"] += [
         _parameter("state", {"type": "string", "enum": [state.word for state in State]}, "ready if it is not given"),
         _parameter("limit", number, "1 to 1000; 100 if it is not given"),
-        _parameter("after", {"type": "string"}, "the position of a message: what follows it"),
+        _parameter("after", {"type": "string"}, "the position of a message: list those that follow it"),
         _parameter("newest", {"type": "integer", "enum": [0, 1]}, "1 reverses the order"),
     ]
     return paths

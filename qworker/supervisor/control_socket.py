@@ -1,8 +1,9 @@
 """The connection between a supervisor and one worker process: a socket pair, of which the worker inherits one end.
 
 The supervisor sends single bytes (`WorkerCommand`). The end of the stream means that it is dead. The worker sends JSON
-lines: one `WorkerReady` when it has reached its backend, and with `--health` a `WorkerReport` at intervals. Signals alone are
-not enough: a process group's SIGTERM reaches the worker directly and through its supervisor, and must not count twice.
+lines: one `WorkerReady` when it has reached its backend, and with `--health` a `WorkerReport` at intervals. Signals
+alone are not enough: a process group's SIGTERM reaches the worker directly and through its supervisor, and must not
+count twice.
 """
 
 from __future__ import annotations
@@ -91,13 +92,13 @@ class ControlClient:
 
 def control_client_from_env() -> ControlClient | None:
     """Return the connection to this process's supervisor, or None if it has none."""
-    # Removed from the environment: a qworker that a handler starts is no supervisor's worker.
+    # The variable is removed, because a qworker that a handler starts is not a worker of this supervisor.
     number = os.environ.pop(CONTROL_FD, None)
     if number is None:
         return None
     sock = socket.socket(fileno=int(number))
     # The processes that handlers start must not inherit it: that would hide this process's death.
     sock.set_inheritable(False)
-    # The signal arrives even before anything listens to the line. Without Linux the end of the stream alone tells.
+    # The signal arrives even before a thread listens. On other systems only the end of the stream shows the death.
     set_parent_death_signal(signal.SIGTERM)
     return ControlClient(sock)

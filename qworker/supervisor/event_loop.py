@@ -1,4 +1,4 @@
-"""Which event loop a worker runs on."""
+"""The event loop of a worker."""
 
 from __future__ import annotations
 

@@ -23,10 +23,10 @@ class ExitStatus(IntEnum):
 class RunSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The options of `qworker run`, checked."""
 
-    # None: every queue that the app names.
+    # The queues to lease from. None: every queue that the app names.
     queues: tuple[str, ...] | None = None
     concurrency: int = 100
-    # Worker processes: the least and the most.
+    # The minimum and the maximum number of worker processes.
     workers: tuple[int, int] = (1, 1)
     burst: bool = False
     # Whether to wait for a backend that cannot be reached at the start.
@@ -36,14 +36,14 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True):
     shutdown_timeout: float = 30.0
     # Seconds that a lease lasts unless it is extended.
     visibility: float = 30.0
-    # A process is replaced by a fresh one after so many messages, or above so much resident memory.
+    # The number of messages and the resident memory in MB after which a fresh process replaces this one.
     max_messages: int | None = None
     max_memory_mb: float | None = None
     log_format: Literal["auto", "console", "json"] = "auto"
     log_level: str = "info"
     loop: Literal["auto", "asyncio", "uvloop"] = "auto"
 
-    # Where to listen for probes, scrapers and scalers; None: nowhere.
+    # The address of the health port. None: no health port.
     health: tuple[str, int] | None = None
     # Seconds that the event loop may be blocked before `/livez` fails.
     stall_timeout: float = 60.0

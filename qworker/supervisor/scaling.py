@@ -1,4 +1,4 @@
-"""How many worker processes a backlog needs, for `--workers MIN:MAX`."""
+"""The number of worker processes that a backlog needs, for `--workers MIN:MAX`."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import msgspec
 
 __all__ = ["Scaler"]
 
-# Seconds for which fewer must have been enough before one process ends.
+# Seconds for which fewer processes must be enough before one of them ends.
 _PATIENCE = 30.0
 
 
 class Scaler(msgspec.Struct):
-    """Follows a backlog: up at once, and down by one process after a time in which fewer were enough."""
+    """The number of processes for a backlog. It rises at once, and falls by one when fewer are enough for a time."""
 
     least: int
     most: int
-    # Messages that one process runs at once.
+    # The number of messages that one process runs at once.
     concurrency: int
     target: int = 0
     # Monotonic seconds since which fewer than `target` are enough. None: they are not.
@@ -32,7 +32,7 @@ class Scaler(msgspec.Struct):
         """Return how many processes should run.
 
         Args:
-            backlog: Messages that are ready or leased.
+            backlog: The number of ready and leased messages.
             now: Monotonic seconds.
         """
         needed = self.needed(backlog)

@@ -33,7 +33,7 @@ __all__ = ["Supervisor"]
 
 # Seconds beyond the grace period after which a process that has not ended is killed.
 _KILL_MARGIN_S = 10.0
-# The same after a second signal.
+# Seconds after a second signal until a process that has not ended is killed.
 _ABORT_MARGIN_S = 15.0
 # Seconds between two checks of the backlog. More if a check takes long, so that they cost at most 2 % of the time.
 _LOOK_EVERY_S = 2.0

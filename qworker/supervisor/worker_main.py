@@ -1,4 +1,4 @@
-"""One worker in this process: its signals, its limits, its end.
+"""One worker in this process, with its signals, its limits and its end.
 
 The same code runs under a supervisor and without one. The first SIGTERM, SIGINT or SIGHUP drains, and a second one
 cancels the handlers and releases their messages. SIGTSTP stops leasing. SIGUSR1 dumps the status.

@@ -18,7 +18,7 @@ from qworker.supervisor.reexec import command_line
 
 __all__ = ["Slot", "WorkerProcess"]
 
-# A process that was ready for so many seconds started well. Whatever ended it, the next one may start at once.
+# Seconds. If a process was ready for this time before it ended, the next one can start at once.
 _STABLE_S = 1.0
 _BACKOFF = Backoff(initial=0.5, maximum=30.0)
 
@@ -138,7 +138,7 @@ class Slot:
         delay = 0.0
         if crashed or not stable:
             self._failures += 1
-            # At least half of the ceiling: a crash at the start must not become a busy loop.
+            # The delay is at least half of the maximum, so that a crash at the start does not become a busy loop.
             delay = _BACKOFF.max_delay(self._failures) * (0.5 + draw / 2)
         self.not_before = now + delay
         return delay

@@ -37,7 +37,7 @@ class Consumers:
         self._held = state.held
         self._executor = executor
         self._events = state.events
-        # Called for each message.
+        # This function is called for each message.
         self._finish = state.events.delivery_finished
         # Seconds that a message waits for the others to finish before it goes back to its queue.
         self._patience = state.options.visibility_timeout

@@ -1,4 +1,4 @@
-"""One leased message on its way through a worker, and the protocols of those that hear of it."""
+"""One leased message on its way through a worker, and the protocols of its observers."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class CancelReason(StrEnum):
     """Why a handler is cancelled."""
 
     TIMEOUT = "timeout"
-    # Another may have the message.
+    # Another worker may hold the message.
     LOST = "lost"
     # The lease could not be extended and is about to expire.
     EXPIRING = "expiring"
-    # The worker ends.
+    # The worker is stopping.
     SHUTDOWN = "shutdown"
 
 
@@ -130,15 +130,15 @@ class Outcome(StrEnum):
 
 
 class WorkerCounts(msgspec.Struct):
-    """What a worker has done since its start.
+    """The counts of a worker since its start.
 
     Attributes:
-        leased: Messages that it leased.
-        acked: Messages that it acked.
-        retried: Failed attempts whose message runs again.
-        failed: Messages that will not run again.
-        released: Messages that it released.
-        lost: Leases whose outcome the store refused, or never received.
+        leased: Number of messages that it leased.
+        acked: Number of messages that were acked.
+        retried: Number of failed attempts whose message runs again.
+        failed: Number of messages that failed permanently.
+        released: Number of messages that it released.
+        lost: Number of leases whose settlement was refused, or never reached the store.
     """
 
     leased: int = 0
@@ -150,37 +150,37 @@ class WorkerCounts(msgspec.Struct):
 
 
 class Observer(Protocol):
-    """Hears what a worker runs. It is called on the event loop's thread, must be quick, and must not raise."""
+    """An observer of deliveries. It is called on the event loop's thread, must be quick, and must not raise."""
 
     def handler_started(self, delivery: Delivery) -> None:
-        """A handler is about to start."""
+        """Observe that a handler is about to start."""
         ...
 
     def message_settled(self, delivery: Delivery, outcome: Outcome, error: str | None, duration: float) -> None:
-        """A message has left the worker.
+        """Observe that a delivery has ended.
 
         Args:
             delivery: The delivery of the message.
             outcome: How the delivery ended.
-            error: Why it failed or was lost.
-            duration: Seconds that the handler took; 0.0 if it was not run.
+            error: The error of a failed or lost delivery.
+            duration: Seconds that the handler ran. 0.0 if it did not run.
         """
         ...
 
 
 class LeaseListener(Protocol):
-    """Hears of a worker's leases in batches, on the event loop's thread. It must be quick, and must not raise."""
+    """An observer of leases in batches. It is called on the event loop's thread, must be quick, and must not raise."""
 
     def leases_taken(self) -> None:
-        """Messages were leased. They are held from now on."""
+        """Observe that messages were leased. They are held from now on."""
         ...
 
     def leases_extended(self, deliveries: Sequence[Delivery]) -> None:
-        """The leases of these deliveries were extended."""
+        """Observe that the leases of these deliveries were extended."""
         ...
 
     def leases_settled(self, deliveries: Sequence[Delivery], at: float, acked: bool) -> None:
-        """The leases of these deliveries have ended.
+        """Observe that the leases of these deliveries have ended.
 
         Args:
             deliveries: The deliveries, with their settlements.
@@ -190,5 +190,5 @@ class LeaseListener(Protocol):
         ...
 
     def lease_lost(self, delivery: Delivery, reason: str) -> None:
-        """The lease of this delivery was lost: its outcome does not count."""
+        """Observe that the lease of this delivery was lost, and its outcome does not count."""
         ...

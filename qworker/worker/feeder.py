@@ -16,12 +16,11 @@ __all__ = ["Feeder"]
 
 T = TypeVar("T")
 
-# A wake-up that a store missed is made up for after so long.
+# Seconds of the longest wait. After it, the feeder leases even if the store has missed a wake-up.
 _LONGEST_WAIT = 1.0
 # Seconds between two checks of a burst that may be over.
 _BURST_PAUSE = 0.05
-# A wait that ends within so many seconds and gives nothing was in vain. After the second one in a row, the feeder
-# pauses for as long.
+# Seconds. After two waits in a row that end within this time and give nothing, the feeder pauses for this time.
 _AT_ONCE = 0.001
 
 
@@ -43,14 +42,14 @@ class Feeder:
         self._longest_wait = min(_LONGEST_WAIT, self._visibility / 3)
         self._stopped = False
         self._wake = asyncio.Event()
-        # The task that waits for messages, while it does, and whether the wait was ended by us.
+        # The task that waits for messages, and whether the feeder itself has ended the wait.
         self._waiting: asyncio.Task[Any] | None = None
         self._interrupted = False
-        # Whether there may be more, because the last lease gave as many as were asked for.
+        # Whether more messages may be ready, because the last lease gave as many as it asked for.
         self._more = True
         # Waits in a row that ended at once and gave nothing.
         self._in_vain = 0
-        # Queues whose last lease was refused, while others may do well.
+        # The queues whose last lease failed. Others can still work.
         self._failing: set[str] = set()
 
     def stop(self) -> None:
@@ -177,7 +176,7 @@ class Feeder:
             try:
                 stats = await self._backend.stats(queue)
             except QueueNotFound:
-                # Deleted while the worker ran.
+                # The queue was deleted while the worker ran.
                 continue
             if stats.leased or (stats.ready and not stats.paused):
                 return False

@@ -1,4 +1,4 @@
-"""The loops of a worker, tied together: which loop reacts to what happens in another one."""
+"""The connections between the loops of a worker: which loop reacts to an event in another one."""
 
 from __future__ import annotations
 

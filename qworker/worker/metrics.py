@@ -1,4 +1,4 @@
-"""Counts of what a worker does, at the cost of one look-up and a few additions per message.
+"""The counts of a worker, at the cost of one look-up and a few additions per message.
 
 `qworker.health` formats them for Prometheus, and `qworker.worker.telemetry` feeds OpenTelemetry's instruments. The
 labels are a queue of the worker's options and a task that the app registers, and nothing that comes from a message.
@@ -16,11 +16,11 @@ from qworker.worker.delivery import Delivery, Outcome
 
 __all__ = ["SECONDS", "TRIES", "Metrics", "TaskCounts", "merge_counts"]
 
-# Upper bounds of the histograms' buckets; one more holds the rest.
+# The upper bounds of the histograms' buckets. One more bucket has the larger values.
 SECONDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 TRIES = (0, 1, 2, 4, 8, 16)
 
-# Looking a member up in its class costs as much as the rest of a count.
+# The look-up of a member in its class would cost as much as all the rest of counting.
 _ACKED, _FAILED = Outcome.ACKED, Outcome.FAILED
 _SHORTEST = SECONDS[0]
 
@@ -30,26 +30,26 @@ def _empty_buckets(bounds: tuple[float, ...]) -> list[int]:
 
 
 class TaskCounts(msgspec.Struct):
-    """What one task's messages on one queue came to, since the process began."""
+    """The outcomes of one task's messages in one queue, since the process started."""
 
     queue: str
-    # A registered name, or "" if no handler was found.
+    # The registered name, or "" if no handler was found.
     task: str
     acked: int = 0
     retried: int = 0
     failed: int = 0
     released: int = 0
     lost: int = 0
-    # Handlers' durations: how many in each bucket of `SECONDS`, and their sum in seconds.
+    # The durations of handlers: their number in each bucket of `SECONDS`, and their sum in seconds.
     durations: list[int] = msgspec.field(default_factory=lambda: _empty_buckets(SECONDS))
     seconds: float = 0.0
-    # Failed attempts before the final outcome: how many in each bucket of `TRIES`, and their sum.
+    # The failed attempts before the final outcome: their number in each bucket of `TRIES`, and their sum.
     tries: list[int] = msgspec.field(default_factory=lambda: _empty_buckets(TRIES))
     attempts: int = 0
 
     @property
     def outcomes(self) -> dict[str, int]:
-        """Messages by the way in which they left the worker."""
+        """The number of finished deliveries by outcome."""
         return {
             "acked": self.acked,
             "retried": self.retried,
@@ -59,7 +59,7 @@ class TaskCounts(msgspec.Struct):
         }
 
     def add(self, other: TaskCounts) -> None:
-        """Count what `other` has counted."""
+        """Add the counts of `other`."""
         for name in ("acked", "retried", "failed", "released", "lost", "seconds", "attempts"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.durations = [a + b for a, b in zip(self.durations, other.durations, strict=True)]
@@ -67,7 +67,7 @@ class TaskCounts(msgspec.Struct):
 
 
 def merge_counts(counts: Iterable[TaskCounts]) -> list[TaskCounts]:
-    """Return one sum for each queue and task, sorted; those given stay as they are."""
+    """Return one sum for each queue and task, sorted. The given counts do not change."""
     sums: dict[tuple[str, str], TaskCounts] = {}
     for one in counts:
         key = (one.queue, one.task)
@@ -78,28 +78,28 @@ def merge_counts(counts: Iterable[TaskCounts]) -> list[TaskCounts]:
 
 
 class Metrics:
-    """An `Observer` that counts. Written on the loop's thread, read from any."""
+    """An `Observer` that counts. The event loop's thread writes the counts, and any thread reads them."""
 
     def __init__(self) -> None:
         self._by_task: dict[tuple[str, str], TaskCounts] = {}
         self._list: list[TaskCounts] = []
-        # Of the last message.
+        # These three are of the last message.
         self._queue = ""
         self._handler: Handler | None = None
         self._counts = TaskCounts("", "")
 
     def counts(self) -> list[TaskCounts]:
         """Return the live counts, by queue and task."""
-        # A copy of a list is one step of the interpreter; a dictionary may grow while it is read.
+        # Another thread can copy a list in one step of the interpreter. A dictionary could grow while it is read.
         return self._list.copy()
 
     def handler_started(self, delivery: Delivery) -> None:
-        """Nothing is counted before the end."""
+        """Do nothing: deliveries are counted when they end."""
 
     def message_settled(self, delivery: Delivery, outcome: Outcome, error: str | None, duration: float) -> None:
         """Count a message that has left the worker."""
         message, handler = delivery.lease.message, delivery.handler
-        # As a rule the one before was of the same task: a comparison costs less than making and finding a key.
+        # Usually the previous message was of the same task. A comparison costs less than creating and finding a key.
         if handler is self._handler and message.queue is self._queue:
             counts = self._counts
         else:

@@ -11,7 +11,7 @@ from qworker.logs import one_line
 
 __all__ = ["BACKEND_ERRORS", "Outage"]
 
-# What a backend may raise without ending the worker.
+# The errors that a backend can raise without ending the worker.
 BACKEND_ERRORS = (BackendError, OSError)
 
 _FIRST_PAUSE = 0.05
@@ -35,7 +35,7 @@ class Outage:
             )
         ceiling = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2.0 ** min(self._failures, 10))
         self._failures += 1
-        # At least half of the ceiling, and at random: never at once, never in step with other loops.
+        # The delay is random and at least half of the maximum, so that loops do not retry at once or in step.
         return ceiling * (0.5 + self._draw() / 2)
 
     def record_success(self) -> None:

@@ -33,7 +33,7 @@ class Reaper:
             try:
                 await self._backend.reap(queue)
             except BACKEND_ERRORS as error:
-                # One queue's trouble must not keep the others from being reaped.
+                # An error of one queue must not prevent the reaping of the others.
                 trouble = error
         if trouble is not None:
             return max(_INTERVAL, self._outage.record_failure(trouble))

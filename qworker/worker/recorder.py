@@ -70,7 +70,7 @@ class Recorder:
         # The deliveries whose lease is recorded.
         self._recorded: set[Delivery] = set()
         self._ready: list[EventBatch] = []
-        # By queue.
+        # The acked messages of each queue.
         self._acks: dict[str, AckColumns] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
@@ -97,7 +97,7 @@ class Recorder:
             if not acked or (self._recorded and not self._recorded.isdisjoint(deliveries)):
                 self._record_ends(deliveries, at, None)
                 return
-            # The usual end. Its columns are taken now, while the deliveries are in the processor's cache.
+            # Acks are the usual case. Their columns are taken now, while the deliveries are in the processor's cache.
             for queue, some in [(self._one_queue, deliveries)] if self._one_queue else by_queue(deliveries):
                 self._add_acks(some, at, queue)
 
@@ -151,7 +151,7 @@ class Recorder:
         reason: str | None = None,
     ) -> None:
         """Collect one transition of some deliveries. If `at` is None, it is the time of their leases."""
-        # What was collected before comes first.
+        # Transitions that were collected before come first.
         self._flush_acks()
         most = _MOST_WITH_TEXT if self._texts and kind == "retried" else _MOST
         for _, some in by_queue(deliveries):
@@ -196,7 +196,7 @@ class Recorder:
         self._timer = self._loop.call_later(_EVERY, self._tick) if self._held else None
 
     def flush(self) -> None:
-        """Append what was collected."""
+        """Append the collected events."""
         self._flush_acks()
         batches, self._ready = self._ready, []
         if batches and not self._disable_on_error.broken:

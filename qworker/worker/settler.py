@@ -21,7 +21,7 @@ from qworker.worker.state import WorkerState
 
 __all__ = ["SENDERS", "Settler"]
 
-# Batches on their way at once: `run` is to be started so many times.
+# The number of batches that can be on their way at once. `run` must be started this number of times.
 SENDERS = 2
 
 _OUTCOMES = {action: Outcome(word) for action, word in OUTCOMES.items()}
@@ -119,7 +119,7 @@ class Settler:
         try:
             await self._send(batch)
         except BaseException:
-            # Cancelled, or a bug of the backend: the last flush may still send it.
+            # The task was cancelled, or the backend has a bug. The last flush can still send the batch.
             self._pending[:0] = [delivery for delivery in batch if delivery in self._held]
             raise
         finally:

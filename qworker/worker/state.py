@@ -1,4 +1,4 @@
-"""What the loops of a worker share: one state, and the events that they report."""
+"""The state that the loops of a worker share, and the events that they report."""
 
 from __future__ import annotations
 
@@ -18,42 +18,42 @@ __all__ = ["WorkerEvents", "WorkerState"]
 
 
 class WorkerEvents(Protocol):
-    """What happens in the loops of a worker, on the event loop's thread. `WorkerLoops` decides which loop reacts."""
+    """The events in the loops of a worker, on the event loop's thread. `WorkerLoops` decides which loop reacts."""
 
     def messages_leased(self, leases: Sequence[Lease], began: float) -> None:
-        """The store gave these leases. They began at this monotonic time at the latest."""
+        """Report that the store gave these leases. They began at this monotonic time at the latest."""
         ...
 
     def leases_extended(self, deliveries: Sequence[Delivery]) -> None:
-        """A round of extensions is over. It extended the leases of these deliveries."""
+        """Report that a round of extensions has extended the leases of these deliveries."""
         ...
 
     def delivery_finished(self, delivery: Delivery) -> None:
-        """The settlement of this delivery is decided."""
+        """Report that the settlement of this delivery is decided."""
         ...
 
     def lease_lost(self, delivery: Delivery, reason: str) -> None:
-        """The lease of this delivery is gone, so there is nothing to settle."""
+        """Report that the lease of this delivery is lost, so there is nothing to settle."""
         ...
 
     def settlements_sent(self) -> None:
-        """A batch of settlements is on its way, so the consumers of its messages are free."""
+        """Report that a batch of settlements is on its way, so the consumers of its messages are free."""
         ...
 
     def messages_settled(self) -> None:
-        """Some leases have ended."""
+        """Report that some leases have ended."""
         ...
 
     def message_isolated(self, delivery: Delivery) -> None:
-        """This message is to run alone. No message is leased until `isolation_ended`."""
+        """Report that a message must run alone. No message is leased until `isolation_ended`."""
         ...
 
     def isolation_ended(self) -> None:
-        """The message that was to run alone has run, or was released."""
+        """Report that the message that must run alone has run, or was released."""
         ...
 
     def consumer_freed(self) -> None:
-        """A consumer that waited for a thread is free again."""
+        """Report that a consumer that waited for a thread is free again."""
         ...
 
 
@@ -69,14 +69,14 @@ class WorkerState:
         clock: The monotonic clock for leases, and the wall clock.
         draw: Returns uniform numbers from [0, 1), for jitter.
         log: The worker's logger.
-        counts: What the worker has done since its start.
-        observers: They hear of each start of a handler and of each outcome.
-        lifespan_value: What the app's lifespan yielded.
-        listener: It hears of each batch of leases, if there is a history.
+        counts: The counts of the worker since its start.
+        observers: The observers of each start of a handler and of each outcome.
+        lifespan_value: The value that the app's lifespan yielded.
+        listener: The observer of batches of leases, if there is a history.
         held: Every lease of this worker, from its start to its settlement. Other threads read it.
         active: The deliveries whose handler is running. Other threads read its size.
         quiet: Whether the worker leases nothing more, but stays.
-        lease_limit: At most so many messages are leased at once: few after a message that had to run alone.
+        lease_limit: Maximum number of messages to lease. It is low after a message that had to run alone.
         isolated: The message that runs alone, or waits until it can.
         settling: Messages whose settlement is on its way to the store. Their consumers are free.
         leftover_threads: Consumers whose thread has outlived its message.

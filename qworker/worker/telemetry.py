@@ -23,14 +23,14 @@ from qworker.worker.metrics import Metrics
 __all__ = ["Meter", "Tracer", "flush", "observe_queues", "observers"]
 
 _FLUSH_MS = 3000
-# So many exceptions are told apart: a library may make classes as it goes.
+# The maximum number of different exception classes, because a library can create classes at run time.
 _MOST_ERROR_TYPES = 100
 _OTHER = "_OTHER"
 _ERRORS = {Outcome.RETRIED, Outcome.FAILED, Outcome.LOST}
 
 
 def observers() -> list[Observer]:
-    """Return the observers that report to OpenTelemetry. Without a configured provider there are none."""
+    """Return the observers that feed OpenTelemetry. The list is empty if the application has not configured it."""
     found: list[Observer] = []
     if (tracer_provider := get_provider("trace", "get_tracer_provider")) is not None:
         found.append(Tracer(tracer_provider))
@@ -40,10 +40,10 @@ def observers() -> list[Observer]:
 
 
 def observe_queues(look: Callable[[], Iterable[QueueStats]]) -> bool:
-    """Let OpenTelemetry ask for the depth and oldest age of queues; False: the application has not configured it.
+    """Register gauges for the depth and oldest age of queues. Return False if OpenTelemetry is not configured.
 
     Args:
-        look: The queues as they were last seen; called from the reader's thread.
+        look: A function that returns the last sample of the queues. The thread of the metrics reader calls it.
     """
     provider = get_provider("metrics", "get_meter_provider")
     if provider is None:
@@ -68,9 +68,9 @@ def observe_queues(look: Callable[[], Iterable[QueueStats]]) -> bool:
 
 
 def flush() -> None:
-    """Let out what is gathered, before the process ends without its exit handlers or becomes another one.
+    """Export collected spans and metrics, before the process replaces itself or ends without its exit handlers.
 
-    Not for longer than a few seconds: exporters have patience of their own with a collector that is away.
+    The call takes a few seconds at most, even if an exporter waits longer for its collector.
     """
     providers = [get_provider("trace", "get_tracer_provider"), get_provider("metrics", "get_meter_provider")]
     flushes = [f for f in (getattr(provider, "force_flush", None) for provider in providers) if f is not None]
@@ -81,20 +81,20 @@ def flush() -> None:
 
 
 class Tracer:
-    """An `Observer` that makes a span of each handler's run, as a child of the span that enqueued it."""
+    """An `Observer` that creates a span for each attempt, as a child of the span that enqueued the call."""
 
     def __init__(self, provider: Any) -> None:
         self._trace: Any = importlib.import_module("opentelemetry.trace")
         self._context: Any = importlib.import_module("opentelemetry.context")
         self._extract: Any = importlib.import_module("opentelemetry.propagate").extract
         self._tracer: Any = provider.get_tracer(NAME)
-        # Each with the Unix nanoseconds of its start.
+        # Each span has the Unix nanoseconds of its start.
         self._spans: dict[Delivery, tuple[Any, int]] = {}
 
     def handler_started(self, delivery: Delivery) -> None:
-        """Begin the span, and make it the current one of the handler."""
+        """Start the span, and make it the current span of the handler."""
         message = delivery.lease.message
-        # Not the consumer's own context: it still holds the message before.
+        # The parent is not from the consumer's context, which still has the previous message.
         parent: Any = self._extract(delivery.headers or {}, context=self._context.Context())
         creation: Any = self._trace.get_current_span(parent).get_span_context()
         now = time.time_ns()
@@ -115,7 +115,7 @@ class Tracer:
             },
         )
         self._spans[delivery] = span, now
-        # The handler gets a copy of this context; the next message replaces it.
+        # The handler gets a copy of this context. The next message replaces it.
         self._context.attach(self._trace.set_span_in_context(span, parent))
         context: Any = span.get_span_context()
         delivery.trace = {
@@ -124,7 +124,7 @@ class Tracer:
         }
 
     def message_settled(self, delivery: Delivery, outcome: Outcome, error: str | None, duration: float) -> None:
-        """End the span where the handler ended, with the outcome that the store took."""
+        """End the span at the time when the handler ended, with the outcome that the store accepted."""
         span, began = self._spans.pop(delivery, (None, 0))
         if span is None:
             return
@@ -137,7 +137,7 @@ class Tracer:
 
 
 class Meter:
-    """An `Observer` that feeds instruments. Counters are read only when they are collected."""
+    """An `Observer` that feeds instruments. The counters are read only when they are collected."""
 
     def __init__(self, provider: Any) -> None:
         self._counts = Metrics()
@@ -159,7 +159,7 @@ class Meter:
         )
 
     def handler_started(self, delivery: Delivery) -> None:
-        """Nothing is measured before the end."""
+        """Do nothing: deliveries are measured when they end."""
 
     def message_settled(self, delivery: Delivery, outcome: Outcome, error: str | None, duration: float) -> None:
         """Measure a message that has left the worker."""

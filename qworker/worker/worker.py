@@ -5,8 +5,8 @@
            lease extender: extends, in a thread ─────────┤
                    reaper: returns what has expired ─────┘
 
-Each loop is a file of its own and knows none of the others. `WorkerLoops` ties them together. Here they are started,
-and stopped in order.
+Each loop is a module and does not know the others. `WorkerLoops` connects them. This module starts them, and stops them
+in order.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ __all__ = ["Worker"]
 _CANCEL_PATIENCE = 5.0
 # Seconds that the last settlements get, and the lease extender's thread to come back from the store.
 _FLUSH_PATIENCE = 10.0
-# The same when nothing else is left to be done for the store.
+# Seconds for the same if the store has nothing else to do.
 _LAST_PATIENCE = 3.0
 # Seconds after which a handler's thread that never waits gives the interpreter's lock to the lease extender. Python's
 # own default is 5 ms.
@@ -91,7 +91,7 @@ class Worker:
     # -- for signals, on the loop's thread ---------------------------------------------------------------------------
 
     def drain(self) -> None:
-        """Lease nothing more, finish what runs, and end. Idempotent."""
+        """Lease nothing more, let running handlers finish, and end. Idempotent."""
         if not self._draining:
             self._draining = True
             self._log.info(events.WORKER_DRAINING, running=len(self.running_messages()))
@@ -140,7 +140,7 @@ class Worker:
     # -- the life of a worker ----------------------------------------------------------------------------------------
 
     async def run(self) -> bool:
-        """Work until drained.
+        """Run the worker until it is drained.
 
         Returns:
             True: every message that was started is finished. False: the grace period ended or `cancel_handlers` was
@@ -234,7 +234,7 @@ class Worker:
         self.drain()
         # 2. Messages that have not started are released, their tries unchanged.
         loops.consumers.release_waiting()
-        # 3. Handlers finish, within the grace period; leases are extended and outcomes settled all the while.
+        # 3. Handlers finish within the grace period. Meanwhile leases are extended and outcomes settled.
         finished = await loops.wait_for_handlers(self._options.shutdown_timeout, self._aborting)
         # 4. Handlers that still run are cancelled and their messages released, their tries unchanged.
         ended = await loops.cancel_handlers(_CANCEL_PATIENCE)
@@ -248,7 +248,7 @@ class Worker:
                 await loops.cancel_handlers(_CANCEL_PATIENCE)
             await loops.settler.last_flush(_LAST_PATIENCE)
         finally:
-            # 6. No lease is extended from here on; the reaper has stopped with the loops.
+            # 6. No lease is extended from here on. The reaper has stopped with the loops.
             await loops.lease_extender.stop(_FLUSH_PATIENCE)
             loops.threads.close()
             await loops.processes.close()

@@ -1,4 +1,4 @@
-"""How a worker works: its options, checked where they are given."""
+"""The options of a worker, checked when they are given."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ __all__ = ["WorkerOptions"]
 
 
 class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How a worker works.
+    """The options of a worker.
 
     Attributes:
-        queues: The queues whose messages it takes; None: every queue that the app's tasks and handlers name.
-        concurrency: Messages at once. A worker that is killed repeats at most so many.
-        visibility_timeout: Seconds until others may take the messages of a worker that has died.
+        queues: The queues to lease from. None: every queue that the app's tasks and raw handlers name.
+        concurrency: Maximum number of messages at once. If a worker is killed, at most this number runs again.
+        visibility_timeout: Lease length in seconds. The worker extends leases while handlers run. If the worker dies,
+            its messages run elsewhere after this time.
         shutdown_timeout: Seconds that handlers get to finish after `drain`.
-        burst: Whether it ends when nothing is ready or leased. Messages due in the future do not hold it.
-        max_messages: It drains after so many; None: no limit.
+        burst: Whether to end when no message is ready or leased. The worker does not wait for delayed messages.
+        max_messages: Number of messages after which the worker drains. None: no limit.
 
     Raises:
         UsageError: An option has the wrong type or is out of range.

@@ -1,1 +1,1 @@
-"""Where handlers run that must not block the event loop: in threads, or in processes of their own."""
+"""The runners of handlers that must not block the event loop: threads and processes."""

@@ -1,4 +1,4 @@
-"""A handler's own process: takes messages from its parent's socket, one at a time, and sends back the outcomes.
+"""The process of a handler: it takes messages from its parent's socket, one at a time, and sends back the outcomes.
 
 Both directions carry a length (4 bytes, big endian) and a msgpack map: data only, no pickled objects. The process ends
 when the socket does. On Linux the kernel kills it when its parent dies, so that no handler continues for a worker that
@@ -39,11 +39,11 @@ LENGTH = 4
 
 
 class ChildSetup(msgspec.Struct, frozen=True, kw_only=True):
-    """What the parent sends to a new process once."""
+    """The message that the parent sends to a new process once."""
 
-    # The script that its parent runs, for handlers that live there.
+    # The script that the parent runs, for handlers that are defined there.
     main: str | None
-    # `logs.configure`'s arguments, where the parent has called it.
+    # The arguments of `logs.configure`, if the parent has called it.
     logging: tuple[bool | None, str] | None
     parent: int
 
@@ -53,7 +53,7 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     module: str
     qualname: str
-    # The task's or raw handler's name.
+    # The name of the task or raw handler.
     name: str
     # Whether the handler takes the message itself, not an envelope's arguments.
     raw: bool
@@ -153,7 +153,7 @@ def _ignore_terminal_signals(_signal: int, _frame: Any) -> None:
 def _die_with_the_parent(parent: int) -> None:
     set_parent_death_signal(signal.SIGKILL)
     if os.getppid() != parent:
-        # It died before the kernel was told.
+        # The parent died before the kernel was asked for the signal.
         raise SystemExit(1)
 
 
